@@ -33,7 +33,7 @@ from headrace.infra.environment import LOG_LEVEL_VARIABLE
 from headrace.infra.kafka.clients import Message
 from headrace.infra.log import configure_logging
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import revision_of
+from headrace.infra.run.revisions import build_revision
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -77,7 +77,7 @@ def make(root: Path, groups: int) -> list[Message]:
     """Write the archive; return the messages of its trajectories."""
     draws = np.random.default_rng(0)
     made = [message(number, draws) for number in range(groups)]
-    revision = codec.encode(revision_of(RUN_ID, 0, recipe(), "{}"))
+    revision = codec.encode(build_revision(RUN_ID, 0, recipe(), "{}"))
     with ArchiveWriter(root, RUN, RUN_ID, _no_object, lambda *_: []) as writer:
         writer.add_topic(f"{RUN}.recipe", 1, {})
         writer.add_topic(TOPIC, PARTITIONS, {})

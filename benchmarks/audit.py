@@ -26,8 +26,8 @@ from rich.console import Console
 from benchmarks.dataflow import made_run
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
-from headrace.infra.kafka.clients import Connection, Outgoing, end_offsets, open_consumer, open_producer
-from headrace.infra.kafka.topic_reader import whole_topics
+from headrace.infra.kafka.clients import Connection, Outgoing, fetch_end_offsets, open_consumer, open_producer
+from headrace.infra.kafka.topic_reader import find_whole_topics
 from headrace.infra.log import configure_logging
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, join
@@ -141,8 +141,8 @@ class Rate:
 
 def bare(connection: Connection, topics: list[str]) -> Rate:
     """Return the rate of a loop that consumes the topics and counts."""
-    places = whole_topics(connection, topics)
-    ends = {place: end for place, end in end_offsets(connection, places).items() if end}
+    places = find_whole_topics(connection, topics)
+    ends = {place: end for place, end in fetch_end_offsets(connection, places).items() if end}
     begin, cpu, count = time.perf_counter(), time.process_time(), 0
     consumer = open_consumer(connection, "bare", enable_partition_eof=True)
     consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in ends])

@@ -25,16 +25,16 @@ from confluent_kafka import TopicPartition
 
 from headrace.infra.kafka.clients import Outgoing, open_consumer, open_producer, parse_run
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.topic_reader import whole_topics
+from headrace.infra.kafka.topic_reader import find_whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import stop_on_signals
 from headrace.infra.run.run import Run, join
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout.admission import MOST_UNDELIVERED
-from headrace.producers.rollout.group_records import encode_group, outgoing
+from headrace.producers.rollout.group_records import build_outgoing, encode_group
 from headrace.producers.rollout.record_producer import RecordProducer
-from headrace.producers.rollout.worker import group_partitions
+from headrace.producers.rollout.worker import fetch_group_partitions
 from headrace.schemas import codec
 from headrace.schemas.records import Outcome, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 
@@ -163,13 +163,13 @@ def produce(load: Load, reports: Reports, go: Event) -> None:
     """Encode and send as the rollout worker does, with as many groups undelivered as it allows."""
     run, stop = _begin(load)
     groups = made_groups(run.run_id)
-    partitions = group_partitions(run, (POLICY,))
+    partitions = fetch_group_partitions(run, (POLICY,))
     producer = RecordProducer(run.connection, "benchmark.groups", Stopwatch())
 
     async def lane(numbers: Iterator[int]) -> None:
         for number in numbers:
             encoded = encode_group(replace(groups[number % DISTINCT], number=number))
-            await producer.send([outgoing(run.topics, encoded, partitions)])
+            await producer.send([build_outgoing(run.topics, encoded, partitions)])
 
     async def send(numbers: Iterator[int]) -> None:
         await asyncio.gather(*(lane(numbers) for _ in range(MOST_UNDELIVERED)))
@@ -209,7 +209,7 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
             return []
 
     (run, stop), watch = _begin(load), Stopwatch()
-    places = whole_topics(run.connection, [run.topics.curated(POLICY)])
+    places = find_whole_topics(run.connection, [run.topics.curated(POLICY)])
     begun = Incarnation(_smallest_learner(run), Publisher(run, POLICY, ()), 0, "", places)
     intake = Intake(run, POLICY, begun, watch)
     writer = TransactionalWriter(run.connection, f"{run.address.run}.train.{POLICY}")
@@ -263,10 +263,10 @@ def raw_produce(load: Load, reports: Reports, go: Event) -> None:
 
 
 def _raw_records(run: Run, load: Load) -> list[Outgoing]:
-    partitions = group_partitions(run, (POLICY,))
+    partitions = fetch_group_partitions(run, (POLICY,))
     encoded = [encode_group(group) for group in made_groups(run.run_id)]
     numbered = ((number, encoded[number % DISTINCT]) for number in range(load.warm_up + load.groups))
-    return [outgoing(run.topics, replace(e, group=replace(e.group, number=n)), partitions) for n, e in numbered]
+    return [build_outgoing(run.topics, replace(e, group=replace(e.group, number=n)), partitions) for n, e in numbered]
 
 
 def raw_relay(load: Load, _reports: Reports, _go: Event) -> None:
@@ -303,7 +303,7 @@ def raw_read(load: Load, reports: Reports, _go: Event) -> None:
     """Count what arrives."""
     run, stop = _begin(load)
     consumer = open_consumer(run.connection, "raw.read")
-    places = whole_topics(run.connection, [run.topics.curated(POLICY)])
+    places = find_whole_topics(run.connection, [run.topics.curated(POLICY)])
     consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in places])
     taken = 0
     while not stop.is_set():

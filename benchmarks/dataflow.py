@@ -32,11 +32,11 @@ from rich.table import Table
 from benchmarks import chains
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
-from headrace.infra.kafka.clients import Connection, RunAddress, kafka_errors, open_admin
+from headrace.infra.kafka.clients import Connection, RunAddress, open_admin, translating_kafka_errors
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.log import configure_logging
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import revision_of, write_revision
+from headrace.infra.run.revisions import build_revision, write_revision
 from headrace.schemas import codec
 from headrace.schemas.records import TrajectoryGroup
 
@@ -95,13 +95,13 @@ def made_run(bootstrap: str, recipe: Recipe) -> Iterator[RunAddress]:
     specs = recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
     ensure_topics(address.connection, specs)
     no_store = json.dumps({"url": "http://127.0.0.1:1/none/", "access_key": "none", "secret_key": "none"})
-    write_revision(address.connection, recipe.topics.recipe, revision_of("run-1", 0, recipe, no_store))
+    write_revision(address.connection, recipe.topics.recipe, build_revision("run-1", 0, recipe, no_store))
     try:
         yield address
     finally:
         admin = open_admin(address.connection)
         for name, future in admin.delete_topics([spec.name for spec in specs]).items():
-            with kafka_errors(f"deleting topic {name}"):
+            with translating_kafka_errors(f"deleting topic {name}"):
                 future.result()
 
 

@@ -25,7 +25,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, Qwen3Config
 
 from headrace.producers.engines.contract import Generation, Sampling
-from headrace.producers.engines.sampler import stream, uniforms
+from headrace.producers.engines.sampler import draw_uniforms, start_stream
 from headrace.producers.engines.torch_engine import TorchEngine
 
 BATCHES = (1, 32, 128)
@@ -168,7 +168,7 @@ def distance_to_boundary(model: torch.nn.Module, ids: list[int], seed: int, numb
     """How far draw `number` of a request lay from the nearest step of the cumulative distribution after `ids`."""
     with torch.inference_mode():
         steps = model(torch.tensor([ids]), use_cache=False).logits[0, -1].double().softmax(-1).cumsum(-1)
-    uniform = uniforms(stream(seed), np.array([number], np.uint64))
+    uniform = draw_uniforms(start_stream(seed), np.array([number], np.uint64))
     return float((steps - torch.from_numpy(uniform)).abs().min())
 
 

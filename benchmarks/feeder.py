@@ -180,7 +180,7 @@ def measured(most_open: int, order: str, turns: int) -> Turns:
         spent.append(end - begin)
         snapshots.append(end - middle)
     begin = time.process_time()
-    list(feeder.state.pacing.passed({}))
+    list(feeder.state.pacing.find_passed({}))
     look = time.process_time() - begin
     found = own.again(run)
     begin = time.process_time()

@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.real_updates import Start, Training, started, versions
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
 from headrace.infra.log import configure_logging
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 
 LEARNING_RATE = 5e-4
 STALE_RATES = (LEARNING_RATE, 3 * LEARNING_RATE)
@@ -110,7 +110,7 @@ def learn(job: Job) -> Learnt:
     configure_logging("learning")
     torch.set_num_threads(1)
     start, training = start_of(job.seed)
-    settings = Trainer.model_validate({"learning_rate": job.rate, "warmup_versions": 5} | job.table)
+    settings = TrainerSettings.model_validate({"learning_rate": job.rate, "warmup_versions": 5} | job.table)
     made = versions(start, training, settings, staleness=job.staleness)
     return Learnt(job, start.reward, tuple(reward for _, reward in islice(made, 1, job.versions + 1)))
 

@@ -18,7 +18,7 @@ import numpy as np
 import transformers
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import Generation, Sampling
 from headrace.producers.engines.torch_engine import TorchEngine
@@ -97,7 +97,7 @@ def started(training: Training, tell: Callable[[str], None]) -> Start:
 
 
 def versions(
-    start: Start, training: Training, settings: Trainer, *, staleness: int = 0
+    start: Start, training: Training, settings: TrainerSettings, *, staleness: int = 0
 ) -> Iterator[tuple[dict[str, Tensor], float]]:
     """Yield the published weights of version 0, 1, 2 ... and the mean reward of the groups that made each.
 
@@ -121,7 +121,7 @@ def versions(
 
 
 def _played(
-    engine: TorchEngine, start: Start, numbers: range, settings: Trainer
+    engine: TorchEngine, start: Start, numbers: range, settings: TrainerSettings
 ) -> tuple[list[TrainingSequence], list[float]]:
     """Play each problem several times, all at once; return what is trained on, and the rewards.
 

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, minibatches, pack
 from headrace.trainers.learner.attention import enable_packing
 from headrace.trainers.learner.learner import Learner
@@ -128,7 +128,7 @@ def batch(lengths: npt.NDArray[np.int64], vocabulary: int) -> list[TrainingSeque
 
 def measure_speed(name: str, lengths: npt.NDArray[np.int64], size: Size, rounds: int) -> Speed:
     sequences = batch(lengths, len(ALPHABET) + 2)
-    settings = Trainer(groups_per_batch=SEQUENCES // 8, minibatches=1, max_staleness=rounds, device=size.device)
+    settings = TrainerSettings(groups_per_batch=SEQUENCES // 8, minibatches=1, max_staleness=rounds, device=size.device)
     learners = {
         packing: Learner(size.model(len(ALPHABET) + 2), settings.model_copy(update={"packing": packing}))
         for packing in (False, True)
@@ -238,7 +238,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name(size.device) if size.device.startswith("cuda") else size.device,
         "hidden": size.hidden,
         "layers": size.layers,
-        "micro_batch_tokens": Trainer().micro_batch_tokens,
+        "micro_batch_tokens": TrainerSettings().micro_batch_tokens,
         "sequences": SEQUENCES,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

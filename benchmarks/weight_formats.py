@@ -27,7 +27,7 @@ from benchmarks.weight_sets import CHUNK, Bits, PackedWeights
 from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.held import HeldWeights
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -54,11 +54,11 @@ class Format:
 
 
 def _headrace_encoder(base: PackedWeights) -> Encoder:
-    before, base_hash = base.tensors, weights_hash(base.tensors)
+    before, base_hash = base.tensors, hash_weights(base.tensors)
 
     def encode(new: PackedWeights) -> bytes:
         after = new.tensors
-        return encode_delta(before, after, Label(), hashes=(base_hash, weights_hash(after)))
+        return encode_delta(before, after, Label(), hashes=(base_hash, hash_weights(after)))
 
     return encode
 

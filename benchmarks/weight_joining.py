@@ -20,8 +20,8 @@ from headrace.infra.kafka.clients import Connection, RunAddress, open_producer
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import revision_of, write_revision
-from headrace.infra.run.run import Run, join, store_text
+from headrace.infra.run.revisions import build_revision, write_revision
+from headrace.infra.run.run import Run, describe_store, join
 from headrace.infra.store.object_cache import ObjectCache
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, size_of
@@ -129,8 +129,8 @@ def made_run() -> Iterator[Run]:
             address.connection,
             recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions),
         )
-        text = store_text(place)
-        write_revision(address.connection, recipe.topics.recipe, revision_of("run-1", 0, recipe, text))
+        text = describe_store(place)
+        write_revision(address.connection, recipe.topics.recipe, build_revision("run-1", 0, recipe, text))
         yield join(address)
 
 

@@ -14,7 +14,7 @@ from transformers import Qwen3Config
 
 from benchmarks.weight_costs import Tell
 from benchmarks.weight_sets import made, qwen3_shapes, successor
-from headrace.infra.weights.coding import changes
+from headrace.infra.weights.coding import find_changes
 from headrace.infra.weights.delta import items_of
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.causal_lm import CausalLM
@@ -112,7 +112,7 @@ def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
 
 def _values(old: Tensor, new: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return where two tensors differ, and the new values there."""
-    positions, _ = changes(items_of(old), items_of(new))
+    positions, _ = find_changes(items_of(old), items_of(new))
     values = items_of(new)[positions].view(np.int16)
     return torch.from_numpy(positions.astype(np.int64)), torch.from_numpy(values).view(torch.bfloat16)
 

@@ -14,7 +14,7 @@ from math import prod, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.infra.weights.coding import Items, changes
+from headrace.infra.weights.coding import Items, find_changes
 from headrace.infra.weights.delta import items_of
 from headrace.infra.weights.tensors import Tensor
 
@@ -158,5 +158,5 @@ def entropy(chances: list[float]) -> float:
 
 
 def _differences(old: Items, new: Items) -> Counter[int]:
-    values, counts = np.unique(changes(old, new)[1], return_counts=True)
+    values, counts = np.unique(find_changes(old, new)[1], return_counts=True)
     return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))

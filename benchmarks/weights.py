@@ -46,12 +46,12 @@ from benchmarks.weight_costs import PeakMemory, Row, Tell, measure_formats, meas
 from benchmarks.weight_sets import packed
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
 from headrace.infra.log import configure_logging
-from headrace.infra.recipe.settings import Trainer
-from headrace.infra.weights.delta import encode_delta, read_delta, threads
+from headrace.infra.recipe.settings import TrainerSettings
+from headrace.infra.weights.delta import count_threads, encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.held import HeldWeights
 from headrace.infra.weights.merging import merge_deltas
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 
 if TYPE_CHECKING:
     from benchmarks.weight_joining import Joining
@@ -123,7 +123,7 @@ def measure_training(hidden: int, count: int, tell: Tell) -> Trainings:
     tell(f"{start.parameters:,} parameters, reward {start.reward:.2f}")
     found = []
     for rate in LEARNING_RATES:
-        made = versions(start, training, Trainer(learning_rate=rate))
+        made = versions(start, training, TrainerSettings(learning_rate=rate))
         found.append(trained(made, rate, count, tell))
     return Trainings(start.parameters, start.reward, tuple(found))
 
@@ -149,7 +149,7 @@ def span_of(first: dict[str, Tensor], deltas: list[bytes]) -> Span:
     merged = read_delta(data)
     held = HeldWeights(first)
     held.apply(merged)
-    assert held.weights_hash == weights_hash(held.tensors), "the merged delta gives other weights"  # noqa: S101
+    assert held.weights_hash == hash_weights(held.tensors), "the merged delta gives other weights"  # noqa: S101
     header, whole = merged.header, sum(tensor.data.nbytes for tensor in first.values())
     return Span(
         len(deltas),
@@ -255,7 +255,7 @@ def main() -> None:
 
     figures: dict[str, Any] = {
         "parameters": arguments.parameters,
-        "threads": threads(),
+        "threads": count_threads(),
         "cores": os.cpu_count(),
         "numpy": np.__version__,
         "python": platform.python_version(),

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 BOXED = "\\boxed{"
 LONGEST_NUMBER = 400
-"""Characters; a longer one is no number but an attempt to keep the scorer busy."""
+"""Characters; a longer text is not a number but an attempt to keep the scorer busy."""
 
 _INTEGER = r"[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+"
 _NUMBER = re.compile(
@@ -36,10 +36,10 @@ _SPELLINGS = (
 """Other ways to write the same, and signs of units that a number may have or not."""
 
 
-def last_boxed(text: str) -> str | None:
+def find_last_boxed(text: str) -> str | None:
     r"""Return the text in the last `\boxed{…}`, braces balanced, or None.
 
-    Only the last one counts, also when it was cut off: an answer that was taken back is no answer. A number outside a
+    Only the last one counts, also when it was cut off: an answer that was taken back does not count. A number outside a
     box never counts, or the policy learns to write numbers instead of answers.
     """
     start = text.rfind(BOXED)
@@ -54,17 +54,17 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def number(text: str) -> Fraction | None:
+def parse_number(text: str) -> Fraction | None:
     r"""Return the exact value of an integer, a decimal, `a/b`, `\frac{a}{b}` or a mixed number `1 1/2`, or None."""
     plain = _with_spaces_of_digits(text)
     if len(plain) > LONGEST_NUMBER:
         return None
     if latex := _LATEX_FRACTION.fullmatch(plain):
-        return _ratio(latex[1], int(latex[2]), int(latex[3]))
+        return _parse_ratio(latex[1], int(latex[2]), int(latex[3]))
     if mixed := _MIXED.fullmatch(plain):
         sign, whole, *parts = mixed.groups()
         over, under = (int(part) for part in parts if part is not None)
-        return _ratio(sign, int(whole) * under + over, under)
+        return _parse_ratio(sign, int(whole) * under + over, under)
     return _plain_number(plain)
 
 
@@ -73,20 +73,20 @@ def _plain_number(plain: str) -> Fraction | None:
     if found is None:
         return None
     if found["under"] is not None:
-        return _ratio(found[1], int(found["over"]), int(found["under"]))
+        return _parse_ratio(found[1], int(found["over"]), int(found["under"]))
     whole, decimals = (found["whole"] or "").replace(",", ""), found["decimals"] or ""
     if not whole + decimals:
         return None
-    return _ratio(found[1], int(whole + decimals), 10 ** len(decimals))
+    return _parse_ratio(found[1], int(whole + decimals), 10 ** len(decimals))
 
 
-def _ratio(sign: str, over: int, under: int) -> Fraction | None:
+def _parse_ratio(sign: str, over: int, under: int) -> Fraction | None:
     if under == 0:
         return None
     return Fraction(-over if sign == "-" else over, under)
 
 
-def normalised(text: str) -> str:
+def normalise_answer(text: str) -> str:
     r"""Return an answer without what does not change its meaning: spacing, `$`, `%`, `\left`, `\text{}`, a final stop.
 
     A space between digits stays: `3 4` is not 34, and `1 1/2` is not 11/2.
@@ -111,9 +111,9 @@ def _braced_fraction(found: re.Match[str]) -> str:
     return f"\\frac{{{over}}}{{{under}}}"
 
 
-def same(given: str, gold: str) -> bool:
+def is_same_answer(given: str, gold: str) -> bool:
     """Return whether two answers are equal: as exact numbers where both are numbers, else as normalised text."""
-    left, right = number(given), number(gold)
+    left, right = parse_number(given), parse_number(gold)
     if left is not None and right is not None:
         return left == right
-    return normalised(given) == normalised(gold)
+    return normalise_answer(given) == normalise_answer(gold)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from headrace.envs.answers import last_boxed, number
+from headrace.envs.answers import find_last_boxed, parse_number
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
 from headrace.envs.permutation import Permutation
 
@@ -41,7 +41,7 @@ class Tier:
     """The problem of a code in range(space); no two codes give the same prompt."""
 
 
-def _digits(code: int, *bases: int) -> list[int]:
+def _split_digits(code: int, *bases: int) -> list[int]:
     """Split a code into mixed-radix digits, the last base running fastest."""
     found = []
     for base in reversed(bases):
@@ -50,46 +50,48 @@ def _digits(code: int, *bases: int) -> list[int]:
     return found[::-1]
 
 
-def _sum1(code: int) -> Question:
-    first, second, a, b = _digits(code, 26, 26, 10, 10)
+def _make_sum1(code: int) -> Question:
+    first, second, a, b = _split_digits(code, 26, 26, 10, 10)
     return f"{string.ascii_lowercase[first]}{string.ascii_lowercase[second]}={a}+{b}?", Fraction(a + b)
 
 
-def _sum2(code: int) -> Question:
-    a, b = (10 + digit for digit in _digits(code, 90, 90))
+def _make_sum2(code: int) -> Question:
+    a, b = (10 + digit for digit in _split_digits(code, 90, 90))
     return f"{a}+{b}=", Fraction(a + b)
 
 
-def _sum3(code: int) -> Question:
-    a, b = (100 + digit for digit in _digits(code, 900, 900))
+def _make_sum3(code: int) -> Question:
+    a, b = (100 + digit for digit in _split_digits(code, 900, 900))
     return f"{a}+{b}=", Fraction(a + b)
 
 
-def _chain(code: int) -> Question:
-    a, b, c = (10 + digit for digit in _digits(code, 90, 90, 90))
+def _make_chain(code: int) -> Question:
+    a, b, c = (10 + digit for digit in _split_digits(code, 90, 90, 90))
     return f"{a}+{b}-{c}=", Fraction(a + b - c)
 
 
-def _times(code: int) -> Question:
-    a, b = (2 + digit for digit in _digits(code, 98, 98))
+def _make_product(code: int) -> Question:
+    a, b = (2 + digit for digit in _split_digits(code, 98, 98))
     return f"{a}*{b}=", Fraction(a * b)
 
 
-def _modulo(code: int) -> Question:
-    a, m = _digits(code, 990, 18)
+def _make_modulo(code: int) -> Question:
+    a, m = _split_digits(code, 990, 18)
     return f"{10 + a}%{2 + m}=", Fraction((10 + a) % (2 + m))
 
 
-def _linear(code: int) -> Question:
-    a, b, c = _digits(code, 8, 49, 99)
+def _make_linear(code: int) -> Question:
+    a, b, c = _split_digits(code, 8, 49, 99)
     return f"{2 + a}x+{1 + b}={1 + c}", Fraction(c - b, 2 + a)
 
 
 PROPER_FRACTIONS = tuple((over, under) for under in range(2, 10) for over in range(1, under))
 
 
-def _fraction(code: int) -> Question:
-    (a, b), (c, d) = (PROPER_FRACTIONS[digit] for digit in _digits(code, len(PROPER_FRACTIONS), len(PROPER_FRACTIONS)))
+def _make_fraction(code: int) -> Question:
+    (a, b), (c, d) = (
+        PROPER_FRACTIONS[digit] for digit in _split_digits(code, len(PROPER_FRACTIONS), len(PROPER_FRACTIONS))
+    )
     return f"{a}/{b}+{c}/{d}=", Fraction(a, b) + Fraction(c, d)
 
 
@@ -97,7 +99,7 @@ NOT_COPRIME = tuple((a, b) for a in range(2, 100) for b in range(2, 100) if math
 """Three pairs in five are coprime; with them, always answering 1 would be right more often than not."""
 
 
-def _gcd(code: int) -> Question:
+def _make_gcd(code: int) -> Question:
     a, b = NOT_COPRIME[code]
     return f"gcd({a},{b})=", Fraction(math.gcd(a, b))
 
@@ -105,15 +107,15 @@ def _gcd(code: int) -> Question:
 TIERS = {
     tier.name: tier
     for tier in (
-        Tier("sum1", 26 * 26 * 10 * 10, _sum1),
-        Tier("sum2", 90 * 90, _sum2),
-        Tier("sum3", 900 * 900, _sum3),
-        Tier("chain", 90**3, _chain),
-        Tier("modulo", 990 * 18, _modulo),
-        Tier("times", 98 * 98, _times),
-        Tier("gcd", len(NOT_COPRIME), _gcd),
-        Tier("linear", 8 * 49 * 99, _linear),
-        Tier("fraction", len(PROPER_FRACTIONS) ** 2, _fraction),
+        Tier("sum1", 26 * 26 * 10 * 10, _make_sum1),
+        Tier("sum2", 90 * 90, _make_sum2),
+        Tier("sum3", 900 * 900, _make_sum3),
+        Tier("chain", 90**3, _make_chain),
+        Tier("modulo", 990 * 18, _make_modulo),
+        Tier("times", 98 * 98, _make_product),
+        Tier("gcd", len(NOT_COPRIME), _make_gcd),
+        Tier("linear", 8 * 49 * 99, _make_linear),
+        Tier("fraction", len(PROPER_FRACTIONS) ** 2, _make_fraction),
     )
 }
 """By name, easiest first."""
@@ -136,7 +138,7 @@ class Arithmetic:
             raise ValueError(f'tiers is a list of at least one name, as in ["sum1"]; got {tiers!r}')
         if tasks is not None and (not isinstance(tasks, int) or tasks < 1):
             raise ValueError(f"tasks is the number of training problems of every tier, at least 1; got {tasks!r}")
-        self._decks = [_Deck(_tier(name), seed, tasks) for name in tiers]
+        self._decks = [_Deck(_find_tier(name), seed, tasks) for name in tiers]
         self._instruction = instruction
 
     def size(self, split: Split) -> int:
@@ -154,8 +156,8 @@ class Arithmetic:
 
     def score(self, problem: Problem, text: str) -> Score:
         """Return reward 1 when the last box holds a number equal to the answer, else 0."""
-        boxed = last_boxed(text)
-        value = None if boxed is None else number(boxed)
+        boxed = find_last_boxed(text)
+        value = None if boxed is None else parse_number(boxed)
         right = value is not None and value == Fraction(problem.answer)
         return Score(float(right), {"boxed": float(boxed is not None)})
 
@@ -197,7 +199,7 @@ class _Deck:
         return self.tier.ask(self._codes[self._begin[split] + order[index % self.size(split)]])
 
 
-def _tier(name: str) -> Tier:
+def _find_tier(name: str) -> Tier:
     if name not in TIERS:
         near = difflib.get_close_matches(str(name), TIERS, n=1, cutoff=0.0)
         raise ValueError(f"there is no tier {name!r}; did you mean {near[0]!r}? All: {', '.join(TIERS)}")

@@ -37,10 +37,10 @@ class Problem:
     """Whatever else the environment needs to score; plain JSON."""
 
     def __post_init__(self) -> None:
-        """Raise TypeError, naming the field, for what is no text: what `score` gets is what a task carries."""
+        """Raise TypeError, naming the field, for a value that is not a string: `score` gets what a task carries."""
         for name in ("task_id", "prompt", "answer", "tier"):
             if not isinstance(value := getattr(self, name), str):
-                raise TypeError(f"Problem.{name} is a text, got {_shown(value)}")
+                raise TypeError(f"Problem.{name} must be a string, got {_show_value(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Score:
 
     def __post_init__(self) -> None:
         """Make floats of numbers."""
-        object.__setattr__(self, "reward", number("Score.reward", self.reward))
-        object.__setattr__(self, "parts", _numbers("Score.parts", self.parts))
+        object.__setattr__(self, "reward", check_number("Score.reward", self.reward))
+        object.__setattr__(self, "parts", _check_numbers("Score.parts", self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,45 +147,45 @@ class RoleTrajectory:
 
     def __post_init__(self) -> None:
         """Make floats of numbers, and a tuple of the sequences."""
-        object.__setattr__(self, "reward", number("RoleTrajectory.reward", self.reward))
-        object.__setattr__(self, "parts", _numbers("RoleTrajectory.parts", self.parts))
+        object.__setattr__(self, "reward", check_number("RoleTrajectory.reward", self.reward))
+        object.__setattr__(self, "parts", _check_numbers("RoleTrajectory.parts", self.parts))
         given: Any = self.sequences
         if not isinstance(given, Iterable):
             raise TypeError(f"RoleTrajectory.sequences is several sequences, got one {type(given).__name__}")
-        object.__setattr__(self, "sequences", tuple(map(_sequence, given)))
+        object.__setattr__(self, "sequences", tuple(map(_check_sequence, given)))
 
 
-def number(what: str, value: object) -> float:
+def check_number(what: str, value: object) -> float:
     """Return any number as a float. Raises TypeError, naming what it is of, for what is none."""
     if type(value) is float:
         return value
     if isinstance(value, SupportsFloat) and not isinstance(value, str):
         with suppress(TypeError, ValueError, OverflowError):  # an array of several, a number that is too large
             return float(value)
-    raise TypeError(f"{what} is a number, got {_shown(value)}")
+    raise TypeError(f"{what} is a number, got {_show_value(value)}")
 
 
-def _numbers(what: str, values: object) -> dict[str, float]:
+def _check_numbers(what: str, values: object) -> dict[str, float]:
     if not isinstance(values, Mapping):
-        raise TypeError(f"{what} is numbers by name, got {_shown(values)}")
+        raise TypeError(f"{what} is numbers by name, got {_show_value(values)}")
     for name in values:
         if not isinstance(name, str):
-            raise TypeError(f"a name in {what} is a text, got {_shown(name)}")
-    return {name: number(f"{what}[{name!r}]", value) for name, value in values.items()}
+            raise TypeError(f"a name in {what} must be a string, got {_show_value(name)}")
+    return {name: check_number(f"{what}[{name!r}]", value) for name, value in values.items()}
 
 
-def _sequence(value: object) -> records.Sequence:
+def _check_sequence(value: object) -> records.Sequence:
     if not isinstance(value, records.Sequence):
         hint = ": call its sequence()" if hasattr(value, "sequence") else ""
         raise TypeError(f"RoleTrajectory.sequences holds sequences, got {type(value).__name__}{hint}")
-    reward = None if value.reward is None else number("Sequence.reward", value.reward)
-    baseline = None if value.baseline is None else number("Sequence.baseline", value.baseline)
+    reward = None if value.reward is None else check_number("Sequence.reward", value.reward)
+    baseline = None if value.baseline is None else check_number("Sequence.baseline", value.baseline)
     if reward is value.reward and baseline is value.baseline:
         return value
     return replace(value, reward=reward, baseline=baseline)
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     return f"{type(value).__name__} {value!r:.60}"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.envs.answers import BOXED, LONGEST_NUMBER, last_boxed, same
+from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed, is_same_answer
 from headrace.envs.contract import Problem, Score, Split
 
 INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
@@ -43,7 +43,7 @@ class JsonLines:
         if not 0 <= held_out < 1:
             raise ValueError(f"held_out is a share, 0 <= held_out < 1; got {held_out}")
         self._instruction = instruction
-        rows = sorted(_different(_rows(Path(path))), key=lambda row: row.digest)
+        rows = sorted(_different(_read_rows(Path(path))), key=lambda row: row.digest)
         kept = [row for row in rows if _share(row) < held_out]
         train = [row for row in rows if _share(row) >= held_out]
         if not train or (held_out and not kept):
@@ -68,8 +68,10 @@ class JsonLines:
 
     def score(self, problem: Problem, text: str) -> Score:
         """Return reward 1 when the last box equals the answer, as exact numbers or as normalised text, else 0."""
-        boxed = last_boxed(text)
-        return Score(float(boxed is not None and same(boxed, problem.answer)), {"boxed": float(boxed is not None)})
+        boxed = find_last_boxed(text)
+        return Score(
+            float(boxed is not None and is_same_answer(boxed, problem.answer)), {"boxed": float(boxed is not None)}
+        )
 
 
 def _share(row: _Row) -> float:
@@ -82,7 +84,7 @@ def _different(rows: list[_Row]) -> list[_Row]:
     found: dict[str, _Row] = {}
     for row in rows:
         other = found.setdefault(row.digest, row)
-        if not same(row.answer, other.answer):
+        if not is_same_answer(row.answer, other.answer):
             raise TaskFileError(
                 f"{row.where} and {other.where} hold the same `problem` with different answers, {row.answer!r:.60} and "
                 f"{other.answer!r:.60}: keep the right one"
@@ -94,15 +96,15 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _rows(path: Path) -> list[_Row]:
+def _read_rows(path: Path) -> list[_Row]:
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise TaskFileError(f"cannot read tasks from {path}: {error.strerror or error}") from error
-    return [_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    return [_parse_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _row(line: bytes, where: str) -> _Row:
+def _parse_row(line: bytes, where: str) -> _Row:
     try:
         # Numbers stay as they are written: 0.00001 would come back as 1e-05, and 5,000 digits not at all.
         found = json.loads(line.decode(), parse_float=_Written, parse_int=_Written, parse_constant=_refuse_constant)
@@ -114,7 +116,7 @@ def _row(line: bytes, where: str) -> _Row:
         raise TaskFileError(f"{where}: {error} is not a number of JSON; give every answer a value") from error
     if not isinstance(found, dict):
         raise TaskFileError(f"{where}: expected an object with `problem` and `answer`, got {type(found).__name__}")
-    problem, answer = _text(found, "problem", where), _text(found, "answer", where)
+    problem, answer = _read_text(found, "problem", where), _read_text(found, "answer", where)
     return _Row(problem, _bare_answer(answer, where), _digest(problem), where)
 
 
@@ -123,7 +125,7 @@ def _bare_answer(answer: str, where: str) -> str:
 
     Raises TaskFileError for a number too long to be compared exactly.
     """
-    boxed = last_boxed(answer)
+    boxed = find_last_boxed(answer)
     bare = boxed if boxed is not None and answer.strip() == f"{BOXED}{boxed}}}" else answer
     if len(bare) > LONGEST_NUMBER and bare.strip("+-").replace(".", "", 1).isdigit():
         raise TaskFileError(
@@ -157,11 +159,11 @@ def _refuse_surrogates(value: str, field: str, where: str) -> None:
         ) from error
 
 
-def _text(found: dict[str, Any], field: str, where: str) -> str:
+def _read_text(found: dict[str, Any], field: str, where: str) -> str:
     """Return a field as text; an answer may be written as a JSON number."""
     value = found.get(field)
     if isinstance(value, str) and value.strip() and (field == "answer" or not isinstance(value, _Written)):
         _refuse_surrogates(value, field, where)
         return str(value)
     names = ", ".join(map(repr, found)) or "nothing"
-    raise TaskFileError(f"{where}: `{field}` must be a text that is not empty, got {value!r:.60}; the line has {names}")
+    raise TaskFileError(f"{where}: `{field}` must be a non-empty string, got {value!r:.60}; the line has {names}")

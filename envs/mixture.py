@@ -45,16 +45,16 @@ class Mixture:
     name = "mixture"
 
     def __init__(self, seed: int, sources: Sequence[Mapping[str, Any]], tiers: Sequence[str] = ()) -> None:
-        names = [_name(number, source) for number, source in enumerate(sources, start=1)]
+        names = [_name_source(number, source) for number, source in enumerate(sources, start=1)]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"sources are tables with names of their own, at least one; got {', '.join(names)}")
         if isinstance(tiers, str) or set(tiers) - set(names):
             raise ValueError(f"tiers is a list of names of sources, of {', '.join(names)}; got {tiers!r}")
         self._names = tuple(names)
         chosen = {name: source for name, source in zip(names, sources, strict=True) if not tiers or name in tiers}
-        weights = _whole_weights({name: source.get("weight", 1) for name, source in chosen.items()})
+        weights = _scale_to_integers({name: source.get("weight", 1) for name, source in chosen.items()})
         self._sources = [_Source(name, _build(name, seed, chosen[name]), weights[name]) for name in chosen]
-        self._cycle = _largest_deficits([source.weight for source in self._sources])
+        self._cycle = _draw_by_largest_deficit([source.weight for source in self._sources])
         if all(isinstance(source.environment, GivesExamples) for source in self._sources):
             self.example = self._example  # so that a mixture gives examples just when all its sources do
 
@@ -74,7 +74,7 @@ class Mixture:
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return the problem at an index, its tier the name of its source. Raises ValueError for an empty source."""
-        source, own_index = self._place(split, index)
+        source, own_index = self._find_place(split, index)
         found = source.environment.problem(split, own_index)
         extra = {**found.extra, OWN_TIER: found.tier}
         return replace(found, task_id=f"{source.name}/{found.task_id}", tier=source.name, extra=extra)
@@ -97,11 +97,11 @@ class Mixture:
 
     def _example(self, index: int) -> WorkedExample:
         """Return a worked example, from the sources by weight."""
-        source, own_index = self._place("warm_start", index)
+        source, own_index = self._find_place("warm_start", index)
         assert isinstance(source.environment, GivesExamples)  # noqa: S101 - checked when it was built
         return source.environment.example(own_index)
 
-    def _place(self, split: Split, index: int) -> tuple[_Source, int]:
+    def _find_place(self, split: Split, index: int) -> tuple[_Source, int]:
         if index < 0:
             raise ValueError(f"index must be 0 or more, got {index}")
         rounds, place = divmod(index, len(self._cycle))
@@ -112,7 +112,7 @@ class Mixture:
         return source, own_index if size is None else own_index % max(size, 1)
 
 
-def _largest_deficits(weights: Sequence[int]) -> list[tuple[int, int]]:
+def _draw_by_largest_deficit(weights: Sequence[int]) -> list[tuple[int, int]]:
     """Return the draws of one cycle: (number of the source, how often it was drawn before)."""
     total = sum(weights)
     issued = [0] * len(weights)
@@ -125,7 +125,7 @@ def _largest_deficits(weights: Sequence[int]) -> list[tuple[int, int]]:
     return cycle
 
 
-def _whole_weights(weights: Mapping[str, Any]) -> dict[str, int]:
+def _scale_to_integers(weights: Mapping[str, Any]) -> dict[str, int]:
     """Return whole numbers in the same proportion, as small as can be."""
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
@@ -141,10 +141,10 @@ def _whole_weights(weights: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def _name(number: int, source: Any) -> str:
+def _name_source(number: int, source: Any) -> str:
     if not isinstance(source, Mapping) or not isinstance(source.get("use"), str):
         raise ValueError(  # noqa: TRY004 - a bad setting of an environment is a ValueError
-            f'source {number} is no table with `use`, as in {{ use = "arithmetic", weight = 3 }}'
+            f'source {number} is not a table with `use`, as in {{ use = "arithmetic", weight = 3 }}'
         )
     return str(source.get("name", source["use"]))
 

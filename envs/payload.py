@@ -21,7 +21,7 @@ def problem_to_json(problem: Problem) -> str:
         return json.dumps(plain, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise PayloadError(
-            f"problem {problem.task_id!r} is no plain JSON ({error}): keep numbers, texts, lists and maps in `extra`"
+            f"problem {problem.task_id!r} is not plain JSON ({error}): keep numbers, strings, lists and maps in `extra`"
         ) from error
 
 
@@ -32,7 +32,7 @@ def problem_from_json(text: str) -> Problem:
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"payload is no JSON: {type(error).__name__}: {error}") from error
     if not isinstance(plain, dict) or set(plain) - set(FIELDS) or not {"task_id", "prompt"} <= set(plain):
-        raise PayloadError(f"payload is no problem, an object with {', '.join(FIELDS)}: {text[:80]!r}")
+        raise PayloadError(f"payload is not a problem, an object with {', '.join(FIELDS)}: {text[:80]!r}")
     kinds = {name: dict if name == "extra" else str for name in FIELDS}
     wrong = [name for name, value in plain.items() if not isinstance(value, kinds[name])]
     if wrong:

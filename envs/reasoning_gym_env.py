@@ -12,7 +12,7 @@ import hashlib
 import warnings
 from typing import Any
 
-from headrace.envs.answers import last_boxed
+from headrace.envs.answers import find_last_boxed
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
 
 ITEMS = 1 << 14
@@ -38,8 +38,8 @@ class ReasoningGym:
         self._seed = seed
         self._partial_credit = partial_credit
         self._instruction = instruction
-        self._dataset = _created(dataset, config)
-        self._entry = functools.lru_cache(maxsize=256)(self._drawn)
+        self._dataset = _create_dataset(dataset, config)
+        self._entry = functools.lru_cache(maxsize=256)(self._draw_item)
 
     def size(self, split: Split) -> None:
         """Return None: the generators have no end."""
@@ -65,7 +65,7 @@ class ReasoningGym:
         Reward is 1 for full marks, else 0, or the library's score with `partial_credit`. A scorer that raises on an
         odd answer gives 0.
         """
-        boxed = last_boxed(text)
+        boxed = find_last_boxed(text)
         answer = text.strip() if boxed is None else boxed.strip()
         try:
             marks = float(self._dataset.score_answer(answer, self._entry(int(problem.extra["item"]))))
@@ -84,12 +84,12 @@ class ReasoningGym:
             raise ValueError(f"{self.name} gives no answers to learn from: a warm start needs another dataset")
         return WorkedExample(problem.prompt, f"\\boxed{{{problem.answer}}}")
 
-    def _drawn(self, item: int) -> dict[str, Any]:
+    def _draw_item(self, item: int) -> dict[str, Any]:
         entry: dict[str, Any] = self._dataset[item]
         return entry
 
 
-def _created(name: str, config: dict[str, Any]) -> Any:
+def _create_dataset(name: str, config: dict[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the source of the library and its dependencies, when it is compiled

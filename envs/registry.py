@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from headrace.envs.contract import Environment, Workflow
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.named import named
+from headrace.infra.recipe.named import find_named
 
 ENVIRONMENTS = {
     "arithmetic": "headrace.envs.arithmetic:Arithmetic",
@@ -44,11 +44,11 @@ def load_environment(use: str, seed: int, settings: Mapping[str, Any]) -> Enviro
     given = dict(settings)
     if family == "reasoning_gym" and dataset:
         use, given = family, {**given, "dataset": dataset}
-    build = _found("environment", use, ENVIRONMENTS)
+    build = _find_plug_in("environment", use, ENVIRONMENTS)
     try:
         bound = inspect.signature(build).bind(seed=seed, **given)
     except TypeError as error:
-        raise EnvironmentSettingsError(f"environment {use}: {error}; it takes {_parameters(build)}") from error
+        raise EnvironmentSettingsError(f"environment {use}: {error}; it takes {_list_parameters(build)}") from error
     try:
         return cast("Environment", build(*bound.args, **bound.kwargs))
     except (TypeError, ValueError) as error:
@@ -57,9 +57,9 @@ def load_environment(use: str, seed: int, settings: Mapping[str, Any]) -> Enviro
 
 def load_workflow(name: str) -> Workflow:
     """Return a workflow by its shipped name or as `package.module:name`. Raises UnknownEnvironment."""
-    workflow = _found("workflow", name, WORKFLOWS)
+    workflow = _find_plug_in("workflow", name, WORKFLOWS)
     if not inspect.iscoroutinefunction(workflow):
-        raise UnknownEnvironment(f"workflow {name} is no async function of (problem, env, actors)")
+        raise UnknownEnvironment(f"workflow {name} is not an async function of (problem, env, actors)")
     return cast("Workflow", workflow)
 
 
@@ -77,13 +77,13 @@ def check_characters(environment: Environment, policy: str, alphabet: str) -> No
         )
 
 
-def _found(what: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]:
+def _find_plug_in(what: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]:
     try:
-        return named(what, name, shipped)
+        return find_named(what, name, shipped)
     except UsageError as error:
         raise UnknownEnvironment(str(error)) from error
 
 
-def _parameters(build: Any) -> str:
+def _list_parameters(build: Any) -> str:
     names = [name for name in inspect.signature(build).parameters if name not in ("self", "seed")]
     return ", ".join(names) or "no settings"

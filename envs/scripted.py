@@ -45,7 +45,7 @@ class Scripted:
 
     def __init__(self, seed: int, levels: Sequence[int] = (0, 1), tasks: int = 128) -> None:
         if not isinstance(levels, Sequence) or not levels or any(not _is_count(level) for level in levels):
-            raise ValueError(f"levels is a list of whole numbers, 0 or more, as in [0, 0, 1]; got {levels!r}")
+            raise ValueError(f"levels must be a list of integers, 0 or more, as in [0, 0, 1]; got {levels!r}")
         if not _is_count(tasks) or not tasks:
             raise ValueError(f"tasks is the number of problems of every level that is listed, at least 1; got {tasks}")
         self._seed, self._levels, self._tasks = seed, tuple(levels), tasks

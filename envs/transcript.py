@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.contract import Generation, number
+from headrace.envs.contract import Generation, check_number
 from headrace.schemas import records
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
@@ -42,15 +42,15 @@ class Transcript:
 
     def prompt(self, ids: Ids) -> None:
         """Append what the policy is asked."""
-        self._given("prompt", ids)
+        self._append_given("prompt", ids)
 
     def observe(self, ids: Ids) -> None:
         """Append what the world answered: a tool's output, another agent's words."""
-        self._given("observation", ids)
+        self._append_given("observation", ids)
 
     def inject(self, ids: Ids) -> None:
         """Append what the workflow puts into the policy's mouth."""
-        self._given("injected", ids)
+        self._append_given("injected", ids)
 
     def generated(self, generation: Generation, reward: float | None = None) -> None:
         """Append what the policy generated, with the reward for this turn alone, any number, where there is one.
@@ -68,7 +68,7 @@ class Transcript:
             )
         if generation.routing is not None:
             self._route(generation.routing, length)
-        own = None if reward is None else number("the reward of a turn", reward)
+        own = None if reward is None else check_number("the reward of a turn", reward)
         span = records.Span("generated", length, self.turn, own, generation.finish_reason, generation.sampling)
         self._append(span, generation.ids, generation.logprobs.astype(np.float32, copy=False))
         self._runs.extend(generation.version_runs)
@@ -79,14 +79,14 @@ class Transcript:
         return records.Sequence(
             ids=np.array(self._ids, np.int32),
             logprobs=np.concatenate([*self._logprobs, records.no_floats()]),
-            version_runs=merged(self._runs),
+            version_runs=merge_runs(self._runs),
             role=self.role,
             agent_id=self.agent_id,
             parent=self.parent,
-            reward=None if reward is None else number("the reward of a sequence", reward),
-            baseline=None if baseline is None else number("the baseline of a sequence", baseline),
+            reward=None if reward is None else check_number("the reward of a sequence", reward),
+            baseline=None if baseline is None else check_number("the baseline of a sequence", baseline),
             spans=tuple(self._spans),
-            routing=self._recorded(),
+            routing=self._mark_recorded(),
         )
 
     def _route(self, routing: npt.NDArray[np.uint8 | np.uint16], length: int) -> None:
@@ -98,7 +98,7 @@ class Transcript:
             )
         self._routing.append(routing[sum(map(len, self._routing)) :])
 
-    def _recorded(self) -> records.Routing | None:
+    def _mark_recorded(self) -> records.Routing | None:
         if not self._routing:
             return None
         whole = np.concatenate(self._routing)
@@ -106,7 +106,7 @@ class Transcript:
         little_endian = whole.astype(whole.dtype.newbyteorder("<"), copy=False)
         return records.Routing(little_endian.tobytes(), whole.dtype.name, tokens, layers, per_token)
 
-    def _given(self, kind: str, ids: Ids) -> None:
+    def _append_given(self, kind: str, ids: Ids) -> None:
         if len(ids):
             self._append(records.Span(kind, len(ids), self.turn), ids, np.zeros(len(ids), np.float32))
             self._runs.append((-1, len(ids)))
@@ -117,7 +117,7 @@ class Transcript:
         self._logprobs.append(logprobs)
 
 
-def merged(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
+def merge_runs(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
     """Return runs as int32[2R] of (version, length), neighbours of one version joined, empty ones left out."""
     pairs = np.array(runs, np.int32).reshape(-1, 2)
     pairs = pairs[pairs[:, 1] > 0]

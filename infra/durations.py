@@ -14,5 +14,5 @@ def duration_of(text: str) -> timedelta:
     """Read a whole number and a unit. Raises UsageError that shows the form."""
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if match is None:
-        raise UsageError(f"{text!r} is no span of time: write a whole number and one of s, m, h, d, as in 36h or 2d")
+        raise UsageError(f"{text!r} is not a duration: write an integer and one of s, m, h, d, as in 36h or 2d")
     return timedelta(**{UNITS[match[2]]: int(match[1])})

@@ -60,14 +60,14 @@ FOR_USERS = {
 """What a user may set, and what for, as `docs/processes.md` and `headrace doctor` show it."""
 
 
-def environment(name: str, default: str = "") -> str:
+def read_environment(name: str, default: str = "") -> str:
     """Return an environment variable; a name of those above."""
     return os.environ.get(name, default)
 
 
 def is_alone() -> bool:
     """Return whether torchrun started no other process beside this one, for the same work."""
-    return environment(PROCESSES_VARIABLE, "1") == "1"
+    return read_environment(PROCESSES_VARIABLE, "1") == "1"
 
 
 def cache_folder() -> Path:
@@ -75,9 +75,9 @@ def cache_folder() -> Path:
 
     `$HEADRACE_CACHE`, else `$XDG_CACHE_HOME/headrace`, else `~/.cache/headrace`.
     """
-    if own := environment(CACHE_VARIABLE):
+    if own := read_environment(CACHE_VARIABLE):
         return expand_user(Path(own), CACHE_VARIABLE).absolute()
-    base = environment(USER_CACHE_VARIABLE)
+    base = read_environment(USER_CACHE_VARIABLE)
     if base:
         return Path(base).absolute() / "headrace"
     try:

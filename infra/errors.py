@@ -18,7 +18,7 @@ class HeadraceError(Exception):
     """Base of all errors raised on purpose; the message carries its remedy."""
 
     exit_code: ClassVar[int] = 1
-    """With which the command line ends."""
+    """Exit code of the command line."""
 
 
 class UsageError(HeadraceError):

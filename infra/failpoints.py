@@ -33,11 +33,11 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-from headrace.infra.environment import FAILPOINTS_VARIABLE, environment
+from headrace.infra.environment import FAILPOINTS_VARIABLE, read_environment
 
 ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
-_folder = environment(FAILPOINTS_VARIABLE)
+_folder = read_environment(FAILPOINTS_VARIABLE)
 _passed: Counter[str] = Counter()
 
 

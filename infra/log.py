@@ -14,7 +14,7 @@ from typing import TextIO, cast
 import structlog
 from structlog.typing import EventDict
 
-from headrace.infra.environment import LOG_LEVEL_VARIABLE, environment
+from headrace.infra.environment import LOG_LEVEL_VARIABLE, read_environment
 from headrace.infra.errors import UsageError
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -24,7 +24,7 @@ _bound: dict[str, str] = {}
 """What is on every line, whichever thread writes it; context variables would not reach other threads."""
 
 
-def _with_bound(_logger: object, _method: str, event: EventDict) -> EventDict:
+def _add_bound(_logger: object, _method: str, event: EventDict) -> EventDict:
     return {**_bound, **event}
 
 
@@ -53,7 +53,7 @@ class LastingStream:
 
 def configure_logging(component: str, **bound: str) -> None:
     """Set up structlog for this process; `component` and `bound` go on every line."""
-    level = environment(LOG_LEVEL_VARIABLE, "info").lower()
+    level = read_environment(LOG_LEVEL_VARIABLE, "info").lower()
     if level not in LEVELS:
         raise UsageError(f"{LOG_LEVEL_VARIABLE} is {level!r}: give one of {', '.join(LEVELS)}")
     _bound.clear()
@@ -63,7 +63,7 @@ def configure_logging(component: str, **bound: str) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
-            _with_bound,
+            _add_bound,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if people else "iso", utc=not people),
             structlog.processors.StackInfoRenderer(),
@@ -81,18 +81,18 @@ def warn_in_sentences() -> None:
 
     HEADRACE_LOG asks for lines as a component writes them.
     """
-    if environment(LOG_LEVEL_VARIABLE):
+    if read_environment(LOG_LEVEL_VARIABLE):
         configure_logging("headrace")
         return
     structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, sentence],
+        processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, render_sentence],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LastingStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
 
 
-def sentence(_logger: object, _method: str, event: EventDict) -> str:
+def render_sentence(_logger: object, _method: str, event: EventDict) -> str:
     """Render an event as `warning: server killed: why it is so (server=broker, pid=7)`."""
     keys = dict(event)
     what = str(keys.pop("event")).replace(".", " ").replace("_", " ")

@@ -26,50 +26,52 @@ def place_of(error: BaseException) -> str:
     Where there is none it is the newest of all; empty for an error that was never raised. An error that was raised
     from another one is where it was raised itself.
     """
-    return place_among(_frames(error))
+    return choose_place(_list_frames(error))
 
 
-def with_place(error: BaseException) -> str:
+def describe_with_place(error: BaseException) -> str:
     """Return what an error says; of one raised in the user's own code type and place too."""
-    frames = _own(_frames(error))
-    return f"{type(error).__name__}: {error} at {place_among(frames)}" if frames else str(error)
+    frames = _keep_own(_list_frames(error))
+    return f"{type(error).__name__}: {error} at {choose_place(frames)}" if frames else str(error)
 
 
-def own_place_in(lines: Sequence[str]) -> str:
+def find_own_place(lines: Sequence[str]) -> str:
     """Return the place from which the last traceback of a log came; empty where it is of no own code."""
     begins = [at for at, line in enumerate(lines) if line.startswith(TRACEBACK)]
     found = [_FRAME.match(line) for line in lines[begins[-1] :]] if begins else []
-    return place_among(_own([(one["file"], int(one["line"]), one["name"]) for one in found if one and one["name"]]))
+    return choose_place(
+        _keep_own([(one["file"], int(one["line"]), one["name"]) for one in found if one and one["name"]])
+    )
 
 
-def place_among(frames: Sequence[Frame]) -> str:
+def choose_place(frames: Sequence[Frame]) -> str:
     """Return the newest frame of the user's own, else the newest; they come the newest last."""
     if not frames:
         return ""
-    file, line, name = (_own(frames) or frames)[-1]
-    return f"{_short(file)}:{line} in {name}"
+    file, line, name = (_keep_own(frames) or frames)[-1]
+    return f"{_shorten_path(file)}:{line} in {name}"
 
 
-def _frames(error: BaseException) -> list[Frame]:
+def _list_frames(error: BaseException) -> list[Frame]:
     found = traceback.extract_tb(error.__traceback__)
     return [(frame.filename, frame.lineno or 0, frame.name) for frame in found]
 
 
-def _own(frames: Sequence[Frame]) -> list[Frame]:
+def _keep_own(frames: Sequence[Frame]) -> list[Frame]:
     return [frame for frame in frames if is_own_file(frame[0])]
 
 
-def own_traceback(error: BaseException) -> str:
+def cut_traceback(error: BaseException) -> str:
     """Return the traceback of an error, or of its cause, from the user's first line on; empty where there is none."""
     seen: BaseException | None = error
     while seen is not None:
-        if own_part("".join(traceback.format_exception(seen, chain=False))):
-            return own_part("".join(traceback.format_exception(seen)))
+        if cut_traceback_text("".join(traceback.format_exception(seen, chain=False))):
+            return cut_traceback_text("".join(traceback.format_exception(seen)))
         seen = seen.__cause__
     return ""
 
 
-def own_part(shown: str) -> str:
+def cut_traceback_text(shown: str) -> str:
     """Return a traceback, a text, from the user's first line on: ours above it explain nothing. Empty for none."""
     for frame in _FRAME.finditer(shown):
         if is_own_file(frame["file"]):
@@ -79,11 +81,11 @@ def own_part(shown: str) -> str:
 
 def is_own_file(file: str) -> bool:
     """Return whether a file is none of ours, of Python's, or of an installed package."""
-    return not file.startswith("<") and not any(file.startswith(folder) for folder in _others())
+    return not file.startswith("<") and not any(file.startswith(folder) for folder in _find_other_folders())
 
 
 @cache
-def _others() -> tuple[str, ...]:
+def _find_other_folders() -> tuple[str, ...]:
     ours = [Path(folder) for folder in headrace.__path__]
     rooms = [room.resolve() for folder in ours for room in folder.iterdir() if room.is_dir()]
     folders: Iterable[object] = (
@@ -94,7 +96,7 @@ def _others() -> tuple[str, ...]:
     return tuple(f"{folder}/" for folder in folders if folder)
 
 
-def _short(file: str) -> str:
+def _shorten_path(file: str) -> str:
     """Return a file as seen from the folder from which it was imported."""
     roots = [root.rstrip("/") + "/" for root in sys.path if root and file.startswith(root.rstrip("/") + "/")]
     return file.removeprefix(max(roots, key=len, default=""))

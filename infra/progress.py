@@ -16,7 +16,7 @@ ReportProgress = Callable[[int, int], None]
 
 
 @contextmanager
-def progress(what: str, console: Console | None = None) -> Iterator[ReportProgress]:
+def open_progress(what: str, console: Console | None = None) -> Iterator[ReportProgress]:
     """Open a way to show how far the work is: a bar on a terminal, which goes away; elsewhere a line now and then."""
     out = console or Console(stderr=True)
     if out.is_terminal:

@@ -15,7 +15,7 @@ DEEPEST = 10
 
 
 class OutOfTime(TimeoutError):
-    """A limit of ours is over; nobody is away."""
+    """A limit of ours has passed; no server is unreachable."""
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -25,7 +25,7 @@ def is_unreachable(error: BaseException) -> bool:
     TimeoutError that `asyncio.timeout` made of a cancellation is none: what it cut off may have been anything. A group
     of errors is one if all in it are.
     """
-    return any(_is_away(one) for one in _chain(error))
+    return any(_is_away(one) for one in _list_causes(error))
 
 
 def _is_away(error: BaseException) -> bool:
@@ -38,7 +38,7 @@ def _is_away(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in ERRNOS
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _list_causes(error: BaseException) -> Iterator[BaseException]:
     one: BaseException | None = error
     for _ in range(DEEPEST):
         if one is None:

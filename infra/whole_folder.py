@@ -18,7 +18,7 @@ class FolderBusy(HeadraceError):
 
 
 @contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
+def write_new_folder(out: Path) -> Iterator[Path]:
     """Give an empty folder beside `out` to write into, which becomes `out` when the block ends, and goes when it fails.
 
     What a killed process left of it is removed. It is locked until it has its name.
@@ -26,9 +26,9 @@ def new_folder(out: Path) -> Iterator[Path]:
     Raises UsageError when there is something at `out` already or no folder that it could be in, and FolderBusy.
     """
     if not out.parent.is_dir():
-        raise UsageError(f"{out.parent} is no folder")
+        raise UsageError(f"{out.parent} is not a folder")
     growing = out.with_name(f".{out.name}.part")
-    lock = _locked(growing, out)
+    lock = _make_locked(growing, out)
     try:
         if out.exists():  # now that nobody else can be making it
             raise UsageError(f"{out} exists: name a folder that does not, or remove it")
@@ -41,7 +41,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _locked(growing: Path, out: Path) -> int:
+def _make_locked(growing: Path, out: Path) -> int:
     """Return a lock on the folder itself, made anew and empty."""
     busy = FolderBusy(f"another process makes {out} now: let it end first, or name another folder")
     growing.mkdir(exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from headrace.infra.embedded.data_folder import HOME, DataFolder, only_folder
+from headrace.infra.embedded.data_folder import HOME, DataFolder, find_only_folder
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
@@ -21,7 +21,7 @@ def folders_to_clean(data: Path | None, *, everything: bool, optional: bool) -> 
     found = sorted({path.parent for name in OURS for path in HOME.glob(f"*/{name}")})
     if everything or (optional and not found):
         return [DataFolder(path) for path in found]
-    return [only_folder()]
+    return [find_only_folder()]
 
 
 def clean_folder(folder: DataFolder) -> int:
@@ -31,7 +31,7 @@ def clean_folder(folder: DataFolder) -> int:
     """
     if not any((folder.root / name).exists() for name in OURS):
         raise UsageError(f"{folder.root} is not the data folder of a run (it has no run.json): not removed")
-    with folder.owned("`headrace clean`"):
+    with folder.hold("`headrace clean`"):
         for server in (EmbeddedKafka(folder.kafka), EmbeddedStore(folder.store)):
             if server.folder.is_dir():
                 server.claim().stop()  # claiming stops what an earlier run left behind

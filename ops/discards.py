@@ -235,7 +235,7 @@ class Ledger:
 
 def discards(run: Run, policy: str | None) -> Discards:
     """Return the fates of the groups of a policy, or of all. Raises UsageError, KafkaAway or KafkaRefused."""
-    policies = [run.policy(policy)] if policy is not None else list(run.recipe.policies)
+    policies = [run.resolve(policy)] if policy is not None else list(run.recipe.policies)
     found = {}
     for name in policies:
         ledger = Ledger(is_shadow=bool(variant_of(name)))

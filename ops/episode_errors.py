@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.ops.first_word import is_of_training
-from headrace.schemas.episode_errors import in_words, kind_of
+from headrace.schemas.episode_errors import describe_error, kind_of
 from headrace.schemas.records import DeadLetter, EpisodeError, Outcome
 
 MOST_KINDS = 1000
@@ -43,7 +43,7 @@ class ErrorSeen:
             return f"{records} of {self.component} ({self.reason}): {self.detail}{task}"
         episodes = "1 episode" if self.count == 1 else f"{self.count:,} episodes"
         task = f"{self.stream}:{self.number}" + (f" ({self.task_id})" if self.task_id else "")
-        return f"{episodes} failed: {in_words(self.first)}; the first in task {task}"
+        return f"{episodes} failed: {describe_error(self.first)}; the first in task {task}"
 
     @property
     def first(self) -> EpisodeError:

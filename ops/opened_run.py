@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.infra.embedded.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, only_folder
+from headrace.infra.embedded.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, find_only_folder
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.kafka.clients import KafkaAway, RunAddress, parse_run
-from headrace.infra.run.run import NoSuchRun, Run, join, require_run, run_names
+from headrace.infra.run.run import NoSuchRun, Run, join, list_runs, require_run
 
 PATIENCE_S = 10.0
 
@@ -44,18 +44,18 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
     if address and not named:
         yield OpenedRun(_joined(parse_run(address)), rests=False)
         return
-    folder = DataFolder(data) if data else only_folder()
+    folder = DataFolder(data) if data else find_only_folder()
     notes = replace(folder.require(), run=address) if address else folder.require()
     if not address and (swept := folder.sweep_runs()):
         raise UsageError(f"{folder.root} is the folder of a sweep: give --run too, one of {', '.join(swept)}")
-    if folder.owner() is not None:
+    if folder.find_owner() is not None:
         with _maybe_ending(folder):
             yield OpenedRun(_joined(parse_run(notes.address), folder), False, folder.owned_since_ms())
         return
     _refuse_servers_elsewhere(folder)
     with ExitStack() as started:
         if notes.embedded_kafka or store:
-            started.enter_context(folder.owned(LOOK))
+            started.enter_context(folder.hold(LOOK))
         run = _woken(folder, notes, started)
         if store and not run.recipe.store.endpoint:
             from headrace.infra.embedded.store_server import EmbeddedStore
@@ -104,7 +104,7 @@ def _refuse_servers_elsewhere(folder: DataFolder) -> None:
 def _joined(address: RunAddress, folder: DataFolder | None = None) -> Run:
     """Join a run, or name at once which runs there are instead; of a sweep's folder, what became of their topics."""
     try:
-        require_run(address, run_names(address.connection, PATIENCE_S))
+        require_run(address, list_runs(address.connection, PATIENCE_S))
     except KafkaAway as error:
         raise KafkaAway(f"{address.connection.bootstrap}: {error}") from error
     except NoSuchRun as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from headrace.infra.kafka.clients import Connection, Message, begin_offsets, kafka_errors, open_admin
-from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
-from headrace.infra.progress import progress
+from headrace.infra.kafka.clients import Connection, Message, fetch_begin_offsets, open_admin, translating_kafka_errors
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
+from headrace.infra.progress import open_progress
 
 REPORT_EVERY = 2_000
 
@@ -23,16 +23,16 @@ class Reading:
 
     def read(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         """Yield every committed record of some topics. Raises KafkaAway or KafkaRefused."""
-        return self._read(whole_topics(self._connection, topics), what)
+        return self._read(find_whole_topics(self._connection, topics), what)
 
     def read_in_order(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         """`read`, one partition after the other."""
-        for place, begin in whole_topics(self._connection, topics).items():
+        for place, begin in find_whole_topics(self._connection, topics).items():
             yield from self._read({place: begin}, f"{what}[{place[1]}]")
 
-    def _read(self, places: Mapping[Place, int], what: str) -> Iterator[Message]:
+    def _read(self, places: Mapping[PartitionId, int], what: str) -> Iterator[Message]:
         begin = time.perf_counter()
-        with progress(f"auditing {what}") as tell, TopicReader(self._connection, places, "audit") as reader:
+        with open_progress(f"auditing {what}") as tell, TopicReader(self._connection, places, "audit") as reader:
             ends = reader.ends()  # for the progress alone: just after a broker's start they may be wrong
             for count, message in enumerate(reader.catch_up(), 1):
                 self.records += 1
@@ -44,12 +44,12 @@ class Reading:
 
 def known_topics(connection: Connection) -> set[str]:
     """Return the topics of a cluster."""
-    with kafka_errors("listing topics"):
+    with translating_kafka_errors("listing topics"):
         return set(open_admin(connection).list_topics(timeout=10).topics)
 
 
 def shortened(connection: Connection, topics: Iterable[str]) -> Iterator[str]:
     """Yield what is gone from the beginnings of topics that are kept for ever."""
-    for (topic, partition), offset in begin_offsets(connection, whole_topics(connection, topics)).items():
+    for (topic, partition), offset in fetch_begin_offsets(connection, find_whole_topics(connection, topics)).items():
         if offset:
             yield f"the records of {topic}[{partition}] before offset {offset} are gone: was its retention changed?"

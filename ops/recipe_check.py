@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.consumers.curate.revision_chains import chain_of
 from headrace.envs.registry import check_characters, load_environment, load_workflow
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Lora, Recipe, Trainer
+from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
 from headrace.producers.engines.contract import EngineError, Sampling, check_sampling
 from headrace.producers.engines.registry import check_engine
 from headrace.schemas.topics import policy_of
@@ -29,7 +29,7 @@ def check_names(recipe: Recipe) -> None:
         check_advantage(recipe, policy_variant)
         trainer = recipe.trainer_of(policy_variant)
         _check_processes(policy_variant, trainer, recipe.policies[policy_of(policy_variant)].lora)
-        if any(getattr(trainer, key) != Trainer.model_fields[key].default for key in LOSS_KEYS):
+        if any(getattr(trainer, key) != TrainerSettings.model_fields[key].default for key in LOSS_KEYS):
             from headrace.trainers.learner.chosen_loss import check_loss
 
             check_loss(recipe, policy_variant)
@@ -66,7 +66,7 @@ def _check_sampling(recipe: Recipe) -> None:
             raise UsageError(f"{table}: {str(error).removeprefix('sampling.')}") from error
 
 
-def _check_processes(policy: str, trainer: Trainer, lora: Lora | None) -> None:
+def _check_processes(policy: str, trainer: TrainerSettings, lora: Lora | None) -> None:
     """Refuse what the processes of a trainer would refuse once they run."""
     processes, cut = trainer.processes, trainer.tensor_parallel
     if processes and cut not in {1, processes}:

@@ -22,7 +22,7 @@ from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.worked_examples import send_examples
 from headrace.producers.rollout.conclusions import Concluder
 from headrace.producers.rollout.follower import WeightFollower
-from headrace.producers.rollout.group_records import outgoing
+from headrace.producers.rollout.group_records import build_outgoing
 from headrace.producers.rollout.worker_status import StatusPosts
 from headrace.schemas.records import (
     BatchTrained,
@@ -95,8 +95,8 @@ WRITES: Mapping[str, tuple[Flow, ...]] = {
         Flow("dead-letters", DeadLetter, Feeder.handle),
     ),
     "rollout": (
-        Flow("trajectories", TrajectoryGroup, outgoing),
-        Flow("eval-groups", TrajectoryGroup, outgoing),
+        Flow("trajectories", TrajectoryGroup, build_outgoing),
+        Flow("eval-groups", TrajectoryGroup, build_outgoing),
         Flow("workers", WorkerStatus, StatusPosts.post),
         Flow("dead-letters", DeadLetter, Concluder.conclude),
     ),

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from headrace.consumers.curate.revision_chains import chain_of
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.plug_in_sources import curated, known_sources, source_differences, sources_of
-from headrace.infra.recipe.recipe_file import with_chain
+from headrace.infra.recipe.plug_in_sources import curator_plug_ins, find_source_differences, newest_sources, sources_of
+from headrace.infra.recipe.recipe_file import replace_chain
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import revision_of, write_later
+from headrace.infra.run.revisions import build_revision, write_later
 from headrace.infra.run.run import Run, RunEnded, read_revisions
 from headrace.schemas.records import RecipeRevision
 
@@ -60,7 +60,7 @@ def _prepared(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
     revisions = read_revisions(run.address)
     newest = revisions[-1]
     old = Recipe.from_json(newest.recipe)
-    new = with_chain(old, path)
+    new = replace_chain(old, path)
     for policy_variant in new.policy_variants:
         try:
             chain_of(new, policy_variant)
@@ -72,17 +72,17 @@ def _prepared(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
             "with it by `headrace up … --set trainer.steps=N --new-recipe`, or try the chain over what it played by "
             "`headrace archive` and `headrace curate --from`"
         )
-    here = sources_of(use for policy_variant in new.policy_variants for use in curated(new, policy_variant))
-    is_new = new != old or bool(source_differences(known_sources(revisions), here))
+    here = sources_of(use for policy_variant in new.policy_variants for use in curator_plug_ins(new, policy_variant))
+    is_new = new != old or bool(find_source_differences(newest_sources(revisions), here))
     revision = newest.revision + is_new
     report = Swap(
         run=run.address.run,
         before=newest.revision,
         revision=revision,
-        chain_before=tuple(use.in_words() for use in old.curate.chain),
-        chain=tuple(use.in_words() for use in new.curate.chain),
+        chain_before=tuple(use.describe() for use in old.curate.chain),
+        chain=tuple(use.describe() for use in new.curate.chain),
     )
     if not is_new:
         return None, report
     plug_ins = {**newest.plug_ins, **{top: source.hash for top, source in here.items()}}
-    return replace(revision_of(newest.run_id, revision, new, newest.store), swapped=True, plug_ins=plug_ins), report
+    return replace(build_revision(newest.run_id, revision, new, newest.store), swapped=True, plug_ins=plug_ins), report

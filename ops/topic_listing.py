@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from headrace.infra.kafka.client_settings import settings_of_environment
+from headrace.infra.kafka.client_settings import read_client_settings
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.run.revisions import first_message, topic_specs_of
+from headrace.infra.run.revisions import read_first_revision, read_topic_specs
 from headrace.infra.run.run import Run
 from headrace.schemas.topics import TopicSpec
 
@@ -21,9 +21,9 @@ def listing_of_recipe(name_or_path: str, sets: Sequence[str]) -> Table:
     kafka = recipe.kafka
     if not kafka.bootstrap:
         return _table(recipe.topic_specs_with(recipe.state_partitions), None)
-    client = {**kafka.client, **settings_of_environment()}
+    client = {**kafka.client, **read_client_settings()}
     connection = Connection(kafka.bootstrap, client, kafka.compression)
-    specs = topic_specs_of(first_message(RunAddress(connection, recipe.name)), recipe)
+    specs = read_topic_specs(read_first_revision(RunAddress(connection, recipe.name)), recipe)
     return _table(specs, ensure_topics(connection, specs))
 
 

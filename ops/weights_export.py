@@ -7,13 +7,13 @@ from pathlib import Path
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import read_all
-from headrace.infra.run.retired import WEIGHTS, in_words, read_retired
+from headrace.infra.run.retired import WEIGHTS, describe_versions, read_retired
 from headrace.infra.run.run import Run
-from headrace.infra.weights.files import ADAPTER_WEIGHTS, files_to_serve, is_adapter, write_files
+from headrace.infra.weights.files import ADAPTER_WEIGHTS, choose_files_to_serve, is_adapter, write_files
 from headrace.infra.weights.folder import write_adapter, write_weights
 from headrace.infra.weights.paths import is_version
 from headrace.infra.weights.policy_weights import PolicyWeights
-from headrace.infra.whole_folder import new_folder
+from headrace.infra.whole_folder import write_new_folder
 from headrace.schemas.records import WeightsPublished
 
 
@@ -25,7 +25,7 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
     Raises UsageError when there is no such version, or not any more, or `out` exists, BadWeights when no good objects
     lead to it, and FilesError when a file beside them has no plain name.
     """
-    name = run.policy(policy)
+    name = run.resolve(policy)
     found = (read_record(message, WeightsPublished) for message in read_all(run.connection, [run.topics.weights(name)]))
     events = [event for event in found if event is not None and event.run_id == run.run_id]
     versions = [event for event in events if is_version(event)]
@@ -38,13 +38,13 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
         raise UsageError(f"policy {name} of run {run.address.run} published no version {version}; the newest is {last}")
     retired = read_retired(run)
     if retired.has(name, WEIGHTS, target.version):
-        there = in_words(event.version for event in versions if not retired.has(name, WEIGHTS, event.version))
+        there = describe_versions(event.version for event in versions if not retired.has(name, WEIGHTS, event.version))
         raise UsageError(
             f"`headrace gc` has retired the weights of version {target.version} of policy {name}: there are {there}"
         )
     beside = [event.files for event in versions if event.files and event.version <= target.version][-1:]
-    files = files_to_serve(beside[0]) if beside else ()
-    with new_folder(out) as folder:
+    files = choose_files_to_serve(beside[0]) if beside else ()
+    with write_new_folder(out) as folder:
         tensors = PolicyWeights(run.weights_cache).bring(events, target)
         if is_adapter(files):
             write_adapter(tensors, folder / ADAPTER_WEIGHTS, target.weights_hash)

@@ -152,12 +152,12 @@ def is_of_run(metadata: str, run_id: str) -> bool:
 def _decode(base: int, metadata: str) -> tuple[set[int], dict[int, int]]:
     try:
         found = json.loads(metadata) if metadata else {}
-        return _offsets(base, found), _counts(base, found)
+        return _list_offsets(base, found), _list_counts(base, found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return set(), {}
 
 
-def _offsets(base: int, found: Mapping[str, str]) -> set[int]:
+def _list_offsets(base: int, found: Mapping[str, str]) -> set[int]:
     offsets: set[int] = set()
     for part in filter(None, found.get("done", "").split(",")):
         begin, _, end = part.partition("-")
@@ -168,6 +168,6 @@ def _offsets(base: int, found: Mapping[str, str]) -> set[int]:
     return offsets
 
 
-def _counts(base: int, found: Mapping[str, str]) -> dict[int, int]:
+def _list_counts(base: int, found: Mapping[str, str]) -> dict[int, int]:
     pairs = (part.split(":") for part in filter(None, found.get("started", "").split(",")))
     return {base + int(offset): int(count) for offset, count in pairs}

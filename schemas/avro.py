@@ -47,11 +47,11 @@ class Dtype:
 
 def schema_of(record: type, docs: Mapping[str, Mapping[str, str]] | None = None) -> Plain:
     """Return the Avro schema of a record class; `docs` maps class name to field name (or "") to text."""
-    schema: Plain = _record_schema(record, docs or {}, set())
+    schema: Plain = _build_record_schema(record, docs or {}, set())
     return schema
 
 
-def _record_schema(record: type, docs: Mapping[str, Mapping[str, str]], named: set[str]) -> Any:
+def _build_record_schema(record: type, docs: Mapping[str, Mapping[str, str]], named: set[str]) -> Any:
     name = record.__name__
     if name in named:
         return f"{NAMESPACE}.{name}"
@@ -60,7 +60,11 @@ def _record_schema(record: type, docs: Mapping[str, Mapping[str, str]], named: s
     texts = docs.get(name, {})
     fields = []
     for f in dataclasses.fields(record):
-        column: Plain = {"name": f.name, "type": _type_schema(hints[f.name], docs, named), "default": _default(f)}
+        column: Plain = {
+            "name": f.name,
+            "type": _build_type_schema(hints[f.name], docs, named),
+            "default": _encode_default(f),
+        }
         if f.name in texts:
             column["doc"] = texts[f.name]
         fields.append(column)
@@ -70,24 +74,24 @@ def _record_schema(record: type, docs: Mapping[str, Mapping[str, str]], named: s
     return schema
 
 
-def _type_schema(hint: Any, docs: Mapping[str, Mapping[str, str]], named: set[str]) -> Any:
+def _build_type_schema(hint: Any, docs: Mapping[str, Mapping[str, str]], named: set[str]) -> Any:
     if hint in SCALARS:
         return SCALARS[hint]
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _record_schema(hint, docs, named)
+        return _build_record_schema(hint, docs, named)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return {"type": "bytes", "dtype": arguments[1].name}
     if origin is tuple:
-        return {"type": "array", "items": _type_schema(arguments[0], docs, named)}
+        return {"type": "array", "items": _build_type_schema(arguments[0], docs, named)}
     if origin is dict:
-        return {"type": "map", "values": _type_schema(arguments[1], docs, named)}
+        return {"type": "map", "values": _build_type_schema(arguments[1], docs, named)}
     if origin in (types.UnionType, typing.Union) and arguments[1] is type(None):
-        return ["null", _type_schema(arguments[0], docs, named)]
+        return ["null", _build_type_schema(arguments[0], docs, named)]
     raise SchemaError(f"no Avro type for {hint}: use those of the table in {__name__}")
 
 
-def _default(f: dataclasses.Field[Any]) -> Any:
+def _encode_default(f: dataclasses.Field[Any]) -> Any:
     """Return a field's default as Avro's JSON has it."""
     value = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
     if value is dataclasses.MISSING:
@@ -97,22 +101,22 @@ def _default(f: dataclasses.Field[Any]) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def to_plain(record: type) -> Convert:
+def encoder_of(record: type) -> Convert:
     """Return a function from a record of this class to the dict that fastavro writes; it checks every value."""
-    return _converters(record, outward=True)
+    return _find_converters(record, outward=True)
 
 
-def from_plain(record: type) -> Convert:
+def decoder_of(record: type) -> Convert:
     """Return a function from the dict that fastavro reads to a record of this class; tensors become views."""
-    return _converters(record, outward=False)
+    return _find_converters(record, outward=False)
 
 
-def _converters(record: type, *, outward: bool) -> Convert:
+def _find_converters(record: type, *, outward: bool) -> Convert:
     hints = typing.get_type_hints(record, include_extras=True)
-    columns = [(f.name, _converter(hints[f.name], outward=outward)) for f in dataclasses.fields(record)]
+    columns = [(f.name, _find_converter(hints[f.name], outward=outward)) for f in dataclasses.fields(record)]
     # Most fields are read as they are: a call for each of these would cost as much as all the rest.
     values_of = operator.itemgetter(*[name for name, _ in columns]) if len(columns) > 1 else None
-    changed = [(place, convert) for place, (_, convert) in enumerate(columns) if convert is not _as_is]
+    changed = [(place, convert) for place, (_, convert) in enumerate(columns) if convert is not _pass_through]
 
     def outgoing(value: Any) -> Plain:
         if type(value) is not record:
@@ -136,27 +140,27 @@ def _converters(record: type, *, outward: bool) -> Convert:
     return outgoing if outward else incoming
 
 
-def _converter(hint: Any, *, outward: bool) -> Convert:
+def _find_converter(hint: Any, *, outward: bool) -> Convert:
     if hint in SCALARS:
-        return _checked(hint) if outward else _as_is
+        return _build_checker(hint) if outward else _pass_through
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _converters(hint, outward=outward)
+        return _find_converters(hint, outward=outward)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return _tensor_out(arguments[1]) if outward else _tensor_in(arguments[1])
-    inner = _converter(arguments[1] if origin is dict else arguments[0], outward=outward)
+        return _build_tensor_encoder(arguments[1]) if outward else _build_tensor_decoder(arguments[1])
+    inner = _find_converter(arguments[1] if origin is dict else arguments[0], outward=outward)
     if origin is tuple:
-        return _items_out(inner) if outward else _items_in(inner)
+        return _build_items_encoder(inner) if outward else _build_items_decoder(inner)
     if origin is dict:
-        return _map_out(inner) if outward else _map_in(inner)
-    return inner if inner is _as_is else (lambda value: None if value is None else inner(value))
+        return _build_map_encoder(inner) if outward else _build_map_decoder(inner)
+    return inner if inner is _pass_through else (lambda value: None if value is None else inner(value))
 
 
-def _as_is(value: Any) -> Any:
+def _pass_through(value: Any) -> Any:
     return value
 
 
-def _checked(kind: type) -> Convert:
+def _build_checker(kind: type) -> Convert:
     def check(value: Any) -> Any:
         if type(value) is kind:
             return value
@@ -165,7 +169,7 @@ def _checked(kind: type) -> Convert:
     return check
 
 
-def _items_out(inner: Convert) -> Convert:
+def _build_items_encoder(inner: Convert) -> Convert:
     def convert(values: Any) -> list[Any]:
         if not isinstance(values, tuple):
             raise SchemaError(f": expected tuple, got {type(values).__name__} {values!r:.60}")
@@ -180,15 +184,15 @@ def _items_out(inner: Convert) -> Convert:
     return convert
 
 
-def _items_in(inner: Convert) -> Convert:
-    return tuple if inner is _as_is else (lambda values: tuple([inner(v) for v in values]))
+def _build_items_decoder(inner: Convert) -> Convert:
+    return tuple if inner is _pass_through else (lambda values: tuple([inner(v) for v in values]))
 
 
-def _map_in(inner: Convert) -> Convert:
-    return dict if inner is _as_is else (lambda values: {k: inner(v) for k, v in values.items()})
+def _build_map_decoder(inner: Convert) -> Convert:
+    return dict if inner is _pass_through else (lambda values: {k: inner(v) for k, v in values.items()})
 
 
-def _map_out(inner: Convert) -> Convert:
+def _build_map_encoder(inner: Convert) -> Convert:
     def convert(values: Any) -> Plain:
         if not isinstance(values, dict):
             raise SchemaError(f": expected dict, got {type(values).__name__} {values!r:.60}")
@@ -205,7 +209,7 @@ def _map_out(inner: Convert) -> Convert:
     return convert
 
 
-def _tensor_out(dtype: Dtype) -> Convert:
+def _build_tensor_encoder(dtype: Dtype) -> Convert:
     wire = dtype.little_endian
 
     def convert(array: Any) -> bytes:
@@ -217,12 +221,12 @@ def _tensor_out(dtype: Dtype) -> Convert:
     return convert
 
 
-def _tensor_in(dtype: Dtype) -> Convert:
+def _build_tensor_decoder(dtype: Dtype) -> Convert:
     wire = dtype.little_endian
 
     def convert(data: bytes) -> Any:
         if len(data) % wire.itemsize:
-            raise SchemaError(f"{len(data)} bytes are no whole number of {dtype.name}")
+            raise SchemaError(f"{len(data)} bytes are not a multiple of the size of {dtype.name}")
         return np.frombuffer(data, wire)
 
     return convert

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
-from headrace.schemas.avro import NAMESPACE, Convert, Plain, SchemaError, from_plain, schema_of, to_plain
-from headrace.schemas.reading import REFUSALS, Reader, reader_of
+from headrace.schemas.avro import NAMESPACE, Convert, Plain, SchemaError, decoder_of, encoder_of, schema_of
+from headrace.schemas.reading import REFUSALS, Reader, build_reader
 from headrace.schemas.records import RECORDS
-from headrace.schemas.writers import foreign_schema, weigh
+from headrace.schemas.writers import parse_foreign_schema, weigh
 
 MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
@@ -54,11 +54,11 @@ def fingerprint_of(schema: Plain) -> bytes:
 
 def _form_of(record: type) -> Form:
     schema = schema_of(record)
-    converts = to_plain(record), from_plain(record)
-    return Form(record, _parsed(schema), fingerprint_of(schema), *converts, reader_of(record))
+    converts = encoder_of(record), decoder_of(record)
+    return Form(record, _parse_schema(schema), fingerprint_of(schema), *converts, build_reader(record))
 
 
-def _parsed(schema: Plain) -> Plain:
+def _parse_schema(schema: Plain) -> Plain:
     parsed = parse_schema(schema)
     assert isinstance(parsed, dict)  # noqa: S101 - every message is a record, and a record's schema is an object
     return parsed
@@ -78,37 +78,37 @@ FORMS = Forms()
 
 
 @functools.cache
-def _by_fingerprint() -> dict[bytes, Form]:
+def _index_by_fingerprint() -> dict[bytes, Form]:
     return {FORMS[record].fingerprint: FORMS[record] for record in RECORDS}
 
 
 @functools.cache
-def _by_name() -> dict[str, Form]:
+def _index_by_name() -> dict[str, Form]:
     return {record.__name__: FORMS[record] for record in RECORDS}
 
 
 @functools.cache
-def _past() -> dict[bytes, Plain]:
+def _load_past_schemas() -> dict[bytes, Plain]:
     """Schemas of earlier releases and of the run, by fingerprint; `learn` adds to it."""
     known: dict[bytes, Plain] = {}
     for release in resources.files("headrace.schemas").joinpath("past").iterdir():
         if release.is_dir():
             for file in release.iterdir():
                 schema = json.loads(file.read_text())
-                known[fingerprint_of(schema)] = _parsed(schema)
+                known[fingerprint_of(schema)] = _parse_schema(schema)
     return known
 
 
 def learn(schemas: Mapping[str, str]) -> None:
     """Take in the writers' schemas that a run keeps on its recipe topic: record name to schema text.
 
-    Raises SchemaError for the first that is none (`headrace.schemas.writers`); those before it are learnt.
+    Raises SchemaError for the first that is not a schema (`headrace.schemas.writers`); those before it are learnt.
     """
     for text in schemas.values():
-        schema = foreign_schema(text)
+        schema = parse_foreign_schema(text)
         try:
-            _past()[fingerprint_of(schema)] = _parsed(schema)
-        except Exception as error:  # fastavro raises many kinds on a schema that is none
+            _load_past_schemas()[fingerprint_of(schema)] = _parse_schema(schema)
+        except Exception as error:  # fastavro raises many kinds on an invalid schema
             raise SchemaError(f"a schema cannot be used, {type(error).__name__}: {error}: {text[:80]!r}") from error
 
 
@@ -151,7 +151,7 @@ def encode_like(record: Any, sample: bytes) -> bytes:
 
     Fields that the older schema lacks are left out. Raises SchemaError like `encode` and `decode`.
     """
-    form, schema = FORMS[type(record)], _writer_schema(sample)
+    form, schema = FORMS[type(record)], _find_writer_schema(sample)
     out = io.BytesIO()
     out.write(sample[:HEADER_BYTES])
     schemaless_writer(out, schema, form.encode(record))
@@ -161,7 +161,7 @@ def encode_like(record: Any, sample: bytes) -> bytes:
 def decode(data: bytes, record: type[R]) -> R:
     """Return the record of the class asked for; tensors are views that cannot be written, of copies of their bytes.
 
-    Raises SchemaError when the bytes are no message, their schema is unknown or another record's, they are cut short,
+    Raises SchemaError when the bytes are not a message, their schema is unknown or another record's, they are cut,
     or something follows them.
     """
     found = _read(data, FORMS[record])
@@ -179,10 +179,10 @@ def decode_plain(data: bytes, record: type) -> Plain:
 
 def decode_any(data: bytes) -> Any:
     """Return whichever of today's records the message holds. Raises SchemaError like `decode`."""
-    form = _by_fingerprint().get(bytes(data[2:HEADER_BYTES]))
+    form = _index_by_fingerprint().get(bytes(data[2:HEADER_BYTES]))
     if form is None:
-        name = _writer_schema(data)["name"].removeprefix(f"{NAMESPACE}.")
-        form = _by_name().get(name)
+        name = _find_writer_schema(data)["name"].removeprefix(f"{NAMESPACE}.")
+        form = _index_by_name().get(name)
         if form is None:
             raise SchemaError(f"record {name} is not known to this version of Headrace")
     return _read(data, form)
@@ -200,7 +200,7 @@ def decode_as_written(data: bytes) -> tuple[Plain, Plain]:
 def name_of(data: bytes) -> str:
     """Return the name of the record that a message holds, from its first bytes.
 
-    Raises UnknownSchema when no schema of its fingerprint is known, and SchemaError when it is no message at all.
+    Raises UnknownSchema when no schema of its fingerprint is known, and SchemaError when it is not a message at all.
     """
     return str(schema_in(data)["name"]).removeprefix(f"{NAMESPACE}.")
 
@@ -213,7 +213,7 @@ def decode_prefix(data: bytes) -> tuple[str, Plain]:
     name, schema = name_of(data), schema_in(data)
     plain = {key: value for key, value in schema.items() if not key.startswith("__")}
     for count in range(len(plain["fields"]), 0, -1):
-        begin = _parsed({**plain, "fields": plain["fields"][:count]})
+        begin = _parse_schema({**plain, "fields": plain["fields"][:count]})
         body = io.BytesIO(data)
         body.seek(HEADER_BYTES)
         try:
@@ -226,17 +226,17 @@ def decode_prefix(data: bytes) -> tuple[str, Plain]:
 
 def schema_in(data: bytes) -> Plain:
     """Return the schema that a message was written in. Raises SchemaError like `name_of`."""
-    form = _by_fingerprint().get(bytes(data[2:HEADER_BYTES])) if data[:2] == MAGIC else None
-    return form.schema if form is not None else _writer_schema(data)
+    form = _index_by_fingerprint().get(bytes(data[2:HEADER_BYTES])) if data[:2] == MAGIC else None
+    return form.schema if form is not None else _find_writer_schema(data)
 
 
-def _writer_schema(data: bytes) -> Plain:
+def _find_writer_schema(data: bytes) -> Plain:
     if len(data) < HEADER_BYTES or data[:2] != MAGIC:
         raise SchemaError(
             f"not an Avro single-object message: it begins with {bytes(data[:HEADER_BYTES]).hex() or 'nothing'}"
         )
     name = bytes(data[2:HEADER_BYTES])
-    known = _past()
+    known = _load_past_schemas()
     if name not in known:
         for find in _finders:
             find()
@@ -265,7 +265,7 @@ def _read(data: bytes, form: Form) -> Any:
 
 def _read_plain(data: bytes, form: Form) -> Plain:
     same = data[:HEADER_BYTES] == MAGIC + form.fingerprint
-    writer = form.schema if same else _writer_schema(data)
+    writer = form.schema if same else _find_writer_schema(data)
     name = form.record.__name__
     if writer["name"].removeprefix(f"{NAMESPACE}.") != name:
         raise SchemaError(f"expected a {name}, the message holds a {writer['name']}")

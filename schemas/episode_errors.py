@@ -13,7 +13,7 @@ LONGEST = 300
 RAISED = ("error", "time_limit")
 """Reasons of a failure for which the environment, the workflow or the engine is to blame."""
 TOLD = (*RAISED, "unreachable", "poison")
-"""Reasons that are told; the others belong to a run's end, or to an evaluation that came too late."""
+"""Reasons that are reported; the others belong to a run's end, or to an evaluation that came too late."""
 
 
 def kind_of(failure: Failure | EpisodeError) -> tuple[str, str, str]:
@@ -26,7 +26,7 @@ def kind_of(failure: Failure | EpisodeError) -> tuple[str, str, str]:
     return failure.reason, re.sub("[0-9]+", "", words), failure.at
 
 
-def errors_of(failures: Iterable[Failure]) -> tuple[EpisodeError, ...]:
+def group_errors(failures: Iterable[Failure]) -> tuple[EpisodeError, ...]:
     """Return how a group's episodes failed, as its outcome carries it."""
     first: dict[tuple[str, str, str], Failure] = {}
     counts: dict[tuple[str, str, str], int] = {}
@@ -36,15 +36,15 @@ def errors_of(failures: Iterable[Failure]) -> tuple[EpisodeError, ...]:
             first.setdefault(kind, failure)
             counts[kind] = counts.get(kind, 0) + 1
     kinds = sorted(first, key=lambda kind: -counts[kind])[:MOST_KINDS]
-    return tuple(_error(first[kind], counts[kind]) for kind in kinds)
+    return tuple(_build_error(first[kind], counts[kind]) for kind in kinds)
 
 
-def _error(failure: Failure, episodes: int) -> EpisodeError:
+def _build_error(failure: Failure, episodes: int) -> EpisodeError:
     reason, detail, at, role = (text[:LONGEST] for text in (failure.reason, failure.detail, failure.at, failure.role))
     return EpisodeError(reason, detail, at, role, failure.turn, episodes)
 
 
-def in_words(error: EpisodeError | Failure) -> str:
+def describe_error(error: EpisodeError | Failure) -> str:
     """Return an error in one line: `KeyError: 'x' at flow.py:12 in play (solver, turn 1)`."""
     where = f" at {error.at}" if error.at else ""
     when = f" ({error.role}, {f'turn {error.turn}' if error.turn else 'before its first turn'})" if error.role else ""

@@ -7,7 +7,7 @@ import inspect
 from types import ModuleType
 
 
-def field_texts(module: ModuleType) -> dict[str, dict[str, str]]:
+def read_field_texts(module: ModuleType) -> dict[str, dict[str, str]]:
     """Return class name to field name to the text under it; the class's own text is under ""."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(module)).body:

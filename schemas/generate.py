@@ -12,20 +12,20 @@ from pathlib import Path
 
 from headrace.schemas import field_types, group_records, records, run_records, version_records
 from headrace.schemas.avro import schema_of
-from headrace.schemas.field_texts import field_texts
+from headrace.schemas.field_texts import read_field_texts
 
 
-def docs_of_records() -> dict[str, dict[str, str]]:
+def read_record_docs() -> dict[str, dict[str, str]]:
     """Return class name to field name to the text under it; the class's own text is under ""."""
     docs: dict[str, dict[str, str]] = {}
     for module in (field_types, group_records, run_records, version_records):
-        docs |= field_texts(module)
+        docs |= read_field_texts(module)
     return docs
 
 
-def avsc_texts() -> dict[str, str]:
-    """Return file name to text, one per record that stands alone."""
-    docs = docs_of_records()
+def render_avsc() -> dict[str, str]:
+    """Return file name to text, one per record that can be a message of its own."""
+    docs = read_record_docs()
     return {f"{r.__name__}.avsc": json.dumps(schema_of(r, docs), indent=2) + "\n" for r in records.RECORDS}
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     """Write the files beside this module."""
     folder = Path(__file__).parent / "avsc"
     folder.mkdir(exist_ok=True)
-    for name, text in avsc_texts().items():
+    for name, text in render_avsc().items():
         (folder / name).write_text(text)
 
 

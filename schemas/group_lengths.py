@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.schemas.records import TrajectoryGroup
 
 
-def generated_lengths(group: TrajectoryGroup) -> tuple[int, ...]:
+def count_generated(group: TrajectoryGroup) -> tuple[int, ...]:
     """Return the number of generated tokens of each trajectory, as outcomes carry them.
 
     Of a sequence it is never more than its ids, whatever the spans of a malformed one claim.

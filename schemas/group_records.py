@@ -18,15 +18,15 @@ class Task:
     number: int = 0
     """Consecutive in its stream, from 0."""
     attempt: int = 0
-    """Counts how often this number was issued again."""
+    """How often this number was issued again."""
     purpose: str = "train"
     """train | eval."""
     revision: int = 0
     """Recipe revision in force."""
     workflow: str = ""
-    """Which workflow plays it."""
+    """Workflow that plays it."""
     task_id: str = ""
-    """Identity in its source, the same whenever it is drawn."""
+    """Id in its source, the same whenever it is drawn."""
     tier: str = ""
     """Difficulty tier or source that it was drawn from."""
     payload: str = ""
@@ -48,7 +48,7 @@ class Attachment:
     name: str = ""
     """What it is, in the workflow's words."""
     claim: ClaimCheck | None = None
-    """Where its bytes are."""
+    """Object that holds its bytes."""
     dtype: str = ""
     """Type of its elements; empty for a plain file."""
     shape: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class Sampling:
     min_p: float = 0.0
     """Least share of the likeliest token's probability; 0 keeps all."""
     max_tokens: int = 0
-    """Limit that was in force."""
+    """Most tokens that might be generated."""
     stop_ids: tuple[int, ...] = ()
     """Token ids that end a generation; the stop token itself is part of the ids."""
 
@@ -84,7 +84,7 @@ class Span:
     length: int = 0
     """Number of tokens; the lengths of a sequence's spans add up to its ids."""
     turn: int = 0
-    """Which turn of the conversation."""
+    """Index of the turn of the conversation."""
     reward: float | None = None
     """Reward for this span alone, where the environment gives one."""
     finish_reason: str = ""
@@ -102,7 +102,7 @@ class Routing:
     dtype: str = "uint8"
     """uint8, or uint16 where a layer has more than 256 experts."""
     tokens: int = 0
-    """The sequence's first so many; the last token is not among them, since nothing was computed of it."""
+    """Number of first tokens of the sequence that have one; the last token has none, as nothing was computed of it."""
     layers: int = 0
     """Layers with experts, in the model's order."""
     per_token: int = 0
@@ -120,9 +120,9 @@ class Sequence:
     version_runs: Int32s = field(default_factory=no_ints)
     """Weight versions as pairs (version, run length), int32[2R]; version -1 on tokens that were not generated."""
     role: str = ""
-    """What the policy was in the workflow."""
+    """Role of the policy in the workflow."""
     agent_id: str = ""
-    """Which agent of that role."""
+    """Id of the agent among those of its role."""
     parent: int = -1
     """Index of the sequence that this one branched from; -1 for none."""
     reward: float | None = None
@@ -130,27 +130,27 @@ class Sequence:
     baseline: float | None = None
     """Baseline that the workflow gives; missing where the group's statistics serve."""
     spans: tuple[Span, ...] = ()
-    """Where the tokens come from, in order."""
+    """Spans of the tokens by origin, in order."""
     attachments: tuple[Attachment, ...] = ()
-    """What goes with this sequence."""
+    """Attachments of this sequence."""
     routing: Routing | None = None
-    """Where its tokens went in a mixture of experts, when the recipe has it recorded."""
+    """Experts that its tokens were sent to, when the recipe has them recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """What one policy did in one episode."""
+    """Actions of one policy in one episode."""
 
     id: str = ""
     """`stream:number:sample`."""
     reward: float = 0.0
     """Reward of the whole trajectory."""
     reward_parts: dict[str, float] = field(default_factory=dict)
-    """What the reward is made of."""
+    """Parts of the reward by name."""
     sequences: tuple[Sequence, ...] = ()
     """One or more sequences: attempts, turns that were rebuilt, sub-agents."""
     attachments: tuple[Attachment, ...] = ()
-    """What goes with the whole trajectory."""
+    """Attachments of the whole trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Failure:
     """An episode that gave no trajectory. It is data, never a crash."""
 
     sample: int = 0
-    """Which of the group's n samples."""
+    """Index of the sample in the group."""
     reason: str = ""
     """error | time_limit | unreachable | run_end | version_gone | poison."""
     detail: str = ""
@@ -167,11 +167,11 @@ class Failure:
     """File, line and function of the newest frame that is the user's own, as `flow.py:12 in play`; else of the newest
     of all. Empty where nothing was raised."""
     role: str = ""
-    """Which role had generated last."""
+    """Role that had generated last."""
     turn: int = 0
     """How often that role had generated; 0 where it failed before."""
     traceback: str = ""
-    """Of the first episode that failed like this in the life of its worker; empty in the others."""
+    """Traceback, of the first episode that failed like this in the life of its worker; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +179,13 @@ class EpisodeError:
     """Episodes of a group that failed alike; in its outcome."""
 
     reason: str = ""
-    """As in Failure, as are the next four; of the first of them."""
+    """Reason of the failure. This and the next four are as in Failure, of the first episode that failed so."""
     detail: str = ""
     at: str = ""
     role: str = ""
     turn: int = 0
     episodes: int = 0
-    """How many failed like this."""
+    """Number of episodes that failed like this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,23 +205,23 @@ class TrajectoryGroup:
     revision: int = 0
     """Recipe revision that the task was stamped with."""
     policy: str = ""
-    """Which policy these trajectories train."""
+    """Policy that these trajectories train."""
     task_id: str = ""
     """Identity of the task in its source."""
     tier: str = ""
     """Difficulty tier of the task."""
     episode_ids: tuple[str, ...] = ()
-    """One per trajectory; ties the groups of several policies together."""
+    """Id of each trajectory's episode; it joins the groups of several policies."""
     n_asked: int = 0
     """How many episodes were asked for."""
     trajectories: tuple[Trajectory, ...] = ()
-    """What was played; empty when all failed, the policy never acted, or the bytes are behind `claim`."""
+    """The trajectories; empty when all episodes failed, the policy never acted, or the bytes are behind `claim`."""
     failures: tuple[Failure, ...] = ()
     """Episodes that gave no trajectory."""
     reason: str = ""
     """Why there is no trajectory: failed | not_acted | run_end | version_gone | poison; empty when there are some."""
     claim: ClaimCheck | None = None
-    """Where the whole encoded group is when it was too large for a message."""
+    """Object that holds the whole encoded group when it was too large for a message."""
     head_version: int = -1
     """Newest version of the policy that the worker knew when it finished: the clock of every data algorithm."""
     asked_version: int = -1
@@ -231,9 +231,9 @@ class TrajectoryGroup:
     tokenizer_hash: str = ""
     """BLAKE3 of tokenizer.json."""
     engine: str = ""
-    """Which engine generated."""
+    """Name of the engine that generated."""
     engine_build: str = ""
-    """Its version and settings that matter to numbers."""
+    """Version of the engine, and its settings that numbers depend on."""
     logprob_convention: str = "tempered"
     """raw | tempered | masked: what the log-probabilities are of."""
     kv_on_swap: str = "recompute"
@@ -247,7 +247,7 @@ class TrajectoryGroup:
     finished_ms: int = 0
     """Wall time in ms since the epoch."""
     attachments: tuple[Attachment, ...] = ()
-    """What goes with the whole group."""
+    """Attachments of the whole group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,17 +293,17 @@ class Outcome:
     number: int = 0
     """Number of the task."""
     use: int = 0
-    """Which use of the group."""
+    """Number of the use of the group."""
     policy: str = ""
-    """Which policy."""
+    """Name of the policy."""
     level: str = "group"
     """group | trajectory."""
     trajectory_id: str = ""
-    """For level trajectory."""
+    """Id of the trajectory, for level trajectory; else empty."""
     verdict: str = ""
     """kept | dropped | expired | surplus | run_end | missing."""
     reason: str = ""
-    """Which rule, and for what."""
+    """Rule that decided, and why."""
     component: str = ""
     """curate | train."""
     revision: int = 0
@@ -319,9 +319,9 @@ class Outcome:
     n_asked: int = 0
     """How many episodes were asked for."""
     failures: int = 0
-    """How many of them failed."""
+    """How many of these episodes failed."""
     errors: tuple[EpisodeError, ...] = ()
-    """Of a curator's outcome of a group: how they failed, the most frequent first, and no more than four kinds."""
+    """Failures in a curator's outcome of a group: at most four kinds, the most frequent first."""
     min_version: int = -1
     """Oldest version among the generated tokens; -1 for none."""
     max_version: int = -1

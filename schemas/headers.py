@@ -57,19 +57,19 @@ class Stamp:
         for f in fields(cls):
             if f.name not in found:
                 raise HeaderError(f"header {f.name!r} is missing")
-            value = _int(found[f.name]) if f.type == "int" else _text(found[f.name])
+            value = _parse_int(found[f.name]) if f.type == "int" else _decode_text(found[f.name])
             if value is None:
                 raise HeaderError(f"header {f.name!r} is malformed: {found[f.name][:40]!r}")
             values[f.name] = value
         return cls(**values)  # type: ignore[arg-type]  # int fields were made ints above
 
 
-def _int(text: bytes) -> int | None:
+def _parse_int(text: bytes) -> int | None:
     number = int(text) if _INT.fullmatch(text) else None
     return number if number is not None and number in _INT64 else None
 
 
-def _text(text: bytes) -> str | None:
+def _decode_text(text: bytes) -> str | None:
     try:
         return text.decode() if len(text) <= _MOST_BYTES else None
     except UnicodeDecodeError:

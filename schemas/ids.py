@@ -74,15 +74,15 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def derived_seed(*parts: object) -> int:
+def derive_seed(*parts: object) -> int:
     """Return a seed in [0, 2**63) that follows from its parts alone, on every machine."""
-    return _seed("\0".join(map(str, parts)))
+    return _hash_to_seed("\0".join(map(str, parts)))
 
 
-def task_seed(seed: int, stream: str, number: int) -> int:
+def derive_task_seed(seed: int, stream: str, number: int) -> int:
     """Return the seed of a task's sampling: a stable hash in [0, 2**63), the same for every attempt."""
-    return _seed(f"{seed}|{stream}|{number}")
+    return _hash_to_seed(f"{seed}|{stream}|{number}")
 
 
-def _seed(text: str) -> int:
+def _hash_to_seed(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

@@ -31,10 +31,10 @@ _LONGEST = 63
 
 
 @functools.cache
-def reader_of(record: type) -> Reader:
+def build_reader(record: type) -> Reader:
     """Return the function that reads a record of this class."""
     names: dict[str, Any] = {
-        "long": _long,
+        "long": _read_long,
         "double": struct.Struct("<d").unpack_from,
         "view": np.frombuffer,
     }
@@ -44,7 +44,7 @@ def reader_of(record: type) -> Reader:
     hints = typing.get_type_hints(record, include_extras=True)
     temporaries = (f"t{number}" for number in itertools.count())
     for field in dataclasses.fields(record):
-        lines += [f" {line}" for line in _lines(hints[field.name], f"one.{field.name}", names, temporaries)]
+        lines += [f" {line}" for line in _render_lines(hints[field.name], f"one.{field.name}", names, temporaries)]
     lines += [" one.__class__ = Record", " return one, at"]
     source = "\n".join(lines)
     exec(compile(source, f"<reader of {record.__name__}>", "exec"), names)  # noqa: S102 - all of it was written above
@@ -56,70 +56,76 @@ def _open_twin(record: type) -> type:
     return type(record.__name__, (), {"__slots__": tuple(field.name for field in dataclasses.fields(record))})
 
 
-def _lines(hint: Any, target: str, names: dict[str, Any], temporaries: Iterator[str]) -> list[str]:
+def _render_lines(hint: Any, target: str, names: dict[str, Any], temporaries: Iterator[str]) -> list[str]:
     """Return the lines that read a value of a type into a target, and move `at` behind it."""
     if hint in SCALARS:
-        return _scalar(hint, target)
+        return _render_scalar(hint, target)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        names[f"read_{hint.__name__}"] = reader_of(hint)
+        names[f"read_{hint.__name__}"] = build_reader(hint)
         return [f"{target}, at = read_{hint.__name__}(data, at)"]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         names[arguments[1].name] = arguments[1].little_endian
-        return [*_stretch(), f"{target} = view(data[at - n : at], {arguments[1].name})"]
+        return [*_render_stretch(), f"{target} = view(data[at - n : at], {arguments[1].name})"]
     if origin in (types.UnionType, typing.Union):
-        inner = _lines(arguments[0], target, names, temporaries)
+        inner = _render_lines(arguments[0], target, names, temporaries)
         branch = ["n = data[at]", "at += 1", "if n == 0:", f" {target} = None", "elif n == 2:"]
         return [*branch, *[f" {line}" for line in inner], "else:", " raise ValueError"]
-    return _many(origin, arguments, target, names, temporaries)
+    return _render_many(origin, arguments, target, names, temporaries)
 
 
-def _many(
+def _render_many(
     origin: Any, arguments: tuple[Any, ...], target: str, names: dict[str, Any], temporaries: Iterator[str]
 ) -> list[str]:
     """Return the lines of an array or a map: blocks of items, each after its count, the last one empty."""
     items, count, item, key = (next(temporaries) for _ in range(4))
-    one = _lines(arguments[1 if origin is dict else 0], item, names, temporaries)
+    one = _render_lines(arguments[1 if origin is dict else 0], item, names, temporaries)
     if origin is dict:
-        one = [*_scalar(str, key), *one, f"{items}[{key}] = {item}"]
+        one = [*_render_scalar(str, key), *one, f"{items}[{key}] = {item}"]
     else:
         one = [*one, f"{items}.append({item})"]
     begin = "{}" if origin is dict else "[]"
-    block = [*_size(count), f"if not {count}:", " break", f"for _ in range({count}):", *[f" {line}" for line in one]]
+    block = [
+        *_render_size(count),
+        f"if not {count}:",
+        " break",
+        f"for _ in range({count}):",
+        *[f" {line}" for line in one],
+    ]
     end = items if origin is dict else f"tuple({items})"
     return [f"{items} = {begin}", "while True:", *[f" {line}" for line in block], f"{target} = {end}"]
 
 
-def _scalar(kind: type, target: str) -> list[str]:
+def _render_scalar(kind: type, target: str) -> list[str]:
     if kind is str:
-        return [*_stretch(), f"{target} = data[at - n : at].decode() if n else ''"]
+        return [*_render_stretch(), f"{target} = data[at - n : at].decode() if n else ''"]
     if kind is bytes:
-        return [*_stretch(), f"{target} = data[at - n : at]"]
+        return [*_render_stretch(), f"{target} = data[at - n : at]"]
     if kind is float:
         return [f"({target},) = double(data, at)", "at += 8"]
     if kind is bool:
         return ["n = data[at]", "at += 1", "if n > 1:", " raise ValueError", f"{target} = n == 1"]
-    return [*_number("n"), f"{target} = n >> 1 ^ -(n & 1)"]
+    return [*_render_number("n"), f"{target} = n >> 1 ^ -(n & 1)"]
 
 
-def _stretch() -> list[str]:
+def _render_stretch() -> list[str]:
     """Return the lines that read a length n and step over so many bytes; what is not there is found at the end."""
-    return [*_size("n"), "at += n"]
+    return [*_render_size("n"), "at += n"]
 
 
-def _size(size: str) -> list[str]:
+def _render_size(size: str) -> list[str]:
     """Return the lines that read a length or a count, which are not negative."""
-    return [*_number(size), f"if {size} & 1:", " raise ValueError", f"{size} >>= 1"]
+    return [*_render_number(size), f"if {size} & 1:", " raise ValueError", f"{size} >>= 1"]
 
 
-def _number(number: str) -> list[str]:
+def _render_number(number: str) -> list[str]:
     """Return the lines that read a number as it travels, its sign in the last bit; most take one byte or two."""
     far = ["m = data[at]", "at += 1", "if m < 128:", f" {number} += (m << 7) - 128"]
     further = ["else:", f" {number}, at = long(data, at - 2)"]
     return [f"{number} = data[at]", "at += 1", f"if {number} > 127:", *[f" {line}" for line in far + further]]
 
 
-def _long(data: bytes, at: int) -> tuple[int, int]:
+def _read_long(data: bytes, at: int) -> tuple[int, int]:
     """Return a number as it travels, its sign in the last bit, and where it ends."""
     number = shift = 0
     while shift < _LONGEST:

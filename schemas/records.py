@@ -96,4 +96,4 @@ RECORDS: tuple[type, ...] = (
     ObjectsRetired,
     StepBegun,
 )
-"""Every record that may stand alone in a message."""
+"""Every record that can be a message of its own."""

@@ -12,9 +12,9 @@ class RecipeRevision:
     """One revision of a run's resolved recipe, or the mark of its end. launcher, feeder, swap → everybody."""
 
     run_id: str = ""
-    """New for every run, even of the same name."""
+    """Id of the run: a new one for every run, even of the same name."""
     revision: int = 0
-    """0 at the start; tasks are stamped with the one in force."""
+    """Number of the revision, 0 at the start; tasks are stamped with the one in force."""
     recipe: str = ""
     """The resolved recipe, as JSON; empty in a record of the schemas of another build alone."""
     schemas: dict[str, str] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class RecipeRevision:
     ended: str = ""
     """Why the run has ended: steps | solved; empty before. Workers and trainers then conclude what is left."""
     source: str = ""
-    """Of an offline experiment: name of the run, on the same cluster, over whose batches it was trained."""
+    """Offline experiments: name of the run, on the same cluster, over whose batches it was trained."""
     created_ms: int = 0
     """Wall time in ms since the epoch."""
     swapped: bool = False
@@ -33,12 +33,12 @@ class RecipeRevision:
     plug_ins: dict[str, str] = field(default_factory=dict)
     """Top-level module of each plug-in of the user's own to the BLAKE3 (hex) of its source when this was written."""
     asks_for_published: bool = False
-    """Of a run's first: whether its curators refuse groups that name a version which is not published."""
+    """First revision only: whether curators refuse groups that name a version that is not published."""
     asks_for_issued: bool = False
-    """Of a run's first: whether its curators refuse groups of numbers that were never issued."""
+    """First revision only: whether curators refuse groups of numbers that were never issued."""
     state_partitions: int = 0
-    """Of a run's first: partitions of `state`, on which a component has the one that its name's CRC-32 gives; 0, of
-    runs of before, for one."""
+    """First revision only: number of partitions of `state`; a component writes to the one that the CRC-32 of its name
+    gives. 0, in older runs, means 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class TakenWeights:
     """The newest version of a policy that a worker took, and what that cost; in its status."""
 
     policy: str = ""
-    """Which policy."""
+    """Name of the policy."""
     version: int = -1
-    """Which version."""
+    """Version of the weights."""
     fetched_bytes: int = 0
-    """Of the objects that led to it."""
+    """Bytes of the objects that led to this version."""
     fetch_s: float = 0.0
     """Seconds until these were here, from the store or from this machine's cache, and read."""
     verify_s: float = 0.0
@@ -63,48 +63,48 @@ class TakenWeights:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """How a rollout worker is doing, the newest by worker. rollout workers → autoscaler, page."""
+    """State of a rollout worker or trainer, the newest by worker. rollout workers, trainers → page."""
 
     run_id: str = ""
     """The run."""
     worker: str = ""
-    """Its name."""
+    """Name of the worker."""
     workflow: str = ""
-    """What it plays."""
+    """Workflow that it plays."""
     region: str = ""
-    """Where it is."""
+    """Region that it is in."""
     state: str = ""
     """starting | waiting | rolling | behind | draining | stopped."""
     detail: str = ""
-    """Why, when it does not roll."""
+    """Why it does not roll; empty when it does."""
     versions: dict[str, int] = field(default_factory=dict)
     """Policy to the version that it serves."""
     taken: tuple[TakenWeights, ...] = ()
-    """Of each policy, how the version that it serves came."""
+    """Cost of the version that it serves, one entry per policy."""
     episodes_running: int = 0
-    """Now."""
+    """Episodes that run now."""
     episodes_done: int = 0
-    """Since its start."""
+    """Episodes that succeeded since its start."""
     episodes_failed: int = 0
-    """Since its start."""
+    """Episodes that failed since its start."""
     groups_done: int = 0
-    """Since its start."""
+    """Groups that were completed since its start."""
     tokens: int = 0
-    """Generated since its start."""
+    """Tokens generated since its start."""
     wasted_tokens: int = 0
-    """Generated for episodes that were cancelled."""
+    """Tokens generated for episodes that were cancelled, since its start."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall seconds by activity since its start: encode, produce, consume, commit, decode, generate, wait."""
     cpu_s: float = 0.0
-    """CPU seconds of the process."""
+    """CPU seconds of the process since its start."""
     pid: int = 0
     """Process id on its host."""
     host: str = ""
     """Host name."""
     started_ms: int = 0
-    """Wall time in ms since the epoch."""
+    """Wall time of its start, in ms since the epoch."""
     updated_ms: int = 0
-    """Wall time in ms since the epoch."""
+    """Wall time of this status, in ms since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,32 +114,32 @@ class DeadLetter:
     run_id: str = ""
     """The run."""
     component: str = ""
-    """Who could not read them."""
+    """Component that could not read the bytes."""
     topic: str = ""
-    """Where they were; with reason `redriven`, where they are again."""
+    """Topic that they were on; with reason `redriven`, that they are on again."""
     partition: int = 0
-    """Where they were; with reason `redriven`, where they are again."""
+    """Partition that they were on; with reason `redriven`, that they are on again."""
     offset: int = 0
-    """Where they were; with reason `redriven`, where they are again."""
+    """Offset that they had; with reason `redriven`, that they have now."""
     reason: str = ""
     """undecodable | other_run | misrouted | time_travel | missing_object | unknown_revision | unusable | poison |
     forgotten | unanswered | algorithm_failed | not_issued | redriven."""
     detail: str = ""
     """The error in one line."""
     policy: str = ""
-    """From the headers; empty when unknown."""
+    """Policy in the headers; empty when unknown."""
     stream: str = ""
-    """From the headers; empty when unknown."""
+    """Stream in the headers; empty when unknown."""
     number: int = -1
-    """From the headers; -1 when unknown. A known number of this run is concluded by this record."""
+    """Number in the headers; -1 when unknown. This record concludes a known number of this run."""
     use: int = 0
-    """From the headers. The dead letter of a replay concludes that use, and not the number."""
+    """Use in the headers. The dead letter of a replay concludes that use, and not the number."""
     key: bytes = b""
-    """As it was."""
+    """Key of the message, unchanged."""
     headers: dict[str, bytes] = field(default_factory=dict)
-    """As they were."""
+    """Headers of the message, unchanged."""
     value: bytes = b""
-    """As it was."""
+    """Value of the message, unchanged."""
     cut_bytes: int = 0
     """Bytes of key, headers and value that are left out, as the dead letter would be too large: it cannot be sent
     back. Of headers of one name it holds the last only, and counts the others here."""
@@ -157,7 +157,7 @@ class Snapshot:
     run_id: str = ""
     """The run."""
     component: str = ""
-    """Whose."""
+    """Component whose state it is."""
     topic: str = ""
     """Input topic; empty for a component that has no single one."""
     partition: int = -1
@@ -175,6 +175,6 @@ class WarmStartExamples:
     run_id: str = ""
     """The run."""
     policy: str = ""
-    """Which policy."""
+    """Name of the policy."""
     examples: ClaimCheck | None = None
     """JSON lines with prompt and completion."""

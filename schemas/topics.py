@@ -212,7 +212,7 @@ def retired_prefix(policy: str) -> bytes:
 
 
 def eval_stream(stream: str) -> str:
-    """Return the stream of evaluations beside a stream of training tasks; `eval` is no workflow's name."""
+    """Return the stream of evaluations beside a stream of training tasks; no workflow is named `eval`."""
     return f"eval.{stream}"
 
 

@@ -19,11 +19,11 @@ class GroupUse:
     number: int = 0
     """Number of the task."""
     use: int = 0
-    """Which use."""
+    """Number of the use of this group: 0 for fresh, counted up by replays."""
     partition: int = -1
     """Partition of the curated topic: a hint."""
     offset: int = -1
-    """Offset in it: a hint."""
+    """Offset in that partition: a hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Position:
     """Next offset to read."""
 
     partition: int = 0
-    """Partition."""
+    """Partition of the topic."""
     offset: int = 0
-    """The next offset."""
+    """Next offset to read of that partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Eviction:
     """A curated group that left the window untrained."""
 
     group: GroupUse | None = None
-    """Which."""
+    """The group, and which use of it."""
     verdict: str = ""
     """expired | surplus | run_end | dead | missing (a replay whose first use is no longer on the log)."""
 
@@ -53,7 +53,7 @@ class BatchTrained:
     run_id: str = ""
     """The run."""
     policy: str = ""
-    """Which policy."""
+    """Name of the policy."""
     variant: str = ""
     """Variant of the curated topic; empty for the main one."""
     version: int = -1
@@ -63,17 +63,17 @@ class BatchTrained:
     revision: int = 0
     """Recipe revision that the trainer had in force: what `retrain` and a resume use."""
     groups: tuple[GroupUse, ...] = ()
-    """In the order in which they were trained."""
+    """The groups that were trained on, in that order."""
     positions: tuple[Position, ...] = ()
     """Next offset of every curated partition at the cut."""
     evictions: tuple[Eviction, ...] = ()
-    """What left the window untrained since the record before."""
+    """Groups that left the window untrained since the record before."""
     base_hash: str = ""
-    """Of the published weights that training began from: `weights_hash` of the version before, within an epoch."""
+    """Hash of the published weights that training began from; within an epoch, that of the version before."""
     weights_hash: str = ""
-    """Of the published weights that came out."""
+    """Hash of the published weights that came out."""
     fingerprint: dict[str, str] = field(default_factory=dict)
-    """What numbers depend on: torch, oneDNN and MKL, instruction set, threads, device."""
+    """What the numbers depend on: torch, oneDNN and MKL, instruction set, threads, device."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Loss, reward, ratio, staleness and times of the step."""
     created_ms: int = 0
@@ -87,24 +87,24 @@ class WeightsPublished:
     run_id: str = ""
     """The run."""
     policy: str = ""
-    """Which policy."""
+    """Name of the policy."""
     variant: str = ""
     """Variant of the curated topic; empty for the main one."""
     version: int = 0
-    """Never goes back."""
+    """Version of the weights; it never goes back."""
     epoch: int = 0
     """Counts how often the hash chain was cut."""
     kind: str = "anchor"
     """anchor (whole) | delta (against base_version) | merged (deltas of versions before as one; publishes none) | whole
     (a version whose objects were lost once more; publishes none)."""
     base_version: int = -1
-    """What a delta, or a merged one, applies to."""
+    """Version that a delta, or a merged one, applies to."""
     base_hash: str = ""
     """`weights_hash` of the base."""
     weights_hash: str = ""
     """BLAKE3 over name, dtype, shape and bytes of the result, in name order."""
     dtype: str = "bfloat16"
-    """Published type."""
+    """Type of the published tensors."""
     weights: ClaimCheck | None = None
     """The object: safetensors of an anchor, or its index where it has several files, or a delta."""
     shards: tuple[NamedObject, ...] = ()
@@ -128,17 +128,17 @@ class EvalResult:
     run_id: str = ""
     """The run."""
     policy: str = ""
-    """Which policy."""
+    """Name of the policy."""
     variant: str = ""
     """Variant of the curated topic; empty for the main one."""
     workflow: str = ""
-    """Which workflow."""
+    """Name of the workflow that was evaluated."""
     version: int = 0
-    """Which version."""
+    """Version of the weights that was evaluated."""
     problems: int = 0
     """How many problems concluded."""
     asked: int = 0
-    """How many were asked."""
+    """How many problems were asked."""
     samples: int = 0
     """Samples per problem."""
     avg_at_k: float = 0.0
@@ -146,7 +146,7 @@ class EvalResult:
     pass_at_k: dict[str, float] = field(default_factory=dict)
     """k to the unbiased estimate, averaged over problems."""
     mean_length: float = 0.0
-    """Mean generated tokens."""
+    """Mean number of generated tokens of a trajectory."""
     failures: int = 0
     """Episodes that failed; they count as wrong."""
 
@@ -158,7 +158,7 @@ class CheckpointPointer:
     run_id: str = ""
     """The run."""
     policy: str = ""
-    """Which policy."""
+    """Name of the policy."""
     variant: str = ""
     """Variant of the curated topic."""
     version: int = 0
@@ -170,13 +170,13 @@ class CheckpointPointer:
     parts: tuple[NamedObject, ...] = ()
     """What the index names: each process of a trainer of several stores its own shards. None where it is one object."""
     weights_hash: str = ""
-    """Of the published weights."""
+    """Hash of the published weights."""
     positions: tuple[Position, ...] = ()
     """Next offset of every curated partition such that all in the window at the checkpoint is at or after it."""
     fingerprint: dict[str, str] = field(default_factory=dict)
-    """What its numbers depend on."""
+    """What the numbers depend on, as in BatchTrained."""
     batches_offset: int = -1
-    """Offset on batches from which a trainer reads that comes back by it; -1: from the beginning."""
+    """Offset on `batches` from which a trainer that resumes by it reads; -1: from the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class StepBegun:
     run_id: str = ""
     """The run."""
     policy: str = ""
-    """Which policy."""
+    """Name of the policy."""
     variant: str = ""
     """Variant of the curated topic; empty for the main one."""
     version: int = -1
@@ -194,7 +194,7 @@ class StepBegun:
     times: int = 0
     """How often a step to this version, or to one before it from the same groups, was begun; this one included."""
     suspects: int = 0
-    """Groups that are trained in small batches yet, as a larger one ended the process."""
+    """Number of groups still trained in small batches, since a larger one ended the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class ObjectsRetired:
     run_id: str = ""
     """The run."""
     policy: str = ""
-    """Which policy."""
+    """Name of the policy."""
     variant: str = ""
     """Variant of the curated topic; empty for the main one."""
     what: str = ""

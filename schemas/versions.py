@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from headrace.schemas.records import Trajectory
 
 
-def version_range(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
+def find_version_range(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
     """Return the oldest and the newest version that generated a token, or (-1, -1); version 0 is one like any other."""
     oldest, newest = _NEVER, -1
     for trajectory in trajectories:

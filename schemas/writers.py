@@ -24,7 +24,7 @@ MOST_VALUES = 1_000_000
 Named = dict[str, Any]
 
 
-def foreign_schema(text: str) -> Plain:
+def parse_foreign_schema(text: str) -> Plain:
     """Return the schema of a text that somebody else wrote.
 
     Raises SchemaError unless it is a record made of the types of `schemas.avro`'s table, not recursive, and every value
@@ -37,7 +37,7 @@ def foreign_schema(text: str) -> Plain:
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"a schema is not JSON: {type(error).__name__}: {error}") from error
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise SchemaError(f"a schema is no record: {text[:80]!r}")
+        raise SchemaError(f"a schema is not a record: {text[:80]!r}")
     _check(schema, {}, ())
     return schema
 
@@ -51,7 +51,7 @@ def _check(schema: Any, named: Named, above: tuple[str, ...]) -> None:
         _check(schema[1], named, (*above, "union"))
     elif isinstance(schema, dict):
         if "logicalType" in schema or any(key.startswith("__") for key in schema):
-            raise SchemaError(f"a schema has a logical type, or a key that is none of Avro's: {sorted(schema)!r:.80}")
+            raise SchemaError(f"a schema has a logical type, or a key that Avro does not have: {sorted(schema)!r:.80}")
         _check_object(schema, named, above)
     elif not isinstance(schema, str) or schema not in {*SCALARS.values(), *named}:
         raise SchemaError(f"a type that is not known, or a record within itself: {schema!r:.80}")
@@ -69,12 +69,12 @@ def _check_object(schema: Mapping[str, Any], named: Named, above: tuple[str, ...
             if not isinstance(field, dict) or not isinstance(field.get("name"), str):
                 raise SchemaError(f"a field of {name!r:.60} is malformed: {field!r:.80}")
             _check(field.get("type"), named, (*above, name))
-        named[_full_name(schema)] = schema
+        named[_find_full_name(schema)] = schema
     else:
         _check(kind, named, (*above, "object"))
 
 
-def _full_name(schema: Mapping[str, Any]) -> str:
+def _find_full_name(schema: Mapping[str, Any]) -> str:
     name, namespace = str(schema["name"]), schema.get("namespace", "")
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
@@ -116,7 +116,7 @@ class _Scale:
     def _walk_object(self, schema: Plain) -> None:
         kind = schema["type"]
         if kind == "record":
-            self._named[_full_name(schema)] = schema
+            self._named[_find_full_name(schema)] = schema
             self._walk_record(schema)
         elif kind in ("array", "map"):
             self._walk_items(schema)

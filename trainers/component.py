@@ -15,7 +15,7 @@ from headrace.infra.kafka.decoding import Rejected, decode_own
 from headrace.infra.kafka.topic_reader import TopicReader
 from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.process.signals import MustRestart
-from headrace.infra.recipe.settings import Trainer as Settings
+from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.ids import UseId

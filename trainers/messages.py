@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.infra.kafka.clients import Message, Outgoing
-from headrace.infra.kafka.dead_letters import dead_letter, lost_to_shadow
-from headrace.infra.kafka.topic_reader import Place, read_one
+from headrace.infra.kafka.dead_letters import build_dead_letter, build_shadow_loss
+from headrace.infra.kafka.topic_reader import PartitionId, read_one
 from headrace.infra.run.run import Run
 from headrace.schemas import codec, records
-from headrace.schemas.group_lengths import generated_lengths
+from headrace.schemas.group_lengths import count_generated
 from headrace.schemas.headers import outcome_stamp
 from headrace.schemas.ids import UseId, now_ms
 from headrace.schemas.records import BatchTrained, GroupUse, Outcome, Position, StepBegun
@@ -36,7 +36,7 @@ class Messages:
     """Of the learner."""
     weights_hash: str
     """Of the newest version that was written."""
-    positions: Mapping[Place, int]
+    positions: Mapping[PartitionId, int]
     """Next offsets of the topics that are read, as they are at any moment."""
     offsets: BatchOffsets
     """Of the records on `batches`."""
@@ -48,12 +48,12 @@ class Messages:
         has another place. A shadow writes an outcome instead of a dead letter.
         """
         if variant_of(self.policy_variant):
-            outcome = lost_to_shadow(self.run.run_id, self.policy_variant, message, why)
+            outcome = build_shadow_loss(self.run.run_id, self.policy_variant, message, why)
             reported = [] if outcome is None else [self._outcome_message(outcome, message.partition)]
             key = UNKNOWN if outcome is None else UseId.of(outcome)
         else:
             component = f"train.{self.policy_variant}"
-            reported = [dead_letter(self.run.topics, self.run.run_id, component, message, why)]
+            reported = [build_dead_letter(self.run.topics, self.run.run_id, component, message, why)]
         use = GroupUse(*key, message.partition, message.offset)
         dead = replace(self._record(), evictions=(records.Eviction(use, "dead"),))
         return [*reported, self._batch_message(dead)]
@@ -161,7 +161,7 @@ class Messages:
             task_id=group.task_id,
             tier=group.tier,
             rewards=tuple(t.reward for t in group.trajectories),
-            lengths=generated_lengths(group),
+            lengths=count_generated(group),
             n_asked=group.n_asked,
             failures=len(group.failures),
             min_version=curated.min_version,

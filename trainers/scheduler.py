@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeAlias
 
-from headrace.infra.recipe.settings import Trainer as Settings
+from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.trainers.batches.evictions import Evictions
 from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import Eviction, T, Waiting, Window, next_batch

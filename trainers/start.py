@@ -11,10 +11,10 @@ import transformers
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.failpoints import reach
-from headrace.infra.kafka.topic_reader import whole_topics
+from headrace.infra.kafka.topic_reader import find_whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process.signals import MustRestart, StopRequested
-from headrace.infra.recipe.plug_in_sources import check_sources, trained
+from headrace.infra.recipe.plug_in_sources import check_sources, trainer_plug_ins
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.run.run import Run
 from headrace.schemas.records import NamedObject
@@ -50,7 +50,7 @@ def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: th
     not the run's, StopRequested, NoCheckpoint, and what `resume` and `warm_start` raise.
     """
     pin_threads()
-    check_sources(run.plug_ins, trained(run.recipe.trainer_of(policy)))
+    check_sources(run.plug_ins, trainer_plug_ins(run.recipe.trainer_of(policy)))
     check_advantage(run.recipe, policy)
     check_loss(run.recipe, policy)
     history = read_history(run, policy, recent=True)
@@ -138,7 +138,7 @@ def _publish_first(
     writer.commit()
     publisher.announced(event, ticket.offset)
     log.info("policy.started", policy=policy, weights_hash=event.weights_hash[:12], parameters=_size(learner.model))
-    positions = whole_topics(run.connection, [run.topics.curated(policy)])
+    positions = find_whole_topics(run.connection, [run.topics.curated(policy)])
     return Incarnation(learner, publisher, 0, event.weights_hash, positions)
 
 

@@ -12,7 +12,7 @@ from headrace.infra.kafka.clients import parse_run
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import bind_to_log, configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
+from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.topics import policy_of
@@ -32,7 +32,7 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
 
     def train() -> None:
         joined, watch = join_to_write(address, JOIN_PATIENCE_S, stop), Stopwatch()
-        name = joined.policy(joined.policy_variant(policy, variant))
+        name = joined.resolve(policy, variant)
         bind_to_log(policy=policy_of(name))
         writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}", joined.topic_names)
         with closing(writer):
@@ -42,6 +42,6 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
                     run_loop(trainer, writer, trainer.finish(), watch)
 
     with leading():
-        for attempt in attempts(stop):
+        for attempt in begin_attempts(stop):
             with attempt:
                 train()  # at its end its learner is dropped: the next one needs that memory

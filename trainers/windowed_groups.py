@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.trainers.batches.batch import BatchError
 from headrace.trainers.batches.groups import PreparedGroup, WholeGroup, prepared, tried
 from headrace.trainers.learner.limits import Limits
@@ -35,7 +35,11 @@ class WindowedGroup:
 
 
 def windowed_group(
-    group: WholeGroup, limits: Limits, settings: Trainer, tokenizer_hash: Callable[[], str], newest_version: float
+    group: WholeGroup,
+    limits: Limits,
+    settings: TrainerSettings,
+    tokenizer_hash: Callable[[], str],
+    newest_version: float,
 ) -> WindowedGroup:
     """Return a group that can be trained on.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,9 @@ from headrace.app.cli.options import (
     report_written,
 )
 from headrace.infra.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.infra.run.run import Run
 
 
 def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption = False) -> None:
@@ -93,7 +96,7 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if group is not None and not re.fullmatch(r"[^:]+:\d+", group):
         raise UsageError(f"--group {group!r} names no group: write STREAM:NUMBER, as in --group sums:12")
     with opened_run(run, data, store=True) as opened:
-        policy_variant = opened.run.policy_variant(policy, variant)
+        policy_variant = _resolve_if_given(opened.run, policy, variant)
         if version is not None:
             answer(report_version(opened.run, policy_variant, version), version_page, as_json=as_json)
         elif group is not None:
@@ -134,7 +137,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if trajectory is not None and not re.fullmatch(r"[^:]+:\d+:\d+", trajectory):
         raise UsageError(f"--trajectory {trajectory!r} names none: write STREAM:NUMBER:SAMPLE, as in sums:12:0")
     with opened_run(run, data, store=True) as opened:
-        policy_variant = opened.run.policy_variant(policy, variant)
+        policy_variant = _resolve_if_given(opened.run, policy, variant)
         if step is not None:
             found = report_step(opened.run, policy_variant, step, group, 4 if limit is None else limit)
             answer(found, step_page, as_json=as_json)
@@ -172,9 +175,13 @@ def discards(
 
         check_picture(plot, ".png", ".svg", ".pdf")
     with opened_run(run, data) as opened:
-        found = discards_of(opened.run, opened.run.policy_variant(policy, variant))
+        found = discards_of(opened.run, _resolve_if_given(opened.run, policy, variant))
     if plot is not None:
         from headrace.app.views.discards_page import plot as draw
 
         report_written(draw(found, plot))
     answer(found, discards_page, as_json=as_json)
+
+
+def _resolve_if_given(run: Run, policy: str | None, variant: str | None) -> str | None:
+    return None if policy is None and not variant else run.resolve(policy, variant)

@@ -91,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments))
     except (HeadraceError, OSError) as error:
-        from headrace.infra.environment import LOG_LEVEL_VARIABLE, environment
+        from headrace.infra.environment import LOG_LEVEL_VARIABLE, read_environment
 
-        if environment(LOG_LEVEL_VARIABLE) == "debug":
+        if read_environment(LOG_LEVEL_VARIABLE) == "debug":
             raise
         typer.echo(f"error: {error}", err=True)
         if JSON in (sys.argv[1:] if arguments is None else arguments):

@@ -143,7 +143,7 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if run or variant or out is None:
         raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --variant: no run is asked")
     from headrace.infra.archive.reading import Archive
-    from headrace.infra.progress import progress
+    from headrace.infra.progress import open_progress
 
     log_quietly()
     Archive(source)  # a place that holds none is reported before torch is loaded
@@ -151,7 +151,7 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline
 
     request = TrainingRequest(policy, tuple(sets or ()), steps, start, batches)
-    with progress("versions trained") as tell:
+    with open_progress("versions trained") as tell:
         found = train_offline(source, out, request, tell)
     answer(found, offline_training_page, as_json=as_json)
 

@@ -72,15 +72,15 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic --run slower[/]
     """
     from headrace.app.views.offline_page import retrain_page
-    from headrace.infra.progress import progress
+    from headrace.infra.progress import open_progress
     from headrace.ops.opened_run import opened_run
 
     log_quietly()
     _check_retrain((begin, end), into, sets or ())
     found: Retrained | Experiment
     with _leading(), or_no_verdict(), opened_run(run, data, store=True) as opened:
-        policy_variant = opened.run.policy_variant(policy, variant)
-        with progress("versions trained again") as tell:
+        policy_variant = opened.run.resolve(policy, variant)
+        with open_progress("versions trained again") as tell:
             if into is None:
                 from headrace.ops.offline.retrain import retrain as train_again
 

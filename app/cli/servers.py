@@ -45,11 +45,11 @@ def store_policy(
 
     Example: [bold]headrace store-policy --role worker > worker.json[/]
     """
-    from headrace.infra.store.policy import ROLES, policy_of
+    from headrace.infra.store.policy import ROLES, build_policy
 
     if role != "list" and role not in ROLES:
         raise UsageError(f"--role {role}: give one of {', '.join(ROLES)}")
-    typer.echo(policy_of(role, bucket) if role != "list" else "\n".join(ROLES))
+    typer.echo(build_policy(role, bucket) if role != "list" else "\n".join(ROLES))
 
 
 def doctor() -> None:

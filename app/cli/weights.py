@@ -123,7 +123,7 @@ def weights(
 
     log_quietly()
     with opened_run(run, data) as opened:
-        policy_variant = opened.run.policy_variant(policy, variant)
+        policy_variant = opened.run.resolve(policy, variant)
         answer(weights_history(opened.run, policy_variant), weights_page, as_json=as_json)
 
 
@@ -146,6 +146,6 @@ def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     log_quietly()
     with opened_run(run, data, store=True) as opened:
-        found = export(opened.run, opened.run.policy_variant(policy, variant), version, out)
+        found = export(opened.run, opened.run.resolve(policy, variant), version, out)
     facts = {"version": found.version, "weights_hash": found.weights_hash}
     typer.echo(json.dumps(facts) if as_json else f"{out}: version {found.version}, weights hash {found.weights_hash}")

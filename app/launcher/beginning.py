@@ -15,10 +15,10 @@ from headrace.infra.kafka.clients import RunAddress
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import (
-    first_message,
-    known_revisions,
-    settled,
-    topic_specs_of,
+    plan_revision,
+    read_first_revision,
+    read_known_revisions,
+    read_topic_specs,
     write_later,
     write_revision,
 )
@@ -57,12 +57,12 @@ def begin_or_join(
     Raises UsageError with the keys that differ, otherwise; RunOfAnother.
     """
     address = RunAddress(servers.connection, recipe.name)
-    first = first_message(address)
+    first = read_first_revision(address)
     if first is not None:
         refuse_run_of_another(join(address), recipe, own_run_id, embedded_store=servers.embedded_store)
-    settle = partial(settled, address, recipe, servers.store_address, new_recipe=new_recipe)
+    settle = partial(plan_revision, address, recipe, servers.store_address, new_recipe=new_recipe)
     revision = settle()
-    ensure_topics(address.connection, topic_specs_of(first, recipe))
+    ensure_topics(address.connection, read_topic_specs(first, recipe))
     if revision is not None and first is None:
         remember(own_run_id := revision.run_id)
         write_revision(address.connection, recipe.topics.recipe, revision)
@@ -92,7 +92,7 @@ def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, e
     taken = [status for status in alive if status.worker in started_here]
     if not embedded_store and not taken:
         return
-    began = datetime.fromtimestamp(known_revisions(run.address)[0].created_ms / 1000, UTC).strftime(
+    began = datetime.fromtimestamp(read_known_revisions(run.address)[0].created_ms / 1000, UTC).strftime(
         "%Y-%m-%d %H:%M:%S UTC"
     )
     who = "; ".join(f"{one.worker} is process {one.pid} on {one.host or 'an unknown host'}" for one in taken or alive)

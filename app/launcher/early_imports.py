@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.app.launcher.fork_imports import ALL
-from headrace.infra.process.child_process import child_environment
+from headrace.infra.process.child_process import build_child_environment
 from headrace.infra.process.fork_client import ForkServer
 
 
 def new_fork_server() -> ForkServer:
     """Return one that has not been started. Its threads are set, and its log named, when the recipe is known."""
-    return ForkServer(child_environment(os.environ, 1), Path(os.devnull))
+    return ForkServer(build_child_environment(os.environ, 1), Path(os.devnull))
 
 
 def begin_imports() -> ForkServer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the command line asks for ALL before it has imported anything that takes time
-    from headrace.infra.recipe.settings import Recipe, Trainer
+    from headrace.infra.recipe.settings import Recipe, TrainerSettings
 
 CPU = "cpu"
 """The device with which a component may be forked: what a fork has of CUDA's state is not known to be none."""
@@ -29,7 +29,7 @@ ROLLOUT_WITH_TORCH = (*ROLLOUT, *_MODELS, "headrace.producers.engines.torch_engi
 TRAIN = (*ALL, "headrace.trainers.train", "headrace.trainers.start", "headrace.trainers.component", *_MODELS)
 
 
-def of_trainer(trainer: Trainer) -> tuple[str, ...]:
+def of_trainer(trainer: TrainerSettings) -> tuple[str, ...]:
     """Return a trainer's; none where it is not forked: on CUDA, and several processes, which torchrun starts."""
     return TRAIN if trainer.processes == 1 and trainer.device == CPU else ()
 

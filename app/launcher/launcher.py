@@ -27,14 +27,14 @@ from headrace.infra.embedded.servers import Servers
 from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, PLUG_INS_VARIABLE
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.infra.kafka.clients import RunAddress
-from headrace.infra.kafka.topic_admin import session_timeout_s
+from headrace.infra.kafka.topic_admin import fetch_session_timeout_s
 from headrace.infra.log import configure_logging
-from headrace.infra.process.child_process import child_environment
+from headrace.infra.process.child_process import build_child_environment
 from headrace.infra.process.fork_client import ForkServer
 from headrace.infra.process.patience import Patience
-from headrace.infra.process.signals import INTERRUPTED, STOP_WITHIN_S, signals_ignored, signals_interrupt
+from headrace.infra.process.signals import INTERRUPTED, STOP_WITHIN_S, ignore_signals, interrupt_on_signals
 from headrace.infra.process.supervisor import Child, GaveUp, Supervisor
-from headrace.infra.recipe.plug_ins import places
+from headrace.infra.recipe.plug_ins import search_folders
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, join
 from headrace.ops.figures.standstill import Surroundings
@@ -78,7 +78,7 @@ def up(request: UpRequest, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
     check_names(request.recipe)
-    with folder.owned(UP), signals_interrupt():
+    with folder.hold(UP), interrupt_on_signals():
         notes = folder.read()
         if notes is not None and notes.run != request.recipe.name:
             raise UsageError(
@@ -91,7 +91,7 @@ def up(request: UpRequest, console: Console) -> int:
             try:
                 return launch.run()
             except KeyboardInterrupt:
-                with signals_ignored():
+                with ignore_signals():
                     console.print("\n[bold]Stopping[/]: nothing is lost, at most 10 s …")
                     launch.stop(STOP_WITHIN_S)
                 _tell_how_to_go_on(request, console, "Stopped. To go on from here:")
@@ -106,7 +106,7 @@ def up(request: UpRequest, console: Console) -> int:
                     )
                 raise
             finally:
-                with signals_ignored():
+                with ignore_signals():
                     launch.stop(STOP_WITHIN_S)
 
 
@@ -198,7 +198,7 @@ class Launcher:
 
     def _start_components(self) -> None:
         environment = dict(os.environ)
-        environment[PLUG_INS_VARIABLE] = os.pathsep.join(places())
+        environment[PLUG_INS_VARIABLE] = os.pathsep.join(search_folders())
         if client := self._servers.client:
             environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
         children = components_of(self._recipe, str(self._address), self._folder.logs)
@@ -229,7 +229,7 @@ class Launcher:
                 return None
         self._folder.logs.mkdir(parents=True, exist_ok=True)
         threads = sum(child.torch_processes for child in children)
-        forks.prepare(child_environment(environment, threads), self._folder.logs / "forks.log")
+        forks.prepare(build_child_environment(environment, threads), self._folder.logs / "forks.log")
         return forks
 
     # --------------------------------------------------------------------------------------------------- while it runs
@@ -261,7 +261,7 @@ class Launcher:
 
     def _turn_until_drained(self, run: Run, page: Page, supervisor: Supervisor) -> None:
         """Show the run until nothing more can be expected of it. Raises GaveUp and AllFailed."""
-        drain = Drain(page, lambda: self._patiently(lambda: session_timeout_s(run.connection)))
+        drain = Drain(page, lambda: self._patiently(lambda: fetch_session_timeout_s(run.connection)))
         while not drain.is_over():
             page.turn(TURN_S)
             supervisor.raise_failure()
@@ -269,7 +269,7 @@ class Launcher:
                 raise AllFailed(page.hopeless)
             self._servers.revive()
             self._progress = None if self._servers.watch() else page.progress
-            for death in supervisor.news():
+            for death in supervisor.take_news():
                 self._say(f"[red]{escape(death)}[/]")
             self._run_is_over = self._run_is_over or bool(page.ended)
             if time.monotonic() - self._noted > NOTE_EVERY_S:

@@ -11,7 +11,7 @@ from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.environment import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
-from headrace.infra.process.signals import STOP_WITHIN_S, signals_ignored, signals_interrupt
+from headrace.infra.process.signals import STOP_WITHIN_S, ignore_signals, interrupt_on_signals
 from headrace.infra.recipe.settings import Kafka, Store
 from headrace.infra.store.store_address import StoreAddress
 
@@ -31,7 +31,7 @@ def stand(folder: DataFolder, say: Callable[[str], None], show: Callable[[str], 
     Raises FolderInUse, and ServerError where one does not start.
     """
     servers = Servers(Kafka(), Store(), folder, say)
-    with folder.owned(HOLDER), signals_interrupt():
+    with folder.hold(HOLDER), interrupt_on_signals():
         try:
             servers.claim()
             servers.fetch()
@@ -45,7 +45,7 @@ def stand(folder: DataFolder, say: Callable[[str], None], show: Callable[[str], 
         except KeyboardInterrupt:
             say("stopping; the same command starts both again, with their data")
         finally:
-            with signals_ignored():
+            with ignore_signals():
                 servers.stop(STOP_WITHIN_S)
 
 

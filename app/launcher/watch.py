@@ -11,7 +11,7 @@ from headrace.app.launcher.drained import Drain
 from headrace.app.views.live import LivePage
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
-from headrace.infra.kafka.topic_admin import session_timeout_s
+from headrace.infra.kafka.topic_admin import fetch_session_timeout_s
 from headrace.infra.run.run import Run
 from headrace.ops.figures.standstill import Surroundings
 
@@ -33,7 +33,7 @@ def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool
     servers = servers_of(run, say)
     page = LivePage(run, console, plain=plain, around=lambda: Surroundings(began_ms, servers.watch()))
     try:
-        drain = Drain(page, lambda: session_timeout_s(run.connection))
+        drain = Drain(page, lambda: fetch_session_timeout_s(run.connection))
         while not drain.is_over():
             page.turn(TURN_S)
     finally:

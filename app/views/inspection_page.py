@@ -14,7 +14,7 @@ from rich.text import Text
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
 from headrace.ops.lineage.own_metrics import own_metrics
 from headrace.ops.lineage.seen import GroupSeen, SequenceSeen, TokenSeen, TrajectorySeen
-from headrace.schemas.episode_errors import in_words
+from headrace.schemas.episode_errors import describe_error
 
 SHORT = 40
 """Completions of at most so many characters, on one line, stand in the table; longer ones below their numbers."""
@@ -104,7 +104,7 @@ def _group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[RenderableType
             yield Padding(text, (0, 0, 0, 7))
     if group.failures:
         yield Text(f"  {len(group.failures)} episodes failed: {', '.join(group.failures)}", style="red")
-        yield from (Text(f"    {error.episodes} by {in_words(error)}", style="red") for error in group.errors)
+        yield from (Text(f"    {error.episodes} by {describe_error(error)}", style="red") for error in group.errors)
 
 
 def _heading(group: GroupSeen, of: int) -> Text:

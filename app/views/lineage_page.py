@@ -12,7 +12,7 @@ from rich.text import Text
 
 from headrace.ops.lineage.group_fate import Attempt, Concluded, GroupFate, GroupLineage, Use
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage
-from headrace.schemas.episode_errors import in_words
+from headrace.schemas.episode_errors import describe_error
 
 FATES = {
     "trained": ("green", ""),
@@ -169,7 +169,7 @@ def _way(one: GroupLineage) -> Table:
     for attempt in one.attempts:
         table.add_row("produced" if attempt.counts else "passed over", Text(_attempt_in_words(attempt)))
         for error in attempt.errors:
-            table.add_row("failed", Text(f"{error.episodes} by {in_words(error)}", style="red"))
+            table.add_row("failed", Text(f"{error.episodes} by {describe_error(error)}", style="red"))
         if attempt.traceback:
             table.add_row("", Text(attempt.traceback.rstrip()))
     for dead_letter in one.letters:

@@ -16,7 +16,7 @@ from headrace.app.views.say import say
 from headrace.app.views.tables import in_force_in_words
 from headrace.app.views.view import Moment, line, page, resumed
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.run.run import Run
 from headrace.ops.episode_errors import ErrorSeen
 from headrace.ops.figures.figures import Figures, lags
@@ -63,7 +63,7 @@ class LivePage:
         self._around = around
         self._fold = Figures(run.run_id, run.recipe)
         self._pulse = Pulse(run.run_id, run.recipe)
-        self._reader = TopicReader(run.connection, whole_topics(run.connection, self._fold.topics), "page")
+        self._reader = TopicReader(run.connection, find_whole_topics(run.connection, self._fold.topics), "page")
         self._past = self._reader.ends()
         self._past_due = time.monotonic() + PAST_S
         self._begun = False
@@ -230,7 +230,7 @@ class LagMeter:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._stop = threading.Event()
-        self.positions: Mapping[Place, int] = {}
+        self.positions: Mapping[PartitionId, int] = {}
         """Next offsets of the curated topics, as the trainers last reported."""
         self.newest: Mapping[str, int] = {}
         """Topic to unread records, some seconds old."""

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from headrace.app.views.inspection_page import KINDS, advantage_text, cropped, facts, own_metric_facts, token_table
 from headrace.ops.lineage.seen import SequenceSeen, TrajectorySeen
-from headrace.schemas.episode_errors import in_words, kind_of
+from headrace.schemas.episode_errors import describe_error, kind_of
 
 if TYPE_CHECKING:  # the trial needs torch, and its page does not
     from headrace.ops.offline.trial import EpisodeFailed, Tried
@@ -143,7 +143,7 @@ def _failures(tried: Tried) -> Iterator[RenderableType]:
     for _, several in groupby(sorted(tried.failures, key=kind), key=kind):
         first, *others = several
         yield Text()
-        yield Text.assemble((first.episode, "bold"), f"  task {first.task_id}, {in_words(first.failure)}")
+        yield Text.assemble((first.episode, "bold"), f"  task {first.task_id}, {describe_error(first.failure)}")
         if others:
             yield Text(f"and {len(others)} more: {', '.join(one.episode for one in others[:8])}", style="dim")
         if first.failure.traceback:

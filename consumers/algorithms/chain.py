@@ -13,7 +13,7 @@ from headrace.consumers.algorithms.order import wrong_order
 from headrace.consumers.algorithms.replay import ReplayMemory
 from headrace.consumers.algorithms.sizes import nothing_left
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.recipe.named import check_settings, named
+from headrace.infra.recipe.named import check_settings, find_named
 from headrace.schemas.ids import GroupId
 
 ALGORITHMS = {
@@ -180,7 +180,7 @@ def _shipped_name(use: str, algorithm: Algorithm) -> str:
 
 def _load(where: str, use: str, settings: Mapping[str, Any], seed: int) -> Algorithm:
     try:
-        build = named(where, use, ALGORITHMS)
+        build = find_named(where, use, ALGORITHMS)
         check_settings(where, build, settings)
         signature = inspect.signature(build)
     except UsageError as error:

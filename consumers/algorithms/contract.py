@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from headrace.infra.deprecated_names import deprecated_names
 from headrace.schemas import group_lengths
 from headrace.schemas.records import GroupUse, TrajectoryGroup
-from headrace.schemas.versions import version_range
+from headrace.schemas.versions import find_version_range
 
 
 class Rejection(NamedTuple):
@@ -55,7 +55,7 @@ class Candidate:
     def of(cls, group: TrajectoryGroup) -> Candidate:
         """Return a group as it enters the chain: everything kept, nothing shaped."""
         rewards = tuple(trajectory.reward for trajectory in group.trajectories)
-        return cls(group, rewards, tuple(range(len(rewards))), *version_range(group.trajectories))
+        return cls(group, rewards, tuple(range(len(rewards))), *find_version_range(group.trajectories))
 
     def without(self, rejections: Iterable[Rejection], *, counted: bool = True) -> Candidate:
         """Return the candidate less some trajectories, its versions taken anew over the others.
@@ -68,7 +68,7 @@ class Candidate:
         rewards = self.rewards
         if not counted:
             rewards = tuple([math.nan if index in gone else reward for index, reward in enumerate(rewards)])
-        low, high = version_range([self.group.trajectories[index] for index in kept])
+        low, high = find_version_range([self.group.trajectories[index] for index in kept])
         return Candidate(self.group, rewards, kept, low, high, self.rejected + new, self.flagged)
 
     def shaped(self, rewards: Iterable[float]) -> Candidate:
@@ -162,4 +162,4 @@ class Stateless:
         """Forget nothing."""
 
 
-generated_lengths = group_lengths.generated_lengths
+generated_lengths = group_lengths.count_generated

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from headrace.consumers.algorithms.contract import Candidate, Rejection, Replay, generated_lengths
 from headrace.infra.kafka.decoding import LONGEST_NAME
-from headrace.schemas.episode_errors import errors_of
+from headrace.schemas.episode_errors import group_errors
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import CuratedGroup, Outcome, TrajectoryGroup
 
@@ -74,7 +74,7 @@ def group_outcome(policy: str, candidate: Candidate) -> Outcome:
         lengths=generated_lengths(group),
         n_asked=group.n_asked,
         failures=len(group.failures),
-        errors=errors_of(group.failures),
+        errors=group_errors(group.failures),
         min_version=candidate.min_version,
         max_version=candidate.max_version,
         head_version=group.head_version,

@@ -36,16 +36,22 @@ from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.consumers.curate.revision_chains import RevisionChains, chain_of
 from headrace.consumers.curate.uses import Uses
 from headrace.infra.kafka.clients import Message, Outgoing, parse_run
-from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL, dead_letter, lost_to_shadow, was_sent_back
+from headrace.infra.kafka.dead_letters import (
+    NOT_ISSUED,
+    TIME_TRAVEL,
+    build_dead_letter,
+    build_shadow_loss,
+    was_sent_back,
+)
 from headrace.infra.kafka.decoding import LARGEST_LEAP, LONGEST_NAME, MOST_EPISODES, Rejected, decode_record, stamp_own
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.topic_reader import Place, whole_topics
+from headrace.infra.kafka.topic_reader import PartitionId, find_whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import bind_to_log, configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
-from headrace.infra.recipe.plug_in_sources import check_sources, curated
+from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
+from headrace.infra.recipe.plug_in_sources import check_sources, curator_plug_ins
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.claimed_groups import with_trajectories
+from headrace.infra.run.claimed_groups import fetch_trajectories
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.run.group_restore import Membership
 from headrace.infra.run.revisions import join_to_write
@@ -72,10 +78,10 @@ def main(run: str, policy: str | None = None, slot: str | None = None, variant: 
     configure_logging("curate", **{name: given for name, given in (("policy", policy), ("variant", variant)) if given})
     address, stop = parse_run(run), stop_on_signals()
 
-    for attempt in attempts(stop):
+    for attempt in begin_attempts(stop):
         with attempt:
             joined = join_to_write(address, JOIN_PATIENCE_S, stop)
-            name = joined.policy(joined.policy_variant(policy, variant))
+            name = joined.resolve(policy, variant)
             bind_to_log(policy=policy_of(name))
             transactional_id = f"{joined.topics.curate_group(name)}.{slot or secrets.token_hex(4)}"
             writer = TransactionalWriter(joined.connection, transactional_id, joined.topic_names)
@@ -96,9 +102,9 @@ def curator(run: Run, policy_variant: str, published: PublishedVersions, issued:
     where the chain's plug-ins are not those that the run goes by.
     """
     topics, topic = run.topics, run.topics.trajectories(policy_variant)
-    check_sources(run.plug_ins, curated(run.recipe, policy_variant))
+    check_sources(run.plug_ins, curator_plug_ins(run.recipe, policy_variant))
     chain_of(run.recipe, policy_variant)
-    partitions = len(whole_topics(run.connection, [topic]))
+    partitions = len(find_whole_topics(run.connection, [topic]))
 
     recipes, news = dict(enumerate(run.revisions)), RecipeNews(run.address, run.recipe_end)
 
@@ -107,7 +113,7 @@ def curator(run: Run, policy_variant: str, published: PublishedVersions, issued:
             for new in news.look():
                 if new.run_id == run.run_id:
                     recipes[new.revision] = Recipe.from_json(new.recipe)
-                    check_sources(new.plug_ins, curated(recipes[new.revision], policy_variant))
+                    check_sources(new.plug_ins, curator_plug_ins(recipes[new.revision], policy_variant))
         return recipe_for(recipes, revision, policy_variant)
 
     context = CuratorContext(
@@ -139,7 +145,7 @@ def curator(run: Run, policy_variant: str, published: PublishedVersions, issued:
 class CuratorPartition:
     """One partition of trajectories: dedupe, clock and chains; a function of its records in order."""
 
-    def __init__(self, context: CuratorContext, place: Place, partitions: int) -> None:
+    def __init__(self, context: CuratorContext, place: PartitionId, partitions: int) -> None:
         self._context = context
         self._partition = place[1]
         self._dedupe = Dedupe(place[1], partitions)
@@ -221,7 +227,7 @@ class CuratorPartition:
         value = message.value
         if len(value) > LARGEST_MESSAGE:
             raise Rejected("unusable", f"a group of {len(value)} bytes inline: put it behind a claim check")
-        group = with_trajectories(decode_record(value, TrajectoryGroup), self._context.fetch)
+        group = fetch_trajectories(decode_record(value, TrajectoryGroup), self._context.fetch)
         ours = (self._context.run_id, stamp.stream, stamp.number, self._context.policy, stamp.revision)
         if (group.run_id, group.stream, group.number, group.policy, group.revision) != ours:
             raise Rejected("undecodable", "the headers name another group, or revision, than the record")
@@ -288,8 +294,8 @@ class CuratorPartition:
         context = self._context
         if not context.is_shadow or rejected.reason == NOT_ISSUED:  # that concludes no number, of no policy
             component = f"curate.{context.policy_variant}"
-            return [dead_letter(context.topics, context.run_id, component, message, rejected.why)]
-        outcome = lost_to_shadow(context.run_id, context.policy_variant, message, rejected.why)
+            return [build_dead_letter(context.topics, context.run_id, component, message, rejected.why)]
+        outcome = build_shadow_loss(context.run_id, context.policy_variant, message, rejected.why)
         return [self._outcome_message(replace(outcome, component="curate"))] if outcome is not None else []
 
     @property

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import time
 
-from headrace.infra.kafka.clients import Message, stable_ends
+from headrace.infra.kafka.clients import Message, fetch_stable_ends
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, verdict_of
 from headrace.infra.kafka.decoding import Rejected, stamp_own
-from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.own_positions import newest_snapshot
+from headrace.infra.run.own_positions import read_newest_snapshot
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.schemas.headers import Stamp
 
@@ -40,7 +40,7 @@ class IssuedNumbers:
         self._streams = set(run.recipe.workflows)
         self._next: dict[str, int] = {}
         self._reader: TopicReader | None = None
-        self._met: dict[Place, int] = {}
+        self._met: dict[PartitionId, int] = {}
         """Ends of `tasks` when they were last met, and not only believed: whoever forges many groups delays few."""
         self._met_until = 0.0
 
@@ -68,11 +68,11 @@ class IssuedNumbers:
         """Read from the end of `tasks` on, and what was issued before."""
         self.close()
         connection, topics = self._run.connection, self._run.topics
-        places = whole_topics(connection, [topics.tasks(stream) for stream in self._streams])
+        places = find_whole_topics(connection, [topics.tasks(stream) for stream in self._streams])
         # Not the very end: a transaction that is open there may have no snapshot yet.
-        self._reader = TopicReader(connection, stable_ends(connection, places), f"issued.{topics.run}")
+        self._reader = TopicReader(connection, fetch_stable_ends(connection, places), f"issued.{topics.run}")
         self._met = {}
-        snapshot = newest_snapshot(connection, self._run.state_place(FEEDER), FEEDER)
+        snapshot = read_newest_snapshot(connection, self._run.state_place(FEEDER), FEEDER)
         known = json.loads(snapshot.body)["next"] if snapshot is not None else {}
         self._next = {stream: max(int(known.get(stream, 0)), self._next.get(stream, 0)) for stream in self._streams}
         return self._reader
@@ -82,8 +82,8 @@ class IssuedNumbers:
 
         A transaction that is open behind that is not waited for: no worker has seen its tasks.
         """
-        ends = stable_ends(self._run.connection, reader.positions)
-        for message in reader.until(ends):
+        ends = fetch_stable_ends(self._run.connection, reader.positions)
+        for message in reader.read_until(ends):
             self._take(message)
         is_met = ends == self._met and time.monotonic() < self._met_until
         if number >= self._next[stream] and not is_met:

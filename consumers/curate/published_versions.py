@@ -12,7 +12,7 @@ from __future__ import annotations
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import TIME_TRAVEL, verdict_of
 from headrace.infra.kafka.decoding import read_own
-from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all, whole_topics
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics, read_all
 from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import is_version
 from headrace.schemas.records import TrajectoryGroup, WeightsPublished
@@ -30,7 +30,7 @@ class PublishedVersions:
         self._run, self._topic = run, run.topics.weights(policy)
         self._newest = -1
         self._reader: TopicReader | None = None
-        self._read_to: dict[Place, int] = {}
+        self._read_to: dict[PartitionId, int] = {}
         """Ends of the topic when it was last read anew."""
 
     def has(self, version: int) -> bool:
@@ -47,13 +47,13 @@ class PublishedVersions:
         verdict = verdict_of(message)
         return self.has(group.head_version) if verdict is None else verdict != TIME_TRAVEL
 
-    def _follow(self) -> dict[Place, int]:
+    def _follow(self) -> dict[PartitionId, int]:
         """Read on to where the topic says that it ends; return that."""
         if self._reader is None:
-            places = whole_topics(self._run.connection, [self._topic])
+            places = find_whole_topics(self._run.connection, [self._topic])
             self._reader = TopicReader(self._run.connection, places, f"published.{self._topic}")
         ends = self._reader.ends()
-        for message in self._reader.until(ends):
+        for message in self._reader.read_until(ends):
             self._take(message)
         return ends
 

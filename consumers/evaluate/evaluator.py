@@ -10,10 +10,10 @@ import structlog
 
 from headrace.consumers.evaluate.evaluation import EvaluationFold, stamp_of_lost
 from headrace.infra.kafka.clients import Message, Outgoing
-from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.kafka.decoding import MOST_EPISODES, Rejected, decode_own
 from headrace.infra.kafka.transactions import Ticket
-from headrace.infra.run.claimed_groups import with_trajectories
+from headrace.infra.run.claimed_groups import fetch_trajectories
 from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Role, run_alone
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
@@ -64,7 +64,7 @@ class Evaluator:
         group = decode_own(value, TrajectoryGroup, self.run.run_id, describe)
         if group.policy != policy:
             raise Rejected("other_run", describe(group))
-        group = with_trajectories(group, self.run.get_group)
+        group = fetch_trajectories(group, self.run.get_group)
         if not 0 <= group.n_asked <= MOST_EPISODES or len(group.trajectories) > MOST_EPISODES:
             raise Rejected("undecodable", f"{len(group.trajectories)} trajectories of {group.n_asked} asked for")
         return group
@@ -87,7 +87,7 @@ class Evaluator:
 
     def _dead(self, message: Message, rejected: Rejected) -> Outgoing:
         self._said = True
-        return dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)
+        return build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)
 
     def _lost(self, message: Message, policy: str) -> TrajectoryGroup | None:
         """Return a group without answers for one that is unreadable; None when its headers do not name it."""

@@ -25,7 +25,7 @@ from fastavro import block_reader, parse_schema, schemaless_reader, schemaless_w
 from fastavro.write import Writer
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.schemas.avro import Plain
 from headrace.schemas.codec import HEADER_BYTES, MAGIC
 
@@ -53,14 +53,14 @@ NULL, BYTES, RECORD = b"\x00", b"\x02", b"\x04"
 """Index of each branch of the value's union, as Avro writes it."""
 
 
-def envelope(schema: Plain | None) -> Plain:
+def build_envelope(schema: Plain | None) -> Plain:
     """Return the schema of a file whose values were written in this one; None where they are bytes."""
-    value = ["null", "bytes"] if schema is None else ["null", "bytes", _as_text(schema)]
+    value = ["null", "bytes"] if schema is None else ["null", "bytes", _write_schema_text(schema)]
     fields = [*BEFORE_VALUE, {"name": "value", "type": value}]
     return {"type": "record", "name": "Message", "namespace": NAMESPACE, "fields": fields}
 
 
-def _as_text(schema: Plain) -> Plain:
+def _write_schema_text(schema: Plain) -> Plain:
     """Return a schema without what fastavro notes in one that it has parsed."""
     return {key: value for key, value in schema.items() if not key.startswith("__")}
 
@@ -103,7 +103,9 @@ class ContainerWriter:
         sync_marker: 16 bytes; the same records in the same order then make the same file.
     """
 
-    def __init__(self, path: Path, place: Place, schema: Plain | None, fingerprint: bytes, sync_marker: bytes) -> None:
+    def __init__(
+        self, path: Path, place: PartitionId, schema: Plain | None, fingerprint: bytes, sync_marker: bytes
+    ) -> None:
         self.path, self.schema, self.fingerprint = path, schema, fingerprint
         self.first_offset = self.last_offset = -1
         self.records = 0
@@ -111,7 +113,7 @@ class ContainerWriter:
         metadata = {TOPIC: place[0], PARTITION: str(place[1]), FINGERPRINT: fingerprint.hex()}
         self._avro = Writer(
             cast(BinaryIO, self._out),
-            envelope(schema),
+            build_envelope(schema),
             CODEC,
             metadata=metadata,
             sync_marker=sync_marker,
@@ -173,7 +175,7 @@ class ContainerWriter:
 class Container:
     """A file to be read: its metadata, and its messages. The file is the caller's to verify and to close.
 
-    Raises ValueError, or what fastavro raises on a file that is none of Avro's.
+    Raises ValueError, or what fastavro raises on a file that is not an Avro file.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -183,7 +185,7 @@ class Container:
         self.fingerprint = bytes.fromhex(metadata[FINGERPRINT])
         value = json.loads(metadata["avro.schema"])["fields"][-1]["type"]
         self.schema: Plain | None = value[2] if len(value) > 2 else None
-        """In which the values were written."""
+        """Schema in which the values were written."""
 
     def __iter__(self) -> Iterator[Message]:
         """Yield the messages as they were."""

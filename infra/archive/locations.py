@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.infra.atomic_files import sync_folder, write_atomically
-from headrace.infra.environment import ENDPOINT_VARIABLE, environment
+from headrace.infra.environment import ENDPOINT_VARIABLE, read_environment
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.file_locks import open_locked
@@ -54,11 +54,11 @@ class ArchiveBusy(HeadraceError):
 class Location(Protocol):
     """Where an archive is; `str` of it is for people."""
 
-    def manifest(self) -> bytes | None:
+    def read_manifest(self) -> bytes | None:
         """Return the manifest that counts; None where there is none. Raises OSError and StoreError."""
         ...
 
-    def file(self, name: str, sha256: str, size_bytes: int) -> AbstractContextManager[Path]:
+    def open_file(self, name: str, sha256: str, size_bytes: int) -> AbstractContextManager[Path]:
         """Open a path at which a file can be read for the time of the block.
 
         Raises OSError, ObjectMissing and ObjectCorrupt for one that is not there or, in a store, not what it should be.
@@ -69,11 +69,11 @@ class Location(Protocol):
         """Become the one that writes. Raises UsageError for a place that cannot be used, ArchiveBusy."""
         ...
 
-    def sizes(self, names: Collection[str]) -> dict[str, int]:
+    def measure_files(self, names: Collection[str]) -> dict[str, int]:
         """Return the bytes of those files that are there."""
         ...
 
-    def others(self) -> list[str]:
+    def list_others(self) -> list[str]:
         """Return names of what is there and could be no archive's; none where nobody else's is to be met."""
         ...
 
@@ -81,7 +81,7 @@ class Location(Protocol):
         """Remove what killed writers left beside the files and objects that are listed."""
         ...
 
-    def growing(self, name: str) -> Path:
+    def path_to_grow(self, name: str) -> Path:
         """Return where a new file may grow."""
         ...
 
@@ -110,25 +110,25 @@ def location_of(where: str | Path, own: StoreAddress | None = None) -> Location:
     text = str(where)
     if text.startswith(OWN_STORE):
         if own is None:
-            raise UsageError(f"{text}: here is no run whose store that could be: write s3://BUCKET/PREFIX")
-        return InStore(_below(own, own.bucket, text.removeprefix(OWN_STORE), text))
+            raise UsageError(f"{text}: there is no run here whose store could be meant: write s3://BUCKET/PREFIX")
+        return InStore(_parse_below(own, own.bucket, text.removeprefix(OWN_STORE), text))
     if not text.startswith(IN_A_STORE):
         return InFolder(Path(text))
     if not text.startswith("s3://"):
         found = StoreAddress.from_url(text)
-        return InStore(_below(found, found.bucket, found.prefix, text))
+        return InStore(_parse_below(found, found.bucket, found.prefix, text))
     bucket, _, prefix = text.removeprefix("s3://").partition("/")
-    endpoint = environment(ENDPOINT_VARIABLE)
+    endpoint = read_environment(ENDPOINT_VARIABLE)
     if endpoint:
         scheme = "" if "://" in endpoint else "http://"
         found = StoreAddress.from_url(f"{scheme}{endpoint.rstrip('/')}/{bucket}/{prefix}")
-        return InStore(_below(found, found.bucket, found.prefix, text))
+        return InStore(_parse_below(found, found.bucket, found.prefix, text))
     if own is None:
         raise UsageError(f"{text}: set {ENDPOINT_VARIABLE} to the store's endpoint, as https://HOST:PORT")
-    return InStore(_below(own, bucket, prefix, text))
+    return InStore(_parse_below(own, bucket, prefix, text))
 
 
-def _below(address: StoreAddress, bucket: str, prefix: str, text: str) -> StoreAddress:
+def _parse_below(address: StoreAddress, bucket: str, prefix: str, text: str) -> StoreAddress:
     if not bucket or not prefix.strip("/"):
         raise UsageError(f"{text}: name a prefix of the archive's own, as in s3://BUCKET/archives/sums")
     where = (address.endpoint, bucket, address.access_key, address.secret_key, address.secure, address.region)
@@ -145,7 +145,7 @@ class InFolder:
     def __str__(self) -> str:
         return str(self.root)
 
-    def manifest(self) -> bytes | None:
+    def read_manifest(self) -> bytes | None:
         """Return the manifest; of a store's archive that was copied into a folder, the one that counts."""
         try:
             return (self.root / MANIFEST).read_bytes()
@@ -154,7 +154,7 @@ class InFolder:
             return (self.root / MANIFESTS / names[-1]).read_bytes() if names else None
 
     @contextmanager
-    def file(self, name: str, sha256: str, size_bytes: int) -> Iterator[Path]:  # noqa: ARG002 - a reader verifies it
+    def open_file(self, name: str, sha256: str, size_bytes: int) -> Iterator[Path]:  # noqa: ARG002 - a reader verifies it
         """Give the file itself."""
         yield self.root / name
 
@@ -169,12 +169,12 @@ class InFolder:
             raise ArchiveBusy(f"another process archives into {self.root} now: let it end first")
         self._lock = lock
 
-    def sizes(self, names: Collection[str]) -> dict[str, int]:
+    def measure_files(self, names: Collection[str]) -> dict[str, int]:
         """Return the bytes of those files that are there."""
         paths = {name: self.root / name for name in names}
         return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
 
-    def others(self) -> list[str]:
+    def list_others(self) -> list[str]:
         """Return names of what no writer that was killed before its first manifest may have left."""
         ours = {TOPICS, OBJECTS, LOCK}
         names = (path.name for path in self.root.iterdir())
@@ -191,7 +191,7 @@ class InFolder:
         for path in self.root.glob(f"{MANIFEST}.*.new"):
             path.unlink()
 
-    def growing(self, name: str) -> Path:
+    def path_to_grow(self, name: str) -> Path:
         """Return a path in the folder itself, so that a name is given by renaming."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ class InStore:
     def __str__(self) -> str:
         return f"s3://{self.address.bucket}/{self.address.prefix.rstrip('/')}"
 
-    def manifest(self) -> bytes | None:
+    def read_manifest(self) -> bytes | None:
         """Return the one of the last name."""
         for attempt in (1, 2):
             listed = self._manifests()
@@ -242,7 +242,7 @@ class InStore:
         return None
 
     def _manifests(self) -> list[ListedObject]:
-        found = self._store.listing(f"{MANIFESTS}/")
+        found = self._store.list_objects(f"{MANIFESTS}/")
         ours = [one for one in found if MANIFEST_NAME.fullmatch(one.key.removeprefix(self.address.prefix))]
         return sorted(ours, key=lambda one: one.key)
 
@@ -256,7 +256,7 @@ class InStore:
         return (int(found[1]), found[2]) if found else (0, "")
 
     @contextmanager
-    def file(self, name: str, sha256: str, size_bytes: int) -> Iterator[Path]:
+    def open_file(self, name: str, sha256: str, size_bytes: int) -> Iterator[Path]:
         """Give a copy, which is removed afterwards."""
         with tempfile.TemporaryDirectory(prefix="headrace-archive-") as folder:
             path = Path(folder) / "file"
@@ -268,24 +268,24 @@ class InStore:
         self._store.ensure_bucket()
         self._here = Path(tempfile.mkdtemp(prefix="headrace-archive-"))
 
-    def sizes(self, names: Collection[str]) -> dict[str, int]:
+    def measure_files(self, names: Collection[str]) -> dict[str, int]:
         """Return the bytes of those files that are there."""
-        listed = {one.key.removeprefix(self.address.prefix): one.size_bytes for one in self._store.listing()}
+        listed = {one.key.removeprefix(self.address.prefix): one.size_bytes for one in self._store.list_objects()}
         return {name: listed[name] for name in names if name in listed}
 
-    def others(self) -> list[str]:
+    def list_others(self) -> list[str]:
         """Return names of what could be no archive's."""
-        names = (one.key.removeprefix(self.address.prefix) for one in self._store.listing())
+        names = (one.key.removeprefix(self.address.prefix) for one in self._store.list_objects())
         return sorted(name for name in names if not OURS.fullmatch(name) and not name.startswith("probe/"))
 
     def sweep(self, files: Collection[str], objects: Collection[str]) -> None:  # noqa: ARG002 - they are found again
         """Remove files that no manifest lists and that are old enough to be nobody's who still writes."""
-        for one in self._store.listing(f"{TOPICS}/"):
+        for one in self._store.list_objects(f"{TOPICS}/"):
             name = one.key.removeprefix(self.address.prefix)
             if OURS.fullmatch(name) and name not in files and datetime.now(UTC) - one.modified > SPARED_BY_GC:
                 self._store.delete(one.key)
 
-    def growing(self, name: str) -> Path:
+    def path_to_grow(self, name: str) -> Path:
         """Return a path on this machine."""
         path = self._here / name
         path.parent.mkdir(parents=True, exist_ok=True)

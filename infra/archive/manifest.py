@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.infra.archive.locations import MANIFEST, Location
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 
 FORMAT = "headrace-archive-1"
 
@@ -35,7 +35,7 @@ class ArchivedFile(_Table):
     schema_name: str
     """Record that its values are; empty for bytes."""
     fingerprint: str
-    """Of that record's schema, in hex as in a message."""
+    """Fingerprint of that record's schema, in hex as in a message."""
     first_offset: int
     last_offset: int
     records: int
@@ -55,19 +55,19 @@ class ArchivedTopic(_Table):
     """One topic, by its whole name."""
 
     topic_id: str
-    """Which Kafka gave it when it was made: offsets are those of this topic and of no other of its name."""
+    """Id that Kafka gave the topic when it was made: the offsets belong to this topic, not to another of its name."""
     config: dict[str, str]
     """Settings that it was created with."""
     partitions: list[Series]
 
     @property
     def records(self) -> int:
-        """Of all its partitions."""
+        """Number of records in all its partitions."""
         return sum(file.records for series in self.partitions for file in series.files)
 
     @property
     def bytes(self) -> int:
-        """Of all its files."""
+        """Bytes of all its files."""
         return sum(file.bytes for series in self.partitions for file in series.files)
 
 
@@ -77,7 +77,7 @@ class ArchivedObject(_Table):
     sha256: str
     size_bytes: int
     why: str = ""
-    """Why it is not there."""
+    """Why the object is missing."""
 
 
 class Manifest(_Table):
@@ -93,7 +93,7 @@ class Manifest(_Table):
     """By key."""
     missing: dict[str, ArchivedObject] = Field(default_factory=dict)
 
-    def series(self, place: Place) -> Series:
+    def series(self, place: PartitionId) -> Series:
         """Return what there is of a partition."""
         return self.topics[place[0]].partitions[place[1]]
 
@@ -120,9 +120,9 @@ def _digest(fields: dict[str, Any]) -> str:
 
 def read_manifest(location: Location) -> Manifest:
     """Return the manifest of an archive. Raises UsageError when there is none, ArchiveCorrupt when it is damaged."""
-    path, text = f"{location}/{MANIFEST}", location.manifest()
+    path, text = f"{location}/{MANIFEST}", location.read_manifest()
     if text is None:
-        raise UsageError(f"{location} is no archive: there is no {MANIFEST}; `headrace archive --out` makes one")
+        raise UsageError(f"{location} is not an archive: it has no {MANIFEST}; `headrace archive --out` makes one")
     try:
         fields = json.loads(text)
         promised = fields.pop("sha256")

@@ -16,7 +16,7 @@ from headrace.infra.archive.locations import IN_A_STORE, OBJECTS, location_of
 from headrace.infra.archive.manifest import ArchiveCorrupt, ArchivedFile, Manifest, read_manifest
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.run import STORE_NAME, read_revision, refuse_large_group
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
@@ -26,7 +26,7 @@ from headrace.schemas.topics import Topics
 
 def is_archive(place: str) -> bool:
     """Return whether there is an archive, or was meant to be one."""
-    return place.startswith(IN_A_STORE) or location_of(place).manifest() is not None
+    return place.startswith(IN_A_STORE) or location_of(place).read_manifest() is not None
 
 
 class Archive:
@@ -44,14 +44,14 @@ class Archive:
         """Names of the run's topics."""
         return Topics(self.manifest.run)
 
-    def places(self, topic: str) -> list[Place]:
+    def places(self, topic: str) -> list[PartitionId]:
         """Return the partitions of a topic, by its whole name. Raises UsageError when the archive lacks it."""
         if topic not in self.manifest.topics:
             there = ", ".join(sorted(self.manifest.topics)) or "none"
             raise UsageError(f"the archive {self.root} holds no topic {topic}; of those it holds: {there}")
         return [(topic, partition) for partition in range(len(self.manifest.topics[topic].partitions))]
 
-    def messages(self, place: Place) -> Iterator[Message]:
+    def messages(self, place: PartitionId) -> Iterator[Message]:
         """Yield the messages of a partition in order, each file verified before its first, its schema learnt.
 
         Raises ArchiveCorrupt, which names the file.
@@ -59,7 +59,7 @@ class Archive:
         for file in self.manifest.series(place).files:
             yield from self._messages(place, file)
 
-    def backwards(self, place: Place, offset: int) -> Iterator[Iterator[Message]]:
+    def read_backwards(self, place: PartitionId, offset: int) -> Iterator[Iterator[Message]]:
         """Yield, a file at a time, the newest first, the messages of those that begin at or before an offset.
 
         Raises as `messages`.
@@ -74,12 +74,12 @@ class Archive:
         found = (read_revision(message) for message in self.messages(place))
         return [one for one in found if one is not None and one.run_id == self.manifest.run_id]
 
-    def _messages(self, place: Place, listed: ArchivedFile) -> Iterator[Message]:
+    def _messages(self, place: PartitionId, listed: ArchivedFile) -> Iterator[Message]:
         count, behind = 0, listed.first_offset - 1
-        wrong = partial(_corrupt, f"{self.root}/{listed.name}", listed)
+        wrong = partial(_corruption_error, f"{self.root}/{listed.name}", listed)
         try:
-            with self.root.file(listed.name, listed.sha256, listed.bytes) as path, path.open("rb") as file:
-                container = self._verified(place, listed, file)
+            with self.root.open_file(listed.name, listed.sha256, listed.bytes) as path, path.open("rb") as file:
+                container = self._open_verified(place, listed, file)
                 for message in container:
                     if message.offset <= behind:
                         raise wrong(f"has offset {message.offset} after {behind}")
@@ -88,12 +88,12 @@ class Archive:
         except (OSError, ObjectMissing, ObjectCorrupt) as error:
             raise wrong(f"cannot be read ({error})") from error
         except (ValueError, KeyError, EOFError, TypeError, IndexError) as error:  # as fastavro raises on odd bytes
-            raise wrong(f"is no archive file ({type(error).__name__}: {error})") from error
+            raise wrong(f"is not an archive file ({type(error).__name__}: {error})") from error
         if (count, behind) != (listed.records, listed.last_offset):
             raise wrong(f"has {count} records up to offset {behind}")
 
-    def _verified(self, place: Place, listed: ArchivedFile, file: BinaryIO) -> Container:
-        wrong = partial(_corrupt, f"{self.root}/{listed.name}", listed)
+    def _open_verified(self, place: PartitionId, listed: ArchivedFile, file: BinaryIO) -> Container:
+        wrong = partial(_corruption_error, f"{self.root}/{listed.name}", listed)
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a file that is read only
         if digest != listed.sha256:
             raise wrong(f"has sha256 {digest}")
@@ -108,12 +108,12 @@ class Archive:
     # --------------------------------------------------------------------------------------------------------- objects
 
     @contextmanager
-    def object_file(self, key: str) -> Iterator[Path]:
+    def open_object(self, key: str) -> Iterator[Path]:
         """Open a path of an object that the manifest lists, verified. Raises ArchiveCorrupt."""
         listed, where = self.manifest.objects[key], f"{self.root}/{OBJECTS}/{key}"
         with ExitStack() as opened:
             try:
-                path = opened.enter_context(self.root.file(f"{OBJECTS}/{key}", listed.sha256, listed.size_bytes))
+                path = opened.enter_context(self.root.open_file(f"{OBJECTS}/{key}", listed.sha256, listed.size_bytes))
                 with path.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             except (OSError, ObjectMissing, ObjectCorrupt) as error:
@@ -127,7 +127,7 @@ class Archive:
 
     def copy(self, claim: ClaimCheck, path: Path) -> None:
         """Write an object to a path. Raises as `get`."""
-        with self._found(claim) as found:
+        with self._find(claim) as found:
             shutil.copyfile(found, path)
 
     def get(self, claim: ClaimCheck) -> bytes:
@@ -136,7 +136,7 @@ class Archive:
         Raises ObjectMissing or ObjectCorrupt where the run's store would have, and ArchiveCorrupt for an object that
         was archived and is no more what it was.
         """
-        with self._found(claim) as found:
+        with self._find(claim) as found:
             return found.read_bytes()
 
     def get_group(self, claim: ClaimCheck) -> bytes:
@@ -144,17 +144,17 @@ class Archive:
         refuse_large_group(claim)
         return self.get(claim)
 
-    def _found(self, claim: ClaimCheck) -> AbstractContextManager[Path]:
+    def _find(self, claim: ClaimCheck) -> AbstractContextManager[Path]:
         listed = self.manifest.objects.get(claim.key)
         if listed is None or claim.store != STORE_NAME:
             why = self.manifest.missing.get(claim.key)
             raise ObjectMissing(why.why if why else f"the archive {self.root} has no object {claim.key[:200]!r}")
         if (listed.sha256, listed.size_bytes) != (claim.sha256, claim.size_bytes):
             raise ObjectCorrupt(f"object {claim.key} has sha256 {listed.sha256} where its record has {claim.sha256}")
-        return self.object_file(claim.key)
+        return self.open_object(claim.key)
 
 
-def _corrupt(where: str, listed: ArchivedFile, what: str) -> ArchiveCorrupt:
+def _corruption_error(where: str, listed: ArchivedFile, what: str) -> ArchiveCorrupt:
     return ArchiveCorrupt(
         f"{where} {what}; the manifest has {listed.records} records, offsets {listed.first_offset} to "
         f"{listed.last_offset}, sha256 {listed.sha256}: put the file back from a copy, or archive the run anew"

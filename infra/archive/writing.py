@@ -31,7 +31,7 @@ from headrace.infra.archive.manifest import (
 from headrace.infra.errors import UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.run import STORE_NAME
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, is_key
 from headrace.schemas import codec
@@ -82,17 +82,17 @@ class ArchiveWriter:
         except BaseException:
             self.location.release()
             raise
-        self._open: dict[Place, ContainerWriter] = {}
+        self._open: dict[PartitionId, ContainerWriter] = {}
         self._saved_at = time.monotonic()
         self.new: dict[str, Added] = {}
-        """What was added, by topic."""
+        """Counts of what was added, by topic."""
         self.new_objects = 0
         self.raw = 0
         """Messages whose values are kept as bytes."""
 
     def _begin(self, run: str, run_id: str) -> Manifest:
-        if self.location.manifest() is None:
-            if others := self.location.others():
+        if self.location.read_manifest() is None:
+            if others := self.location.list_others():
                 raise UsageError(
                     f"{self.location} holds other things ({', '.join(others[:3])}) and no archive: give a folder of "
                     "its own"
@@ -112,7 +112,7 @@ class ArchiveWriter:
 
     def _require(self, files: Sequence[ArchivedFile]) -> None:
         """Raise ArchiveCorrupt for a file that is not there, or of another size."""
-        sizes = self.location.sizes([file.name for file in files])
+        sizes = self.location.measure_files([file.name for file in files])
         for file in files:
             size = sizes.get(file.name, -1)
             if size != file.bytes:
@@ -138,7 +138,7 @@ class ArchiveWriter:
             )
         self.new[topic] = Added()
 
-    def next_offset(self, place: Place) -> int:
+    def next_offset(self, place: PartitionId) -> int:
         """Return where a partition is to be read from."""
         return self.manifest.series(place).next_offset
 
@@ -154,7 +154,7 @@ class ArchiveWriter:
             self._cut(place)
             held = None
         if held is None:
-            held = self._open[place] = self._opened(message, schema, fingerprint or b"")
+            held = self._open[place] = self._open_series(message, schema, fingerprint or b"")
         held.write(message, as_record=schema is not None)
         reach("archive.written")
         if held.size >= FILE_BYTES:
@@ -176,14 +176,14 @@ class ArchiveWriter:
             self._copy(claim)
         return schema, bytes(message.value[len(codec.MAGIC) : codec.HEADER_BYTES])
 
-    def _opened(self, message: Message, schema: Plain | None, fingerprint: bytes) -> ContainerWriter:
+    def _open_series(self, message: Message, schema: Plain | None, fingerprint: bytes) -> ContainerWriter:
         place = (message.topic, message.partition)
-        path = self.location.growing(f"{_folder(place)}/{message.offset}{PART}")
+        path = self.location.path_to_grow(f"{_folder(place)}/{message.offset}{PART}")
         named = f"{self.manifest.run_id}/{message.topic}/{message.partition}/{message.offset}"
         sync_marker = hashlib.sha256(named.encode()).digest()[:16]
         return ContainerWriter(path, place, schema, fingerprint, sync_marker)
 
-    def _cut(self, place: Place) -> None:
+    def _cut(self, place: PartitionId) -> None:
         """Close a partition's file and take it into the manifest in memory."""
         file, series = self._open[place], self.manifest.series(place)
         sha256, size = file.close()
@@ -207,7 +207,7 @@ class ArchiveWriter:
         self.new[place[0]].bytes += size
         reach("archive.cut")
 
-    def save(self, positions: Mapping[Place, int] | None = None) -> None:
+    def save(self, positions: Mapping[PartitionId, int] | None = None) -> None:
         """Close every file and replace the manifest. Raises OSError.
 
         Args:
@@ -233,7 +233,7 @@ class ArchiveWriter:
             return
         found = ArchivedObject(sha256=claim.sha256, size_bytes=claim.size_bytes)
         try:
-            inner = self._fetched(claim)
+            inner = self._fetch_object(claim)
         except (ObjectMissing, ObjectCorrupt, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             self.manifest.missing[claim.key] = found.model_copy(update={"why": str(error)})
             return
@@ -244,20 +244,20 @@ class ArchiveWriter:
         for one in inner:
             self._copy(one)
 
-    def _fetched(self, claim: ClaimCheck) -> list[ClaimCheck]:
+    def _fetch_object(self, claim: ClaimCheck) -> list[ClaimCheck]:
         """Copy an object; return those that it names itself."""
         if claim.store != STORE_NAME or not is_key(claim.key):
             raise ObjectMissing(f"store {claim.store[:80]!r} can hold no object {claim.key[:200]!r}")
         name = f"{OBJECTS}/{claim.key}"
-        path = self.location.growing(f"{name}{PART}")
+        path = self.location.path_to_grow(f"{name}{PART}")
         self._fetch(claim, path)
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        inner = self._named_in(path)
+        inner = self._find_named(path)
         self.location.keep(path, name, claim.sha256, claim.size_bytes)
         return inner
 
-    def _named_in(self, path: Path) -> list[ClaimCheck]:
+    def _find_named(self, path: Path) -> list[ClaimCheck]:
         """Return the objects that an object names, where it is a group."""
         with path.open("rb") as file:
             if file.read(len(codec.MAGIC)) != codec.MAGIC:
@@ -297,5 +297,5 @@ def _name(schema: Plain) -> str:
     return str(schema["name"]).removeprefix(f"{NAMESPACE}.")
 
 
-def _folder(place: Place) -> str:
+def _folder(place: PartitionId) -> str:
     return f"{TOPICS}/{place[0]}/{place[1]}"

@@ -118,7 +118,7 @@ class DataFolder:
         return DataFolder(self.root.parent) if (self.root / SWEPT).exists() else None
 
     @contextmanager
-    def owned(self, by: str) -> Iterator[None]:
+    def hold(self, by: str) -> Iterator[None]:
         """Hold the folder for this process. Raises FolderInUse while another holds it, UsageError if not writable.
 
         Args:
@@ -130,7 +130,7 @@ class DataFolder:
         except OSError as error:
             raise UsageError(f"cannot use the data folder {self.root}: {error}; give another by --data") from error
         if lock is None:
-            pid, other = self.owner() or (0, "")
+            pid, other = self.find_owner() or (0, "")
             watch = f"watch it with `headrace status --data {self.root}`" if other == UP else "wait for its end"
             raise FolderInUse(
                 f"process {pid} runs {other or 'another command'} on {self.root} now: {watch}, stop it with "
@@ -143,7 +143,7 @@ class DataFolder:
         finally:
             os.close(lock)
 
-    def owner(self) -> tuple[int, str] | None:
+    def find_owner(self) -> tuple[int, str] | None:
         """Return the process that holds the folder now, and what it runs; None for nobody."""
         try:
             with self._lock.open("rb") as file:
@@ -178,7 +178,7 @@ def data_folder_of(run: str, given: Path | None) -> DataFolder:
     return DataFolder(given or HOME / run)
 
 
-def only_folder() -> DataFolder:
+def find_only_folder() -> DataFolder:
     """Return the one data folder below the working directory. Raises UsageError when there is none, or several."""
     found = sorted(path.parent for path in HOME.glob("*/run.json"))
     if len(found) == 1:

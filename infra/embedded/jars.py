@@ -57,7 +57,7 @@ def jar_path(cache: Path, coordinate: str) -> Path:
     return cache / "m2" / group.replace(".", "/") / artifact / version / f"{artifact}-{version}.jar"
 
 
-def class_path(
+def fetch_class_path(
     cache: Path, progress: Callable[[str], None] | None = None, *, pins: Mapping[str, str] | None = None
 ) -> list[str]:
     """Paths of all pinned jars, verified; missing and broken ones are fetched first, in parallel.
@@ -66,9 +66,9 @@ def class_path(
     being fetched. Raises JarUnavailable.
     """
     pins = read_lock() if pins is None else pins
-    if _lacking(cache, pins):
-        with _exclusive(cache):
-            lacking = _lacking(cache, pins)  # another run may have fetched them while we waited
+    if _find_lacking(cache, pins):
+        with _lock_cache(cache):
+            lacking = _find_lacking(cache, pins)  # another run may have fetched them while we waited
             if lacking:
                 _fetch_all(cache, {coordinate: pins[coordinate] for coordinate in lacking}, progress)
     return [str(jar_path(cache, coordinate)) for coordinate in pins]
@@ -80,17 +80,17 @@ def write_lock(cache: Path, lock: Path = LOCK_FILE) -> None:
     dependencies = [context.create_dependency(root) for root in ROOTS]
     for dependency in dependencies:
         dependency.scope = dependency.scope or "compile"
-    with _exclusive(cache):
+    with _lock_cache(cache):
         resolved = [dependency for part in context.resolver.resolve(dependencies) for dependency in part]
         artifacts = [dependency.artifact for dependency in resolved if dependency.scope in {"compile", "runtime"}]
         with ThreadPoolExecutor(FETCH_THREADS) as pool:
-            sums = pool.map(lambda artifact: _sha256(artifact.resolve()), artifacts)
+            sums = pool.map(lambda artifact: _hash_file(artifact.resolve()), artifacts)
             pins = {f"{a.groupId}:{a.artifactId}:{a.version}": s for a, s in zip(artifacts, sums, strict=True)}
     lock.write_text(json.dumps(dict(sorted(pins.items())), indent=1) + "\n")
     _log.info("jars.locked", jars=len(pins), lock=str(lock))
 
 
-def _lacking(cache: Path, pins: Mapping[str, str]) -> list[str]:
+def _find_lacking(cache: Path, pins: Mapping[str, str]) -> list[str]:
     with ThreadPoolExecutor(FETCH_THREADS) as pool:
         good = pool.map(lambda pin: _is_good(jar_path(cache, pin[0]), pin[1]), pins.items())
         return [coordinate for coordinate, ok in zip(pins, good, strict=True) if not ok]
@@ -98,7 +98,7 @@ def _lacking(cache: Path, pins: Mapping[str, str]) -> list[str]:
 
 def _is_good(jar: Path, want: str) -> bool:
     try:
-        if _sha256(jar) != want:
+        if _hash_file(jar) != want:
             return False
         if jar.stat().st_mtime != FIXED_MTIME:
             os.utime(jar, (FIXED_MTIME, FIXED_MTIME))
@@ -146,7 +146,7 @@ def _maven(cache: Path) -> MavenContext:
 
 
 @contextmanager
-def _exclusive(cache: Path) -> Iterator[None]:
+def _lock_cache(cache: Path) -> Iterator[None]:
     """One process at a time fetches into a cache."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "jars.lock").open("ab") as file:
@@ -154,7 +154,7 @@ def _exclusive(cache: Path) -> Iterator[None]:
         yield
 
 
-def _sha256(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--write-lock", action="store_true", help="walk the POMs and rewrite the lock")
     if parser.parse_args().write_lock:
         write_lock(cache_folder())
-    class_path(cache_folder(), lambda words: _log.info("jars.progress", detail=words))
+    fetch_class_path(cache_folder(), lambda words: _log.info("jars.progress", detail=words))
 
 
 if __name__ == "__main__":

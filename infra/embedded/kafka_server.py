@@ -23,7 +23,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.infra.atomic_files import write_atomically
-from headrace.infra.embedded.jars import KAFKA_VERSION, LOCK_FILE, class_path
+from headrace.infra.embedded.jars import KAFKA_VERSION, LOCK_FILE, fetch_class_path
 from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.embedded.server_process import ServerCommand, ServerFailed, ServerProcess
 from headrace.infra.environment import cache_folder
@@ -97,10 +97,10 @@ class EmbeddedKafka(ServerProcess):
     @property
     def records_start_cache(self) -> bool:
         """Whether this process writes the AOT cache when it stops, which takes 6-10 s instead of half a second."""
-        return self._recording is not None and self.alive()
+        return self._recording is not None and self.is_alive()
 
     def _command(self) -> ServerCommand:
-        jars = class_path(self._cache, self._progress)
+        jars = fetch_class_path(self._cache, self._progress)
         self._write_properties()
         self._scratch.mkdir(exist_ok=True)
         (self.folder / "log4j2.xml").write_text(LOG4J)
@@ -116,7 +116,7 @@ class EmbeddedKafka(ServerProcess):
         """Where the JVM unpacks native libraries: one that is killed leaves them, here and not in /tmp."""
         return self.folder / "tmp"
 
-    def _answers(self) -> bool:
+    def _does_answer(self) -> bool:
         try:
             socket.create_connection((HOST, self.port("broker")), timeout=0.5).close()
             client = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
@@ -124,7 +124,7 @@ class EmbeddedKafka(ServerProcess):
         except (OSError, KafkaException):
             return False
 
-    def _ended(self, *, clean: bool) -> None:
+    def _clean_up(self, *, clean: bool) -> None:
         """Publish the recorded AOT cache: whole or not at all."""
         if self._recording is None:
             return
@@ -136,7 +136,7 @@ class EmbeddedKafka(ServerProcess):
         self._recording = None
 
     def _write_properties(self) -> None:
-        lines = {**_properties(self.port("broker"), self.port("controller")), **self._config}
+        lines = {**_build_properties(self.port("broker"), self.port("controller")), **self._config}
         text = "".join(f"{key}={value}\n" for key, value in lines.items())
         write_atomically(self.folder / "server.properties", text.encode())
 
@@ -176,7 +176,7 @@ class EmbeddedKafka(ServerProcess):
     def _make_template(self, jars: list[str], template: Path) -> None:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="format-") as scratch:
             properties = Path(scratch) / "server.properties"
-            properties.write_text("".join(f"{key}={value}\n" for key, value in _properties(1, 2).items()))
+            properties.write_text("".join(f"{key}={value}\n" for key, value in _build_properties(1, 2).items()))
             tool = ["kafka.tools.StorageTool", "format", "-t", _kafka_uuid(), "-c", str(properties)]
             done = subprocess.run(
                 [*self._java(jars), *tool], cwd=scratch, check=False, capture_output=True, text=True, timeout=120
@@ -200,7 +200,7 @@ class EmbeddedKafka(ServerProcess):
             return [f"-XX:AOTCache={self._aot_cache()}"]
         if self._for_a_look:
             return []
-        self._ended(clean=False)  # a recording that died with its process
+        self._clean_up(clean=False)  # a recording that died with its process
         for left in self._cache.glob("recording-*"):
             if time.time() - left.stat().st_mtime > STALE_RECORDING_S:
                 shutil.rmtree(left, ignore_errors=True)
@@ -208,7 +208,7 @@ class EmbeddedKafka(ServerProcess):
         return [f"-XX:AOTCacheOutput={self._recording / 'kafka.aot'}"]
 
 
-def _properties(broker_port: int, controller_port: int) -> dict[str, str]:
+def _build_properties(broker_port: int, controller_port: int) -> dict[str, str]:
     return {
         "process.roles": "broker,controller",
         "node.id": "1",

@@ -19,7 +19,7 @@ def draw_port() -> socket.socket:
     Drawn below the ephemeral range: inside it, a client that keeps connecting while the server is down can be given
     the very port as its own (it then talks to itself), and any program's outgoing connection can take it.
     """
-    ephemeral = _ephemeral_start()
+    ephemeral = _read_ephemeral_start()
     for _ in range(200):
         port = ephemeral - 1 - secrets.randbelow(PORTS_BELOW_EPHEMERAL)
         candidate = socket.socket()
@@ -45,7 +45,7 @@ def hold_port(port: int) -> socket.socket:
     return held
 
 
-def port_user(port: int) -> str:
+def find_port_user(port: int) -> str:
     """Return which process uses a port, as far as this user may know; listeners first."""
     try:
         connections = psutil.net_connections(kind="tcp")
@@ -61,7 +61,7 @@ def port_user(port: int) -> str:
     return "another process"
 
 
-def _ephemeral_start() -> int:
+def _read_ephemeral_start() -> int:
     try:
         start = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):

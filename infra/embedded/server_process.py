@@ -31,12 +31,12 @@ import psutil
 import structlog
 
 from headrace.infra.atomic_files import write_atomically
-from headrace.infra.embedded.loopback_ports import draw_port, hold_port, port_user
+from headrace.infra.embedded.loopback_ports import draw_port, find_port_user, hold_port
 from headrace.infra.environment import server_environment
 from headrace.infra.errors import HeadraceError
 from headrace.infra.file_locks import open_locked
 from headrace.infra.process.child_process import ChildCommand, has_ended, spawn_from_own_thread
-from headrace.infra.process.log_lines import lines_from
+from headrace.infra.process.log_lines import read_lines
 
 PROBE_INTERVAL_S = 0.03
 LEFTOVER_STOP_S = 15.0
@@ -95,10 +95,10 @@ class ServerProcess(ABC):
         """Write what the server needs and return how to run it; the folder and ports are ours by now."""
 
     @abstractmethod
-    def _answers(self) -> bool:
+    def _does_answer(self) -> bool:
         """Whether the server serves requests; returns within a few seconds, and False on any failure."""
 
-    def _ended(self, *, clean: bool) -> None:  # noqa: B027 - a hook that most servers do not need
+    def _clean_up(self, *, clean: bool) -> None:  # noqa: B027 - a hook that most servers do not need
         """Tidy up after the process has gone; `clean` when it followed SIGTERM."""
 
     @property
@@ -110,7 +110,7 @@ class ServerProcess(ABC):
         process = self._process
         return process.pid if process is not None and process.poll() is None and not has_ended(process.pid) else None
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the process runs."""
         return self.pid is not None
 
@@ -131,7 +131,7 @@ class ServerProcess(ABC):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._owner = self._lock_folder()
             self._stop_leftover()
-            self._ports = self._saved_ports() or {}
+            self._ports = self._read_saved_ports() or {}
             self._reserve_ports()
         except OSError as error:
             self._release()
@@ -150,7 +150,7 @@ class ServerProcess(ABC):
         Raises ServerFailed when it exits or does not answer within `timeout_s` (what it downloads before is not
         counted), and what `claim` raises.
         """
-        if self.alive():
+        if self.is_alive():
             return self
         self.claim()
         began = time.monotonic()
@@ -183,7 +183,7 @@ class ServerProcess(ABC):
             clean = self._process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
             self._process = None
             self._pid_file.unlink(missing_ok=True)
-            self._ended(clean=clean)
+            self._clean_up(clean=clean)
         self._release()
 
     def __enter__(self) -> Self:
@@ -213,7 +213,7 @@ class ServerProcess(ABC):
         return descriptor
 
     def _stop_leftover(self) -> None:
-        leftover = _recorded_process(self._pid_file, self.folder)
+        leftover = _find_recorded_process(self._pid_file, self.folder)
         if leftover is None:
             return
         _log.warning(
@@ -228,7 +228,7 @@ class ServerProcess(ABC):
             record = {"pid": pid, "created": psutil.Process(pid).create_time()}
             write_atomically(self._pid_file, json.dumps(record).encode())
 
-    def _saved_ports(self) -> dict[str, int] | None:
+    def _read_saved_ports(self) -> dict[str, int] | None:
         path = self.folder / "ports.json"
         if not path.exists():
             return None
@@ -258,8 +258,8 @@ class ServerProcess(ABC):
             return hold_port(port)
         except OSError:
             raise PortTaken(
-                f"port {port}, which the {self.what} in {self.folder} has kept, is used by {port_user(port)}: stop "
-                f"that, or delete {self.folder / 'ports.json'} to draw new ports"
+                f"port {port}, which the {self.what} in {self.folder} has kept, is used by {find_port_user(port)}: "
+                f"stop that, or delete {self.folder / 'ports.json'} to draw new ports"
             ) from None
 
     def _wait_until_it_answers(self, deadline: float, timeout_s: float, log_starts: Mapping[Path, int]) -> None:
@@ -267,13 +267,13 @@ class ServerProcess(ABC):
         while process is not None and time.monotonic() < deadline:
             if (code := process.poll()) is not None:
                 raise ServerFailed(
-                    f"the {self.what} in {self.folder} exited with {code} while starting; {_what_logs_say(log_starts)}"
+                    f"the {self.what} in {self.folder} exited with {code} while starting; {_describe_logs(log_starts)}"
                 )
-            if self._answers():
+            if self._does_answer():
                 return
             time.sleep(PROBE_INTERVAL_S)
         raise ServerFailed(
-            f"the {self.what} in {self.folder} did not answer within {timeout_s:g} s; {_what_logs_say(log_starts)}"
+            f"the {self.what} in {self.folder} did not answer within {timeout_s:g} s; {_describe_logs(log_starts)}"
         )
 
     def _drop_reservations(self) -> None:
@@ -305,7 +305,7 @@ def _stop_tree(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: flo
     return True
 
 
-def _recorded_process(pid_file: Path, folder: Path) -> psutil.Process | None:
+def _find_recorded_process(pid_file: Path, folder: Path) -> psutil.Process | None:
     """Find the live process that `pid_file` names, if it is still the same one and works in `folder`."""
     try:
         record = json.loads(pid_file.read_bytes())
@@ -317,11 +317,11 @@ def _recorded_process(pid_file: Path, folder: Path) -> psutil.Process | None:
     return process if same and ours else None
 
 
-def _what_logs_say(log_starts: Mapping[Path, int], n_lines: int = 8) -> str:
+def _describe_logs(log_starts: Mapping[Path, int], n_lines: int = 8) -> str:
     """Return what was logged since the start: the first errors, then the last lines."""
     shown = []
     for log, start in log_starts.items():
-        lines = [line for line in lines_from(log, start) if not line.startswith("\tat ")]  # of a Java stack
+        lines = [line for line in read_lines(log, start) if not line.startswith("\tat ")]  # of a Java stack
         if lines:
             errors = [line for line in lines[:-n_lines] if any(word in line for word in _ERRORS)][:4]
             shown.append("\n  ".join([f"{log} ends with:", *errors, *lines[-n_lines:]]))

@@ -13,22 +13,22 @@ from rich.markup import escape
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.embedded.data_folder import DataFolder
-from headrace.infra.embedded.jars import class_path
+from headrace.infra.embedded.jars import fetch_class_path
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.embedded.server_probe import ServerProbe, Silence, kafka_answers, store_answers
+from headrace.infra.embedded.server_probe import ServerProbe, Silence, does_kafka_answer, does_store_answer
 from headrace.infra.embedded.server_process import ServerError, ServerProcess
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.client_settings import settings_of_environment
+from headrace.infra.kafka.client_settings import read_client_settings
 from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
     KafkaRefused,
-    end_offsets,
-    kafka_errors,
+    call_patiently,
+    fetch_end_offsets,
     open_admin,
-    patiently,
+    translating_kafka_errors,
 )
 from headrace.infra.recipe.settings import Kafka, Store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
@@ -98,7 +98,7 @@ class Servers:
     @property
     def client(self) -> dict[str, str]:
         """Further librdkafka settings: the recipe's, then those of the environment."""
-        return {**self._named_kafka.client, **settings_of_environment()}
+        return {**self._named_kafka.client, **read_client_settings()}
 
     @property
     def store_address(self) -> StoreAddress:
@@ -111,7 +111,7 @@ class Servers:
     def fetch(self) -> None:
         """Fetch what an embedded Kafka lacks, and report it. Raises JarUnavailable."""
         if self._kafka is not None:
-            class_path(cache_folder(), self._say)
+            fetch_class_path(cache_folder(), self._say)
 
     def start(self) -> None:
         """Start the embedded servers beside each other; return when all that the run needs answers.
@@ -144,7 +144,7 @@ class Servers:
     def _await_kafka(self) -> None:
         admin = open_admin(self.connection)
         try:
-            patiently(lambda: admin.list_topics(timeout=3), "asking Kafka for its topics", PATIENCE_S)
+            call_patiently(lambda: admin.list_topics(timeout=3), "asking Kafka for its topics", PATIENCE_S)
         except KafkaAway as error:
             raise KafkaAway(
                 f"no Kafka answers at {self._named_kafka.bootstrap}, which the recipe names as kafka.bootstrap: start "
@@ -166,7 +166,7 @@ class Servers:
         """
         if not self._probes:
             connection, store = self.connection, self.store_address
-            asks = {"broker": lambda: kafka_answers(connection), "object store": lambda: store_answers(store)}
+            asks = {"broker": lambda: does_kafka_answer(connection), "object store": lambda: does_store_answer(store)}
             self._probes = {what: ServerProbe(ask) for what, ask in asks.items()}
             for probe in self._probes.values():
                 probe.start()
@@ -229,17 +229,19 @@ class Nurse:
 
     def visit(self, server: ServerProcess) -> None:
         """Start the server if it has died and it is time to; called again and again."""
-        if server.alive() or time.monotonic() < self._due:
+        if server.is_alive() or time.monotonic() < self._due:
             return
         if not self._reported:
             log.warning("server.died", server=server.what)
-            self._report(f"the {server.what} died and is started again with its data", full_disk(server.folder))
+            self._report(
+                f"the {server.what} died and is started again with its data", describe_full_disk(server.folder)
+            )
         try:
             server.start()
         except ServerError as error:
             pause = self._pauses.next_s()
             log.info("server.not_started", server=server.what, error=str(error), again_in_s=pause)
-            why = full_disk(server.folder) or f": {escape(str(error))}"
+            why = describe_full_disk(server.folder) or f": {escape(str(error))}"
             self._report(
                 f"the {server.what} does not start", f"{why}\nThe run waits; it is tried again until it starts"
             )
@@ -259,7 +261,7 @@ class Nurse:
             self._reported = kind
 
 
-def full_disk(folder: Path) -> str:
+def describe_full_disk(folder: Path) -> str:
     """Return the end of a sentence about a disk that is full; empty while it has room."""
     try:
         free = shutil.disk_usage(folder).free
@@ -280,9 +282,9 @@ def await_leaders(connection: Connection, patience_s: float = PATIENCE_S) -> Non
     end = time.monotonic() + patience_s
     while True:
         try:
-            with kafka_errors("listing topics"):
+            with translating_kafka_errors("listing topics"):
                 topics = admin.list_topics(timeout=5).topics
-            end_offsets(
+            fetch_end_offsets(
                 connection, [(name, partition) for name, topic in topics.items() for partition in topic.partitions]
             )
         except (KafkaAway, KafkaRefused):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, environment
+from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, read_environment
 from headrace.infra.errors import UsageError
 
 SECRETS = frozenset(
@@ -24,12 +24,12 @@ SECRETS = frozenset(
 """librdkafka's settings whose values are secrets."""
 
 
-def settings_of_environment() -> dict[str, str]:
+def read_client_settings() -> dict[str, str]:
     """Return the client settings that the environment gives: a JSON object, or the path of a file that holds one.
 
     Raises UsageError, which quotes nothing of them.
     """
-    text = environment(KAFKA_CLIENT_VARIABLE).strip()
+    text = read_environment(KAFKA_CLIENT_VARIABLE).strip()
     if not text:
         return {}
     where = KAFKA_CLIENT_VARIABLE
@@ -61,6 +61,6 @@ def refuse_secrets(keys: Iterable[str], where: str) -> None:
         )
 
 
-def without_secrets(client: Mapping[str, str]) -> dict[str, str]:
+def hide_secrets(client: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that may be shown and compared."""
     return {key: value for key, value in client.items() if key not in SECRETS}

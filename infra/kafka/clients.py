@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import FENCED, HeadraceError, Unavailable, UsageError
-from headrace.infra.kafka.client_settings import settings_of_environment
+from headrace.infra.kafka.client_settings import read_client_settings
 from headrace.schemas.headers import Headers
 
 log = structlog.get_logger()
@@ -56,7 +56,7 @@ AWAY = {
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.OFFSET_NOT_AVAILABLE,
 }
-"""Errors that time heals: the broker is away, or not ready yet."""
+"""Errors that pass with time: the broker is unreachable, or not ready yet."""
 
 REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -95,7 +95,7 @@ class Fenced(HeadraceError):
 
 
 class Overdue(Fenced):
-    """The transaction had been open for longer than Kafka allows, as when Kafka was away: nobody need have taken over.
+    """The transaction was open for longer than Kafka allows, perhaps without Kafka; nobody need have taken over.
 
     The process ends all the same, as somebody may have; its supervisor starts it again.
     """
@@ -177,7 +177,7 @@ def parse_run(text: str) -> RunAddress:
         meant = _BARE.fullmatch(text.removeprefix("kafka://"))
         form = f"kafka://{meant[1]}/{meant[2] or 'RUN'}" if meant else "kafka://HOST:PORT/RUN"
         raise UsageError(f"cannot read the run address {text!r}: give {form}, as `headrace up` prints it")
-    return RunAddress(Connection(parts.netloc, settings_of_environment()), run)
+    return RunAddress(Connection(parts.netloc, read_client_settings()), run)
 
 
 _BARE = re.compile(r"((?:[^/:,]+:\d+,?)+)/?([^/]*)")
@@ -185,7 +185,7 @@ _BARE = re.compile(r"((?:[^/:,]+:\d+,?)+)/?([^/]*)")
 
 
 def _say_error(error: KafkaError) -> None:
-    """Log what librdkafka reports beside the calls: brokers that are away, refused credentials."""
+    """Log what librdkafka reports beside the calls: unreachable brokers, refused credentials."""
     if error.code() in AWAY:
         log.debug("kafka.away", error=error.str())
     else:
@@ -193,15 +193,15 @@ def _say_error(error: KafkaError) -> None:
 
 
 @contextmanager
-def kafka_errors(doing: str) -> Iterator[None]:
+def translating_kafka_errors(doing: str) -> Iterator[None]:
     """Turn librdkafka's errors into ours: KafkaAway, Fenced or KafkaRefused, each saying what was being done."""
     try:
         yield
     except KafkaException as error:
-        raise translate(error, doing) from error
+        raise translate_error(error, doing) from error
 
 
-def translate(error: KafkaException, doing: str) -> HeadraceError:
+def translate_error(error: KafkaException, doing: str) -> HeadraceError:
     """Return our error for librdkafka's."""
     cause: KafkaError = error.args[0]
     if cause.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH):  # noqa: SLF001
@@ -250,7 +250,9 @@ def open_transactional_producer(connection: Connection, transactional_id: str, t
         transactional_id=transactional_id,
         transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
     )
-    patiently(lambda: producer.init_transactions(10), f"taking over transactional id {transactional_id}", timeout_s)
+    call_patiently(
+        lambda: producer.init_transactions(10), f"taking over transactional id {transactional_id}", timeout_s
+    )
     return producer
 
 
@@ -278,8 +280,8 @@ def open_consumer(connection: Connection, name: str, group: str = "", **more: An
     )
 
 
-def patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any:
-    """Call until it succeeds, waiting out brokers that are away; raise the translated error at the end of patience."""
+def call_patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any:
+    """Call until it succeeds, waiting for unreachable brokers; raise the translated error at the end of patience."""
     end = time.monotonic() + timeout_s
     backoff = Backoff(0.02, 1.0)
     while True:
@@ -288,7 +290,7 @@ def patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any:
         except KafkaException as error:
             cause: KafkaError = error.args[0]
             if not (cause.retriable() or cause.code() in AWAY) or time.monotonic() > end:
-                raise translate(error, doing) from error
+                raise translate_error(error, doing) from error
             log.debug("kafka.waiting", doing=doing, error=cause.str())
             time.sleep(backoff.next_s())
 
@@ -317,7 +319,7 @@ def _headers_of(raw: RawMessage) -> Headers:
     return [(name, value) for name, value in found if value is not None]
 
 
-def good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
+def take_good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
     """Return the records of a poll; errors that time heals are passed over, others raise."""
     found = []
     for item in raw:
@@ -325,7 +327,7 @@ def good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
         if error is None:
             found.append(message_of(item))
         elif error.code() not in AWAY and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
-            raise translate(KafkaException(error), doing)
+            raise translate_error(KafkaException(error), doing)
     return found
 
 
@@ -349,19 +351,19 @@ def open_admin(connection: Connection) -> AdminClient:
     It is shared, and kept: a fresh one's first question may take 3 s, when librdkafka drops the bootstrap connection
     with the question in flight; and one that is not referenced loses its answers.
     """
-    cluster = _cluster(connection)
+    cluster = _describe_cluster(connection)
     if cluster not in _admins:
         _admins[cluster] = AdminClient(connection.config())
     return _admins[cluster]
 
 
-def _cluster(connection: Connection) -> str:
+def _describe_cluster(connection: Connection) -> str:
     return json.dumps([connection.bootstrap, dict(connection.client)])
 
 
-def partitions_of(connection: Connection, topic: str) -> int:
+def fetch_partitions(connection: Connection, topic: str) -> int:
     """Return how many partitions a topic has. Raises KafkaAway, or KafkaRefused when there is none of that name."""
-    with kafka_errors(f"asking for topic {topic}"):
+    with translating_kafka_errors(f"asking for topic {topic}"):
         found = open_admin(connection).list_topics(topic, timeout=10).topics[topic]
     if found.error is not None:
         raise KafkaRefused(f"topic {topic} cannot be read: {found.error.str()}; `headrace topics` creates it")
@@ -370,39 +372,39 @@ def partitions_of(connection: Connection, topic: str) -> int:
     return len(found.partitions)
 
 
-def end_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+def fetch_end_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """Return high watermarks, open transactions included: what a restore must read past.
 
     Topics that were just created, and a broker that has just started, get a few seconds.
     """
     latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
-    return _patient_offsets(connection, list(partitions), latest, "ends")
+    return _fetch_offsets_patiently(connection, list(partitions), latest, "ends")
 
 
-def stable_ends(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+def fetch_stable_ends(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """Return where readers of committed records get to: all transactions before that have ended."""
     latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
-    return _patient_offsets(connection, list(partitions), latest, "ends", IsolationLevel.READ_COMMITTED)
+    return _fetch_offsets_patiently(connection, list(partitions), latest, "ends", IsolationLevel.READ_COMMITTED)
 
 
-def begin_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return the first offsets that there are: records before them were deleted. As patient as `end_offsets`."""
+def fetch_begin_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Return the first offsets that there are: records before them were deleted. As patient as `fetch_end_offsets`."""
     earliest: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # the client's own gap
-    return _patient_offsets(connection, list(partitions), earliest, "beginnings")
+    return _fetch_offsets_patiently(connection, list(partitions), earliest, "beginnings")
 
 
-def held_back(connection: Connection, topics: Iterable[str]) -> list[tuple[str, int]]:
+def find_held_back(connection: Connection, topics: Iterable[str]) -> list[tuple[str, int]]:
     """Return the partitions of these topics whose readers wait for a transaction to end; topics may be missing."""
     wanted = list(topics)
     if not wanted:
         return []
-    known = patiently(lambda: open_admin(connection).list_topics(timeout=10), "listing topics", SETTLING_S).topics
+    known = call_patiently(lambda: open_admin(connection).list_topics(timeout=10), "listing topics", SETTLING_S).topics
     places = [(topic, partition) for topic in wanted if topic in known for partition in known[topic].partitions]
-    stable, ends = stable_ends(connection, places), end_offsets(connection, places)
+    stable, ends = fetch_stable_ends(connection, places), fetch_end_offsets(connection, places)
     return [place for place in places if stable[place] < ends[place]]
 
 
-def _patient_offsets(
+def _fetch_offsets_patiently(
     connection: Connection,
     partitions: list[tuple[str, int]],
     spec: OffsetSpec,
@@ -412,18 +414,18 @@ def _patient_offsets(
     end = 0.0
     while True:
         try:
-            return _offsets(connection, partitions, spec, isolation)
+            return _fetch_offsets(connection, partitions, spec, isolation)
         except KafkaException as error:
             code = error.args[0].code()
             end = end or time.monotonic() + SETTLING_S  # from the first answer on: it may have taken longer than that
             if code in MOVED:
-                _admins.pop(_cluster(connection), None)
+                _admins.pop(_describe_cluster(connection), None)
             if code not in SETTLING or time.monotonic() > end:
-                raise translate(error, f"asking for the {what} of topics") from error
+                raise translate_error(error, f"asking for the {what} of topics") from error
             time.sleep(0.05)
 
 
-def _offsets(
+def _fetch_offsets(
     connection: Connection, partitions: list[tuple[str, int]], spec: OffsetSpec, isolation: IsolationLevel
 ) -> dict[tuple[str, int], int]:
     asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}

@@ -65,7 +65,7 @@ def verdict_of(message: Message) -> str | None:
     return next((value.decode(errors="replace") for name, value in message.headers if name == VERDICT_HEADER), None)
 
 
-def dead_letter(topics: Topics, run_id: str, component: str, message: Message, why: tuple[str, str]) -> Outgoing:
+def build_dead_letter(topics: Topics, run_id: str, component: str, message: Message, why: tuple[str, str]) -> Outgoing:
     """Return the dead letter of a message; `why` is (reason, detail).
 
     When the headers still name a task of this run, its number goes into the record and so concludes it as dead; of a
@@ -80,7 +80,7 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
     except HeaderError:
         pass
     detail = why[1][:DETAIL_LENGTH].encode(errors="backslashreplace").decode()
-    reason, whole, message = why[0], message, _fitting(message)
+    reason, whole, message = why[0], message, _cut_to_fit(message)
     headers = dict(message.headers)  # of two of one name the last
     log.warning("message.dead", topic=message.topic, offset=message.offset, reason=reason, detail=detail)
     record = DeadLetter(
@@ -104,7 +104,7 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
     return Outgoing(topics.dead_letters, codec.encode(record), message.key[:MOST_KEY_BYTES])
 
 
-def lost_to_shadow(run_id: str, policy_variant: str, message: Message, why: tuple[str, str]) -> Outcome | None:
+def build_shadow_loss(run_id: str, policy_variant: str, message: Message, why: tuple[str, str]) -> Outcome | None:
     """Return the outcome of a message that a shadow cannot read; `why` is (reason, detail). It writes no dead letter.
 
     A dead letter concludes a number of the policy, and can be sent back to it: the policy's own curator writes that,
@@ -134,7 +134,7 @@ def lost_to_shadow(run_id: str, policy_variant: str, message: Message, why: tupl
     )
 
 
-def _fitting(message: Message) -> Message:
+def _cut_to_fit(message: Message) -> Message:
     """Return a message that fits into a dead letter: of one that is too large the beginning."""
     beside = _size(message.key, message.headers)
     if beside > MOST_BYTES:

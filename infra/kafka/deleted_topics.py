@@ -1,4 +1,4 @@
-"""Topics that were deleted under a running component, told apart from a broker that is away by asking what there is.
+"""Topics that were deleted under a running component, told apart from an unreachable broker by listing the topics.
 
 Clients say nothing of it: a producer without a time-out waits for ever for the topic to come back, and a member of a
 consumer group is assigned nothing.
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 GONE_S = 20.0
 """A topic that is not there for so long, while Kafka answers, was deleted."""
 LOOK_EVERY_S = 10.0
-"""A topic's loss is told after this and GONE_S at most."""
+"""A topic's loss is reported after at most this and GONE_S."""
 SOON_S = 1.0
 """How often is asked while one is missing."""
 ANSWER_S = 5.0
@@ -78,7 +78,7 @@ class TopicWatch(threading.Thread):
         for name in self._missing.since.keys() - before.keys():
             log.warning("topic.gone", topic=name, partition=-1, patience_s=GONE_S)
         if topic:
-            self.error = KafkaRefused(gone(topic, GONE_S))
+            self.error = KafkaRefused(describe_deleted(topic, GONE_S))
 
     def stop(self) -> None:
         """End the thread, after the question that it waits for."""
@@ -91,7 +91,7 @@ class TopicWatch(threading.Thread):
             return None
 
 
-def gone(place: str, patience_s: float) -> str:
+def describe_deleted(place: str, patience_s: float) -> str:
     """Return what to say of a topic or partition that was deleted."""
     return (
         f"{place} is not there, and was not for {patience_s:.0f} s in which Kafka answered: it was deleted. What a run "

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from headrace.infra.kafka.clients import Connection, kafka_errors, open_admin, open_consumer, partitions_of
+from headrace.infra.kafka.clients import (
+    Connection,
+    fetch_partitions,
+    open_admin,
+    open_consumer,
+    translating_kafka_errors,
+)
 
 REQUEST_S = 10.0
 
@@ -20,7 +26,7 @@ class Commit:
     metadata: str = ""
 
 
-def without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
+def refuse_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
     """Return what a consumer answered, or raise KafkaException for the first partition that it has no answer for."""
     for tp in partitions:
         if tp.error is not None:
@@ -28,21 +34,21 @@ def without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
     return partitions
 
 
-def committed_offsets(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], int]:
-    """Return a group's next offset by (topic, partition); what was never committed is left out. See `commits`."""
-    return {place: commit.offset for place, commit in commits(connection, group, topics).items()}
+def fetch_committed_offsets(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], int]:
+    """Return a group's next offset by (topic, partition); what was never committed is left out. See `fetch_commits`."""
+    return {place: commit.offset for place, commit in fetch_commits(connection, group, topics).items()}
 
 
-def commits(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], Commit]:
+def fetch_commits(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], Commit]:
     """Return a group's commits by (topic, partition); what was never committed is left out.
 
-    Asked by a consumer that never joins: the admin client's own question, put while the broker is away, can abort the
+    Asked by a consumer that never joins: the admin client's own question, sent without a broker, can abort the
     whole process (seen with librdkafka 2.16). Raises KafkaAway or KafkaRefused.
     """
-    asked = [TopicPartition(topic, p) for topic in topics for p in range(partitions_of(connection, topic))]
+    asked = [TopicPartition(topic, p) for topic in topics for p in range(fetch_partitions(connection, topic))]
     consumer = open_consumer(connection, "offsets", group)
     try:
-        with kafka_errors(f"asking how far group {group} is"):
+        with translating_kafka_errors(f"asking how far group {group} is"):
             found = consumer.committed(asked, timeout=REQUEST_S)
     finally:
         consumer.close()
@@ -56,6 +62,6 @@ def commits(connection: Connection, group: str, topics: Iterable[str]) -> dict[t
 def delete_before(connection: Connection, offsets: dict[tuple[str, int], int]) -> None:
     """Delete the records below these offsets. Raises KafkaAway or KafkaRefused."""
     asked = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-    with kafka_errors("deleting records that are done with"):
+    with translating_kafka_errors("deleting records that are done with"):
         for future in open_admin(connection).delete_records(asked, request_timeout=REQUEST_S).values() if asked else ():
             future.result()

@@ -88,7 +88,7 @@ def run_loop(
     5. offsets: those of the consumer group, in the same transaction.
     6. commit.
 
-    When the transaction is aborted, or a server is away, nothing of the turn has happened: the component rewinds and
+    When the transaction is aborted, or a server is unreachable, the turn has not happened: the component rewinds and
     the loop goes on. Nothing is retried from memory. Raises Fenced when another process took over, and whatever
     `rewind` raises.
     """
@@ -128,7 +128,7 @@ def run_loop(
 
 
 def _undo(component: Component, writer: TransactionalWriter, stop: threading.Event, pause_s: float) -> None:
-    """Abort and rewind, as often as it takes while servers are away."""
+    """Abort and rewind, as often as it takes while servers are unreachable."""
     while not stop.wait(pause_s):
         with suppress(Unavailable):
             writer.abort()

@@ -10,7 +10,14 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, kafka_errors, open_admin, patiently
+from headrace.infra.kafka.clients import (
+    Connection,
+    KafkaAway,
+    KafkaRefused,
+    call_patiently,
+    open_admin,
+    translating_kafka_errors,
+)
 from headrace.schemas.topics import TopicSpec
 
 log = structlog.get_logger()
@@ -31,14 +38,14 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
     """
     wanted = {spec.name: spec for spec in specs}
     admin = open_admin(connection)
-    found = patiently(lambda: admin.list_topics(timeout=10), "listing topics", 30).topics
+    found = call_patiently(lambda: admin.list_topics(timeout=10), "listing topics", 30).topics
     missing = [spec for name, spec in wanted.items() if name not in found]
     differences = [
         f"{name} has {len(found[name].partitions)} partitions, the recipe has {spec.partitions}"
         for name, spec in wanted.items()
         if name in found and len(found[name].partitions) != spec.partitions
     ]
-    differences += _config_differences(admin, [spec for name, spec in wanted.items() if name in found])
+    differences += _find_config_differences(admin, [spec for name, spec in wanted.items() if name in found])
     if differences:
         raise TopicDiffers(
             f"topics differ from what the run needs: {'; '.join(differences)}. Set them right, or take a new run name",
@@ -53,7 +60,7 @@ def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> N
     new = [NewTopic(s.name, s.partitions, replication, config={**s.config, **s.made_with}) for s in missing]
     for name, future in admin.create_topics(new, operation_timeout=30, request_timeout=35).items():
         try:
-            with kafka_errors(f"creating topic {name}"):
+            with translating_kafka_errors(f"creating topic {name}"):
                 future.result()
         except Exception as error:
             cause = error.__cause__
@@ -67,20 +74,20 @@ def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> N
 def delete_topics(connection: Connection, names: Iterable[str]) -> None:
     """Delete those of the topics that are there. Raises KafkaAway or KafkaRefused."""
     admin = open_admin(connection)
-    found = patiently(lambda: admin.list_topics(timeout=10), "listing topics", 30).topics
+    found = call_patiently(lambda: admin.list_topics(timeout=10), "listing topics", 30).topics
     there = [name for name in names if name in found]
     if not there:
         return
     for name, future in admin.delete_topics(there, operation_timeout=30, request_timeout=35).items():
-        with kafka_errors(f"deleting topic {name}"):
+        with translating_kafka_errors(f"deleting topic {name}"):
             future.result()
 
 
-def topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, str]:
+def fetch_topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, str]:
     """Return the ids that Kafka gave topics when they were made (KIP-516): one made anew has another."""
     wanted = TopicCollection(list(names))
     futures = open_admin(connection).describe_topics(wanted, request_timeout=10)
-    with kafka_errors("describing topics"):
+    with translating_kafka_errors("describing topics"):
         return {name: str(future.result().topic_id) for name, future in futures.items()}
 
 
@@ -93,17 +100,17 @@ def _await_listed(admin: AdminClient, names: set[str], patience_s: float = 10) -
         time.sleep(0.02)
 
 
-def session_timeout_s(connection: Connection) -> float:
+def fetch_session_timeout_s(connection: Connection) -> float:
     """Return after how many seconds of silence the cluster gives a member of a consumer group up.
 
     Kafka's default where this client may not ask. Raises KafkaAway.
     """
     admin = open_admin(connection)
-    with kafka_errors("listing brokers"):
+    with translating_kafka_errors("listing brokers"):
         brokers = admin.list_topics(timeout=10).brokers
     resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers), 0)))
     try:
-        with kafka_errors("reading settings of a broker"):
+        with translating_kafka_errors("reading settings of a broker"):
             entries = admin.describe_configs([resource], request_timeout=10)[resource].result()
     except KafkaRefused as error:
         log.info("session.not_asked", why=str(error))
@@ -112,14 +119,14 @@ def session_timeout_s(connection: Connection) -> float:
     return int(entry.value) / 1000 if entry is not None and entry.value else SESSION_S
 
 
-def _config_differences(admin: AdminClient, specs: list[TopicSpec]) -> list[str]:
+def _find_config_differences(admin: AdminClient, specs: list[TopicSpec]) -> list[str]:
     if not specs:
         return []
     resources = [ConfigResource(ResourceType.TOPIC, spec.name) for spec in specs]
     futures = admin.describe_configs(resources, request_timeout=10)
     differences = []
     for spec, resource in zip(specs, resources, strict=True):
-        with kafka_errors(f"reading settings of topic {spec.name}"):
+        with translating_kafka_errors(f"reading settings of topic {spec.name}"):
             entries = futures[resource].result()
         differences += [
             f"{spec.name} has {key}={entries[key].value}, the run needs {value}"

@@ -17,29 +17,29 @@ from headrace.infra.kafka.clients import (
     KafkaAway,
     LogTruncated,
     Message,
-    begin_offsets,
-    end_offsets,
-    kafka_errors,
+    fetch_begin_offsets,
+    fetch_end_offsets,
+    fetch_partitions,
     message_of,
     open_consumer,
-    partitions_of,
-    translate,
+    translate_error,
+    translating_kafka_errors,
 )
 
 log = structlog.get_logger()
 
-Place = tuple[str, int]
+PartitionId = tuple[str, int]
 """(topic, partition)."""
 
 
-def place_name(place: Place) -> str:
+def name_partition(place: PartitionId) -> str:
     """Return `topic[partition]`."""
     return f"{place[0]}[{place[1]}]"
 
 
-def spot(message: Message) -> str:
-    """Return where a message stands: `topic[partition]@offset`."""
-    return f"{place_name((message.topic, message.partition))}@{message.offset}"
+def name_offset(message: Message) -> str:
+    """Return where a message is: `topic[partition]@offset`."""
+    return f"{name_partition((message.topic, message.partition))}@{message.offset}"
 
 
 class TopicReader:
@@ -47,14 +47,14 @@ class TopicReader:
 
     Args:
         connection: The cluster.
-        positions: Next offset by (topic, partition); `whole_topics` makes them.
+        positions: Next offset by (topic, partition); `find_whole_topics` makes them.
         name: Shows in the broker's logs.
     """
 
-    def __init__(self, connection: Connection, positions: Mapping[Place, int], name: str = "reader") -> None:
+    def __init__(self, connection: Connection, positions: Mapping[PartitionId, int], name: str = "reader") -> None:
         self.connection = connection
         self.positions = dict(positions)
-        self._ended: set[Place] = set()
+        self._ended: set[PartitionId] = set()
         """Partitions that a fetch has found at their end."""
         self._consumer = open_consumer(connection, name, enable_partition_eof=True)
         self._assign()
@@ -62,7 +62,7 @@ class TopicReader:
     def _assign(self) -> None:
         # Plain offsets, also for 0: asking for the beginning by name costs half a second.
         places = [TopicPartition(t, p, offset) for (t, p), offset in self.positions.items()]
-        with kafka_errors("assigning partitions"):
+        with translating_kafka_errors("assigning partitions"):
             self._consumer.assign(places)
 
     def __enter__(self) -> Self:
@@ -78,7 +78,7 @@ class TopicReader:
     def poll(self, most: int = 64, timeout_s: float = 0.1) -> list[Message]:
         """Return up to `most` records, as soon as there are any; none after the timeout. Positions move past them."""
         found: list[Message] = []
-        outside: set[Place] = set()
+        outside: set[PartitionId] = set()
         batch = self._consumer.consume(most, 0)
         if not batch and timeout_s > 0 and (first := self._consumer.poll(timeout_s)) is not None:
             batch = [first, *self._consumer.consume(most - 1, 0)]
@@ -95,27 +95,31 @@ class TopicReader:
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
                 outside.add((raw.topic() or "", raw.partition() or 0))
             elif error.code() not in AWAY:
-                raise translate(KafkaException(error), f"reading {raw.topic()}")
+                raise translate_error(KafkaException(error), f"reading {raw.topic()}")
         if outside:
             self._reenter(outside)
         return found
 
-    def _reenter(self, outside: set[Place]) -> None:
+    def _reenter(self, outside: set[PartitionId]) -> None:
         """Go to the first record that there is where earlier ones were deleted. Raises LogTruncated."""
         places = {place: self.positions[place] for place in outside}
         refuse_lost_tail(self.connection, places)
-        for place, begin in begin_offsets(self.connection, places).items():
+        for place, begin in fetch_begin_offsets(self.connection, places).items():
             self.positions[place] = max(self.positions[place], begin)
         self._assign()
 
-    def until(self, ends: Mapping[Place, int], timeout_s: float = 60) -> Iterator[Message]:
+    def read_until(self, ends: Mapping[PartitionId, int], timeout_s: float = 60) -> Iterator[Message]:
         """Yield records until every position has passed its end, waiting for transactions that are still open.
 
         Raises KafkaAway when that takes longer than the timeout without any progress.
         """
-        yield from self._while(lambda: any(self.positions[place] < end for place, end in ends.items()), ends, timeout_s)
+        yield from self._read_while(
+            lambda: any(self.positions[place] < end for place, end in ends.items()), ends, timeout_s
+        )
 
-    def _while(self, goes_on: Callable[[], bool], ends: Mapping[Place, int], timeout_s: float) -> Iterator[Message]:
+    def _read_while(
+        self, goes_on: Callable[[], bool], ends: Mapping[PartitionId, int], timeout_s: float
+    ) -> Iterator[Message]:
         patience = time.monotonic() + timeout_s
         while goes_on():
             found = self.poll(timeout_s=0.05)
@@ -133,20 +137,20 @@ class TopicReader:
         the time none reaches it. Asking for the end was seen to give a wrong answer just after a broker's restart, and
         whoever takes an empty past for the truth begins anew a run that exists.
         """
-        ends = end_offsets(self.connection, self.positions)
+        ends = fetch_end_offsets(self.connection, self.positions)
         unmet = set(ends)
 
         def goes_on() -> bool:
             unmet.difference_update(self._ended)
             for place in tuple(unmet):
-                if (end := self._fetched_end(place)) is not None:
+                if (end := self._find_fetched_end(place)) is not None:
                     ends[place] = max(ends[place], end)
                     unmet.remove(place)
             return bool(unmet) or any(self.positions[place] < end for place, end in ends.items())
 
-        return self._while(goes_on, ends, timeout_s)
+        return self._read_while(goes_on, ends, timeout_s)
 
-    def _fetched_end(self, place: Place) -> int | None:
+    def _find_fetched_end(self, place: PartitionId) -> int | None:
         """Return the high watermark that the newest fetch of a partition returned; None while the client has none.
 
         It was seen to have none, minutes after it had read a partition to its end.
@@ -154,23 +158,23 @@ class TopicReader:
         marks = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
         return marks[1] if marks and marks[1] >= 0 else None
 
-    def ends(self) -> dict[Place, int]:
+    def ends(self) -> dict[PartitionId, int]:
         """Return the high watermarks of this moment."""
-        return end_offsets(self.connection, self.positions)
+        return fetch_end_offsets(self.connection, self.positions)
 
     def close(self) -> None:
         """Leave."""
         self._consumer.close()
 
 
-def refuse_lost_tail(connection: Connection, positions: Mapping[Place, int]) -> None:
+def refuse_lost_tail(connection: Connection, positions: Mapping[PartitionId, int]) -> None:
     """Refuse to read on where a log ends before the next offset: what was read there before is no longer in it.
 
     An end that a broker gives while it starts may be too low, so it gets some seconds. Raises LogTruncated.
     """
     patience = time.monotonic() + SETTLING_S
     while True:
-        ends = end_offsets(connection, positions)
+        ends = fetch_end_offsets(connection, positions)
         short = {place: end for place, end in ends.items() if end < positions[place]}
         if not short:
             return
@@ -185,34 +189,34 @@ def refuse_lost_tail(connection: Connection, positions: Mapping[Place, int]) -> 
     )
 
 
-def whole_topics(
-    connection: Connection, topics: Iterable[str], given: Mapping[Place, int] | None = None
-) -> dict[Place, int]:
+def find_whole_topics(
+    connection: Connection, topics: Iterable[str], given: Mapping[PartitionId, int] | None = None
+) -> dict[PartitionId, int]:
     """Return positions of all partitions of these topics: those given, else the beginning."""
     known = given or {}
     return {
         (topic, partition): known.get((topic, partition), 0)
         for topic in topics
-        for partition in range(partitions_of(connection, topic))
+        for partition in range(fetch_partitions(connection, topic))
     }
 
 
 def read_all(connection: Connection, topics: Iterable[str]) -> Iterator[Message]:
     """Yield every committed record of these topics, up to their ends at this moment."""
-    with TopicReader(connection, whole_topics(connection, topics)) as reader:
+    with TopicReader(connection, find_whole_topics(connection, topics)) as reader:
         yield from reader.catch_up()
 
 
-def read_place(connection: Connection, place: Place) -> Iterator[Message]:
+def read_partition(connection: Connection, place: PartitionId) -> Iterator[Message]:
     """Yield every committed record of a partition, up to its end at this moment."""
     with TopicReader(connection, {place: 0}) as reader:
         yield from reader.catch_up()
 
 
-def read_range(connection: Connection, place: Place, begin: int, end: int) -> Iterator[Message]:
+def read_range(connection: Connection, place: PartitionId, begin: int, end: int) -> Iterator[Message]:
     """Yield the committed records of a partition from `begin` up to, not including, `end`."""
     with TopicReader(connection, {place: begin}) as reader:
-        for message in reader.until({place: end}):
+        for message in reader.read_until({place: end}):
             if message.offset < end:
                 yield message
 
@@ -220,19 +224,19 @@ def read_range(connection: Connection, place: Place, begin: int, end: int) -> It
 def read_offsets(connection: Connection, topic: str, offsets: Mapping[int, Collection[int]]) -> Iterator[Message]:
     """Yield the committed records at some offsets of a topic, those that there are, in order by partition."""
     wanted = {(topic, partition): some for partition, some in offsets.items() if some}
-    last = end_offsets(connection, wanted)
+    last = fetch_end_offsets(connection, wanted)
     with TopicReader(connection, {place: min(some) for place, some in wanted.items()}) as reader:
-        for message in reader.until({place: min(max(some) + 1, last[place]) for place, some in wanted.items()}):
+        for message in reader.read_until({place: min(max(some) + 1, last[place]) for place, some in wanted.items()}):
             if message.offset in wanted[message.topic, message.partition]:
                 yield message
 
 
-def read_key(connection: Connection, place: Place, key: bytes) -> Iterator[Message]:
+def read_key(connection: Connection, place: PartitionId, key: bytes) -> Iterator[Message]:
     """Yield the committed records of one key on a partition, which is read as a whole: nothing indexes keys."""
     with TopicReader(connection, {place: 0}) as reader:
         yield from (message for message in reader.catch_up() if message.key == key)
 
 
-def read_one(connection: Connection, place: Place, offset: int) -> Message | None:
-    """Return the record at an offset; None when it is not there, or is no committed record."""
+def read_one(connection: Connection, place: PartitionId, offset: int) -> Message | None:
+    """Return the record at an offset; None when it is not there, or was not committed."""
     return next((m for m in read_range(connection, place, offset, offset + 1) if m.offset == offset), None)

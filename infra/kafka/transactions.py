@@ -28,12 +28,12 @@ from headrace.infra.kafka.clients import (
     KafkaRefused,
     Outgoing,
     Overdue,
-    held_back,
+    find_held_back,
     is_delivered,
     open_transactional_producer,
-    translate,
+    translate_error,
 )
-from headrace.infra.kafka.deleted_topics import GONE_S, gone
+from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
 from headrace.infra.process.signals import MustRestart
 
 log = structlog.get_logger()
@@ -68,7 +68,7 @@ class HasValue(Protocol):
 Record = TypeVar("Record", bound=HasValue)
 
 
-def in_transactions(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
+def split_into_transactions(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
     """Yield records in pieces that a transaction can hold: `most` of them, of some MiB."""
     batch: list[Record] = []
     size = 0
@@ -126,7 +126,7 @@ class TransactionalWriter:
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="transaction-watch", daemon=True).start()
         try:
-            self._sweep(held_back(connection, topics))
+            self._sweep(find_held_back(connection, topics))
         except BaseException:
             self.close()
             raise
@@ -169,7 +169,7 @@ class TransactionalWriter:
     def begin(self) -> None:
         """Open a transaction."""
         self._failure, self._begun_at = None, time.monotonic()
-        self._guarded(self._producer.begin_transaction, "beginning a transaction")
+        self._guard(self._producer.begin_transaction, "beginning a transaction")
         self._open = True
         reach(f"{self.component}.begun")
 
@@ -201,7 +201,7 @@ class TransactionalWriter:
 
         while True:
             try:
-                self._guarded(hand_over, f"producing {_named(record)}")
+                self._guard(hand_over, f"producing {_name_record(record)}")
             except BufferError:
                 self._producer.poll(0.1)
             else:
@@ -210,19 +210,19 @@ class TransactionalWriter:
     def flush(self) -> None:
         """Wait until every record has its offset. Asked before sending offsets, it saves 100 ms of back-off."""
         try:
-            while self._guarded(lambda: self._producer.flush(CALL_S), "delivering records"):
+            while self._guard(lambda: self._producer.flush(CALL_S), "delivering records"):
                 log.info("kafka.waiting", doing="flushing a transaction", transactional_id=self.transactional_id)
         except SystemError as error:  # confluent-kafka 2.16 breaks off at a fatal error; its next call raises that
             self._open = False
-            self._guarded(lambda: self._producer.abort_transaction(CALL_S), "delivering records")
+            self._guard(lambda: self._producer.abort_transaction(CALL_S), "delivering records")
             raise Aborted("delivering records: the client broke off; the transaction was aborted") from error
         if self._failure is not None:
-            self._undelivered(*self._failure)
+            self._raise_undelivered(*self._failure)
         reach(f"{self.component}.produced")
 
     def send_offsets(self, offsets: GroupOffsets) -> None:
-        """Add a consumer group's positions; refused when the member's epoch is no longer the group's."""
-        self._guarded(
+        """Add a consumer group's positions; refused when the member's epoch is not the group's any more."""
+        self._guard(
             lambda: self._producer.send_offsets_to_transaction(offsets.positions, offsets.member, CALL_S),
             "sending offsets",
         )
@@ -232,7 +232,7 @@ class TransactionalWriter:
         """Make all of it happen."""
         self.flush()
         reach(f"{self.component}.committing")
-        self._guarded(lambda: self._producer.commit_transaction(CALL_S), "committing a transaction")
+        self._guard(lambda: self._producer.commit_transaction(CALL_S), "committing a transaction")
         self._open = False
         reach(f"{self.component}.committed")
 
@@ -241,7 +241,7 @@ class TransactionalWriter:
         if self._open:
             self._open = False
             self._producer.purge(in_queue=True, in_flight=False)
-            self._guarded(lambda: self._producer.abort_transaction(CALL_S), "aborting a transaction")
+            self._guard(lambda: self._producer.abort_transaction(CALL_S), "aborting a transaction")
 
     def close(self) -> None:
         """Abort what is open and leave; it never hides the error on account of which one leaves."""
@@ -252,7 +252,7 @@ class TransactionalWriter:
         finally:
             self._closed.set()
 
-    def _guarded(self, call: Callable[[], Any], doing: str) -> Any:
+    def _guard(self, call: Callable[[], Any], doing: str) -> Any:
         backoff = Backoff(0.02, 1.0)
         while True:
             try:
@@ -261,7 +261,7 @@ class TransactionalWriter:
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 if cause.fatal():
-                    raise self._fenced(error, doing) from error
+                    raise self._fenced_error(error, doing) from error
                 if cause.txn_requires_abort():
                     self._abort(error, doing)
                 if cause.code() in LOST:
@@ -269,20 +269,20 @@ class TransactionalWriter:
                     raise MustRestart(
                         f"{doing}: {cause.str()}; another producer begins from what is committed"
                     ) from error
-                if isinstance(translate(error, doing), Fenced):
-                    raise self._fenced(error, doing) from error
+                if isinstance(translate_error(error, doing), Fenced):
+                    raise self._fenced_error(error, doing) from error
                 if not (cause.retriable() or cause.code() in AWAY):
-                    raise translate(error, doing) from error
+                    raise translate_error(error, doing) from error
                 log.info("kafka.waiting", doing=doing, error=cause.str(), transactional_id=self.transactional_id)
                 time.sleep(backoff.next_s())
             finally:
                 self._called_at = math.inf
 
-    def _fenced(self, error: KafkaException, doing: str) -> Fenced:
+    def _fenced_error(self, error: KafkaException, doing: str) -> Fenced:
         self._open = False
-        return self._ended(str(translate(error, doing)))
+        return self._end_error(str(translate_error(error, doing)))
 
-    def _ended(self, why: str) -> Fenced:
+    def _end_error(self, why: str) -> Fenced:
         """Return the error of a producer that can write no more, by how long its transaction was open."""
         too_long = time.monotonic() - self._begun_at > TRANSACTION_TIMEOUT_MS / 1000
         return (Overdue if too_long else Fenced)(why)
@@ -298,20 +298,20 @@ class TransactionalWriter:
             ) from error
         raise Aborted(f"{doing}: {cause.str()}; the transaction was aborted") from error
 
-    def _undelivered(self, cause: KafkaError, record: Outgoing) -> None:
+    def _raise_undelivered(self, cause: KafkaError, record: Outgoing) -> None:
         """Abort for a record that was not delivered, and raise what that means.
 
         A broker that has lost the topic says nothing of it: the record times out, and the abort may be refused as that
         of a fenced producer.
         """
-        doing = f"delivering {_named(record)}"
+        doing = f"delivering {_name_record(record)}"
         try:
             self._abort(KafkaException(cause), doing)
         except KafkaRefused:
             raise
         except HeadraceError as error:
             if self._is_gone(record):
-                raise KafkaRefused(f"{doing}: {gone(_place(record), GONE_S)}") from error
+                raise KafkaRefused(f"{doing}: {describe_deleted(_partition_of(record), GONE_S)}") from error
             raise
 
     def _is_gone(self, record: Outgoing) -> bool:
@@ -332,9 +332,9 @@ class TransactionalWriter:
             time.sleep(LOOK_EVERY_S)
 
 
-def _place(record: Outgoing) -> str:
+def _partition_of(record: Outgoing) -> str:
     return record.topic if record.partition < 0 else f"{record.topic}[{record.partition}]"
 
 
-def _named(record: Outgoing) -> str:
+def _name_record(record: Outgoing) -> str:
     return f"{record.topic} {record.key[:80].decode(errors='replace')!r} of {len(record.value):,} bytes"

@@ -145,7 +145,9 @@ def kill_session(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def child_environment(environment: Mapping[str, str], torch_processes: int, cores: int | None = None) -> dict[str, str]:
+def build_child_environment(
+    environment: Mapping[str, str], torch_processes: int, cores: int | None = None
+) -> dict[str, str]:
     """Return the environment of components: threads are set before any import, and bytecode is kept.
 
     Two torch processes with two threads each on two cores are six times slower than with one each: OpenMP's threads

@@ -112,7 +112,7 @@ class ForkServer:
         with self._lock:
             self._send_preparation()
             self._have_imported(request.imports)
-            with _adopting():
+            with _adopt_orphans():
                 reply = self._ask(request, FORK_S)
         if "error" in reply:
             if "pid" in reply:
@@ -147,12 +147,12 @@ class ForkServer:
         try:
             self._line.settimeout(patience_s)
             self._line.sendall(request.line())
-            reply = _line_of(self._line)
+            reply = _read_line(self._line)
             why = "" if reply else "the fork server has ended"
         except TimeoutError:
             # Nothing comes in after this, so whatever answers later ends, and has not begun.
             self._line.shutdown(socket.SHUT_RD)
-            reply, why = _line_of(self._line), f"the fork server did not answer within {patience_s:g} s"
+            reply, why = _read_line(self._line), f"the fork server did not answer within {patience_s:g} s"
         except OSError as error:
             reply, why = b"", f"the fork server does not listen: {error}"
         if why:
@@ -180,7 +180,7 @@ class ForkServer:
             self._end()
 
 
-def _line_of(line: socket.socket) -> bytes:
+def _read_line(line: socket.socket) -> bytes:
     """Return the next line; what there is of it when the other end has hung up. Raises OSError."""
     reply = b""
     while not reply.endswith(b"\n"):
@@ -192,7 +192,7 @@ def _line_of(line: socket.socket) -> bytes:
 
 
 @contextmanager
-def _adopting() -> Iterator[None]:
+def _adopt_orphans() -> Iterator[None]:
     """Have the kernel make orphans below this process its children, as long as the block lasts.
 
     No longer: what a component leaves behind when it dies is init's, which reaps it.

@@ -51,7 +51,7 @@ class ForkRequest:
     name: str = ""
     """What to call the process; empty for what only prepares this one."""
     command: Sequence[str] = ()
-    """`python … -m module words …`: what the component is, as it stands in the list of processes."""
+    """`python … -m module words …`: what the component is, as the list of processes shows it."""
     log: str = ""
     """Takes standard output and standard error."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -124,11 +124,11 @@ def import_all(names: Sequence[str]) -> None:
             raise CannotFork(f"importing {name} failed: {error!r}") from error
     if missing:
         gc.freeze()  # or every collection of a child would look at all this, and copy its pages
-    if others := other_threads():
+    if others := find_other_threads():
         raise CannotFork(f"importing has started threads: {', '.join(others)}")
 
 
-def other_threads(tasks: Path = TASKS) -> list[str]:
+def find_other_threads(tasks: Path = TASKS) -> list[str]:
     """Return the names of this process's threads but the main one, as the kernel knows them."""
     return [(task / "comm").read_text().strip() for task in tasks.iterdir() if task.name != str(os.getpid())]
 
@@ -179,7 +179,7 @@ def become(request: ForkRequest, launcher: socket.socket, parents: tuple[int, in
     os.close(said)
     setproctitle.setproctitle(" ".join(request.command))
     setproctitle.setthreadtitle(request.name)
-    _seed(sys.modules)
+    _seed_random(sys.modules)
     gc.enable()
 
 
@@ -191,7 +191,7 @@ def await_adoption(launcher_pid: int, between: int) -> None:
         time.sleep(ADOPTION_PAUSE_S)
 
 
-def _seed(modules: Mapping[str, Any]) -> None:
+def _seed_random(modules: Mapping[str, Any]) -> None:
     """Give this fork a random state of its own where Python does not: its own `random` reseeds itself in a fork.
 
     torch begins every process with the same state.

@@ -12,7 +12,7 @@ NOISE = re.compile(r"nanobind: |\s+- leaked (function|type|instance|keep_alive)|
 """What C++ extensions write about themselves while a process exits, whatever ended it: it would bury the reason."""
 
 
-def lines_from(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]:
+def read_lines(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]:
     """Return the lines of a log that say something, cut at 400 characters; none when it cannot be read.
 
     Args:
@@ -30,6 +30,6 @@ def lines_from(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]
     return [line[:LONGEST_LINE] for line in text.splitlines() if line.strip() and not NOISE.match(line)]
 
 
-def last_lines(path: Path, count: int, most_bytes: int = 262_144) -> list[str]:
+def read_last_lines(path: Path, count: int, most_bytes: int = 262_144) -> list[str]:
     """Return the last lines of a log; none when it cannot be read."""
-    return lines_from(path, -most_bytes, most_bytes)[-count:]
+    return read_lines(path, -most_bytes, most_bytes)[-count:]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from headrace.infra.errors import FENCED
 
 AWAY = os.EX_TEMPFAIL
-"""A component ends with this when a server that is away left it stuck: no fault of its own."""
+"""A component ends with this when it was stuck because a server was unreachable: not its own fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Patience:
 
 @dataclass(slots=True)
 class Deaths:
-    """Of one child."""
+    """Deaths of one child."""
 
     patience: Patience
     short_lives: int = 0
-    """In a row."""
+    """Number of short lives in a row."""
     stuck: int = 0
-    """At the progress that the run has made."""
+    """Number of deaths at the same progress of the run."""
     progress: object = None
 
     def count(self, exit_code: int | None, lived_s: float, progress: object) -> None:
@@ -49,7 +49,7 @@ class Deaths:
             exit_code: Of the process.
             lived_s: Seconds from its start.
             progress: How far the run is, as anything that differs once it is further; None while nobody can get
-                further, as a server is away: such a death counts for nothing.
+                further, as a server is unreachable: such a death is not counted.
         """
         if exit_code == FENCED:  # another process works in its place
             return

@@ -23,7 +23,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 RESTART_PAUSE_S = 0.5
 LONG_LIFE_S = 60.0
-"""Who lived so long had work to do in between: the same trouble is logged again."""
+"""After this long, a repeated failure is logged again."""
 JOIN_PATIENCE_S = 60.0
 """How long a component waits for broker and recipe: both may come up beside it."""
 
@@ -37,7 +37,7 @@ class StopRequested(HeadraceError):
 
 
 class Attempt:
-    """One life of a component, a block that builds and runs it; what another life may mend does not leave the block."""
+    """One life of a component, a block that builds and runs it; errors that another life may fix do not leave it."""
 
     def __init__(self) -> None:
         self.why: str | None = None
@@ -55,10 +55,10 @@ class Attempt:
         return True
 
 
-def attempts(stop: threading.Event) -> Iterator[Attempt]:
+def begin_attempts(stop: threading.Event) -> Iterator[Attempt]:
     """Yield one life of a component after the other until `stop` is set: its memory must be dropped now and then.
 
-    Servers that are away are waited for, which is logged once. StopRequested is an end like any. Every other error
+    Unreachable servers are waited for, which is logged once. StopRequested is an end like any. Every other error
     ends the process.
     """
     logged = ""
@@ -91,7 +91,7 @@ def stop_on_signals() -> threading.Event:
 
 
 @contextmanager
-def handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+def handle_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
     """Give the signals that stop a program to a handler; a SIGHUP that is ignored (nohup) stays so."""
     before = {number: signal.getsignal(number) for number in STOPPING}
     taken = {n: old for n, old in before.items() if n is not signal.SIGHUP or old is not signal.SIG_IGN}
@@ -104,15 +104,15 @@ def handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers)
             signal.signal(number, old)
 
 
-def signals_interrupt() -> AbstractContextManager[None]:
+def interrupt_on_signals() -> AbstractContextManager[None]:
     """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt in the block."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    return handling(interrupt)
+    return handle_signals(interrupt)
 
 
-def signals_ignored() -> AbstractContextManager[None]:
+def ignore_signals() -> AbstractContextManager[None]:
     """Nothing interrupts the block: it stops what runs, within a bounded time."""
-    return handling(signal.SIG_IGN)
+    return handle_signals(signal.SIG_IGN)

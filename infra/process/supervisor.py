@@ -18,11 +18,11 @@ import structlog
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import FENCED, HeadraceError, UsageError
-from headrace.infra.own_frames import own_place_in
+from headrace.infra.own_frames import find_own_place
 from headrace.infra.process.child_process import (
     ChildCommand,
     ChildProcess,
-    child_environment,
+    build_child_environment,
     end_all,
     kill_session,
     spawn,
@@ -31,7 +31,7 @@ from headrace.infra.process.child_process import (
 from headrace.infra.process.cpu_account import CpuAccount
 from headrace.infra.process.fork_client import ForkServer
 from headrace.infra.process.fork_server import CannotFork, ForkRequest
-from headrace.infra.process.log_lines import last_lines, lines_from
+from headrace.infra.process.log_lines import read_last_lines, read_lines
 from headrace.infra.process.patience import Deaths, Patience
 
 FINISHED = 0
@@ -77,7 +77,7 @@ class _Life:
     log_begin: int = 0
     """Bytes of its log before this life's."""
     error: str = ""
-    """Of its newest death."""
+    """Error of its newest death."""
     state: str = "starting"
     """starting | running | waiting | finished | failed | stopped."""
 
@@ -90,7 +90,7 @@ class ChildState:
     pid: int | None
     starts: int
     exit_code: int | None
-    """Of the newest life that ended; negative for a signal."""
+    """Exit code of the newest life that ended; negative for a signal."""
     error: str = ""
     """What its log said last of its newest death, with the line of the user's own code where there is one."""
 
@@ -125,7 +125,7 @@ class Supervisor:
     ) -> None:
         self.children = tuple(children)
         self.logs = logs
-        self._environment = child_environment(environment, sum(child.torch_processes for child in children))
+        self._environment = build_child_environment(environment, sum(child.torch_processes for child in children))
         self._patience = patience
         self._run_is_over = is_over
         self._progress = progress
@@ -243,13 +243,13 @@ class Supervisor:
 
     def _read_error(self, child: Child, life: _Life) -> str:
         """Return what the log of a life that ended says last, and keep it with its place."""
-        lines = lines_from(self.logs / f"{child.name}.log", life.log_begin)
-        error = last_error(lines)
-        place = own_place_in(lines)
+        lines = read_lines(self.logs / f"{child.name}.log", life.log_begin)
+        error = find_last_error(lines)
+        place = find_own_place(lines)
         life.error = f"{error} at {place}" if place else error
         return error
 
-    def news(self) -> list[str]:
+    def take_news(self) -> list[str]:
         """Return, each once, sentences on deaths for people: the first of a child, and those of another error."""
         found = []
         while not self._news.empty():
@@ -304,7 +304,7 @@ class Supervisor:
 
     def _give_up(self, child: Child, life: _Life) -> GaveUp:
         path = self.logs / f"{child.name}.log"
-        lines = last_lines(path, LAST_LINES)
+        lines = read_last_lines(path, LAST_LINES)
         if life.exit_code == USAGE_ERROR:
             marked = [n for n, line in enumerate(lines) if line.startswith(ERROR_MARK)]
             sentence = "\n".join(lines[marked[-1] :]).removeprefix(ERROR_MARK) if marked else "\n".join(lines)
@@ -331,7 +331,7 @@ class Supervisor:
                 self._cpu.sample(name, pid)
 
 
-def last_error(lines: Sequence[str]) -> str:
+def find_last_error(lines: Sequence[str]) -> str:
     """Return the last line of a log that says an error, else its last one; empty when there is none."""
     errors = [line for line in lines if line.startswith(ERROR_MARK) or ERROR_LEVEL in line or ERROR_TYPE.match(line)]
     return (errors or list(lines) or [""])[-1].removeprefix(ERROR_MARK)

@@ -9,18 +9,18 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.plug_ins import plug_in
+from headrace.infra.recipe.plug_ins import load_plug_in
 
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
-def named(where: str, use: str, shipped: Mapping[str, str | Callable[..., Any]]) -> Callable[..., Any]:
+def find_named(where: str, use: str, shipped: Mapping[str, str | Callable[..., Any]]) -> Callable[..., Any]:
     """Return what a recipe calls `use`: a shipped function or class by its name, or the user's own.
 
     All that a recipe names is found here. `where` begins the sentence of an error, as `trainer.loss`; what is shipped
     may be given as `package.module:Name`, to be imported when it is asked for.
 
-    Raises UsageError with the shipped names, nearest first, or as `plug_in`.
+    Raises UsageError with the shipped names, nearest first, or as `load_plug_in`.
     """
     known = shipped.get(use, use)
     if not isinstance(known, str):
@@ -29,18 +29,18 @@ def named(where: str, use: str, shipped: Mapping[str, str | Callable[..., Any]])
     if not module or not attribute:
         nearest = difflib.get_close_matches(use, shipped, n=len(shipped), cutoff=0.0)
         raise UsageError(f"{where}: no {use!r}; take one of {', '.join(nearest)}, or your own as `package.module:name`")
-    return plug_in(where, known)
+    return load_plug_in(where, known)
 
 
 def check_kinds(where: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Raise UsageError for a value that is not of the plain kind which its parameter's annotation names.
 
-    A whole number is a number too; a bool is none. None, which only a call can give, passes where the annotation has
-    it. Settings that are no parameters are passed over.
+    An integer is a number too; a bool is not. None, which only a call can give, passes where the annotation has
+    it. Settings that are not parameters are passed over.
     """
-    parameters = _signature(function).parameters
+    parameters = _read_signature(function).parameters
     for name, value in settings.items():
-        kinds = _kinds(parameters[name].annotation) if name in parameters else ()
+        kinds = _list_kinds(parameters[name].annotation) if name in parameters else ()
         if kinds and type(value) not in kinds and not (type(value) is int and float in kinds):
             plain = [KINDS[kind] for kind in kinds if kind is not NoneType]
             raise UsageError(f"{where}: {name} must be {' or '.join(plain)}, got {value!r}")
@@ -51,10 +51,10 @@ def check_options(
 ) -> None:
     """Raise UsageError, with what the function takes, unless `options` are some of its keyword-only parameters.
 
-    A value must be of the kind that a parameter's annotation names, where that is a plain one; a bool is no number.
+    A value must be of the kind that a parameter's annotation names, where that is a plain one; a bool is not a number.
     Parameters that the recipe has `elsewhere` are none of its options.
     """
-    parameters = _signature(function).parameters.values()
+    parameters = _read_signature(function).parameters.values()
     takes = {
         parameter.name: parameter
         for parameter in parameters
@@ -72,9 +72,9 @@ def check_options(
 def check_settings(
     where: str, build: Callable[..., Any], settings: Mapping[str, Any], elsewhere: Collection[str] = ()
 ) -> None:
-    """Raise UsageError, with what a class takes, for a setting that is none of its, or not of its parameter's kind.
+    """Raise UsageError, with what a class takes, for a setting that it does not take, or of the wrong kind.
 
-    Parameters that come from `elsewhere` are no settings. Raises ValueError for a class that has no signature.
+    Parameters that come from `elsewhere` are not settings. Raises ValueError for a class that has no signature.
     """
     parameters = inspect.signature(build).parameters
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -90,14 +90,14 @@ def check_known(where: str, options: Iterable[str], takes: Collection[str]) -> N
             raise UsageError(f"{where}: no option {name!r}; it takes {', '.join(nearest) or 'none'}")
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
+def _read_signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
     except Exception:  # noqa: BLE001 - a user's annotation may name what is imported for type checkers alone
         return inspect.signature(function)
 
 
-def _kinds(annotation: Any) -> tuple[type, ...]:
+def _list_kinds(annotation: Any) -> tuple[type, ...]:
     """Return the plain kinds that an annotation allows, None among them; none for any other annotation."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     return tuple(parts) if all(part in KINDS or part is NoneType for part in parts) else ()

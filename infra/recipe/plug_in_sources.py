@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.recipe.plug_ins import is_own, location_of
-from headrace.infra.recipe.settings import Recipe, Trainer, Use
+from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
 from headrace.schemas.records import RecipeRevision
 
 SHOWN = 12
@@ -53,27 +53,27 @@ def top_of(use: str) -> str:
     return use.partition(":")[0].partition(".")[0]
 
 
-def source_on_disk(top: str) -> Source | None:
+def read_source_on_disk(top: str) -> Source | None:
     """Return the source of a top-level module as it is now; None for one that has none here. Raises OSError."""
     located = location_of(top)
     if not located or not all(place.exists() for place in located):
         return None
     digest = blake3()
-    for name, path in _files(located):
+    for name, path in _list_files(located):
         content = path.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return Source(located[0], digest.hexdigest())
 
 
-def source_here(top: str) -> Source | None:
+def find_loaded_source(top: str) -> Source | None:
     """Return the source of a top-level module as this process has it. Raises OSError."""
-    if top not in _loaded and (found := source_on_disk(top)) is not None:
+    if top not in _loaded and (found := read_source_on_disk(top)) is not None:
         _loaded[top] = found
     return _loaded.get(top)
 
 
-def _files(located: Iterable[Path]) -> list[tuple[str, Path]]:
+def _list_files(located: Iterable[Path]) -> list[tuple[str, Path]]:
     """Return name and path of every file of a source, in name order; hidden ones, as editors leave them, are none."""
     found: list[tuple[str, Path]] = []
     for place in located:
@@ -90,52 +90,54 @@ def _files(located: Iterable[Path]) -> list[tuple[str, Path]]:
 # ------------------------------------------------------------------------------------------ what names them in a recipe
 
 
-def played(recipe: Recipe, workflow: str) -> tuple[str, ...]:
+def rollout_plug_ins(recipe: Recipe, workflow: str) -> tuple[str, ...]:
     """Return the plug-ins that a rollout worker loads: environment, workflow, engine; none where it is not played."""
     wanted = recipe.workflows.get(workflow)
     if wanted is None:
         return ()
-    return _own([*_within(wanted.env), wanted.workflow, recipe.rollout.engine.use])
+    return _keep_own([*_find_mixed(wanted.env), wanted.workflow, recipe.rollout.engine.use])
 
 
-def fed(recipe: Recipe) -> tuple[str, ...]:
+def feeder_plug_ins(recipe: Recipe) -> tuple[str, ...]:
     """Return the plug-ins that the feeder loads: environments and selectors."""
-    environments = [use for workflow in recipe.workflows.values() for use in _within(workflow.env)]
-    return _own([*environments, *(selector.use for selector in recipe.feed.selector)])
+    environments = [use for workflow in recipe.workflows.values() for use in _find_mixed(workflow.env)]
+    return _keep_own([*environments, *(selector.use for selector in recipe.feed.selector)])
 
 
-def curated(recipe: Recipe, policy_variant: str) -> tuple[str, ...]:
+def curator_plug_ins(recipe: Recipe, policy_variant: str) -> tuple[str, ...]:
     """Return the plug-ins that a curator of a policy or shadow loads: its data algorithms; none where there is none."""
     known = policy_variant in recipe.policy_variants
-    return _own([use.use for use in recipe.chain_of(policy_variant)] if known else [])
+    return _keep_own([use.use for use in recipe.chain_of(policy_variant)] if known else [])
 
 
-def trained(settings: Trainer) -> tuple[str, ...]:
+def trainer_plug_ins(settings: TrainerSettings) -> tuple[str, ...]:
     """Return the plug-ins that a trainer loads: its advantage, and all that makes its loss."""
     several = (settings.advantage, settings.loss, settings.aggregation, settings.kl, *settings.correction)
-    return _own([use.use for use in several if use is not None])
+    return _keep_own([use.use for use in several if use is not None])
 
 
-def all_of(recipe: Recipe) -> tuple[str, ...]:
+def all_plug_ins(recipe: Recipe) -> tuple[str, ...]:
     """Return every plug-in that a recipe names, each once."""
-    by_workflow = (use for workflow in recipe.workflows for use in played(recipe, workflow))
+    by_workflow = (use for workflow in recipe.workflows for use in rollout_plug_ins(recipe, workflow))
     by_variant = (
-        use for one in recipe.policy_variants for use in (*curated(recipe, one), *trained(recipe.trainer_of(one)))
+        use
+        for one in recipe.policy_variants
+        for use in (*curator_plug_ins(recipe, one), *trainer_plug_ins(recipe.trainer_of(one)))
     )
-    return tuple(dict.fromkeys([*fed(recipe), *by_workflow, *by_variant]))
+    return tuple(dict.fromkeys([*feeder_plug_ins(recipe), *by_workflow, *by_variant]))
 
 
-def _own(uses: Iterable[str]) -> tuple[str, ...]:
+def _keep_own(uses: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(use for use in uses if is_own(use)))
 
 
-def _within(use: Use) -> Iterator[str]:
+def _find_mixed(use: Use) -> Iterator[str]:
     """Yield what an environment is called, and those that it mixes."""
     yield use.use
-    yield from _named_in(use.settings)
+    yield from _find_named(use.settings)
 
 
-def _named_in(settings: Any) -> Iterator[str]:
+def _find_named(settings: Any) -> Iterator[str]:
     inner: Iterable[Any] = ()
     match settings:
         case {"use": str(use), **others}:
@@ -146,29 +148,29 @@ def _named_in(settings: Any) -> Iterator[str]:
         case list() | tuple():
             inner = settings
     for one in inner:
-        yield from _named_in(one)
+        yield from _find_named(one)
 
 
 # ------------------------------------------------------------------------------------------- what the run goes by
 
 
-def known_sources(revisions: Iterable[RecipeRevision]) -> dict[str, str]:
+def newest_sources(revisions: Iterable[RecipeRevision]) -> dict[str, str]:
     """Return hashes by top-level module, the newest of each, from revisions in order; old runs have none."""
     return {top: recorded for revision in revisions for top, recorded in revision.plug_ins.items()}
 
 
 def sources_of(uses: Iterable[str]) -> dict[str, Source]:
     """Return the source of every plug-in that is found here, by top-level module, as it is now. Raises OSError."""
-    found = {top: source_on_disk(top) for top in dict.fromkeys(map(top_of, uses))}
+    found = {top: read_source_on_disk(top) for top in dict.fromkeys(map(top_of, uses))}
     return {top: source for top, source in found.items() if source is not None}
 
 
-def hashes_of(uses: Iterable[str]) -> dict[str, str]:
+def hash_sources(uses: Iterable[str]) -> dict[str, str]:
     """Return the hashes that a revision records. Raises OSError."""
     return {top: source.hash for top, source in sources_of(uses).items()}
 
 
-def source_differences(recorded: Mapping[str, str], here: Mapping[str, Source]) -> list[str]:
+def find_source_differences(recorded: Mapping[str, str], here: Mapping[str, Source]) -> list[str]:
     """Return `plug-in NAME (PLACE): source OLD -> NEW` for every source that is another here than recorded."""
     return [
         f"plug-in {top} ({source.place}): source {recorded[top][:SHOWN]} -> {source.hash[:SHOWN]}"
@@ -182,9 +184,9 @@ def check_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
 
     Raises OtherSource with both hashes; SourceChanged where a process that begins now would have the right one.
     """
-    for use, source in _differing(recorded, uses):
+    for use, source in _find_differing(recorded, uses):
         top = top_of(use)
-        now = source_on_disk(top)
+        now = read_source_on_disk(top)
         hashes = f"has source {source.hash[:SHOWN]}, and the run goes by {recorded[top][:SHOWN]}"
         if now is not None and now.hash == recorded[top]:
             raise SourceChanged(
@@ -198,13 +200,13 @@ def check_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
 
 def note_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
     """Warn of plug-ins that are not those of the run, where nothing is written to it: there a new try is no mistake."""
-    for use, source in _differing(recorded, uses):
+    for use, source in _find_differing(recorded, uses):
         why = f"{use} in {source.place} has source {source.hash[:SHOWN]}, the run's had {recorded[top_of(use)][:SHOWN]}"
         log.warning("plug_in.differs", why=why)
 
 
-def _differing(recorded: Mapping[str, str], uses: Iterable[str]) -> Iterator[tuple[str, Source]]:
+def _find_differing(recorded: Mapping[str, str], uses: Iterable[str]) -> Iterator[tuple[str, Source]]:
     for use in uses:
-        source = source_here(top_of(use))
+        source = find_loaded_source(top_of(use))
         if source is not None and recorded.get(top_of(use), source.hash) != source.hash:
             yield use, source

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headrace.infra.environment import PLUG_INS_VARIABLE, environment
+from headrace.infra.environment import PLUG_INS_VARIABLE, read_environment
 from headrace.infra.errors import UsageError
 
 ROOMS_OF_0_1 = ("consumers", "envs", "producers", "trainers")
@@ -43,18 +43,18 @@ def look_in(folders: Iterable[Path]) -> None:
     _beside.extend(str(folder) for folder in folders if str(folder) not in _beside)
 
 
-def places() -> tuple[str, ...]:
+def search_folders() -> tuple[str, ...]:
     """Return the folders where plug-ins are looked for after all that can be imported already, in order.
 
     The components that `headrace up` starts are handed those of its own.
     """
-    folders = [*environment(PLUG_INS_VARIABLE).split(os.pathsep), *_beside]
+    folders = [*read_environment(PLUG_INS_VARIABLE).split(os.pathsep), *_beside]
     with suppress(OSError):  # the folder where the command runs may be gone
         folders.append(str(Path.cwd()))
     return tuple(dict.fromkeys(filter(None, folders)))
 
 
-def plug_in(where: str, use: str) -> Callable[..., Any]:
+def load_plug_in(where: str, use: str) -> Callable[..., Any]:
     """Return the function or class called `package.module:Name`; `where` begins the sentence of an error.
 
     Raises UsageError with all places where its module was looked for, with file and line where its import failed, or
@@ -62,19 +62,19 @@ def plug_in(where: str, use: str) -> Callable[..., Any]:
     """
     module, _, attribute = use.partition(":")
     try:
-        found: Any = module_named(module)
+        found: Any = import_module_named(module)
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{where}: {_why(module, error)}") from error
+        raise UsageError(f"{where}: {_explain_failure(module, error)}") from error
     if not hasattr(found, attribute):
         file = getattr(found, "__file__", None) or "built into Python"
-        raise UsageError(f"{where}: module {module} has no {attribute!r} ({file}){_hidden(module)}")
+        raise UsageError(f"{where}: module {module} has no {attribute!r} ({file}){_find_hidden(module)}")
     named: Callable[..., Any] = getattr(found, attribute)
     if not callable(named):
-        raise UsageError(f"{where}: {use!r} is no function and no class but {named!r}")
+        raise UsageError(f"{where}: {use!r} is neither a function nor a class but {named!r}")
     return named
 
 
-def module_named(name: str) -> ModuleType:
+def import_module_named(name: str) -> ModuleType:
     """Import a module that a recipe names; one of ours also by the name that it had until 0.1.
 
     Raises ImportError, and what the module raises. A module of the user's own comes first: their folder may hold
@@ -122,7 +122,7 @@ def location_of(top: str) -> tuple[Path, ...]:
 
 
 def _open_places() -> None:
-    sys.path += [place for place in places() if place not in sys.path]
+    sys.path += [place for place in search_folders() if place not in sys.path]
     importlib.invalidate_caches()  # a run lives long, and `headrace swap` may name a file that was just written
 
 
@@ -134,19 +134,19 @@ def _file_of(module: str) -> str | None:
     return spec.origin if spec is not None else None
 
 
-def _why(module: str, error: BaseException) -> str:
+def _explain_failure(module: str, error: BaseException) -> str:
     """Return why a module could not be imported: it is nowhere, or it fails by itself."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is None or not f"{module}.".startswith(f"{missing}."):
         return (
-            f"importing {module} fails in {_line(module, error)}: {type(error).__name__}: {error}; mend it there, or "
+            f"importing {module} fails in {_find_line(module, error)}: {type(error).__name__}: {error}; fix it, or "
             "install what it needs"
         )
     if missing != module.partition(".")[0]:
         package = missing.rpartition(".")[0]
         found = ", ".join(map(str, location_of(package.partition(".")[0])))
-        return f"there is no module {missing}: package {package} ({found}) does not hold it{_hidden(module)}"
-    looked = "".join(f", in {place}" for place in places())
+        return f"there is no module {missing}: package {package} ({found}) does not hold it{_find_hidden(module)}"
+    looked = "".join(f", in {place}" for place in search_folders())
     return (
         f"there is no module {missing}: it was looked for among all that is installed or on PYTHONPATH{looked}; put it "
         "beside the recipe or into the folder where the command runs, or install it, wherever a process of the run "
@@ -154,7 +154,7 @@ def _why(module: str, error: BaseException) -> str:
     )
 
 
-def _line(module: str, error: BaseException) -> str:
+def _find_line(module: str, error: BaseException) -> str:
     """Return file and line where a plug-in fails: the innermost that is its own, or else the innermost of all."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
@@ -165,11 +165,11 @@ def _line(module: str, error: BaseException) -> str:
     return f"{last.filename}, line {last.lineno}"
 
 
-def _hidden(module: str) -> str:
+def _find_hidden(module: str) -> str:
     """Return which module of the user's own an installed one of the same name hides; nothing for none."""
     top = module.partition(".")[0]
     taken = location_of(top)
-    for place in places():
+    for place in search_folders():
         spec = PathFinder.find_spec(top, [place])
         folders = list(spec.submodule_search_locations or ()) if spec is not None else []
         found = Path(folders[0] if folders else (spec.origin or "")) if spec is not None else None

@@ -43,7 +43,7 @@ def finite(**given: float) -> None:
 
 
 def one_of(words: Collection[str], **given: str) -> None:
-    """Refuse a setting that is none of the words."""
+    """Refuse a setting that is not one of the words."""
     for name, value in given.items():
         if value not in words:
             raise ValueError(f"{name} is one of {', '.join(words)}; got {value!r}")

@@ -23,12 +23,12 @@ from pydantic_core import ErrorDetails
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.client_settings import refuse_secrets
 from headrace.infra.recipe.plug_ins import look_in
-from headrace.infra.recipe.recipe_keys import children_of, fields_of, is_free, known_keys
-from headrace.infra.recipe.settings import Recipe, Trainer, TrainerError
+from headrace.infra.recipe.recipe_keys import is_free, list_children, list_fields, list_known_keys
+from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
 SET = "--set"
 SWEEP = "sweep.toml"
-"""Of a folder of recipes the file that compares them; it is no recipe."""
+"""Of a folder of recipes the file that compares them; it is not a recipe."""
 TRAINERS = re.compile(r"((policies|shadows)\.[^.=]+\.)?trainer\.")
 Table = dict[str, Any]
 Location = tuple[str | int, ...]
@@ -41,7 +41,7 @@ class Draft:
     table: Table = field(default_factory=dict)
     origins: dict[Location, str] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
-    """Of the files that were read, the recipe's own first."""
+    """Folders of the files that were read, the recipe's own first."""
 
     def origin(self, location: Location, default: str) -> str:
         """Return who gave the key, or the nearest table around it."""
@@ -69,10 +69,10 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
         raise UsageError(f"recipe {name_or_path} nests tables without end") from error
     refuse_secrets(recipe.kafka.client, f"recipe {name_or_path}")
     look_in(draft.folders)
-    return _that_travels(recipe, name_or_path)
+    return _check_round_trip(recipe, name_or_path)
 
 
-def _that_travels(recipe: Recipe, name: str) -> Recipe:
+def _check_round_trip(recipe: Recipe, name: str) -> Recipe:
     """Return the recipe if its components will read the very same from its topic."""
     try:
         same = Recipe.from_json(recipe.to_json()) == recipe
@@ -85,7 +85,7 @@ def _that_travels(recipe: Recipe, name: str) -> Recipe:
     return recipe
 
 
-def changed_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
+def change_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
     """Return a recipe under another name, changed by `a.b=c` words. Raises UsageError as `load_recipe`."""
     draft = Draft({**recipe.model_dump(mode="json"), "name": name})
     for word in sets:
@@ -96,7 +96,7 @@ def changed_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
         raise UsageError(_explain(error, draft, name)) from error
 
 
-def with_chain(recipe: Recipe, path: Path) -> Recipe:
+def replace_chain(recipe: Recipe, path: Path) -> Recipe:
     """Return a recipe with the chain of a TOML file, which holds that and nothing else.
 
     It is written as in a recipe, as `chain` of `[curate]` or as `[[curate.chain]]` tables; or as `chain` alone.
@@ -113,9 +113,11 @@ def with_chain(recipe: Recipe, path: Path) -> Recipe:
         case {"chain": list(chain), **others} if not others:
             pass
         case _:
-            more = [*(key for key in read.table if key != "curate"), *_beside_a_chain(read.table.get("curate"))]
+            more = [*(key for key in read.table if key != "curate"), *_refuse_beside_chain(read.table.get("curate"))]
             it_has = f"beside them it has {', '.join(more)}" if more else "it has none"
-            raise UsageError(f"{path} is no chain: write its data algorithms as `chain = [ … ]` of [curate]; {it_has}")
+            raise UsageError(
+                f"{path} is not a chain: write its data algorithms as `chain = [ … ]` of [curate]; {it_has}"
+            )
     draft = Draft(recipe.model_dump(mode="json"), read.origins)
     draft.table["curate"]["chain"] = chain
     try:
@@ -123,10 +125,10 @@ def with_chain(recipe: Recipe, path: Path) -> Recipe:
     except ValidationError as error:
         raise UsageError(_explain(error, draft, str(path))) from error
     look_in(read.folders)
-    return _that_travels(recipe, str(path))
+    return _check_round_trip(recipe, str(path))
 
 
-def _beside_a_chain(curate: Any) -> list[str]:
+def _refuse_beside_chain(curate: Any) -> list[str]:
     return [f"curate.{key}" for key in curate if key != "chain"] if isinstance(curate, dict) else []
 
 
@@ -139,18 +141,18 @@ def check_trainer_words(sets: Sequence[str]) -> None:
             )
 
 
-def shipped_recipes() -> dict[str, Traversable]:
+def list_shipped_recipes() -> dict[str, Traversable]:
     """Return the recipes that came with Headrace, by name; those in a folder as `folder/name`."""
-    found = {name.removesuffix(".toml"): file for name, file in _shipped_files()}
+    found = {name.removesuffix(".toml"): file for name, file in _list_shipped_files()}
     return {name: file for name, file in found.items() if file.name != SWEEP}
 
 
-def shipped_sweeps() -> dict[str, Traversable]:
+def list_shipped_sweeps() -> dict[str, Traversable]:
     """Return the sweeps that came with Headrace, by the folder whose recipes they compare."""
-    return {name.rpartition("/")[0]: file for name, file in _shipped_files() if file.name == SWEEP}
+    return {name.rpartition("/")[0]: file for name, file in _list_shipped_files() if file.name == SWEEP}
 
 
-def _shipped_files() -> Iterator[tuple[str, Traversable]]:
+def _list_shipped_files() -> Iterator[tuple[str, Traversable]]:
     for entry in sorted(resources.files("headrace.recipes").iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".toml"):
             yield entry.name, entry
@@ -187,7 +189,7 @@ def _text_of(name: str, beside: Path | None) -> tuple[str, str]:
             return str(path.resolve() if beside else path), path.read_text(encoding="utf-8")
     except (OSError, RuntimeError, ValueError) as error:  # expanduser knows no such user; no text; no path at all
         raise UsageError(f"recipe {str(path)[:200]!r} cannot be read: {error}") from error
-    shipped = shipped_recipes()
+    shipped = list_shipped_recipes()
     short = name.removesuffix(".toml")
     if short in shipped:
         return name, shipped[short].read_text(encoding="utf-8")
@@ -230,7 +232,7 @@ def _set(draft: Draft, word: str) -> None:
     _check_name(draft, keys, word)
     value = _value_of(text)
     if isinstance(table, list):
-        table[_index(table, keys[-1], word)] = value
+        table[_parse_index(table, keys[-1], word)] = value
     elif isinstance(table, dict):
         table[keys[-1]] = value
     else:
@@ -244,15 +246,15 @@ def _is_place(key: str) -> bool:
 
 def _step(table: Any, key: str, word: str) -> Any:
     if isinstance(table, list):
-        return table[_index(table, key, word)]
+        return table[_parse_index(table, key, word)]
     if not isinstance(table, dict):
         raise UsageError(f"{SET} {word}: {table!r} has no key {key!r}")
     return table.setdefault(key, {})
 
 
-def _index(items: list[Any], key: str, word: str) -> int:
+def _parse_index(items: list[Any], key: str, word: str) -> int:
     if not _is_place(key) or int(key) >= len(items):
-        raise UsageError(f"{SET} {word}: {key!r} is no place in a list of {len(items)}; places count from 0")
+        raise UsageError(f"{SET} {word}: {key!r} is not an index of a list of {len(items)}; indices begin at 0")
     return int(key)
 
 
@@ -261,12 +263,12 @@ def _check_name(draft: Draft, keys: list[str], word: str) -> None:
     *above, key = keys
     if is_free(above):
         return
-    allowed = fields_of(above) or tuple(_at(draft.table, above))
+    allowed = list_fields(above) or tuple(_find_at(draft.table, above))
     if key not in allowed:
-        raise UsageError(f"{SET} {word}: {_unknown(above, key, allowed)}")
+        raise UsageError(f"{SET} {word}: {_describe_unknown(above, key, allowed)}")
 
 
-def _at(table: Any, keys: Sequence[str]) -> Any:
+def _find_at(table: Any, keys: Sequence[str]) -> Any:
     for key in keys:
         table = table.get(key, {}) if isinstance(table, dict) else {}
     return table
@@ -285,22 +287,23 @@ def _value_of(text: str) -> Any:
 def _explain(error: ValidationError, draft: Draft, name: str) -> str:
     """Return every fault in one message, a line each."""
     lines = [
-        f"  {draft.origin(location, name)}: {sentence}" for location, sentence in _faults(error.errors(), draft.table)
+        f"  {draft.origin(location, name)}: {sentence}"
+        for location, sentence in _describe_faults(error.errors(), draft.table)
     ]
     return "\n".join([f"recipe {name} is not right:", *dict.fromkeys(lines)])
 
 
-def _faults(errors: list[ErrorDetails], table: Table) -> list[tuple[Location, str]]:
+def _describe_faults(errors: list[ErrorDetails], table: Table) -> list[tuple[Location, str]]:
     found: list[tuple[Location, str]] = []
     for error in errors:
         if isinstance(error.get("ctx", {}).get("error"), TrainerError):
-            found += _trainer_faults(table)
+            found += _find_trainer_faults(table)
         else:
-            found.append((error["loc"], _sentence(error)))
+            found.append((error["loc"], _describe_fault(error)))
     return found
 
 
-def _trainer_faults(table: Table) -> list[tuple[Location, str]]:
+def _find_trainer_faults(table: Table) -> list[tuple[Location, str]]:
     """Find faults in the keys of `[trainer]` that a policy or a shadow sets for itself."""
     found: list[tuple[Location, str]] = []
     named = [(kind, name) for kind in ("policies", "shadows") for name in table.get(kind, {})]
@@ -309,41 +312,41 @@ def _trainer_faults(table: Table) -> list[tuple[Location, str]]:
         policy = name if kind == "policies" else settings.get("policy") or next(iter(table["policies"]))
         beside = table["policies"].get(policy, {})
         try:
-            Trainer.model_validate(
+            TrainerSettings.model_validate(
                 {**table.get("trainer", {}), **beside.get("trainer", {}), **settings.get("trainer", {})}
             )
         except ValidationError as error:
             for fault in error.errors():
                 fault["loc"] = (kind, name, "trainer", *fault["loc"])
-                found.append((fault["loc"], _sentence(fault)))
+                found.append((fault["loc"], _describe_fault(fault)))
     return found
 
 
-def _sentence(error: ErrorDetails) -> str:
+def _describe_fault(error: ErrorDetails) -> str:
     """Return what is wrong with one key: the key, the fault, what was given, what it is for."""
     location = error["loc"]
     above = [str(part) for part in location[:-1]]
     if error["type"] == "extra_forbidden":
-        return _unknown(above, str(location[-1]), fields_of(above))
-    where = _dotted(location)
+        return _describe_unknown(above, str(location[-1]), list_fields(above))
+    where = _join_keys(location)
     if error["type"] == "missing":
-        return f"`{where}` is missing{_about(location)}"
+        return f"`{where}` is missing{_name_location(location)}"
     fault = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     fault = fault.replace("Input should be", "must be", 1).partition(", unable to parse")[0]
     given = "" if isinstance(error["input"], Mapping) else f", got {error['input']!r}"
-    return f"`{where}` {fault}{given}{_about(location)}" if where else fault
+    return f"`{where}` {fault}{given}{_name_location(location)}" if where else fault
 
 
-def _about(location: Location) -> str:
-    about = children_of([str(part) for part in location[:-1]]).get(str(location[-1]) if location else "", "")
+def _name_location(location: Location) -> str:
+    about = list_children([str(part) for part in location[:-1]]).get(str(location[-1]) if location else "", "")
     return f" ({about.rstrip('.')})" if about else ""
 
 
-def _unknown(above: Sequence[str], key: str, allowed: Sequence[str]) -> str:
+def _describe_unknown(above: Sequence[str], key: str, allowed: Sequence[str]) -> str:
     """Return that a key is unknown, with the nearest known one and those that are allowed in its place."""
     table = f"[{'.'.join(above)}]" if above else "A recipe"
-    hint = _elsewhere(key) or _nearest(key, allowed)
-    unknown = f"`{_dotted((*above, key))}` is not known{f': {hint}' if hint else '.'}"
+    hint = _find_elsewhere(key) or _nearest(key, allowed)
+    unknown = f"`{_join_keys((*above, key))}` is not known{f': {hint}' if hint else '.'}"
     return f"{unknown} {table} has {', '.join(sorted(allowed))}"
 
 
@@ -352,11 +355,11 @@ def _nearest(key: str, known: Mapping[str, Any] | Sequence[str]) -> str:
     return f"did you mean `{near[0]}`?" if near else ""
 
 
-def _elsewhere(key: str) -> str:
+def _find_elsewhere(key: str) -> str:
     """Find a key that is right by its name and wrong by its table."""
-    places = [dotted for dotted in known_keys() if dotted.rpartition(".")[2] == key]
+    places = [dotted for dotted in list_known_keys() if dotted.rpartition(".")[2] == key]
     return f"did you mean `{places[0]}`?" if places else ""
 
 
-def _dotted(location: Sequence[str | int]) -> str:
+def _join_keys(location: Sequence[str | int]) -> str:
     return ".".join(str(part) for part in location)

@@ -11,13 +11,13 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from headrace.infra.recipe import settings
-from headrace.infra.recipe.settings import Recipe, Trainer, Use
-from headrace.schemas.field_texts import field_texts
+from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
+from headrace.schemas.field_texts import read_field_texts
 
 
-def children_of(path: Sequence[str]) -> dict[str, str]:
+def list_children(path: Sequence[str]) -> dict[str, str]:
     """Return the fixed keys below a dotted path and what each is for; none where the names are the user's own."""
-    kind = _kind_at(path)
+    kind = _find_kind(path)
     if not _is_model(kind):
         return {}
     return {name: _text_of(kind, name) for name in kind.model_fields}
@@ -25,37 +25,37 @@ def children_of(path: Sequence[str]) -> dict[str, str]:
 
 def _text_of(kind: type[BaseModel], name: str) -> str:
     """Return the text under a field, in the class that has it."""
-    texts = (_settings_texts().get(one.__name__, {}).get(name) for one in kind.__mro__)
+    texts = (_read_settings_texts().get(one.__name__, {}).get(name) for one in kind.__mro__)
     return inspect.cleandoc(next((text for text in texts if text), ""))
 
 
 @functools.cache
-def _settings_texts() -> dict[str, dict[str, str]]:
-    return field_texts(settings)  # pydantic would look for them in every process that reads a recipe
+def _read_settings_texts() -> dict[str, dict[str, str]]:
+    return read_field_texts(settings)  # pydantic would look for them in every process that reads a recipe
 
 
-def fields_of(path: Sequence[str]) -> tuple[str, ...]:
+def list_fields(path: Sequence[str]) -> tuple[str, ...]:
     """Return the fixed keys below a dotted path."""
-    return tuple(children_of(path))
+    return tuple(list_children(path))
 
 
 def is_free(path: Sequence[str]) -> bool:
     """Return whether any key may be below the path: settings of a `use`, fields of a model config, roles."""
-    kind = _kind_at(path)
+    kind = _find_kind(path)
     if _is_model(kind):
         return issubclass(kind, Use)
     inner = get_args(kind)
     return not (get_origin(kind) is dict and _is_model(inner[1]))
 
 
-def known_keys() -> tuple[str, ...]:
+def list_known_keys() -> tuple[str, ...]:
     """Return every fixed dotted key; `<name>` is for names of policies and workflows."""
     return tuple(_walk(Recipe, ""))
 
 
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        kind = _bare(field.annotation)
+        kind = _strip_none(field.annotation)
         dotted = f"{prefix}{name}"
         yield dotted
         if get_origin(kind) is dict and _is_model(get_args(kind)[1]):
@@ -64,24 +64,24 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[str]:
             yield from _walk(kind, f"{dotted}.")
 
 
-def _kind_at(path: Sequence[str]) -> Any:
+def _find_kind(path: Sequence[str]) -> Any:
     """Return the type of what is at a path; None where nothing is known."""
     if len(path) == 3 and path[0] in {"policies", "shadows"} and path[2] == "trainer":
-        return Trainer  # held as a plain table, as its keys are checked together with [trainer]
+        return TrainerSettings  # held as a plain table, as its keys are checked together with [trainer]
     kind: Any = Recipe
     for key in path:
         if _is_model(kind):
             field = kind.model_fields.get(key)
-            kind = _bare(field.annotation) if field else None
+            kind = _strip_none(field.annotation) if field else None
         elif get_origin(kind) in (dict, tuple, list):
             inner = [part for part in get_args(kind) if part is not Ellipsis]
-            kind = _bare(inner[-1])
+            kind = _strip_none(inner[-1])
         else:
             return None
     return kind
 
 
-def _bare(kind: Any) -> Any:
+def _strip_none(kind: Any) -> Any:
     """Return a type without its `| None`."""
     if get_origin(kind) in (Union, UnionType):
         some = [part for part in get_args(kind) if part is not type(None)]

@@ -32,7 +32,7 @@ class Use(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare_name(cls, value: Any) -> Any:
+    def _parse_bare_name(cls, value: Any) -> Any:
         return {"use": value} if isinstance(value, str) else value
 
     @property
@@ -40,16 +40,16 @@ class Use(BaseModel):
         """All keys beside `use`."""
         return dict(self.model_extra or {})
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Return name and settings in one line: `pods m=4`."""
         return " ".join([self.use, *(f"{name}={value}" for name, value in self.settings.items())])
 
 
-def _one_or_several(value: Any) -> Any:
+def _wrap_single(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
-Uses: TypeAlias = Annotated[tuple[Use, ...], BeforeValidator(_one_or_several)]
+Uses: TypeAlias = Annotated[tuple[Use, ...], BeforeValidator(_wrap_single)]
 """Several in order, or only one, not in a list."""
 
 
@@ -103,7 +103,7 @@ class Policy(Settings):
     """Keys of `[trainer]` that differ for this policy."""
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Policy:
+    def _check_origin(self) -> Policy:
         if bool(self.path) == bool(self.model):
             raise ValueError("give either `path` (a Hugging Face folder) or `model` (a config to build from)")
         if self.model and not self.alphabet:
@@ -123,7 +123,7 @@ class Workflow(Settings):
 
     @field_validator("policies")
     @classmethod
-    def _some(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_some(cls, value: dict[str, str]) -> dict[str, str]:
         if not value:
             raise ValueError('name at least one role and its policy, as in `policies = { solver = "solver" }`')
         return value
@@ -160,7 +160,7 @@ class Rollout(Settings):
     """A larger group goes to the store, and its record carries a claim check."""
 
     @model_validator(mode="after")
-    def _whole_distribution(self) -> Rollout:
+    def _check_distribution(self) -> Rollout:
         if (self.top_p, self.top_k, self.min_p) != (1.0, 0, 0.0):
             raise ValueError(
                 "top_p, top_k and min_p cut the distribution that tokens are drawn from, and the recorded "
@@ -185,7 +185,7 @@ class Feed(Settings):
 
     @field_validator("selector")
     @classmethod
-    def _some(cls, value: tuple[Use, ...]) -> tuple[Use, ...]:
+    def _check_some(cls, value: tuple[Use, ...]) -> tuple[Use, ...]:
         if not value:
             raise ValueError('name at least one selector, as in `selector = "accept_all"`')
         return value
@@ -212,7 +212,7 @@ class Reference(Settings):
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Trainer(Settings):
+class TrainerSettings(Settings):
     """One trainer's algorithm and pace."""
 
     steps: int = Field(100, ge=1)
@@ -305,7 +305,7 @@ class Trainer(Settings):
         return False
 
     @model_validator(mode="after")
-    def _whole_minibatches(self) -> Trainer:
+    def _check_minibatches(self) -> TrainerSettings:
         if self.groups_per_batch % self.minibatches:
             raise ValueError(
                 f"groups_per_batch ({self.groups_per_batch}) must be a multiple of minibatches ({self.minibatches})",
@@ -317,7 +317,7 @@ class TrainerError(ValueError):
     """The keys of `[trainer]` that a policy or a shadow sets for itself do not go with the others."""
 
 
-class ShadowTrainer(Trainer):
+class ShadowTrainerSettings(TrainerSettings):
     """The trainer of a shadow: the tokens that it trains on were sampled by the main variant, and name its versions."""
 
     @property
@@ -385,7 +385,7 @@ class Store(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _scheme(cls, given: Any) -> Any:
+    def _check_scheme(cls, given: Any) -> Any:
         endpoint = given.get("endpoint") if isinstance(given, dict) else None
         scheme, found, place = endpoint.partition("://") if isinstance(endpoint, str) else ("", "", "")
         if not found:
@@ -434,7 +434,7 @@ class Recipe(Settings):
     """Which tasks are issued."""
     curate: Curate = Curate()
     """The chain of data algorithms."""
-    trainer: Trainer = Trainer()
+    trainer: TrainerSettings = TrainerSettings()
     """Algorithm and pace, unless a policy sets its own."""
     shadows: dict[str, Shadow] = Field(default_factory=dict)
     """Shadows by the name of their variant."""
@@ -448,7 +448,7 @@ class Recipe(Settings):
     """Processes of `headrace up`."""
 
     @model_validator(mode="after")
-    def _names(self) -> Recipe:
+    def _check_names(self) -> Recipe:
         check_name("run", self.name)
         for what, names in (("policy", self.policies), ("workflow", self.workflows)):
             if not names:
@@ -467,7 +467,7 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
-    def _variants(self) -> Recipe:
+    def _check_variants(self) -> Recipe:
         for name, shadow in self.shadows.items():
             check_name("shadow", name)
             if shadow.policy not in self.policies and (shadow.policy or len(self.policies) > 1):
@@ -497,12 +497,12 @@ class Recipe(Settings):
         """All that curate and train: the policies, then the shadows."""
         return (*self.policies, *self.shadow_variants)
 
-    def trainer_of(self, policy_variant: str) -> Trainer:
+    def trainer_of(self, policy_variant: str) -> TrainerSettings:
         """Return the trainer settings of a policy, or of a shadow, `policy.variant`."""
         settings = {**self.trainer.model_dump(), **self.policies[policy_of(policy_variant)].trainer}
         if not (variant := variant_of(policy_variant)):
-            return Trainer.model_validate(settings)
-        return ShadowTrainer.model_validate({**settings, **self.shadows[variant].trainer})
+            return TrainerSettings.model_validate(settings)
+        return ShadowTrainerSettings.model_validate({**settings, **self.shadows[variant].trainer})
 
     def chain_of(self, policy_variant: str) -> tuple[Use, ...]:
         """Return the data algorithms of a policy, or of a shadow, `policy.variant`."""

@@ -9,7 +9,7 @@ from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas.records import ClaimCheck, TrajectoryGroup
 
 
-def with_trajectories(group: TrajectoryGroup, fetch: Callable[[ClaimCheck], bytes]) -> TrajectoryGroup:
+def fetch_trajectories(group: TrajectoryGroup, fetch: Callable[[ClaimCheck], bytes]) -> TrajectoryGroup:
     """Return a group as its worker encoded it, from its object when it has a claim check.
 
     Args:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from headrace.infra.kafka.clients import Connection, Message, begin_offsets
-from headrace.infra.kafka.topic_reader import Place, read_range
+from headrace.infra.kafka.clients import Connection, Message, fetch_begin_offsets
+from headrace.infra.kafka.topic_reader import PartitionId, read_range
 from headrace.schemas.headers import HeaderError, Stamp, task_key
 from headrace.schemas.records import CuratedGroup
 
@@ -40,7 +40,7 @@ def find_first_uses(
     by_partition: dict[int, list[CuratedReplay]] = {}
     for replay in replays:
         by_partition.setdefault(replay.partition, []).append(replay)
-    begin = begin_offsets(connection, ((topic, partition) for partition in by_partition))
+    begin = fetch_begin_offsets(connection, ((topic, partition) for partition in by_partition))
     found: dict[CuratedReplay, Message] = {}
     for place, first in begin.items():
         found |= _on_partition(connection, place, first, run_id, by_partition[place[1]])
@@ -48,7 +48,7 @@ def find_first_uses(
 
 
 def _on_partition(
-    connection: Connection, place: Place, begin: int, run_id: str, replays: list[CuratedReplay]
+    connection: Connection, place: PartitionId, begin: int, run_id: str, replays: list[CuratedReplay]
 ) -> dict[CuratedReplay, Message]:
     wanted: dict[bytes, list[CuratedReplay]] = {}
     for replay in replays:
@@ -66,7 +66,7 @@ def _on_partition(
     return found
 
 
-def made_whole(replay: CuratedGroup, first: CuratedGroup) -> CuratedGroup:
+def complete_replay(replay: CuratedGroup, first: CuratedGroup) -> CuratedGroup:
     """Return a replay with what only the record of its first use has."""
     return replace(replay, group=first.group, kept=first.kept, rewards=first.rewards)
 

@@ -25,13 +25,13 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from headrace.infra.kafka.clients import (
     Message,
     Outgoing,
-    good_messages,
-    kafka_errors,
+    call_patiently,
     open_consumer,
-    patiently,
+    take_good_messages,
+    translating_kafka_errors,
 )
-from headrace.infra.kafka.group_offsets import without_errors
-from headrace.infra.kafka.topic_reader import Place, place_name, refuse_lost_tail
+from headrace.infra.kafka.group_offsets import refuse_errors
+from headrace.infra.kafka.topic_reader import PartitionId, name_partition, refuse_lost_tail
 from headrace.infra.kafka.transactions import GroupOffsets, Ticket
 from headrace.infra.run.group_restore import Membership, PartitionState, Restore, Restored
 from headrace.infra.stopwatch import Stopwatch
@@ -77,21 +77,21 @@ class GroupConsumer:
     def __init__(
         self,
         membership: Membership,
-        make_state: Callable[[Place], PartitionState],
+        make_state: Callable[[PartitionId], PartitionState],
         when_idle: Callable[[], None] = lambda: None,
     ) -> None:
         self.membership = membership
         self._when_idle = when_idle
         self._make_state = make_state
-        self._held: dict[Place, _Held] = {}
-        self._owned: set[Place] = set()
+        self._held: dict[PartitionId, _Held] = {}
+        self._owned: set[PartitionId] = set()
         self._restore: Restore | None = None
-        """Of partitions that are ours and not held yet."""
+        """Restore of partitions that are assigned and not held yet."""
         self._left: list[Message] = []
         """What the last turn was cut before."""
         self._turn_began, self._turn_bytes = math.inf, 0
         """When the turn's first record was handled, and what it writes so far."""
-        self._due: list[Place] = []
+        self._due: list[PartitionId] = []
         """Partitions whose snapshots are in the transaction that is being written."""
         self._metadata: Any = None
         self._consumer: Consumer = open_consumer(membership.connection, membership.component, membership.group)
@@ -109,7 +109,7 @@ class GroupConsumer:
         consumer.incremental_assign(partitions)
         consumer.pause(partitions)
         self._owned.update((tp.topic, tp.partition) for tp in partitions)
-        log.info("partitions.assigned", partitions=_names(partitions))
+        log.info("partitions.assigned", partitions=_name_partitions(partitions))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget: what was handled is committed, and what was not belongs to the next owner."""
@@ -121,13 +121,13 @@ class GroupConsumer:
         self._left = [message for message in self._left if (message.topic, message.partition) not in lost]
         if self._restore is not None:
             self._restore.drop(lost)
-        log.info("partitions.revoked", partitions=_names(partitions))
+        log.info("partitions.revoked", partitions=_name_partitions(partitions))
 
-    def _committed(self, places: Iterable[Place]) -> list[TopicPartition]:
+    def _fetch_committed(self, places: Iterable[PartitionId]) -> list[TopicPartition]:
         """Return committed offsets with their metadata; waits for transactions that are pending."""
         asked = [TopicPartition(*place) for place in places]
-        found: list[TopicPartition] = patiently(
-            lambda: without_errors(self._consumer.committed(asked, timeout=10)),
+        found: list[TopicPartition] = call_patiently(
+            lambda: refuse_errors(self._consumer.committed(asked, timeout=10)),
             f"asking for committed offsets of group {self.membership.group}",
             REBALANCE_S,
         )
@@ -140,14 +140,14 @@ class GroupConsumer:
         if self._restore is None:
             if not (new := self._owned - self._held.keys()):
                 return
-            self._restore = Restore(self.membership, self._committed(new), self._make_state)
+            self._restore = Restore(self.membership, self._fetch_committed(new), self._make_state)
         restored = self._restore.go_on(RESTORE_S)
         if restored is None:
             return
         self._drop_restore()
         for place, one in restored.items():
             self._hold(place, one)
-        with kafka_errors("reading on"):
+        with translating_kafka_errors("reading on"):
             self._consumer.resume([TopicPartition(*place) for place in restored])
 
     def _drop_restore(self) -> None:
@@ -155,7 +155,7 @@ class GroupConsumer:
             self._restore.close()
         self._restore = None
 
-    def _hold(self, place: Place, one: Restored) -> None:
+    def _hold(self, place: PartitionId, one: Restored) -> None:
         due = time.monotonic() + self.membership.snapshot_every_s
         self._held[place] = _Held(one.state, one.end, one.snapshot_offset, due)
 
@@ -171,7 +171,7 @@ class GroupConsumer:
                 raw += self._consumer.consume(most - len(raw), TURN_S)
         self._metadata = self._consumer.consumer_group_metadata()
         self._go_on_restoring()
-        found = good_messages(raw, f"reading {', '.join(self.membership.topics)}")
+        found = take_good_messages(raw, f"reading {', '.join(self.membership.topics)}")
         left, self._left = self._left, []
         messages = [m for m in (*left, *found) if (m.topic, m.partition) in self._held]
         if behind := {(m.topic, m.partition) for m in messages if m.offset < self._held[m.topic, m.partition].position}:
@@ -215,7 +215,7 @@ class GroupConsumer:
         """Return the snapshots that are due, of partitions that moved."""
         now = time.monotonic()
         self._due = [place for place, held in self._held.items() if held.handled and now >= held.snapshot_due]
-        return [self._snapshot_record(place, self._held[place]) for place in self._due]
+        return [self._build_snapshot(place, self._held[place]) for place in self._due]
 
     def offsets(self, before: Sequence[Ticket]) -> GroupOffsets | None:
         """Return every moved partition's offset with that of its newest snapshot; `before` are those just written."""
@@ -230,14 +230,14 @@ class GroupConsumer:
                 offsets.append(TopicPartition(*place, held.position, json.dumps({"snapshot": held.snapshot_offset})))
         return GroupOffsets(offsets, self._metadata) if offsets else None
 
-    def _snapshot_record(self, place: Place, held: _Held) -> Outgoing:
+    def _build_snapshot(self, place: PartitionId, held: _Held) -> Outgoing:
         topic, partition = place
         snapshot = Snapshot(
             run_id=self.membership.run_id,
             component=self.membership.component,
             topic=topic,
             partition=partition,
-            positions={place_name(place): held.position},
+            positions={name_partition(place): held.position},
             body=held.state.snapshot(),
         )
         state_topic, state_partition = self.membership.state_place
@@ -250,11 +250,11 @@ class GroupConsumer:
         self._left.clear()
         self._drop_restore()
         if self._owned:
-            committed = self._committed(self._owned)
-            with kafka_errors("going back"):
+            committed = self._fetch_committed(self._owned)
+            with translating_kafka_errors("going back"):
                 self._consumer.pause(committed)
             for tp in committed:
-                with kafka_errors(f"going back to {place_name((tp.topic, tp.partition))}@{tp.offset}"):
+                with translating_kafka_errors(f"going back to {name_partition((tp.topic, tp.partition))}@{tp.offset}"):
                     self._consumer.seek(TopicPartition(tp.topic, tp.partition, _start(tp)))
 
     def close(self) -> None:
@@ -267,5 +267,5 @@ def _start(committed: TopicPartition) -> int:
     return committed.offset if committed.offset >= 0 else OFFSET_BEGINNING
 
 
-def _names(partitions: Iterable[TopicPartition]) -> list[str]:
-    return [place_name((tp.topic, tp.partition)) for tp in partitions]
+def _name_partitions(partitions: Iterable[TopicPartition]) -> list[str]:
+    return [name_partition((tp.topic, tp.partition)) for tp in partitions]

@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import Place, TopicReader, place_name, refuse_lost_tail
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, name_partition, refuse_lost_tail
 from headrace.schemas.records import Snapshot
 
 log = structlog.get_logger()
@@ -60,11 +60,11 @@ class Membership:
     state_partition: int = 0
 
     @property
-    def state_place(self) -> Place:
-        """Where its snapshots stand."""
+    def state_place(self) -> PartitionId:
+        """Topic and partition of its snapshots."""
         return self.state_topic, self.state_partition
 
-    def key(self, place: Place) -> bytes:
+    def key(self, place: PartitionId) -> bytes:
         """Return the key of a partition's snapshots."""
         topic, partition = place
         return f"{self.component}|{topic}|{partition}".encode()
@@ -93,21 +93,24 @@ class Restore:
     """
 
     def __init__(
-        self, member: Membership, committed: Sequence[TopicPartition], make_state: Callable[[Place], PartitionState]
+        self,
+        member: Membership,
+        committed: Sequence[TopicPartition],
+        make_state: Callable[[PartitionId], PartitionState],
     ) -> None:
         self._member = member
-        self._committed = {_place(position): position for position in committed}
+        self._committed = {_partition_of(position): position for position in committed}
         self._make_state = make_state
-        self._found: dict[Place, Restored] = {}
-        self._steps = self._all_steps()
+        self._found: dict[PartitionId, Restored] = {}
+        self._steps = self._restore_all()
 
-    def drop(self, places: Iterable[Place]) -> None:
+    def drop(self, places: Iterable[PartitionId]) -> None:
         """Restore these no more: they are another member's."""
         for place in places:
             self._committed.pop(place, None)
             self._found.pop(place, None)
 
-    def go_on(self, most_s: float) -> dict[Place, Restored] | None:
+    def go_on(self, most_s: float) -> dict[PartitionId, Restored] | None:
         """Go on for so many seconds, or a step more; return all when they are restored, until then None.
 
         Raises StateLost, LogTruncated, KafkaAway, KafkaRefused, and whatever a state raises.
@@ -117,14 +120,14 @@ class Restore:
             if time.monotonic() >= end:
                 return None
         for place, one in self._found.items():
-            log.info("state.restored", partition=place_name(place), offset=one.end, replayed=one.end - one.begin)
+            log.info("state.restored", partition=name_partition(place), offset=one.end, replayed=one.end - one.begin)
         return self._found
 
     def close(self) -> None:
         """Leave what is left."""
         self._steps.close()
 
-    def _all_steps(self) -> Generator[None]:
+    def _restore_all(self) -> Generator[None]:
         """Do all, yielding after each record."""
         refuse_lost_tail(self._member.connection, {place: one.offset for place, one in self._committed.items()})
         yield from self._refuse_lost_offsets()
@@ -144,7 +147,7 @@ class Restore:
             for message in reader.catch_up():
                 known.add(message.key)
                 yield
-        if lost := [place_name(place) for key, place in new.items() if key in known]:
+        if lost := [name_partition(place) for key, place in new.items() if key in known]:
             raise StateLost(
                 f"group {self._member.group} has lost its offsets of {', '.join(lost)}, where it has been: did the "
                 "cluster's offsets.retention.minutes pass while the run rested? Going on would curate everything a "
@@ -157,33 +160,33 @@ class Restore:
             return
         where = self._member.state_place
         with TopicReader(self._member.connection, {where: min(wanted)}) as reader:
-            for message in reader.until({where: min(max(wanted) + 1, reader.ends()[where])}):
+            for message in reader.read_until({where: min(max(wanted) + 1, reader.ends()[where])}):
                 if (place := wanted.pop(message.offset, None)) is not None and place in self._found:
                     self._take_snapshot(message, place)
                 yield
         for offset, place in wanted.items():
             if place in self._found:
-                raise self._no_snapshot(offset, place)
+                raise self._no_snapshot_error(offset, place)
 
-    def _take_snapshot(self, message: Message, place: Place) -> None:
+    def _take_snapshot(self, message: Message, place: PartitionId) -> None:
         snapshot = read_record(message, Snapshot)
         if snapshot is None or (snapshot.component, snapshot.topic, snapshot.partition) != (
             self._member.component,
             *place,
         ):
-            raise self._no_snapshot(message.offset, place)
+            raise self._no_snapshot_error(message.offset, place)
         try:
             self._found[place].state.restore(snapshot.body)
-            self._found[place].begin = snapshot.positions[place_name(place)]
+            self._found[place].begin = snapshot.positions[name_partition(place)]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise StateLost(
-                f"the snapshot of {place_name(place)} at {self._member.state_topic}@{message.offset} cannot be "
+                f"the snapshot of {name_partition(place)} at {self._member.state_topic}@{message.offset} cannot be "
                 f"taken back ({type(error).__name__}: {error}): was it written by another version of Headrace?"
             ) from error
 
-    def _no_snapshot(self, offset: int, place: Place) -> StateLost:
+    def _no_snapshot_error(self, offset: int, place: PartitionId) -> StateLost:
         return StateLost(
-            f"{self._member.state_topic}@{offset} should hold the snapshot of {place_name(place)}, and does not: "
+            f"{self._member.state_topic}@{offset} should hold the snapshot of {name_partition(place)}, and does not: "
             "was the topic's retention changed? Without it records could be trained twice",
         )
 
@@ -194,7 +197,7 @@ class Restore:
             return
         ends = {place: self._found[place].end for place in begins}
         with TopicReader(self._member.connection, begins) as reader:
-            for message in reader.until(ends):
+            for message in reader.read_until(ends):
                 restored = self._found.get((message.topic, message.partition))
                 if restored is not None and message.offset < restored.end:
                     for _ in restored.state.handle(message):
@@ -209,10 +212,10 @@ def _snapshot_offset(committed: TopicPartition) -> int:
         return int(json.loads(metadata)["snapshot"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise StateLost(
-            f"{place_name(_place(committed))}@{committed.offset} was committed with {metadata[:80]!r}, "
+            f"{name_partition(_partition_of(committed))}@{committed.offset} was committed with {metadata[:80]!r}, "
             "which is not ours: did another program commit for this group? Set the offset back to where the group was"
         ) from error
 
 
-def _place(position: TopicPartition) -> Place:
+def _partition_of(position: TopicPartition) -> PartitionId:
     return position.topic, position.partition

@@ -16,10 +16,16 @@ from dataclasses import dataclass
 from headrace.infra.kafka.clients import Connection, Message, Outgoing, parse_run
 from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.run_loop import Component, run_loop
-from headrace.infra.kafka.topic_reader import Place, TopicReader, place_name, read_place, whole_topics
+from headrace.infra.kafka.topic_reader import (
+    PartitionId,
+    TopicReader,
+    find_whole_topics,
+    name_partition,
+    read_partition,
+)
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, attempts, stop_on_signals
+from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, begin_attempts, stop_on_signals
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
@@ -40,10 +46,10 @@ class Role:
     component: str
     """Key of its snapshots; one process at a time plays it."""
     run_id: str
-    state: Place
+    state: PartitionId
     """Where its snapshots are."""
     topics: tuple[str, ...]
-    """What it reads."""
+    """Topics that it reads."""
 
 
 class OwnPositions:
@@ -51,14 +57,16 @@ class OwnPositions:
 
     def __init__(self, role: Role) -> None:
         self.role = role
-        found = _newest(role.connection, role.state, role.component)
+        found = _read_newest(role.connection, role.state, role.component)
         snapshot = found.pop("", None)
         self.restored: bytes | None = snapshot.body if snapshot else None
         """Body of the newest snapshot; None at the first start."""
         self.parts = {name: part.body for name, part in found.items()}
         """Bodies of the newest of its parts, by name, but for those that were taken back."""
         given = positions_of(snapshot) if snapshot else {}
-        self.reader = TopicReader(role.connection, whole_topics(role.connection, role.topics, given), role.component)
+        self.reader = TopicReader(
+            role.connection, find_whole_topics(role.connection, role.topics, given), role.component
+        )
 
     def poll(self, watch: Stopwatch, timeout_s: float = 0.05, most: int = 256) -> list[Message]:
         """Return the next records."""
@@ -81,12 +89,12 @@ class OwnPositions:
             parts: Parts of it that have changed, by name; None takes one back. The others stay as they were written
                 last. They belong into one transaction with the body.
         """
-        positions = {place_name(place): offset for place, offset in self.reader.positions.items()}
-        whole = self._record(self.role.component, body, positions)
+        positions = {name_partition(place): offset for place, offset in self.reader.positions.items()}
+        whole = self._build_record(self.role.component, body, positions)
         names = {f"{self.role.component}{OF_PART}{name}": part for name, part in (parts or {}).items()}
-        return [*(self._record(key, part, {}) for key, part in names.items()), whole]
+        return [*(self._build_record(key, part, {}) for key, part in names.items()), whole]
 
-    def _record(self, key: str, body: bytes | None, positions: dict[str, int]) -> Outgoing:
+    def _build_record(self, key: str, body: bytes | None, positions: dict[str, int]) -> Outgoing:
         record = Snapshot(self.role.run_id, self.role.component, positions=positions, body=body or b"")
         value = b"" if body is None else codec.encode(record)
         topic, partition = self.role.state
@@ -109,7 +117,7 @@ def run_alone(component: str, run: str, build: Callable[[Run, TransactionalWrite
     address = parse_run(run)
     configure_logging(component, run=address.run)
     stop = stop_on_signals()
-    for attempt in attempts(stop):
+    for attempt in begin_attempts(stop):
         with attempt, ExitStack() as life:  # no name here keeps the component for longer than its life
             joined = join_to_write(address, JOIN_PATIENCE_S, stop)
             writer = TransactionalWriter(joined.connection, f"{address.run}.{component}", joined.topic_names)
@@ -117,19 +125,19 @@ def run_alone(component: str, run: str, build: Callable[[Run, TransactionalWrite
             run_loop(life.enter_context(closing(build(joined, writer))), writer, stop, Stopwatch())
 
 
-def newest_snapshot(connection: Connection, state: Place, component: str) -> Snapshot | None:
+def read_newest_snapshot(connection: Connection, state: PartitionId, component: str) -> Snapshot | None:
     """Return the newest committed snapshot of a component, without its parts; None when there is none."""
     newest = None
-    for message in read_place(connection, state):
+    for message in read_partition(connection, state):
         if message.key == component.encode():
             newest = read_record(message, Snapshot) or newest
     return newest
 
 
-def _newest(connection: Connection, state: Place, component: str) -> dict[str, Snapshot]:
+def _read_newest(connection: Connection, state: PartitionId, component: str) -> dict[str, Snapshot]:
     """Return the newest committed snapshot of a component, under an empty name, and of its parts, by theirs."""
     found: dict[str, Snapshot] = {}
-    for message in read_place(connection, state):
+    for message in read_partition(connection, state):
         whose, _, part = message.key.decode(errors="replace").partition(OF_PART)
         if whose != component:
             continue
@@ -140,11 +148,11 @@ def _newest(connection: Connection, state: Place, component: str) -> dict[str, S
     return found
 
 
-def positions_of(snapshot: Snapshot) -> dict[Place, int]:
-    """Return the next input offsets that stand in a snapshot."""
-    return {_place(name): offset for name, offset in snapshot.positions.items()}
+def positions_of(snapshot: Snapshot) -> dict[PartitionId, int]:
+    """Return the next input offsets that a snapshot holds."""
+    return {_parse_partition(name): offset for name, offset in snapshot.positions.items()}
 
 
-def _place(name: str) -> Place:
+def _parse_partition(name: str) -> PartitionId:
     topic, _, partition = name.removesuffix("]").rpartition("[")
     return topic, int(partition)

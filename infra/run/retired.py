@@ -56,7 +56,7 @@ def read_retired(run: Run) -> Retired:
     return found
 
 
-def in_words(versions: Iterable[int]) -> str:
+def describe_versions(versions: Iterable[int]) -> str:
     """Return versions for people, consecutive ones as one: `0, 50 to 63`."""
     ranges: list[list[int]] = []
     for version in sorted(versions):

@@ -13,22 +13,28 @@ from typing import Any
 import structlog
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.kafka.client_settings import without_secrets
+from headrace.infra.kafka.client_settings import hide_secrets
 from headrace.infra.kafka.clients import Connection, Fenced, Outgoing, RunAddress, open_producer
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
-from headrace.infra.recipe.plug_in_sources import all_of, hashes_of, known_sources, source_differences, sources_of
+from headrace.infra.recipe.plug_in_sources import (
+    all_plug_ins,
+    find_source_differences,
+    hash_sources,
+    newest_sources,
+    sources_of,
+)
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import (
     LISTING_S,
     Run,
+    describe_store,
+    find_missing_schemas,
     join,
-    missing_schemas,
+    list_runs,
+    parse_store,
     read_revision,
     read_revisions,
-    run_names,
-    store_of,
-    store_text,
 )
 from headrace.infra.store.object_store import StoreAddress
 from headrace.schemas import codec
@@ -43,33 +49,35 @@ SWAP = "swap"
 log = structlog.get_logger()
 
 
-def settled(address: RunAddress, recipe: Recipe, where: StoreAddress, *, new_recipe: bool) -> RecipeRevision | None:
+def plan_revision(
+    address: RunAddress, recipe: Recipe, where: StoreAddress, *, new_recipe: bool
+) -> RecipeRevision | None:
     """Return what is to be written to the recipe topic before the run can go on; None when nothing is.
 
     A first revision begins a run, whose objects are under its run id: runs that share a bucket, also from several
     clusters, are distinguished by it. A changed recipe, or one whose plug-ins have another source, becomes the next
     revision if the user says so; a store at another address, and sources without a record, are recorded by
-    the same revision once more. A recipe whose chain `headrace swap` replaced is no changed one.
+    the same revision once more. A recipe whose chain `headrace swap` replaced does not count as changed.
     Raises UsageError with the keys that differ.
     """
-    before = known_revisions(address)
+    before = read_known_revisions(address)
     if not before:
         run_id = f"{address.run}-{secrets.token_hex(4)}"
-        store = store_text(replace(where, prefix=f"{run_id}/"))
-        first = revision_of(run_id, 0, recipe, store)
+        store = describe_store(replace(where, prefix=f"{run_id}/"))
+        first = build_revision(run_id, 0, recipe, store)
         return replace(
             first,
-            plug_ins=hashes_of(all_of(recipe)),
+            plug_ins=hash_sources(all_plug_ins(recipe)),
             asks_for_published=True,
             asks_for_issued=True,
             state_partitions=recipe.state_partitions,
         )
     newest = before[-1]
-    store = store_text(replace(where, prefix=store_of(newest).prefix))
-    swapped, recipe = _with_swapped_chain(before, recipe)
-    known, here = known_sources(before), sources_of(all_of(recipe))
+    store = describe_store(replace(where, prefix=parse_store(newest).prefix))
+    swapped, recipe = _keep_swapped_chain(before, recipe)
+    known, here = newest_sources(before), sources_of(all_plug_ins(recipe))
     hashes = {top: source.hash for top, source in here.items()}
-    differing = [*differences(Recipe.from_json(newest.recipe), recipe), *source_differences(known, here)]
+    differing = [*find_differences(Recipe.from_json(newest.recipe), recipe), *find_source_differences(known, here)]
     if differing and not new_recipe:
         raise UsageError(
             f"run {address.run} has another recipe (revision {newest.revision}):\n"
@@ -79,16 +87,16 @@ def settled(address: RunAddress, recipe: Recipe, where: StoreAddress, *, new_rec
         )
     if differing:
         _refuse_other_adapters(Recipe.from_json(newest.recipe), recipe)
-        made = revision_of(newest.run_id, newest.revision + 1, recipe, store)
+        made = build_revision(newest.run_id, newest.revision + 1, recipe, store)
         return replace(made, swapped=swapped, plug_ins=hashes)
-    if newest.store != store or missing_schemas(before) or hashes.keys() - known.keys():
+    if newest.store != store or find_missing_schemas(before) or hashes.keys() - known.keys():
         # The recipe's own text: another build may not know the keys that this one has.
         resent = replace(newest, store=store, schemas=codec.schema_texts(), plug_ins=hashes)
         return replace(resent, created_ms=now_ms())
     return None
 
 
-def _with_swapped_chain(before: Sequence[RecipeRevision], recipe: Recipe) -> tuple[bool, Recipe]:
+def _keep_swapped_chain(before: Sequence[RecipeRevision], recipe: Recipe) -> tuple[bool, Recipe]:
     """Return whether a swap's chain stays in force, and the recipe with it: until the next swap, or another chain.
 
     Whoever swapped the chain of a run goes on by the command that began it, whose recipe has the chain of before.
@@ -97,7 +105,7 @@ def _with_swapped_chain(before: Sequence[RecipeRevision], recipe: Recipe) -> tup
     asked = next((one for one in reversed(before) if not one.swapped), newest)
     if not newest.swapped or recipe.curate.chain != Recipe.from_json(asked.recipe).curate.chain:
         return False, recipe
-    return True, with_chain_of(recipe, Recipe.from_json(newest.recipe))
+    return True, replace_chain(recipe, Recipe.from_json(newest.recipe))
 
 
 def _refuse_other_adapters(old: Recipe, new: Recipe) -> None:
@@ -118,18 +126,18 @@ def join_to_write(address: RunAddress, patience_s: float, stop: threading.Event)
     run = join(address, patience_s, stop)
     if not run.has_schemas:
         schemas = RecipeRevision(run_id=run.run_id, revision=run.revision, schemas=codec.schema_texts())
-        write_revision(run.connection, run.topics.recipe, schemas, first_message(run.address))
+        write_revision(run.connection, run.topics.recipe, schemas, read_first_revision(run.address))
         log.info("schemas.told", run=address.run, records=len(schemas.schemas))
     return run
 
 
-def known_revisions(address: RunAddress) -> list[RecipeRevision]:
+def read_known_revisions(address: RunAddress) -> list[RecipeRevision]:
     """Return the revisions of a run, oldest first; none when its topic is not there."""
     return read_revisions(address) if _is_there(address) else []
 
 
-def topic_specs_of(first: bytes | None, recipe: Recipe) -> tuple[TopicSpec, ...]:
-    """Return the topics of a run as they should be, by what `first_message` returned: one that has begun keeps its own.
+def read_topic_specs(first: bytes | None, recipe: Recipe) -> tuple[TopicSpec, ...]:
+    """Return the topics that a run should have, from its first revision: a run that has begun keeps its own.
 
     Raises SchemaError.
     """
@@ -137,7 +145,7 @@ def topic_specs_of(first: bytes | None, recipe: Recipe) -> tuple[TopicSpec, ...]
     return recipe.topic_specs_with(of_first or recipe.state_partitions)
 
 
-def first_message(address: RunAddress) -> bytes | None:
+def read_first_revision(address: RunAddress) -> bytes | None:
     """Return the oldest revision of a run as it is on its topic; None when there is none."""
     if not _is_there(address):
         return None
@@ -146,10 +154,10 @@ def first_message(address: RunAddress) -> bytes | None:
 
 
 def _is_there(address: RunAddress) -> bool:
-    return address.run in run_names(address.connection, LISTING_S)
+    return address.run in list_runs(address.connection, LISTING_S)
 
 
-def revision_of(run_id: str, number: int, recipe: Recipe, store: str, ended: str = "") -> RecipeRevision:
+def build_revision(run_id: str, number: int, recipe: Recipe, store: str, ended: str = "") -> RecipeRevision:
     """Return a revision of today's recipe and schemas."""
     return RecipeRevision(
         run_id=run_id,
@@ -171,7 +179,7 @@ def write_revision(connection: Connection, topic: str, revision: RecipeRevision,
         connection: The cluster.
         topic: The recipe topic.
         revision: What to write.
-        first: What `first_message` returned. The revision is written in its schema: whoever reads the topic's first
+        first: What `read_first_revision` returned. It is written in its schema: whoever reads the topic's first
             can read this one, and learns from it the schemas of all that follows.
     """
     value = codec.encode(revision) if first is None else codec.encode_like(revision, first)
@@ -210,7 +218,7 @@ def write_later(address: RunAddress, settle: Callable[[], RecipeRevision | None]
         revision = settle()
         if revision is None:
             return None
-        first = first_message(address)
+        first = read_first_revision(address)
         value = codec.encode(revision) if first is None else codec.encode_like(revision, first)
         try:
             writer.begin()
@@ -219,57 +227,57 @@ def write_later(address: RunAddress, settle: Callable[[], RecipeRevision | None]
         except (Fenced, Aborted) as error:
             raise type(error)(
                 f"revision {revision.revision} of run {address.run} was not written, as another command wrote one at "
-                f"the same time, or Kafka was away: give the command again ({error})"
+                f"the same time, or Kafka was unreachable: give the command again ({error})"
             ) from error
     return revision
 
 
-def differences(old: Recipe, new: Recipe) -> list[str]:
+def find_differences(old: Recipe, new: Recipe) -> list[str]:
     """Return `key: old -> new` for every key that differs, in the order of the recipe; secrets of 0.1 are left out."""
-    before, after = (_flat(_without_secrets(recipe).model_dump(mode="json")) for recipe in (old, new))
+    before, after = (_flatten(_hide_secrets(recipe).model_dump(mode="json")) for recipe in (old, new))
     return [
-        f"{key}: {_shown(before, key)} -> {_shown(after, key)}"
+        f"{key}: {_show_value(before, key)} -> {_show_value(after, key)}"
         for key in {**before, **after}
         if before.get(key) != after.get(key)
     ]
 
 
-def differ_by_chain(old: Recipe, new: Recipe) -> bool:
+def differs_by_chain_only(old: Recipe, new: Recipe) -> bool:
     """Return whether two recipes are the same but for their chains, so that a run can go over while it goes on."""
-    return with_chain_of(new, old) == old
+    return replace_chain(new, old) == old
 
 
-def with_chain_of(recipe: Recipe, other: Recipe) -> Recipe:
+def replace_chain(recipe: Recipe, other: Recipe) -> Recipe:
     """Return a recipe with the chain of another."""
     curate = recipe.curate.model_copy(update={"chain": other.curate.chain})
     return recipe.model_copy(update={"curate": curate})
 
 
-def with_experiment_of(recipe: Recipe, other: Recipe) -> Recipe:
+def replace_experiment(recipe: Recipe, other: Recipe) -> Recipe:
     """Return a recipe with the chain, the trainer settings and the seed of another of the same policies; no shadows."""
     policies = {
         name: policy.model_copy(update={"trainer": other.policies[name].trainer} if name in other.policies else {})
         for name, policy in recipe.policies.items()
     }
     changed = {"seed": other.seed, "trainer": other.trainer, "policies": policies, "shadows": {}}
-    return with_chain_of(recipe, other).model_copy(update=changed)
+    return replace_chain(recipe, other).model_copy(update=changed)
 
 
-def _without_secrets(recipe: Recipe) -> Recipe:
-    kafka = recipe.kafka.model_copy(update={"client": without_secrets(recipe.kafka.client)})
+def _hide_secrets(recipe: Recipe) -> Recipe:
+    kafka = recipe.kafka.model_copy(update={"client": hide_secrets(recipe.kafka.client)})
     return recipe.model_copy(update={"kafka": kafka})
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict) and value:
-            found |= _flat(value, f"{prefix}{key}.")
+            found |= _flatten(value, f"{prefix}{key}.")
         else:
             found[prefix + key] = value
     return found
 
 
-def _shown(table: dict[str, Any], key: str) -> str:
+def _show_value(table: dict[str, Any], key: str) -> str:
     text = json.dumps(table[key]) if key in table else "(not set)"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -22,18 +22,18 @@ from headrace.infra.kafka.clients import (
     KafkaRefused,
     Message,
     RunAddress,
-    end_offsets,
+    call_patiently,
+    fetch_end_offsets,
     open_admin,
-    patiently,
 )
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import Place, read_all, read_range
+from headrace.infra.kafka.topic_reader import PartitionId, read_all, read_range
 from headrace.infra.process.signals import MustRestart, StopRequested
-from headrace.infra.recipe.plug_in_sources import known_sources
+from headrace.infra.recipe.plug_in_sources import newest_sources
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.store.object_cache import ObjectCache, Uncached
 from headrace.infra.store.object_store import Content, Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
-from headrace.infra.store.store_address import kept_keys
+from headrace.infra.store.store_address import read_kept_keys
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import ClaimCheck, RecipeRevision
@@ -79,7 +79,7 @@ class Run:
     recipe_end: int = 0
     """Next offset of the recipe topic: whoever follows it begins there, and never takes an old end for a new one."""
     source: str = ""
-    """Of an offline experiment: name of the run, on the same cluster, over whose batches it was trained."""
+    """Offline experiments: name of the run, on the same cluster, over whose batches it was trained."""
     plug_ins: Mapping[str, str] = field(default_factory=dict)
     """Sources of plug-ins that the run goes by: the newest hash that its revisions record of each top-level module."""
     asks_for_published: bool = False
@@ -87,7 +87,7 @@ class Run:
     asks_for_issued: bool = False
     """Whether curators refuse groups of numbers that were never issued: not in runs of before that rule."""
     state_partitions: int = 1
-    """Of `state`; fixed for a run."""
+    """Number of partitions of `state`; fixed for a run."""
 
     @property
     def connection(self) -> Connection:
@@ -109,7 +109,7 @@ class Run:
         """Names of its topics."""
         return Topics(self.address.run)
 
-    def state_place(self, component: str) -> Place:
+    def state_place(self, component: str) -> PartitionId:
         """Return where a component has its records in `state`."""
         return self.topics.state, state_partition(component, self.state_partitions)
 
@@ -134,19 +134,22 @@ class Run:
         most_bytes = int(self.recipe.store.cache_gib * 2**30)
         return ObjectCache(self.store, cache_folder() / "weights", most_bytes) if most_bytes else Uncached(self.store)
 
-    def policy(self, asked: str | None) -> str:
-        """Return the policy asked for, or the only one, or the shadow of that name. Raises UsageError."""
-        known = tuple(self.recipe.policies)
-        if asked is None and len(known) == 1:
-            return known[0]
-        if asked not in self.recipe.policy_variants:
-            raise UsageError(f"--policy {asked or 'is missing'}: name one of the run's policies, {', '.join(known)}")
-        return asked
+    def resolve(self, policy: str | None, variant: str | None = None) -> str:
+        """Return the policy variant that `--policy` and `--variant` name; without both, the only policy.
 
-    def policy_variant(self, policy: str | None, variant: str | None) -> str | None:
-        """Return what `--policy` and `--variant` name, for `policy`. Raises UsageError when there is no such shadow."""
-        if not variant:
-            return policy
+        `policy` may be a policy variant itself. Raises UsageError when the run has none of that name, or several
+        policies and none is named.
+        """
+        if variant:
+            return self._find_shadow(policy, variant)
+        known = tuple(self.recipe.policies)
+        if policy is None and len(known) == 1:
+            return known[0]
+        if policy not in self.recipe.policy_variants:
+            raise UsageError(f"--policy {policy or 'is missing'}: name one of the run's policies, {', '.join(known)}")
+        return policy
+
+    def _find_shadow(self, policy: str | None, variant: str) -> str:
         found = [name for name in self.recipe.shadow_variants if variant_of(name) == variant]
         if not found or policy not in {None, policy_of(found[0])}:
             there = ", ".join(self.recipe.shadow_variants) or "none"
@@ -163,24 +166,24 @@ class Run:
         *,
         anew: bool = False,
     ) -> ClaimCheck:
-        """Store bytes, waiting as long as the store is away; return the claim check that a record carries.
+        """Store bytes, waiting as long as the store is unreachable; return the claim check that a record carries.
 
         With `anew` they are sent whatever the store has under their name: that may have been altered.
         Raises StoreUnavailable when that is given up.
         """
         stored = self.store.name(data, kind, suffix)
-        _waiting(lambda: self.store.put_named(stored, data, anew=anew), math.inf, given_up)
+        _wait_for_store(lambda: self.store.put_named(stored, data, anew=anew), math.inf, given_up)
         return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)
 
     def get(self, claim: ClaimCheck) -> bytes:
-        """Return the bytes behind a claim check, verified, waiting while the store is away.
+        """Return the bytes behind a claim check, verified, waiting while the store is unreachable.
 
         Only for a minute, then it raises StoreUnavailable: a member of a group must poll now and then. Raises as
         `ObjectStore.get`, and ObjectMissing for a claim on another store.
         """
         if claim.store != STORE_NAME:
             raise ObjectMissing(f"the claim is on store {claim.store[:80]!r}, and this run has one, {STORE_NAME!r}")
-        return _waiting(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), STORE_PATIENCE_S)
+        return _wait_for_store(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), STORE_PATIENCE_S)
 
     def get_group(self, claim: ClaimCheck) -> bytes:
         """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
@@ -194,8 +197,8 @@ def refuse_large_group(claim: ClaimCheck) -> None:
         raise ObjectCorrupt(f"a group of {claim.size_bytes} bytes is larger than {LARGEST_GROUP_BYTES}")
 
 
-def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:
-    """Wait for a store that is away, which is logged once; at the end of patience its error is raised."""
+def _wait_for_store(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:
+    """Call until the store answers, which is logged once; at the end of patience its error is raised."""
     began, logged, given_up = time.monotonic(), False, given_up or threading.Event()
     backoff = Backoff(0.1, LONGEST_PAUSE_S)
     while True:
@@ -233,7 +236,7 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
             if stop is not None and stop.is_set():
                 raise StopRequested("stopped while waiting for the run") from error
             if not logged and time.monotonic() - begin > 3:
-                # Who waits for servers begins to wait again; a run that is not there is an error at the end.
+                # A wait for servers begins to wait again; a run that is not there is an error at the end.
                 ends = {} if isinstance(error, KafkaAway) else {"gives_up_after_s": patience_s}
                 log.warning("run.waiting", run=str(address), why=str(error), **ends)
                 logged = True
@@ -241,14 +244,14 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
 
 
 def _join(address: RunAddress) -> Run:
-    require_run(address, run_names(address.connection, LISTING_S))
+    require_run(address, list_runs(address.connection, LISTING_S))
     messages = list(read_all(address.connection, [Topics(address.run).recipe]))
     read = [revision for message in messages if (revision := _read_and_learn(message)) is not None]
-    found = _of_one_run([revision for revision in read if revision.recipe])
+    found = _keep_first_run([revision for revision in read if revision.recipe])
     if not found:
         raise NoSuchRun(f"{address} has no recipe yet: start it with `headrace up`, or check the run's name")
     recipes = {revision.revision: Recipe.from_json(revision.recipe) for revision in found}
-    store = store_of(found[-1])
+    store = parse_store(found[-1])
     revisions = tuple(recipe for _, recipe in sorted(recipes.items()))
     own = Connection(address.connection.bootstrap, address.connection.client, revisions[-1].kafka.compression)
     end = messages[-1].offset + 1
@@ -261,23 +264,23 @@ def _join(address: RunAddress) -> Run:
         revisions=revisions,
         store_address=store,
         ended=ended,
-        has_schemas=not missing_schemas(read),
+        has_schemas=not find_missing_schemas(read),
         recipe_end=end,
         source=source,
-        plug_ins=known_sources(found),
+        plug_ins=newest_sources(found),
         asks_for_published=found[0].asks_for_published,
         asks_for_issued=found[0].asks_for_issued,
         state_partitions=found[0].state_partitions or 1,
     )
 
 
-def run_names(connection: Connection, patience_s: float) -> list[str]:
+def list_runs(connection: Connection, patience_s: float) -> list[str]:
     """Return the runs of a cluster, by the recipe topics that it shows. Raises KafkaAway at the end of patience.
 
     All topics are listed: asking for one by its name may create it.
     """
     admin = open_admin(connection)
-    topics = patiently(lambda: admin.list_topics(timeout=5), "listing topics", patience_s).topics
+    topics = call_patiently(lambda: admin.list_topics(timeout=5), "listing topics", patience_s).topics
     parted = (name.partition(".") for name in topics)
     return sorted(run for run, _, kind in parted if kind == "recipe")
 
@@ -289,14 +292,14 @@ def require_run(address: RunAddress, names: Collection[str]) -> None:
         raise NoSuchRun(f"there is no run {address.run!r} on {address.connection.bootstrap}: {there}")
 
 
-def groups_home(run: Run) -> Run:
+def find_groups_run(run: Run) -> Run:
     """Return the run whose topics hold the groups: of an offline experiment, the one it was trained over."""
     while run.source:
         run = join(RunAddress(run.connection, run.source))
     return run
 
 
-def missing_schemas(found: Iterable[RecipeRevision]) -> dict[str, str]:
+def find_missing_schemas(found: Iterable[RecipeRevision]) -> dict[str, str]:
     """Return the schemas that this build writes in and no revision holds, by record."""
     known = {text for revision in found for text in revision.schemas.values()}
     return {name: text for name, text in codec.schema_texts().items() if text not in known}
@@ -319,7 +322,7 @@ class RecipeNews:
                 return []
             self._looks = True
             try:
-                end = end_offsets(self._address.connection, [place])[place]
+                end = fetch_end_offsets(self._address.connection, [place])[place]
                 if end <= self._next:
                     return []
                 messages = list(read_range(self._address.connection, place, self._next, end))
@@ -361,10 +364,10 @@ def _read_and_learn(message: Message) -> RecipeRevision | None:
 def read_revisions(address: RunAddress) -> list[RecipeRevision]:
     """Return what is on a run's recipe topic, oldest first: revisions, and the mark of the run's end."""
     messages = read_all(address.connection, [Topics(address.run).recipe])
-    return _of_one_run([revision for message in messages if (revision := read_revision(message)) is not None])
+    return _keep_first_run([revision for message in messages if (revision := read_revision(message)) is not None])
 
 
-def _of_one_run(found: list[RecipeRevision]) -> list[RecipeRevision]:
+def _keep_first_run(found: list[RecipeRevision]) -> list[RecipeRevision]:
     """Return the revisions of the run that began the topic; a process of another run may have written there."""
     ours = [revision for revision in found if revision.run_id == found[0].run_id]
     if len(ours) < len(found):
@@ -372,18 +375,18 @@ def _of_one_run(found: list[RecipeRevision]) -> list[RecipeRevision]:
     return ours
 
 
-def store_of(revision: RecipeRevision) -> StoreAddress:
+def parse_store(revision: RecipeRevision) -> StoreAddress:
     """Return the store that a revision names. Raises UsageError when it names none, or nobody its keys.
 
     The keys of an embedded one are in the file that the revision names; in runs of 0.1, in the revision itself. Where
-    the file cannot be read there are none, and only who asks the store for something is refused: most looks do not.
+    the file cannot be read there are none, and only a request to the store is refused: most looks make none.
     """
     try:
         where = json.loads(revision.store)
         url, access_key, secret_key = (str(where[key]) for key in ("url", "access_key", "secret_key"))
         keys_file = str(where.get(KEYS_FILE, ""))
         if keys_file and not access_key:
-            access_key, secret_key = kept_keys(keys_file)
+            access_key, secret_key = read_kept_keys(keys_file)
         address = StoreAddress.from_url(url, access_key=access_key, secret_key=secret_key)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
@@ -393,11 +396,11 @@ def store_of(revision: RecipeRevision) -> StoreAddress:
     if not access_key and not keys_file:
         from headrace.infra.store.access import find_keys
 
-        find_keys()  # who has none learns it now, and not at its first object
+        find_keys()  # missing keys are reported now, and not at the first object
     return replace(address, keys_file=keys_file)
 
 
-def store_text(address: StoreAddress) -> str:
+def describe_store(address: StoreAddress) -> str:
     """Return the store that a recipe revision names: never its keys, as every reader of the topic sees them."""
     text = {"url": address.to_url(), "access_key": "", "secret_key": ""}  # builds before this one ask for all three
     return json.dumps({**text, KEYS_FILE: address.keys_file} if address.keys_file else text)

@@ -29,7 +29,7 @@ from headrace.infra.environment import (
     AWS_SECRET_KEY_VARIABLE,
     CA_VARIABLES,
     SECRET_KEY_VARIABLE,
-    environment,
+    read_environment,
 )
 from headrace.infra.errors import UsageError
 
@@ -61,7 +61,7 @@ class StoreKeys(Provider):
 
     @property
     def access_key(self) -> str:
-        """The key's name, which is no secret."""
+        """The access key's id, which is not a secret."""
         return self.retrieve().access_key
 
 
@@ -75,17 +75,17 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
     """
     if access_key:
         keys = StoreKeys(StaticProvider(access_key, secret_key), "the run's records")
-    elif environment(ACCESS_KEY_VARIABLE) or environment(SECRET_KEY_VARIABLE):
+    elif read_environment(ACCESS_KEY_VARIABLE) or read_environment(SECRET_KEY_VARIABLE):
         for name in (ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE):
-            if not environment(name):
+            if not read_environment(name):
                 raise UsageError(f"no keys for the object store: {name} is not set, and its other half is")
-        own = StaticProvider(environment(ACCESS_KEY_VARIABLE), environment(SECRET_KEY_VARIABLE))
+        own = StaticProvider(read_environment(ACCESS_KEY_VARIABLE), read_environment(SECRET_KEY_VARIABLE))
         keys = StoreKeys(own, ACCESS_KEY_VARIABLE)
-    elif environment(AWS_ACCESS_KEY_VARIABLE) or environment(AWS_SECRET_KEY_VARIABLE):
+    elif read_environment(AWS_ACCESS_KEY_VARIABLE) or read_environment(AWS_SECRET_KEY_VARIABLE):
         keys = StoreKeys(EnvAWSProvider(), f"{AWS_ACCESS_KEY_VARIABLE} and {AWS_SECRET_KEY_VARIABLE}")
     else:
-        file = environment(AWS_CREDENTIALS_VARIABLE, "~/.aws/credentials")
-        profile = environment(AWS_PROFILE_VARIABLE, "default")
+        file = read_environment(AWS_CREDENTIALS_VARIABLE, "~/.aws/credentials")
+        profile = read_environment(AWS_PROFILE_VARIABLE, "default")
         where = f"the environment, nor in profile {profile!r} of {file}"
         if keys_file:
             where = (
@@ -97,21 +97,21 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
     return keys
 
 
-def connections(connect_s: float, read_s: float, *, secure: bool) -> urllib3.PoolManager:
+def open_connections(connect_s: float, read_s: float, *, secure: bool) -> urllib3.PoolManager:
     """Return a pool of connections. Raises UsageError for a bundle of certificates that cannot be read."""
     # No retries of urllib3's: with them a silent store is reported after many timeouts only.
     timeout = urllib3.Timeout(connect=connect_s, read=read_s)
-    context = _trusting(*_ca_bundle()) if secure else None
+    context = _build_trust(*_find_ca_bundle()) if secure else None
     return urllib3.PoolManager(timeout=timeout, retries=False, maxsize=16, ssl_context=context)
 
 
-def _ca_bundle() -> tuple[str, str]:
+def _find_ca_bundle() -> tuple[str, str]:
     """Return path and variable of the authorities to believe; empty for the system's."""
-    return next(((path, name) for name in CA_VARIABLES if (path := environment(name))), ("", ""))
+    return next(((path, name) for name in CA_VARIABLES if (path := read_environment(name))), ("", ""))
 
 
 @cache
-def _trusting(path: str, variable: str) -> ssl.SSLContext:
+def _build_trust(path: str, variable: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=path or None)
     except OSError as error:
@@ -121,7 +121,7 @@ def _trusting(path: str, variable: str) -> ssl.SSLContext:
         ) from error
 
 
-def tls_refusal(error: SSLError) -> str:
+def explain_tls_refusal(error: SSLError) -> str:
     """Return why there is no TLS with a server, and what to do; empty when the connection only ended."""
     cause = error.args[0] if error.args else None
     if isinstance(cause, ssl.SSLCertVerificationError):

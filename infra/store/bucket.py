@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 from headrace.infra.errors import UsageError
 from headrace.infra.store.object_names import ListedObject
 from headrace.infra.store.store_address import StoreAddress
-from headrace.infra.store.store_errors import ObjectMissing, StoreUnavailable, UnreadableAnswer, translated
+from headrace.infra.store.store_errors import ObjectMissing, StoreUnavailable, UnreadableAnswer, translate_error
 
 if TYPE_CHECKING:
     import urllib3
@@ -35,20 +35,20 @@ T = TypeVar("T")
 class Bucket:
     """One bucket, through one pool of connections. Safe to use from several threads; constructing asks nothing.
 
-    Raises UsageError for an endpoint that is none, and where there are no keys.
+    Raises UsageError for an endpoint that is not valid, and where there are no keys.
     """
 
     def __init__(self, address: StoreAddress, timeout_s: float) -> None:
-        from headrace.infra.store.access import connections, find_keys
+        from headrace.infra.store.access import find_keys, open_connections
 
         self.address = address
         self._timeout_s = timeout_s
         self._keys = find_keys(address.access_key, address.secret_key, address.keys_file)
-        self._http = connections(timeout_s, timeout_s, secure=address.secure)
+        self._http = open_connections(timeout_s, timeout_s, secure=address.secure)
         try:
             self.client = self._client(self._http)
         except ValueError as error:
-            raise UsageError(f"{address.endpoint!r} is no endpoint of an object store: {error}") from error
+            raise UsageError(f"{address.endpoint!r} is not the endpoint of an object store: {error}") from error
 
     def _client(self, http: urllib3.PoolManager) -> Minio:
         from minio import Minio
@@ -60,14 +60,14 @@ class Bucket:
 
     @property
     def access_key(self) -> str:
-        """Name of the key in use, which is no secret."""
+        """Id of the access key in use, which is not a secret."""
         return self._keys.access_key
 
     def close(self) -> None:
         """Close idle connections; the bucket may be used again."""
         self._http.clear()
 
-    def where(self, key: str) -> str:
+    def name_object(self, key: str) -> str:
         """Return how messages name an object."""
         return f"{self.address.endpoint}/{self.address.bucket}/{key}"
 
@@ -85,15 +85,15 @@ class Bucket:
             except ProtocolError:
                 return call()
         except (S3Error, ServerError, InvalidResponseError, HTTPError) as error:
-            raise translated(error, self.where(key), self.address, self.access_key) from error
+            raise translate_error(error, self.name_object(key), self.address, self.access_key) from error
         except ET.ParseError as error:  # a proxy's page that calls itself XML
             answer = UnreadableAnswer(BAD_GATEWAY, f"its answer is not XML: {error}")
-            raise translated(answer, self.where(key), self.address, self.access_key) from error
+            raise translate_error(answer, self.name_object(key), self.address, self.access_key) from error
         except ValueError as error:
             if "values to unpack" not in str(error):
                 raise
             answer = UnreadableAnswer(CONFLICT, "it reports a conflict")  # minio 7.2 fails over a HEAD of status 409
-            raise translated(answer, self.where(key), self.address, self.access_key) from error
+            raise translate_error(answer, self.name_object(key), self.address, self.access_key) from error
 
     def stat(self, key: str) -> StoredAs | None:
         """Return size and age of an object as the client has them; None when there is none."""
@@ -103,7 +103,7 @@ class Bucket:
         except ObjectMissing:
             return None
 
-    def listing(self, prefix: str) -> list[ListedObject]:
+    def list_objects(self, prefix: str) -> list[ListedObject]:
         """Return all objects whose keys begin so; uploads under way are left out."""
 
         def request() -> list[ListedObject]:
@@ -123,7 +123,7 @@ class Bucket:
             self.ask(lambda: self.client.remove_object(bucket_name=name, object_name=key), key)
 
     @contextmanager
-    def opened(self, key: str, offset: int, length: int) -> Iterator[urllib3.BaseHTTPResponse]:
+    def open_object(self, key: str, offset: int, length: int) -> Iterator[urllib3.BaseHTTPResponse]:
         """Open an object from `offset` on for so many bytes, 0 for all. To be called, and read, within `ask`."""
         response = self.client.get_object(
             bucket_name=self.address.bucket, object_name=key, offset=offset, length=length
@@ -152,9 +152,9 @@ class Bucket:
             return
         # A store may join the parts only at the end, and answers when it has.
         join_s = JOIN_S + size_bytes / SLOWEST_JOIN_BYTES_PER_S
-        from headrace.infra.store.access import connections
+        from headrace.infra.store.access import open_connections
 
-        http = connections(self._timeout_s, join_s, secure=self.address.secure)
+        http = open_connections(self._timeout_s, join_s, secure=self.address.secure)
         try:
             self.ask(lambda: send(self._client(http)), key)
         finally:

@@ -22,7 +22,7 @@ log = structlog.get_logger()
 TRIES = 3
 POLL_S = 0.02
 STUCK_S = 15.0
-"""Whoever fetches and gets not one byte for so long is waited for no more: it is stopped, or its store is away."""
+"""A fetch that gets no byte for so long is not waited for any more: its process or its store has stopped."""
 MOST_FILES = 16_384
 """Beyond these, too, the oldest go: a small model's deltas take no room, but time to be looked through."""
 SLACK = 16
@@ -33,7 +33,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Uncached:
-    """Objects from the store each time, for who keeps none."""
+    """Objects from the store each time, for a machine that keeps none."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -74,7 +74,7 @@ class ObjectCache:
         """
         path = self._path(claim)
         try:
-            found = self._mapped(claim, path)
+            found = self._map_file(claim, path)
             if self._may_be_full():
                 self._make_room(keep=claim.sha256)
         except OSError as error:
@@ -84,9 +84,9 @@ class ObjectCache:
             return memoryview(self._store.get(claim.key, claim.sha256, claim.size_bytes))
         return found
 
-    def _mapped(self, claim: ClaimCheck, path: Path) -> memoryview:
+    def _map_file(self, claim: ClaimCheck, path: Path) -> memoryview:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self._locked(path.parent):
+        with self._hold_lock(path.parent):
             for _ in range(TRIES):
                 # Others make room meanwhile, without this lock: what is open stays.
                 with suppress(FileNotFoundError), path.open("rb") as file:
@@ -137,7 +137,7 @@ class ObjectCache:
                 total, count = total - size, count - 1
 
     @contextmanager
-    def _locked(self, part: Path) -> Iterator[None]:
+    def _hold_lock(self, part: Path) -> Iterator[None]:
         """Hold the lock of a folder of objects, which its process loses when it dies.
 
         Raises TimeoutError when whoever has it fetches nothing.
@@ -147,15 +147,15 @@ class ObjectCache:
             yield
 
     def _lock(self, file: BinaryIO, part: Path) -> None:
-        before, since = self._fetched(part), time.monotonic()
+        before, since = self._measure_fetched(part), time.monotonic()
         while not take_lock(file.fileno()):
-            if (now := self._fetched(part)) != before:
+            if (now := self._measure_fetched(part)) != before:
                 before, since = now, time.monotonic()
             elif time.monotonic() - since > STUCK_S:
                 raise TimeoutError(f"the process that holds the lock of {part} has fetched nothing for {STUCK_S:.0f} s")
             time.sleep(POLL_S)
 
-    def _fetched(self, part: Path) -> dict[str, int]:
+    def _measure_fetched(self, part: Path) -> dict[str, int]:
         """Return the sizes of what is being fetched."""
         sizes = {}
         for path in part.glob("*.part"):

@@ -1,7 +1,7 @@
 """Immutable objects, named by the hash of their content, in anything that speaks S3.
 
 Nothing is ever overwritten with other bytes and every reader checks what it reads, so a store that tears overwrites and
-has no conditional put is good enough. A store that is away is reported at once (StoreUnavailable, within 5 s on the
+has no conditional put is good enough. An unreachable store is reported at once (StoreUnavailable, within 5 s on the
 default timeout); waiting and trying again is the caller's.
 
 The errors are in `store_errors.py`, requests and their second attempts in `bucket.py`.
@@ -73,7 +73,7 @@ T = TypeVar("T")
 class ObjectStore:
     """Put and get immutable objects of one bucket. Safe to use from several threads; constructing asks nothing.
 
-    Raises UsageError for an endpoint that is none, and where there are no keys.
+    Raises UsageError for an endpoint that is not valid, and where there are no keys.
     """
 
     def __init__(self, address: StoreAddress, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -110,7 +110,7 @@ class ObjectStore:
         return StoredObject(self.key(kind, digest, suffix), digest, size)
 
     def put_named(self, stored: StoredObject, data: Content, *, anew: bool = False) -> None:
-        """`put` bytes that were named before, for who tries again: they are not hashed a second time.
+        """`put` bytes that were named before, for a further try: they are not hashed a second time.
 
         With `anew` they are sent in any case: what is there may be altered.
         """
@@ -143,12 +143,12 @@ class ObjectStore:
             self._stream(key, sha256, size_bytes, buffer)
             return buffer.getvalue()
 
-        return self._twice_if_torn(read)
+        return self._retry_if_torn(read)
 
     def verify(self, key: str, sha256: str, size_bytes: int) -> None:
         """Read an object and keep nothing of it. Raises as `get`."""
         self._check(key)
-        self._twice_if_torn(lambda: self._stream(key, sha256, size_bytes, _Counted()))
+        self._retry_if_torn(lambda: self._stream(key, sha256, size_bytes, _Counted()))
 
     def get_to_file(self, key: str, sha256: str, size_bytes: int, path: Path) -> None:
         """Make the object a file at `path`, which appears whole and verified or not at all.
@@ -163,7 +163,7 @@ class ObjectStore:
                 self._stream(key, sha256, size_bytes, file)
 
         try:
-            self._twice_if_torn(read)
+            self._retry_if_torn(read)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -177,7 +177,7 @@ class ObjectStore:
             return b""
 
         def read() -> bytes:
-            with self._bucket.opened(key, start, length) as response:
+            with self._bucket.open_object(key, start, length) as response:
                 # The part comes as 206, from rclone as 200; a store without ranges sends all from the start.
                 content_length = int(response.headers.get("Content-Length", length))
                 if content_length > length:
@@ -187,7 +187,7 @@ class ObjectStore:
         data = self._bucket.ask(read, key)
         if len(data) != length:
             raise ObjectCorrupt(
-                f"{self._bucket.where(key)} ends before byte {start + length}: it is not the object recorded"
+                f"{self._bucket.name_object(key)} ends before byte {start + length}: it is not the object recorded"
             )
         return data
 
@@ -195,19 +195,19 @@ class ObjectStore:
         """Whether there is such an object."""
         return self._bucket.stat(key) is not None
 
-    def listing(self, below: str = "") -> list[ListedObject]:
+    def list_objects(self, below: str = "") -> list[ListedObject]:
         """Return all objects under the address's prefix, or below a part of it; uploads under way are left out."""
-        return self._bucket.listing(f"{self.address.prefix}{below}")
+        return self._bucket.list_objects(f"{self.address.prefix}{below}")
 
     def age(self, key: str) -> timedelta | None:
         """Return how long ago an object was last written, by the store's own clock; None when there is none."""
         found = self._bucket.stat(key)
-        return _answered_at(found) - found.last_modified if found and found.last_modified else None
+        return _read_answer_time(found) - found.last_modified if found and found.last_modified else None
 
     def now(self, key: str) -> datetime | None:
         """Return the store's own clock, as it answers about an object; None when there is none."""
         found = self._bucket.stat(key)
-        return _answered_at(found) if found else None
+        return _read_answer_time(found) if found else None
 
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is none to remove."""
@@ -227,7 +227,7 @@ class ObjectStore:
             self._bucket.upload(probe, len(content), lambda: io.BytesIO(content))
             self.get(probe, digest, len(content))
         except ValueError as error:
-            raise UsageError(f"{bucket!r} is no name of a bucket: {error}") from error
+            raise UsageError(f"{bucket!r} is not the name of a bucket: {error}") from error
         except StoreDenied as error:
             raise StoreDenied(
                 f"the access key {self._bucket.access_key!r} may not use bucket {bucket!r} at {self.address.endpoint}: "
@@ -248,7 +248,7 @@ class ObjectStore:
             found is not None
             and found.size == stored.size_bytes
             and found.last_modified is not None
-            and _answered_at(found) - found.last_modified < TAKEN_AS_STORED
+            and _read_answer_time(found) - found.last_modified < TAKEN_AS_STORED
         )
 
     def _stream(self, key: str, sha256: str, size_bytes: int, into: BinaryIO) -> None:
@@ -256,7 +256,7 @@ class ObjectStore:
             digest = hashlib.sha256()
             into.seek(0)
             into.truncate()
-            with self._bucket.opened(key, 0, 0) as response:
+            with self._bucket.open_object(key, 0, 0) as response:
                 for chunk in response.stream(CHUNK_BYTES):
                     digest.update(chunk)
                     into.write(chunk)
@@ -267,11 +267,13 @@ class ObjectStore:
         found = self._bucket.ask(read, key)
         if (size := into.tell()) != size_bytes:
             more = " or more" if size > size_bytes else ""
-            raise ObjectCorrupt(f"{self._bucket.where(key)} has {size}{more} bytes where its record has {size_bytes}")
+            raise ObjectCorrupt(
+                f"{self._bucket.name_object(key)} has {size}{more} bytes where its record has {size_bytes}"
+            )
         if found != sha256:
-            raise ObjectCorrupt(f"{self._bucket.where(key)} has sha256 {found} where its record has {sha256}")
+            raise ObjectCorrupt(f"{self._bucket.name_object(key)} has sha256 {found} where its record has {sha256}")
 
-    def _twice_if_torn(self, read: Callable[[], T]) -> T:
+    def _retry_if_torn(self, read: Callable[[], T]) -> T:
         """Look once more: rclone tears what is being written anew, even with the same bytes."""
         try:
             return read()
@@ -279,7 +281,7 @@ class ObjectStore:
             return read()
 
 
-def _answered_at(found: StoredAs) -> datetime:
+def _read_answer_time(found: StoredAs) -> datetime:
     """Return when the store answered, by the clock that dates its objects; ours where it does not say.
 
     An answer's date has whole seconds: it is taken for the next one, or what was just written would be of the future.

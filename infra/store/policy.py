@@ -43,23 +43,23 @@ ROLES = {
 """`up` starts every other component with its own keys; an `auditor` looks: audit, inspect, retrain, export."""
 
 
-def policy_of(role: str, bucket: str, prefix: str = ANY_RUN) -> str:
+def build_policy(role: str, bucket: str, prefix: str = ANY_RUN) -> str:
     """Return a role's policy as JSON, for the objects of every run, or those under a `prefix` as in StoreAddress."""
     rights = ROLES[role]
     place = f"arn:aws:s3:::{bucket}"
     probe = [f"{place}/{PROBE}/*"] if rights.founds else []
     written = _below(place, prefix, rights.writes) + probe
     statements = [
-        _allow("List", ("s3:ListBucket",), [place]),
-        _allow("Read", ("s3:GetObject",), _below(place, prefix, (*rights.reads, *rights.removes)) + written),
-        _allow("Write", ("s3:PutObject", "s3:AbortMultipartUpload"), written),
-        _allow("Remove", ("s3:DeleteObject",), _below(place, prefix, rights.removes)),
-        _allow("Found", ("s3:CreateBucket",), [place] if rights.founds else []),
+        _build_statement("List", ("s3:ListBucket",), [place]),
+        _build_statement("Read", ("s3:GetObject",), _below(place, prefix, (*rights.reads, *rights.removes)) + written),
+        _build_statement("Write", ("s3:PutObject", "s3:AbortMultipartUpload"), written),
+        _build_statement("Remove", ("s3:DeleteObject",), _below(place, prefix, rights.removes)),
+        _build_statement("Found", ("s3:CreateBucket",), [place] if rights.founds else []),
     ]
     return json.dumps({"Version": "2012-10-17", "Statement": [s for s in statements if s["Resource"]]}, indent=2)
 
 
-def _allow(name: str, actions: tuple[str, ...], resources: list[str]) -> dict[str, Any]:
+def _build_statement(name: str, actions: tuple[str, ...], resources: list[str]) -> dict[str, Any]:
     return {"Sid": name, "Effect": "Allow", "Action": list(actions), "Resource": resources}
 
 

@@ -49,14 +49,14 @@ class StoreAddress:
 
             shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
             raise UsageError(
-                f"{shown!r} is no address of an object store: write http[s]://host:port/bucket/prefix, and the keys "
+                f"{shown!r} is not an object store's address: write http[s]://host:port/bucket/prefix, and the keys "
                 f"into {KEY_PLACES}"
             )
         region = parse_qs(parts.query).get("region", ["us-east-1"])[0]
         return cls(parts.netloc, bucket, access_key, secret_key, parts.scheme == "https", region, prefix)
 
 
-def kept_keys(keys_file: str) -> tuple[str, str]:
+def read_kept_keys(keys_file: str) -> tuple[str, str]:
     """Return the pair that an embedded store's file holds; two empty words where it cannot be read."""
     try:
         with Path(keys_file).open("rb") as file:

@@ -59,13 +59,13 @@ class StoreUnavailable(StoreError, Unavailable):
     """The store does not answer now."""
 
 
-def translated(error: Exception, where: str, address: StoreAddress, access_key: str) -> StoreError:
+def translate_error(error: Exception, where: str, address: StoreAddress, access_key: str) -> StoreError:
     """Return an error of the S3 client as one of this module; `where` names the object that was asked for."""
     from urllib3.exceptions import SSLError
 
-    from headrace.infra.store.access import KEY_PLACES, tls_refusal
+    from headrace.infra.store.access import KEY_PLACES, explain_tls_refusal
 
-    code, status = _s3_code(error), _http_status(error)
+    code, status = _read_s3_code(error), _http_status(error)
     if code in _DENIED:
         return StoreDenied(
             f"{where}: {code} for the access key {access_key!r}; check the keys ({KEY_PLACES}) and "
@@ -75,7 +75,7 @@ def translated(error: Exception, where: str, address: StoreAddress, access_key: 
         return StoreUnavailable(f"{where}: the store cannot do it now ({code or status}: {why})")
     if code in _MISSING:
         return ObjectMissing(f"{where} does not exist ({code})")
-    if isinstance(error, SSLError) and (why := tls_refusal(error)):
+    if isinstance(error, SSLError) and (why := explain_tls_refusal(error)):
         return StoreError(f"{where}: {why}")
     if code is None:
         return StoreUnavailable(f"{where}: the store does not answer ({error})")
@@ -107,7 +107,7 @@ def _http_status(error: Exception) -> int:
     return 0
 
 
-def _s3_code(error: Exception) -> str | None:
+def _read_s3_code(error: Exception) -> str | None:
     """Read S3's code of an error, also from rclone's, whose content type the client does not take for XML."""
     from minio.error import InvalidResponseError, S3Error
 

@@ -34,7 +34,7 @@ Items = NDArray[np.unsignedinteger[Any]]
 Positions = NDArray[np.int32]
 """[changed] indices into a block, ascending."""
 FindChanges = Callable[[Items, Items], tuple[Positions, Items]]
-"""`changes`, or what does the same elsewhere."""
+"""`find_changes`, or what does the same elsewhere."""
 
 BLOCK_ITEMS = 1 << 22
 """Items of one block: large enough for zstd, small enough for a processor's cache and for a few threads at once."""
@@ -66,7 +66,7 @@ class Coded:
     """`digit_bytes` planes of digits, codes, escapes; each a zstd frame."""
 
 
-def changes(old: Items, new: Items) -> tuple[Positions, Items]:
+def find_changes(old: Items, new: Items) -> tuple[Positions, Items]:
     """Return where two blocks differ, and new - old there, modulo 2^bits."""
     per_word = _WORD.itemsize // old.itemsize
     whole = len(old) - len(old) % per_word
@@ -91,11 +91,11 @@ def changes(old: Items, new: Items) -> tuple[Positions, Items]:
 def encode_block(positions: Positions, differences: Items) -> Coded:
     """Code the changes of one block."""
     digit_bytes = 1 if len(positions) == 0 or positions[-1] < LONG_GAP * len(positions) else 2
-    digits = _digits(positions, 256**digit_bytes - 1)
+    digits = _split_digits(positions, 256**digit_bytes - 1)
     folded = _fold(differences)
-    code_bits = 4 if np.count_nonzero(folded > _most(4)) * 16 < len(folded) else 8
-    escaped = folded[folded > _most(code_bits)]
-    codes = np.minimum(folded - folded.dtype.type(1), folded.dtype.type(_most(code_bits))).astype(np.uint8)
+    code_bits = 4 if np.count_nonzero(folded > _find_escape_code(4)) * 16 < len(folded) else 8
+    escaped = folded[folded > _find_escape_code(code_bits)]
+    codes = np.minimum(folded - folded.dtype.type(1), folded.dtype.type(_find_escape_code(code_bits))).astype(np.uint8)
     if code_bits == 4:
         codes = np.append(codes, np.zeros(len(codes) % 2, np.uint8))
         codes = codes[0::2] << 4 | codes[1::2]
@@ -128,19 +128,19 @@ def decode_block(coded: Coded, items: int, width: int) -> tuple[Positions, Items
     if coded.code_bits == 4:
         codes = np.stack([codes >> 4, codes & 15], 1).reshape(-1)[: coded.changed]
     folded = codes.astype(f"<u{width}") + np.array(1, f"<u{width}")
-    escaped = np.flatnonzero(codes == _most(coded.code_bits))
+    escaped = np.flatnonzero(codes == _find_escape_code(coded.code_bits))
     if len(escaped) != coded.escapes:
         raise WeightsError(f"codes of a block escape {len(escaped)} times, {coded.escapes} differences are beside them")
     folded[escaped] = _decompress(coded.streams[-1], coded.escapes * width).view(f"<u{width}")
     return positions, _unfold(folded)
 
 
-def _most(code_bits: int) -> int:
+def _find_escape_code(code_bits: int) -> int:
     """Return the code for a difference that is kept elsewhere; no larger folded difference has a code."""
     return (1 << code_bits) - 1
 
 
-def _digits(positions: Positions, full: int) -> Positions:
+def _split_digits(positions: Positions, full: int) -> Positions:
     """Gaps in base `full`: as many full digits as fit, then the rest."""
     gaps = np.diff(positions, prepend=np.int32(-1)) - np.int32(1)
     more = gaps // full

@@ -27,14 +27,14 @@ from headrace.infra.weights.coding import (
     Coded,
     FindChanges,
     Items,
-    changes,
     compress,
     decode_block,
     decompress,
     encode_block,
+    find_changes,
 )
 from headrace.infra.weights.delta_header import FORMAT, Header, Label, TensorHead, head_of, read_header
-from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
+from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, hash_weights
 
 MAGIC = b"HRDELTA\n"
 _LENGTH_BYTES, _DIGEST_BYTES = 8, 32
@@ -55,7 +55,7 @@ class Delta:
     payload: memoryview
 
 
-def threads() -> int:
+def count_threads() -> int:
     """How many threads work on blocks."""
     return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
@@ -72,7 +72,7 @@ def encode_delta(
     *,
     hashes: tuple[str, str] | None = None,
     block_items: int = BLOCK_ITEMS,
-    find: FindChanges = changes,
+    find: FindChanges = find_changes,
 ) -> bytes:
     """Return the delta object that leads from `base` to `new`; equal input gives equal bytes.
 
@@ -80,7 +80,7 @@ def encode_delta(
         base: Every tensor before.
         new: Every tensor after, with the same names, dtypes and shapes. One that is base's own object has not changed.
         label: Goes into the header.
-        hashes: `weights_hash` of base and new where they are known; computed otherwise.
+        hashes: `hash_weights` of base and new where they are known; computed otherwise.
         block_items: Of one block.
         find: Finds what changed in a block; the threads call it.
 
@@ -88,14 +88,14 @@ def encode_delta(
     """
     require_same_layout(base, new)
     names = [name for name in sorted(new) if new[name] is not base[name]]
-    with ThreadPoolExecutor(threads()) as pool:
+    with ThreadPoolExecutor(count_threads()) as pool:
         pairs = [(base[name], new[name]) for name in names]
-        coded = dict(zip(names, _coded(pool, pairs, block_items, find), strict=True))
-    base_hash, new_hash = hashes or (weights_hash(base), weights_hash(new))
+        coded = dict(zip(names, _encode_blocks(pool, pairs, block_items, find), strict=True))
+    base_hash, new_hash = hashes or (hash_weights(base), hash_weights(new))
     heads, pieces = [], []
     for name, blocks in coded.items():
         if any(block.changed for block in blocks):
-            head, streams = _tensor(name, new[name], blocks)
+            head, streams = _encode_tensor(name, new[name], blocks)
             heads.append(head)
             pieces += streams
     header = Header(
@@ -107,7 +107,7 @@ def encode_delta(
         block_items=block_items,
         tensors=tuple(heads),
     )
-    return seal(header, pieces)
+    return seal_delta(header, pieces)
 
 
 def require_same_layout(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
@@ -120,7 +120,7 @@ def require_same_layout(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -
             raise NeedsAnchor(f"tensor {name!r} was {was} and is {now}")
 
 
-def seal(header: Header, pieces: Iterable[bytes | memoryview]) -> bytes:
+def seal_delta(header: Header, pieces: Iterable[bytes | memoryview]) -> bytes:
     """Put header and streams together, with the checksum of all at the end."""
     text = compress(header.encode())
     whole = [MAGIC, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *pieces]
@@ -138,7 +138,7 @@ def read_delta(data: bytes | memoryview) -> Delta:
     view = memoryview(data)
     start = len(MAGIC) + _LENGTH_BYTES
     if len(view) < start + _DIGEST_BYTES or view[: len(MAGIC)] != MAGIC:
-        raise WeightsError("this is no delta object: it does not begin as one")
+        raise WeightsError("this is not a delta object: it does not begin as one")
     body, digest = view[:-_DIGEST_BYTES], view[-_DIGEST_BYTES:]
     if blake3(body, max_threads=blake3.AUTO).digest() != digest:
         raise WeightsError("the delta object is torn or was altered: its checksum is another")
@@ -154,8 +154,8 @@ def apply_delta(delta: Delta, named: Mapping[str, Tensor]) -> None:
     stream is not what the header names, which only an encoder's mistake can bring about: then some was written.
     """
     require_fits(delta.header, named)
-    with ThreadPoolExecutor(threads()) as pool:
-        for _ in in_order(pool, _tasks(delta, named)):
+    with ThreadPoolExecutor(count_threads()) as pool:
+        for _ in run_in_order(pool, _list_tasks(delta, named)):
             pass
 
 
@@ -168,7 +168,7 @@ def require_fits(header: Header, named: Mapping[str, Tensor]) -> None:
             raise WeightsError(f"the delta changes tensor {head.name!r}, {head.dtype} {list(head.shape)}, which {has}")
 
 
-def split(delta: Delta) -> Iterator[tuple[TensorHead, list[Coded] | memoryview]]:
+def split_delta(delta: Delta) -> Iterator[tuple[TensorHead, list[Coded] | memoryview]]:
     """Return each tensor that changed with its coded blocks, or its bytes when it is whole."""
     at = 0
     for head in delta.header.tensors:
@@ -185,7 +185,7 @@ def split(delta: Delta) -> Iterator[tuple[TensorHead, list[Coded] | memoryview]]
         yield head, coded
 
 
-def _coded(
+def _encode_blocks(
     pool: ThreadPoolExecutor, pairs: list[tuple[Tensor, Tensor]], block_items: int, find: FindChanges
 ) -> Iterator[list[Coded]]:
     """Code all blocks of all tensors, in order."""
@@ -200,13 +200,13 @@ def _coded(
                 block = slice(begin, begin + block_items)
                 yield partial(code, old[block], new[block])
 
-    coded = in_order(pool, tasks())
+    coded = run_in_order(pool, tasks())
     for before, _ in pairs:
         blocks = -(-len(items_of(before)) // block_items)
         yield [next(coded) for _ in range(blocks)]
 
 
-def _tensor(name: str, new: Tensor, blocks: list[Coded]) -> tuple[TensorHead, list[bytes | memoryview]]:
+def _encode_tensor(name: str, new: Tensor, blocks: list[Coded]) -> tuple[TensorHead, list[bytes | memoryview]]:
     changed = sum(block.changed for block in blocks)
     streams = [stream for block in blocks for stream in block.streams]
     if sum(map(len, streams)) >= new.data.nbytes:
@@ -214,8 +214,8 @@ def _tensor(name: str, new: Tensor, blocks: list[Coded]) -> tuple[TensorHead, li
     return head_of(name, new.dtype, new.shape, blocks), streams
 
 
-def _tasks(delta: Delta, named: Mapping[str, Tensor]) -> Iterator[Callable[[], None]]:
-    for head, content in split(delta):
+def _list_tasks(delta: Delta, named: Mapping[str, Tensor]) -> Iterator[Callable[[], None]]:
+    for head, content in split_delta(delta):
         items = items_of(named[head.name])
         if isinstance(content, memoryview):
             yield partial(np.copyto, items.view(np.uint8), np.frombuffer(content, np.uint8))
@@ -232,7 +232,7 @@ def add_changes(block: Items, coded: Coded) -> None:
     block[positions] += differences
 
 
-def in_order(pool: ThreadPoolExecutor, tasks: Iterable[Callable[[], Result]]) -> Iterator[Result]:
+def run_in_order(pool: ThreadPoolExecutor, tasks: Iterable[Callable[[], Result]]) -> Iterator[Result]:
     """Run tasks on the pool and return what they give, in order, never more than a few ahead of the one waited for."""
     ahead: deque[Future[Result]] = deque()
     for task in tasks:

@@ -63,16 +63,16 @@ class TensorHead:
     changed: int
     """Items that changed."""
     blocks: tuple[BlockHead, ...]
-    """Of `block_items` items each, the last one of what is left; none when the tensor is whole."""
+    """Blocks of `block_items` items each, the last one of the rest; none when the tensor is whole."""
 
     @property
     def items(self) -> int:
-        """Of the whole tensor."""
+        """Number of items of the whole tensor."""
         return math.prod(self.shape)
 
     @property
     def payload_bytes(self) -> int:
-        """Of its streams, or of itself when it is whole."""
+        """Bytes of its streams, or of itself when it is whole."""
         if self.blocks:
             return sum(sum(block.sizes) for block in self.blocks)
         return self.items * ITEM_BYTES[self.dtype]
@@ -103,7 +103,7 @@ class Header:
     weights_hash: str
     """`weights_hash` of what it gives."""
     items: int
-    """Of all tensors, changed or not."""
+    """Number of items of all tensors, changed or not."""
     block_items: int
     tensors: tuple[TensorHead, ...]
 
@@ -146,7 +146,7 @@ def read_header(text: bytes, payload_bytes: int) -> Header:
     except (ValidationError, ValueError, RecursionError) as error:
         raise WeightsError(f"the header of a delta object cannot be read: {str(error)[:200]}") from error
     if not all(_HASH.fullmatch(found) for found in (header.base_hash, header.weights_hash)):
-        raise WeightsError("the header of a delta object names weights by something that is no hash of them")
+        raise WeightsError("the header of a delta object names weights by something that is not a hash")
     names = [head.name for head in header.tensors]
     if len(set(names)) != len(names) or not 0 < header.block_items <= _MOST_ITEMS:
         raise WeightsError("the header of a delta object names a tensor twice, or blocks of no size")

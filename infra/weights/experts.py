@@ -23,7 +23,7 @@ ROUTER = "TopKRouter"
 """How the classes of routers end in transformers."""
 
 
-def in_files(named: Mapping[str, T]) -> dict[str, T]:
+def split_by_files(named: Mapping[str, T]) -> dict[str, T]:
     """Return views of tensors by the names and in the shapes of Hugging Face files; most are the tensors themselves.
 
     Args:
@@ -32,11 +32,11 @@ def in_files(named: Mapping[str, T]) -> dict[str, T]:
     found: dict[str, T] = {}
     for name, tensor in named.items():
         whole: Any = tensor
-        found |= {part: whole[place] for part, place in _slices(name, whole.shape)} or {name: tensor}
+        found |= {part: whole[place] for part, place in _list_slices(name, whole.shape)} or {name: tensor}
     return found
 
 
-def _slices(name: str, shape: Sequence[int]) -> Iterator[tuple[str, tuple[int, slice]]]:
+def _list_slices(name: str, shape: Sequence[int]) -> Iterator[tuple[str, tuple[int, slice]]]:
     """Yield (name in files, its place) for each part of an experts' tensor; nothing for any other."""
     parts: dict[str, slice] = {}
     if len(shape) == 3 and name.endswith(GATE_AND_UP):

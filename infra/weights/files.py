@@ -22,8 +22,8 @@ class FilesError(HeadraceError):
     """The files that a weight version names do not make a policy."""
 
 
-def anchor_files(event: WeightsPublished) -> Iterator[tuple[str, ClaimCheck]]:
-    """Yield the names of an anchor's files and where they are. Raises WeightsError for a name that is no plain one."""
+def list_anchor_files(event: WeightsPublished) -> Iterator[tuple[str, ClaimCheck]]:
+    """Yield names and places of an anchor's files. Raises WeightsError for a name that is not a plain file name."""
     for shard in event.shards:
         if shard.claim is None or not is_plain_file_name(shard.name):
             raise WeightsError(f"the record names a file {shard.name[:80]!r}, which is none of an anchor's")
@@ -37,7 +37,7 @@ def is_adapter(files: Iterable[NamedObject]) -> bool:
     return any(file.name == ADAPTER_CONFIG for file in files)
 
 
-def files_to_serve(files: Iterable[NamedObject]) -> tuple[NamedObject, ...]:
+def choose_files_to_serve(files: Iterable[NamedObject]) -> tuple[NamedObject, ...]:
     """Return the files that somebody needs who has the weights beside them.
 
     The base of an adapter is among them only where the weights are an adapter alone. Where they are merged, it is there
@@ -59,7 +59,7 @@ def write_files(files: Iterable[NamedObject], folder: Path, get: Callable[[Claim
         folder: Which exists.
         get: Returns an object's bytes, verified.
 
-    Raises FilesError for one without an object or whose name is no plain file name, and what `get` raises.
+    Raises FilesError for one without an object or whose name is not a plain file name, and what `get` raises.
     """
     for file in files:
         if file.claim is None or not is_plain_file_name(file.name):

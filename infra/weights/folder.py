@@ -19,7 +19,7 @@ from headrace.infra.weights.tensor_file import (
     is_plain_file_name,
     read_metadata,
     read_safetensors,
-    safetensors_pieces,
+    split_safetensors,
 )
 from headrace.infra.weights.tensors import Tensor, WeightsError
 
@@ -39,7 +39,7 @@ class WeightsFolder:
 
     tensors: dict[str, Tensor]
     files: dict[str, mmap.mmap]
-    """By name."""
+    """Mapped files by name."""
     promised: str
     """`weights_hash` that the files name; empty when they name none."""
 
@@ -131,7 +131,7 @@ def write_weights(
 
 def write_adapter(named: Mapping[str, Tensor], path: Path, weights_hash: str) -> None:
     """Write an adapter's tensors into one file, as peft reads it."""
-    _write_file(path, safetensors_pieces(named, {**HF_METADATA, HASH_KEY: weights_hash}))
+    _write_file(path, split_safetensors(named, {**HF_METADATA, HASH_KEY: weights_hash}))
 
 
 def files_of(
@@ -143,12 +143,12 @@ def files_of(
     """
     shards = _cut(named, shard_bytes)
     if len(shards) == 1:
-        yield SINGLE, safetensors_pieces(named, {**HF_METADATA, HASH_KEY: weights_hash})
+        yield SINGLE, split_safetensors(named, {**HF_METADATA, HASH_KEY: weights_hash})
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        yield file, safetensors_pieces(shard)
+        yield file, split_safetensors(shard)
         weight_map |= dict.fromkeys(shard, file)
     metadata = {"total_size": sum(tensor.data.nbytes for tensor in named.values()), HASH_KEY: weights_hash}
     index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
@@ -176,7 +176,7 @@ def _write_file(path: Path, pieces: Pieces) -> None:
 
 
 def restamp(folder: Path, weights_hash: str) -> None:
-    """Write a hash where `UNKNOWN` stood."""
+    """Write a hash in the place of `UNKNOWN`."""
     index = folder / INDEX
     path = index if index.exists() else folder / SINGLE
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:

@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.weights.delta import Delta, apply_delta, require_fits
-from headrace.infra.weights.tensors import Tensor, WeightsError, weights_hash
+from headrace.infra.weights.tensors import Tensor, WeightsError, hash_weights
 
 _ALIGNED = 64
 
@@ -22,7 +22,7 @@ class HeldWeights:
 
     Args:
         named: Tensors to begin with.
-        expected: Their `weights_hash`.
+        expected: Their `hash_weights`.
         copy: Whether to copy them into memory of its own; without, their memory must be writable and is written to.
         watch: Counts what is done here, as `apply` and `verify`.
 
@@ -39,9 +39,9 @@ class HeldWeights:
     ) -> None:
         self._watch = watch or Stopwatch()
         with self._watch.measure("apply"):
-            self.tensors: dict[str, Tensor] = _copied(named) if copy else dict(named)
+            self.tensors: dict[str, Tensor] = _copy_into_one(named) if copy else dict(named)
         self.weights_hash = self._hash()
-        """Of what is held now; empty when a delta broke it, and it must not be used any more."""
+        """Hash of the weights held now; empty when a delta broke them, and they must not be used any more."""
         if expected is not None and self.weights_hash != expected:
             raise WeightsError(f"these weights hash to {self.weights_hash}, not to {expected} as was recorded")
 
@@ -77,10 +77,10 @@ class HeldWeights:
 
     def _hash(self) -> str:
         with self._watch.measure("verify"):
-            return weights_hash(self.tensors)
+            return hash_weights(self.tensors)
 
 
-def _copied(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copy_into_one(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy all tensors into one buffer, each aligned for a vector unit, in name order."""
     starts, end = {}, 0
     for name in sorted(named):

@@ -14,7 +14,7 @@ ADAPTER = "default"
 _IN_FILES, _IN_MODEL = "base_model.model.", f".{ADAPTER}."
 
 
-def adapter_config(rank: int, alpha: float, targets: Iterable[str]) -> dict[str, Any]:
+def build_adapter_config(rank: int, alpha: float, targets: Iterable[str]) -> dict[str, Any]:
     """Return the content of `adapter_config.json`, as far as every reader of peft's files needs it."""
     return {
         "peft_type": "LORA",
@@ -40,7 +40,7 @@ def add_adapter(model: Any, config: Mapping[str, Any]) -> None:
     inject_adapter_in_model(LoraConfig(**shape), model)
 
 
-def published_names(names: Iterable[str]) -> dict[str, str]:
+def list_published_names(names: Iterable[str]) -> dict[str, str]:
     """Return the names under which a model's parameters are published, each with the one that it has in the model.
 
     Of a model with an adapter that is the adapter alone, by the names of peft's files; of another one everything, by

@@ -10,14 +10,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from headrace.infra.weights.coding import Coded, Items, changes, encode_block
+from headrace.infra.weights.coding import Coded, Items, encode_block, find_changes
 from headrace.infra.weights.delta import (
     Delta,
     add_changes,
-    in_order,
-    seal,
-    split,
-    threads,
+    count_threads,
+    run_in_order,
+    seal_delta,
+    split_delta,
 )
 from headrace.infra.weights.delta_header import TensorHead, head_of
 from headrace.infra.weights.tensors import ITEM_BYTES, WeightsError
@@ -34,24 +34,24 @@ def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> byte
     _require_chain(deltas)
     parts: dict[str, list[tuple[TensorHead, Content]]] = {}
     for delta in deltas:
-        for head, content in split(delta):
+        for head, content in split_delta(delta):
             # A whole tensor replaces all that came before it.
             before = [] if isinstance(content, memoryview) else parts.get(head.name, [])
             if before and (before[-1][0].dtype, before[-1][0].shape) != (head.dtype, head.shape):
-                raise WeightsError(f"tensor {head.name!r} changes its dtype or shape on the way: these are no chain")
+                raise WeightsError(f"tensor {head.name!r} changes its dtype or shape on the way: these are not a chain")
             parts[head.name] = [*before, (head, content)]
     heads: list[TensorHead] = []
     pieces: list[bytes | memoryview] = []
-    with ThreadPoolExecutor(workers or threads()) as pool:
+    with ThreadPoolExecutor(workers or count_threads()) as pool:
         for name in sorted(parts):
-            merged = _merged(pool, parts[name], deltas[0].header.block_items)
+            merged = _merge_tensor(pool, parts[name], deltas[0].header.block_items)
             if merged is not None:
                 head, streams = merged
                 heads.append(head)
                 pieces += streams
     first, last = deltas[0].header, deltas[-1].header
     label = replace(last.label, base_version=first.label.base_version)
-    return seal(replace(last, base_hash=first.base_hash, label=label, tensors=tuple(heads)), pieces)
+    return seal_delta(replace(last, base_hash=first.base_hash, label=label, tensors=tuple(heads)), pieces)
 
 
 def _require_chain(deltas: Sequence[Delta]) -> None:
@@ -61,11 +61,11 @@ def _require_chain(deltas: Sequence[Delta]) -> None:
         if other.base_hash != one.weights_hash or other.block_items != one.block_items:
             raise WeightsError(
                 f"version {other.label.version} is a delta on {other.base_hash}, the one before it gives "
-                f"{one.weights_hash}: they are no chain"
+                f"{one.weights_hash}: they are not a chain"
             )
 
 
-def _merged(
+def _merge_tensor(
     pool: ThreadPoolExecutor, parts: list[tuple[TensorHead, Content]], block_items: int
 ) -> tuple[TensorHead, list[bytes | memoryview]] | None:
     """Return one tensor's changes over all deltas; None when they are undone by one another."""
@@ -83,17 +83,17 @@ def _merged(
     def tasks() -> Iterator[Callable[[], Coded]]:
         for number, begin in enumerate(range(0, total, block_items)):
             size = min(block_items, total - begin)
-            yield partial(_block, size, width, [content[number] for content in sparse])
+            yield partial(_merge_block, size, width, [content[number] for content in sparse])
 
-    blocks = list(in_order(pool, tasks()))
+    blocks = list(run_in_order(pool, tasks()))
     if not any(block.changed for block in blocks):
         return None
     return head_of(last.name, last.dtype, last.shape, blocks), [stream for block in blocks for stream in block.streams]
 
 
-def _block(items: int, width: int, each: list[Coded]) -> Coded:
+def _merge_block(items: int, width: int, each: list[Coded]) -> Coded:
     """Add up the changes of one block."""
     total: Items = np.zeros(items, f"<u{width}")
     for coded in each:
         add_changes(total, coded)
-    return encode_block(*changes(np.zeros_like(total), total))
+    return encode_block(*find_changes(np.zeros_like(total), total))

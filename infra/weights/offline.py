@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.infra.errors import UsageError
 from headrace.infra.weights.coding import decode_block
-from headrace.infra.weights.delta import MAGIC, Delta, encode_delta, read_delta, split
+from headrace.infra.weights.delta import MAGIC, Delta, encode_delta, read_delta, split_delta
 from headrace.infra.weights.delta_header import Header, Label
 from headrace.infra.weights.folder import (
     UNKNOWN,
@@ -21,8 +21,8 @@ from headrace.infra.weights.folder import (
     write_weights,
 )
 from headrace.infra.weights.held import HeldWeights
-from headrace.infra.weights.tensors import ITEM_BYTES, WeightsError, weights_hash
-from headrace.infra.whole_folder import new_folder
+from headrace.infra.weights.tensors import ITEM_BYTES, WeightsError, hash_weights
+from headrace.infra.whole_folder import write_new_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class EncodedDelta:
 
     header: Header
     full_bytes: int
-    """Of the new weights."""
+    """Bytes of the new weights."""
     delta_bytes: int
 
 
@@ -51,7 +51,7 @@ class Verified:
     kind: str
     """delta or weights."""
     weights_hash: str
-    """Of the weights, or of what the delta gives."""
+    """Hash of the weights, or of those that the delta gives."""
     promised: bool
     """Whether the object itself names the hash of its weights."""
     header: Header | None = None
@@ -68,7 +68,7 @@ def encode(base: Path, new: Path, out: Path, label: Label) -> EncodedDelta:
     if out.exists():
         raise UsageError(f"{out} exists: name a file that does not")
     if not out.parent.is_dir():
-        raise UsageError(f"{out.parent} is no folder")
+        raise UsageError(f"{out.parent} is not a folder")
     before, after = open_weights(base), open_weights(new)
     base_hash, new_hash = _hash_as_promised(base, before), _hash_as_promised(new, after)
     data = encode_delta(before.tensors, after.tensors, label, hashes=(base_hash, new_hash))
@@ -92,7 +92,7 @@ def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
     _require(base, *deltas)
     opened = [open_delta(path) for path in deltas]
     source = open_weights(base)
-    with new_folder(out) as folder:
+    with write_new_folder(out) as folder:
         if base.is_dir():
             copy_other_files(base, folder)
         write_weights(source.tensors, folder, UNKNOWN)
@@ -117,9 +117,9 @@ def verify(place: Path) -> Verified:
     Raises UsageError when it does not exist, WeightsError for any damage.
     """
     _require(place)
-    if _begins_as_delta(place):
+    if _is_delta(place):
         delta = open_delta(place)
-        for head, content in split(delta):
+        for head, content in split_delta(delta):
             blocks = [] if isinstance(content, memoryview) else content
             for number, coded in enumerate(blocks):
                 items = min(delta.header.block_items, head.items - number * delta.header.block_items)
@@ -142,13 +142,13 @@ def _require(*places: Path) -> None:
 
 
 def _hash_as_promised(place: Path, found: WeightsFolder) -> str:
-    held = weights_hash(found.tensors)
+    held = hash_weights(found.tensors)
     if found.promised and held != found.promised:
         raise WeightsError(f"{place} holds weights that hash to {held}, it names {found.promised}: it was altered")
     return held
 
 
-def _begins_as_delta(place: Path) -> bool:
+def _is_delta(place: Path) -> bool:
     if place.is_dir():
         return False
     with place.open("rb") as file:

@@ -50,7 +50,7 @@ def link_of(event: WeightsPublished) -> Link[WeightsPublished] | None:
     return Link(source, event.weights_hash, size_of(event), event)
 
 
-def claims_of(record: WeightsPublished | CheckpointPointer) -> list[ClaimCheck]:
+def list_claims(record: WeightsPublished | CheckpointPointer) -> list[ClaimCheck]:
     """Return where a version's or a checkpoint's objects are: one, or an index and what it names; none if none."""
     if isinstance(record, WeightsPublished):
         whole, parts = record.weights, record.shards
@@ -61,7 +61,7 @@ def claims_of(record: WeightsPublished | CheckpointPointer) -> list[ClaimCheck]:
 
 def size_of(event: WeightsPublished) -> int:
     """Return the bytes of an event's objects."""
-    return sum(claim.size_bytes for claim in claims_of(event))
+    return sum(claim.size_bytes for claim in list_claims(event))
 
 
 def is_labelled(header: Header, event: WeightsPublished) -> bool:
@@ -72,7 +72,7 @@ def is_labelled(header: Header, event: WeightsPublished) -> bool:
     return named == wanted
 
 
-def cheapest(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:
+def find_cheapest(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:
     """Return the links from `held` (or from nothing) to `target` that are fewest bytes; None when there is no way.
 
     Dijkstra's algorithm; of ways of equal size the one of fewer objects. Empty when `target` is held.

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectStore
-from headrace.infra.weights.files import TOKENIZER_FILE, FilesError, files_to_serve, write_files
+from headrace.infra.weights.files import TOKENIZER_FILE, FilesError, choose_files_to_serve, write_files
 from headrace.schemas.records import WeightsPublished
 
 NAMES_OF_EOS = ("config.json", "generation_config.json")
@@ -25,7 +25,7 @@ def fetch_policy_files(store: ObjectStore, published: WeightsPublished, folder: 
     Raises FilesError, StoreError and Unavailable.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_files(files_to_serve(published.files), folder, Uncached(store).get)
+    write_files(choose_files_to_serve(published.files), folder, Uncached(store).get)
     return folder
 
 

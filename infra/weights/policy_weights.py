@@ -19,11 +19,11 @@ from headrace.infra.weights.paths import (
     MERGED,
     NOTHING,
     WHOLE,
-    cheapest,
-    claims_of,
+    find_cheapest,
     is_labelled,
     is_whole,
     link_of,
+    list_claims,
     size_of,
 )
 from headrace.infra.weights.tensor_file import read_safetensors
@@ -47,11 +47,11 @@ class PolicyWeights:
         self._worthless: dict[ClaimCheck, str] = {}
         """Objects whose bytes are the right ones and no weights: to fetch them again heals nothing. With the reason."""
         self.fetched_bytes = 0
-        """Of the objects of the last `bring`."""
+        """Bytes of the objects of the last `bring`."""
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What the last `bring` took: fetch, verify, apply."""
+        """Seconds of the last `bring`, by activity: fetch, verify, apply."""
         return {activity: self._watch.seconds[activity] for activity in ("fetch", "verify", "apply")}
 
     def bring(
@@ -64,10 +64,10 @@ class PolicyWeights:
         Args:
             events: All that are known of the policy.
             target: Whose version is wanted.
-            refused: Objects not to ask for; those that turn out bad are added, for who asks for several versions.
+            refused: Objects not to ask for; those that turn out bad are added, for the caller's next version.
 
         Raises BadWeights when there is no way left, after which weights between the old and the wanted may be held, and
-        Unavailable when the store is away.
+        Unavailable when the store is unreachable.
         """
         refused = set() if refused is None else refused
         self._watch.seconds.clear()
@@ -79,9 +79,9 @@ class PolicyWeights:
         why = [self._worthless[claim_of(link.of)] for link in worthless if link.of.version > healed]
         again: set[ClaimCheck] = set()
         while True:
-            way = cheapest(links, self._held.weights_hash if self._held else NOTHING, target.weights_hash)
+            way = find_cheapest(links, self._held.weights_hash if self._held else NOTHING, target.weights_hash)
             if way is None:
-                raise BadWeights(_no_way(why))
+                raise BadWeights(_no_way_error(why))
             fetched: list[Fetched] = []
             at = 0
             try:
@@ -94,7 +94,7 @@ class PolicyWeights:
                 claim = claim_of(event)
                 if isinstance(error, WeightsError) and claim not in again:
                     again.add(claim)  # what this machine kept of it may be altered: it is fetched once more
-                    for kept in claims_of(event):
+                    for kept in list_claims(event):
                         self._objects.drop(kept)
                     continue
                 why.append(f"{name_of(event)}: {error}")
@@ -154,7 +154,7 @@ def name_of(event: WeightsPublished) -> str:
     return f"the {event.kind} of version {event.version}"
 
 
-def _no_way(why: list[str]) -> str:
+def _no_way_error(why: list[str]) -> str:
     if why:
         return f"{'; '.join(why)}: the next whole weights heal it"
     return "no objects lead to it from what is held: the next whole weights do"

@@ -32,10 +32,10 @@ def write_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] |
 
     `metadata` is HF_METADATA unless given: transformers refuses files that do not name their framework.
     """
-    return b"".join(safetensors_pieces(named, metadata))
+    return b"".join(split_safetensors(named, metadata))
 
 
-def safetensors_pieces(named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Pieces:
+def split_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Pieces:
     """Return the pieces of a safetensors file, of which the tensors' are not copied.
 
     Tensors of wider items come first, as in the reference implementation, so that every tensor is aligned.
@@ -57,12 +57,12 @@ def read_safetensors(data: bytes | memoryview) -> dict[str, Tensor]:
 
     Raises WeightsError for a torn header, offsets that overlap, leave gaps or pass the end, or sizes that do not fit.
     """
-    header, body = _split(data)
+    header, body = _split_file(data)
     header.pop("__metadata__", None)
     tensors: dict[str, Tensor] = {}
     spans: list[tuple[int, int]] = []
     for name, entry in header.items():
-        dtype, shape, begin, end = _entry(name, entry)
+        dtype, shape, begin, end = _parse_entry(name, entry)
         if not 0 <= begin <= end <= len(body):
             raise WeightsError(f"safetensors entry {name!r} spans bytes {begin}..{end} of {len(body)}: a torn object?")
         tensors[name] = Tensor(dtype, shape, body[begin:end])
@@ -73,7 +73,7 @@ def read_safetensors(data: bytes | memoryview) -> dict[str, Tensor]:
     return tensors
 
 
-def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+def _parse_entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """Return dtype, shape, begin and end of one tensor. Raises WeightsError for what no tensor can have."""
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]} if (
@@ -87,13 +87,13 @@ def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
 
 def read_metadata(data: bytes | memoryview) -> dict[str, str]:
     """Return the free metadata of a safetensors file, {} if it has none. Raises WeightsError for a torn header."""
-    found = _split(data)[0].get("__metadata__", {})
+    found = _split_file(data)[0].get("__metadata__", {})
     if not isinstance(found, dict):
         raise WeightsError(f"safetensors __metadata__ is not a mapping: {str(found)[:80]!r}")
     return {str(key): str(value) for key, value in found.items()}
 
 
-def _split(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
+def _split_file(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
     """Header and body."""
     view = memoryview(data)
     length = int.from_bytes(view[:8], "little")

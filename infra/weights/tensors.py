@@ -44,7 +44,7 @@ class Tensor:
             )
 
 
-def weights_hash(named: Mapping[str, Tensor]) -> str:
+def hash_weights(named: Mapping[str, Tensor]) -> str:
     r"""BLAKE3 (hex, 256 bits) over every tensor in name order, however the tensors were stored.
 
     Hashed per tensor: ``name \0 dtype \0 d0,d1,... \0`` in UTF-8, then its bytes, whose number dtype and shape fix.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, REDRIVEN
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.batch_records import BatchFacts, BatchRecords
 from headrace.ops.audit.bounds import Bounds
@@ -54,13 +54,13 @@ class Fields:
 class Known:
     """What was asked before the topics were read, or is to be kept beside the counts."""
 
-    reached: Mapping[Place, int] = field(default_factory=dict)
+    reached: Mapping[PartitionId, int] = field(default_factory=dict)
     """How far the curators are; of a topic that is not in here all was read."""
-    played: Mapping[Place, int] | None = None
+    played: Mapping[PartitionId, int] | None = None
     """How far the workers are; None where that was not asked."""
     issued_before: dict[str, int] | None = None
     """Next numbers before anything else was read, of a run that goes on: what concluded since is not counted twice."""
-    answered: dict[str, Mapping[Place, int]] = field(default_factory=dict)
+    answered: dict[str, Mapping[PartitionId, int]] = field(default_factory=dict)
     """Shadow to how far its curators were before anything else was read."""
     keeps_places: bool = False
     """Whether it is kept where batches say that their groups stand, as in a deep audit."""
@@ -277,7 +277,7 @@ class RunAccount:
     def _of_policy(self, numbers: Mapping[str, int], variant: str) -> dict[str, int]:
         return {s: n for s, n in numbers.items() if policy_of(variant) in self.policies_of(s)}
 
-    def audit(self, scope: Scope = Scope(), positions: Mapping[Place, int] | None = None) -> Audit:  # noqa: B008
+    def audit(self, scope: Scope = Scope(), positions: Mapping[PartitionId, int] | None = None) -> Audit:  # noqa: B008
         """Return the audit of what was taken in, with all that is wrong with it.
 
         Args:

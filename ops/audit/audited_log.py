@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from headrace.infra.kafka.clients import Message, end_offsets
+from headrace.infra.kafka.clients import Message, fetch_end_offsets
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import Place, read_all, spot, whole_topics
+from headrace.infra.kafka.topic_reader import PartitionId, find_whole_topics, name_offset, read_all
 from headrace.infra.run.retired import Retired, read_retired
 from headrace.infra.run.run import Run, read_revision
 from headrace.ops.audit import commits
@@ -35,9 +35,9 @@ class AuditedLog:
         """Return the topics of the cluster."""
         return known_topics(self._run.connection)
 
-    def places(self, topics: Iterable[str]) -> dict[Place, int]:
+    def places(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         """Return the partitions of some topics, each with offset 0."""
-        return whole_topics(self._run.connection, topics)
+        return find_whole_topics(self._run.connection, topics)
 
     def read(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         """Yield every committed record of some topics."""
@@ -52,9 +52,9 @@ class AuditedLog:
         for topic in topics:
             yield from read_all(self._run.connection, [topic])
 
-    def ends(self, topics: Iterable[str]) -> dict[Place, int]:
+    def ends(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         """Return the ends of some topics as they are now."""
-        return end_offsets(self._run.connection, self.places(topics))
+        return fetch_end_offsets(self._run.connection, self.places(topics))
 
     def schemas(self) -> list[RecipeRevision]:
         """Return all records of the recipe topic, those of schemas alone too, as they are now."""
@@ -76,7 +76,7 @@ class AuditedLog:
 
     def placed(self, messages: Iterable[Message]) -> list[tuple[str, RecipeRevision]]:
         """Return what messages of the recipe topic say, and where each stands."""
-        found = [(spot(m), revision) for m in messages if (revision := read_revision(m)) is not None]
+        found = [(name_offset(m), revision) for m in messages if (revision := read_revision(m)) is not None]
         return [(place, revision) for place, revision in found if revision.run_id == self._run.run_id]
 
     def retired(self) -> Retired:

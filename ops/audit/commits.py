@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from headrace.infra.kafka.clients import Message, begin_offsets, end_offsets
-from headrace.infra.kafka.group_offsets import Commit, commits
-from headrace.infra.kafka.topic_reader import Place, place_name, spot, whole_topics
+from headrace.infra.kafka.clients import Message, fetch_begin_offsets, fetch_end_offsets
+from headrace.infra.kafka.group_offsets import Commit, fetch_commits
+from headrace.infra.kafka.topic_reader import PartitionId, find_whole_topics, name_offset, name_partition
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -49,19 +49,19 @@ def evaluating(run: Run) -> list[Group]:
 class Committed:
     """How far a group is, and the bounds of what it reads, asked for in this order: begin, commits, end."""
 
-    begin: Mapping[Place, int]
-    commits: Mapping[Place, Commit]
-    end: Mapping[Place, int]
+    begin: Mapping[PartitionId, int]
+    commits: Mapping[PartitionId, Commit]
+    end: Mapping[PartitionId, int]
 
 
 def ask(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]:
     """Ask the broker; groups go on meanwhile, so that a commit can only lie between a begin before and an end after."""
     found = {}
     for group in groups:
-        places = whole_topics(run.connection, [group.topic])
-        begin = begin_offsets(run.connection, places)
-        known = commits(run.connection, group.name, [group.topic])
-        found[group] = Committed(begin, known, end_offsets(run.connection, places))
+        places = find_whole_topics(run.connection, [group.topic])
+        begin = fetch_begin_offsets(run.connection, places)
+        known = fetch_commits(run.connection, group.name, [group.topic])
+        found[group] = Committed(begin, known, fetch_end_offsets(run.connection, places))
     return found
 
 
@@ -83,7 +83,7 @@ def _against_snapshots(
     group: Group, committed: Committed, snapshots: Mapping[bytes, Message], run_id: str
 ) -> Iterator[str]:
     for topic, partition in committed.end:
-        place = place_name((topic, partition))
+        place = name_partition((topic, partition))
         newest = snapshots.get(f"{group.component}|{topic}|{partition}".encode())
         commit = committed.commits.get((topic, partition))
         if newest is None:
@@ -94,21 +94,21 @@ def _against_snapshots(
             snapshot = codec.decode(newest.value, Snapshot)
             position = snapshot.positions[place]
         except (SchemaError, KeyError) as error:
-            yield f"the snapshot {spot(newest)} of {place} cannot be read: {error}"
+            yield f"the snapshot {name_offset(newest)} of {place} cannot be read: {error}"
             continue
         if snapshot.run_id != run_id:
-            yield f"the snapshot {spot(newest)} of {place} is of run {snapshot.run_id!r:.60}"
+            yield f"the snapshot {name_offset(newest)} of {place} is of run {snapshot.run_id!r:.60}"
         elif commit is None:
             yield f"group {group.name} has lost its offset of {place}, where it has been up to {position}"
         elif commit.offset < position:
             yield (
-                f"group {group.name} has committed offset {commit.offset} of {place}, and its snapshot {spot(newest)} "
-                f"is of {position}"
+                f"group {group.name} has committed offset {commit.offset} of {place}, and its "
+                f"snapshot {name_offset(newest)} is of {position}"
             )
         elif _named(commit) < newest.offset:
             yield (
-                f"group {group.name} restores {place} from snapshot {_named(commit)}, and {spot(newest)} is newer: "
-                "written without the offset that belongs to it"
+                f"group {group.name} restores {place} from snapshot {_named(commit)}, and "
+                f"{name_offset(newest)} is newer: written without the offset that belongs to it"
             )
 
 

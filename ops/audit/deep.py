@@ -14,7 +14,7 @@ from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp, task_stamp
 from headrace.schemas.records import Attachment, ClaimCheck, CuratedGroup, Outcome, Task, Trajectory, TrajectoryGroup
-from headrace.schemas.versions import version_range
+from headrace.schemas.versions import find_version_range
 
 Identity = tuple[str, str, int]
 """(run id, stream, number)."""
@@ -106,7 +106,7 @@ def _check_versions(trajectories: Sequence[Trajectory], stamp: Stamp, *, has_all
                 raise UnfitValue(
                     f"its versions are of {sequence.version_runs[1::2].sum()} tokens, and it has {len(sequence.ids)}"
                 )
-    found = version_range(trajectories)
+    found = find_version_range(trajectories)
     if found != (stamp.min_version, stamp.max_version):
         raise UnfitValue(
             f"its tokens are of versions {found}, and its headers say {stamp.min_version, stamp.max_version}"

@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN, was_sent_back
-from headrace.infra.kafka.topic_reader import spot
+from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreDenied, StoreUnavailable
 from headrace.ops.audit.account import RunAccount
@@ -73,7 +73,7 @@ class DeepLook:
         variant = self._account.variant_of_topic.get(message.topic)
         letter, digest = self._dead.pop((message.topic, message.partition, message.offset), ("", 0))
         if letter and digest != _digest(message.value):
-            where = spot(message)
+            where = name_offset(message)
             self._account.found.add_sentence(f"the dead letter {letter} holds other bytes than {where}")
         if variant is None:
             self._match(message)
@@ -123,7 +123,7 @@ class DeepLook:
         place = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
         is_ours = dead_letter.run_id == self._run.run_id and dead_letter.topic in self._kept
         if is_ours and dead_letter.reason != REDRIVEN and not dead_letter.cut_bytes:
-            self._dead[place] = spot(message), _digest(dead_letter.value)
+            self._dead[place] = name_offset(message), _digest(dead_letter.value)
 
     def problems(self) -> Iterator[str]:
         """Yield the dead letters whose record is not there, when all groups were read."""

@@ -16,7 +16,7 @@ import numpy as np
 from headrace.consumers.evaluate.evaluation import EvaluationFold, workflow_of
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
-from headrace.infra.kafka.topic_reader import Place, place_name, spot
+from headrace.infra.kafka.topic_reader import PartitionId, name_offset, name_partition
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.pages import ANSWER_DUE, PAGE, PRODUCED, REACHED, Mask, Page, Pages
 from headrace.ops.audit.problems import Problems
@@ -61,7 +61,7 @@ class Evaluations:
         self._issued: dict[str, int] = {}
         self._seen: Counter[str] = Counter()
         self._pages = {policy: Pages() for policy in self._recipe.policies}
-        self._ends: dict[Place, int] = {}
+        self._ends: dict[PartitionId, int] = {}
         """Of every partition of answers, the offset after the last one."""
         self._read: Mapping[str, int] = {}
         """The evaluator's positions, as `topic[partition]`."""
@@ -75,7 +75,7 @@ class Evaluations:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def take_task(self, message: Message, run_id: str, passed: Mapping[Place, int]) -> None:
+    def take_task(self, message: Message, run_id: str, passed: Mapping[PartitionId, int]) -> None:
         """Take in a task; `passed` are the next offsets of the workers, asked before."""
         stamp, place = _stamp(message, run_id), (message.topic, message.partition)
         if stamp is None:
@@ -103,7 +103,7 @@ class Evaluations:
 
     def take_result(self, message: Message, run_id: str) -> None:
         """Take in a result."""
-        where = spot(message)
+        where = name_offset(message)
         try:
             result = codec.decode(message.value, EvalResult)
         except SchemaError as error:
@@ -134,7 +134,7 @@ class Evaluations:
         self._spans[key] = min(low, group.number), max(high, group.number)
         result = self._fold.take(group)
         if result is not None:
-            ends = {place_name(place): end for place, end in self._ends.items()}
+            ends = {name_partition(place): end for place, end in self._ends.items()}
             self._expected[result.workflow, result.policy, result.version] = result, ends
 
     def mark_dead(self, dead_letter: DeadLetter) -> None:
@@ -202,7 +202,7 @@ class Evaluations:
 
     def _missing(self) -> Iterator[str]:
         """Results that the evaluator has read all answers for."""
-        if any(end > self._read.get(place_name(place), 0) for place, end in self._ends.items()):
+        if any(end > self._read.get(name_partition(place), 0) for place, end in self._ends.items()):
             return
         counts = self.counts(drained=True)
         for workflow, issued in self._issued.items():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import spot
+from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.run import Run
 from headrace.ops.audit.problems import Problem, Problems
 from headrace.schemas import codec
@@ -42,7 +42,7 @@ def _look(run: Run, message: Message, wanted: dict[Mention, list[str]]) -> None:
     try:
         for key, word in _mentions(run, message):
             if key in wanted:
-                wanted[key].append(f"{spot(message)}{word}")
+                wanted[key].append(f"{name_offset(message)}{word}")
     except (SchemaError, HeaderError):
         return
 

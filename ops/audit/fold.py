@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import was_sent_back
-from headrace.infra.kafka.topic_reader import spot
+from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.paths import DELTA, WHOLE, is_version, is_whole
 from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RunAccount, Spot, issued_of
@@ -99,7 +99,7 @@ class AuditFold:
         taker = self._takers.get(message.topic)
         if taker is None:
             return False
-        self.schemas.setdefault(message.value[2:10], spot(message))
+        self.schemas.setdefault(message.value[2:10], name_offset(message))
         try:
             return taker(message)
         except (SchemaError, HeaderError) as error:
@@ -173,7 +173,7 @@ class AuditFold:
         variant = policy_variant_of(pointer.policy, pointer.variant)
         if pointer.run_id != self.run_id or variant not in self.account.chains:
             return False
-        link = Link(pointer.epoch, "", pointer.weights_hash, spot(message))
+        link = Link(pointer.epoch, "", pointer.weights_hash, name_offset(message))
         self.account.chains[variant].checkpoint(pointer.version, link)
         return True
 
@@ -182,13 +182,13 @@ class AuditFold:
         if event.run_id != self.run_id:
             return False
         variant = self._own(message.topic, event.policy, event.variant)
-        link = Link(event.epoch, event.base_hash, event.weights_hash, spot(message))
+        link = Link(event.epoch, event.base_hash, event.weights_hash, name_offset(message))
         chain = self.account.chains[variant]
         if is_whole(event):
             chain.place_anchor(message.offset)
         else:
             version = None if event.kind == DELTA else event.version
-            chain.check_anchor(event.anchor_offset, spot(message), version)
+            chain.check_anchor(event.anchor_offset, name_offset(message), version)
         if is_version(event):
             chain.event(event.version, link, event.base_version, final=event.final)
         elif event.kind == WHOLE:
@@ -264,4 +264,4 @@ class AuditFold:
             if snapshot.run_id == self.run_id:
                 self.account.issue(snapshot)
         except (SchemaError, *NO_SNAPSHOT) as error:
-            self.account.found.add_sentence(f"the feeder's snapshot {spot(message)} cannot be read: {error}")
+            self.account.found.add_sentence(f"the feeder's snapshot {name_offset(message)} cannot be read: {error}")

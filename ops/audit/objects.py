@@ -12,15 +12,15 @@ from pathlib import Path
 from blake3 import blake3
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import spot
+from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Retired
 from headrace.infra.store.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
 from headrace.infra.weights.delta import Delta
-from headrace.infra.weights.files import TOKENIZER_FILE, anchor_files
+from headrace.infra.weights.files import TOKENIZER_FILE, list_anchor_files
 from headrace.infra.weights.folder import open_weights
 from headrace.infra.weights.held import HeldWeights
 from headrace.infra.weights.offline import open_delta
-from headrace.infra.weights.paths import MERGED, WHOLE, claims_of, is_labelled, is_whole
+from headrace.infra.weights.paths import MERGED, WHOLE, is_labelled, is_whole, list_claims
 from headrace.infra.weights.tensor_file import read_metadata
 from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas import codec
@@ -75,9 +75,9 @@ class ObjectChecks:
         except SchemaError:  # the fold says so
             return
         if isinstance(record, WeightsPublished):
-            yield from self._weights(record, spot(message))
+            yield from self._weights(record, name_offset(message))
         elif isinstance(record, CheckpointPointer):
-            yield from self._checkpoint(record, spot(message))
+            yield from self._checkpoint(record, name_offset(message))
         self.seconds += time.perf_counter() - begin
 
     def _weights(self, event: WeightsPublished, place: str) -> Iterator[str]:
@@ -130,7 +130,7 @@ class ObjectChecks:
         A delta is applied to the weights before it where those are at hand, as they are when nothing is missing; where
         they are not, its policy is `_lost` until the next anchor.
         """
-        self.count += len(claims_of(event))
+        self.count += len(list_claims(event))
         name = blake3(_policy_variant(event).encode()).hexdigest()
         path = self._folder / f"{name}.new"
         if is_whole(event):
@@ -144,7 +144,7 @@ class ObjectChecks:
         """Fetch an anchor's objects into a folder of their own; return its weights, mapped from there."""
         shutil.rmtree(folder, ignore_errors=True)  # what is mapped from there stays
         folder.mkdir()
-        for name, claim in anchor_files(event):
+        for name, claim in list_anchor_files(event):
             self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, folder / name)
         return HeldWeights(open_weights(folder, writable=True).tensors, copy=False)
 

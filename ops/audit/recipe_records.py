@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import differences
+from headrace.infra.run.revisions import find_differences
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import RecipeRevision
@@ -86,7 +86,7 @@ def schema_problems(revisions: Iterable[RecipeRevision], seen: Mapping[bytes, st
 def _differing(one: RecipeRevision, other: RecipeRevision) -> Iterator[str]:
     if one.recipe != other.recipe:
         try:
-            found = differences(Recipe.from_json(one.recipe), Recipe.from_json(other.recipe))
+            found = find_differences(Recipe.from_json(one.recipe), Recipe.from_json(other.recipe))
         except UsageError:
             found = []
         yield from found[:MOST_SHOWN] or ["the recipe's text"]

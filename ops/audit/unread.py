@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.ops.audit.problems import MOST_LISTED, Problem, Problems
 
 PAGE_BITS = 12
@@ -43,7 +43,7 @@ class Unread:
         page = self._pages.setdefault((topic, partition, offset >> PAGE_BITS), bytearray(1 << PAGE_BITS))
         page[offset & ((1 << PAGE_BITS) - 1)] |= bit
 
-    def problems(self, positions: Mapping[Place, int]) -> Problems:
+    def problems(self, positions: Mapping[PartitionId, int]) -> Problems:
         """Return what could not be read and has no dead letter.
 
         Args:

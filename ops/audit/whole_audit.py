@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.run import Run
 from headrace.ops.audit import commits
 from headrace.ops.audit.audited_log import AuditedLog
@@ -70,7 +70,7 @@ class WholeAudit:
     """By topic."""
     deep: DeepLook | None
     """With --deep."""
-    ends: dict[Place, int] = field(default_factory=dict)
+    ends: dict[PartitionId, int] = field(default_factory=dict)
     """Of tasks and trajectories, the offset after the last record."""
     broken: Problems = field(default_factory=Problems)
     """About objects: they break the chain of weights."""
@@ -225,7 +225,7 @@ class WholeAudit:
 
     # ------------------------------------------------------------------------------------------------------- positions
 
-    def _positions(self, asked: Asked, there: set[str]) -> dict[Place, int]:
+    def _positions(self, asked: Asked, there: set[str]) -> dict[PartitionId, int]:
         """Return how far the readers of groups were: curators by their commits, trainers by their batches."""
         topics, positions = self.run.topics, {}
         if asked:

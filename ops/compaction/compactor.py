@@ -20,11 +20,11 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.infra.failpoints import reach
-from headrace.infra.kafka.clients import KafkaAway, Message, open_producer, translate
+from headrace.infra.kafka.clients import KafkaAway, Message, open_producer, translate_error
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import TopicReader, whole_topics
+from headrace.infra.kafka.topic_reader import TopicReader, find_whole_topics
 from headrace.infra.log import configure_logging, warn_in_sentences
-from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
+from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
@@ -62,7 +62,7 @@ class Compactor:
         self._chains = {run.topics.weights(policy): Compaction(every) for policy in policies}
         self._policies = dict(zip(self._chains, policies, strict=True))
         self._producer = open_producer(run.connection, COMPONENT)
-        self._reader = TopicReader(run.connection, whole_topics(run.connection, self._chains), COMPONENT)
+        self._reader = TopicReader(run.connection, find_whole_topics(run.connection, self._chains), COMPONENT)
 
     def catch_up(self) -> None:
         """Read all that is announced until now."""
@@ -181,7 +181,7 @@ class Compactor:
         if self._producer.flush(ANNOUNCE_S):
             raise KafkaAway(f"{doing}: no answer from Kafka within {ANNOUNCE_S:.0f} s")
         if failed:
-            raise translate(KafkaException(failed[0]), doing)
+            raise translate_error(KafkaException(failed[0]), doing)
         reach("compact.announced")
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
     run = join_to_write(opened.run.address, JOIN_PATIENCE_S, stop)
     if opened.rests:  # its store was started for this, maybe at another address than its recipe names
         run = replace(run, store_address=opened.run.store_address)
-    policies = [run.policy(policy)] if policy else list(run.recipe.policies)
+    policies = [run.resolve(policy)] if policy else list(run.recipe.policies)
     with closing(Compactor(run, policies, every, stop)) as compactor:
         compactor.catch_up()
         while not stop.is_set():
@@ -229,7 +229,7 @@ def main(run: str | None, data: Path | None, policy: str | None, every: int, *, 
         configure_logging(COMPONENT)
     with opened_run(run, data, store=True) as opened:
         stop = stop_on_signals()
-        for attempt in attempts(stop):
+        for attempt in begin_attempts(stop):
             with attempt:
                 report += compact(opened, policy, every, stop, once=once)
     sys.stdout.writelines(f"{line}\n" for line in report)

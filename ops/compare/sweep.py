@@ -25,10 +25,10 @@ from headrace.infra.environment import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABL
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.topic_admin import delete_topics
 from headrace.infra.process.child_process import PYTHON, ChildCommand, end_all, spawn
-from headrace.infra.process.log_lines import last_lines
-from headrace.infra.process.signals import STOP_WITHIN_S, signals_ignored, signals_interrupt
+from headrace.infra.process.log_lines import read_last_lines
+from headrace.infra.process.signals import STOP_WITHIN_S, ignore_signals, interrupt_on_signals
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import differences
+from headrace.infra.run.revisions import find_differences
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import RunResult, read_result
@@ -83,7 +83,7 @@ class Place:
 
     def last_words(self) -> str:
         """Return the end of what it printed."""
-        return "\n".join(last_lines(self.output, LAST_LINES)) or "it printed nothing"
+        return "\n".join(read_last_lines(self.output, LAST_LINES)) or "it printed nothing"
 
 
 def place_of(data: Path, run: SweepRun) -> Place:
@@ -99,7 +99,7 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
     """
     folder = DataFolder(data)
     places = {run.name: place_of(data, run) for run in runs}
-    with folder.owned("`headrace compare`"), signals_interrupt():
+    with folder.hold("`headrace compare`"), interrupt_on_signals():
         _check_folder(sweep, folder)
         source = _source_of(sweep)
         _check_same(runs, places, source)
@@ -157,7 +157,7 @@ def _check_same(runs: Sequence[SweepRun], places: dict[str, Place], source: str)
             )
         if path.exists():
             before, now = Recipe.from_json(path.read_text()), without_addresses(run.recipe)
-            if changed := differences(before, now):
+            if changed := find_differences(before, now):
                 raise UsageError(
                     f"{path.parent} holds run {run.name} of another recipe:\n"
                     + "\n".join(f"  {line}" for line in changed)
@@ -204,11 +204,11 @@ class _Playing:
                         for one in done:
                             one.result()
                 finally:
-                    with signals_ignored():
+                    with ignore_signals():
                         self._stopping.set()
                         threads.shutdown(cancel_futures=True)
         finally:
-            with signals_ignored():
+            with ignore_signals():
                 if self._servers is not None:
                     self._servers.stop()
 
@@ -292,7 +292,7 @@ class _Playing:
         try:
             delete_topics(self._servers.connection, [spec.name for spec in recipe.topic_specs])
             with ObjectStore(replace(self._servers.store_address, prefix=f"{summary.run_id}/")) as store:
-                for listed in store.listing():
+                for listed in store.list_objects():
                     store.delete(listed.key)
         except HeadraceError as error:
             self._say(f"what run {run.name} leaves in Kafka and in the store is not all deleted: {escape(str(error))}")

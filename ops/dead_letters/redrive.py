@@ -19,7 +19,7 @@ import structlog
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN, VERDICT_HEADER
-from headrace.infra.kafka.transactions import Ticket, TransactionalWriter, in_transactions
+from headrace.infra.kafka.transactions import Ticket, TransactionalWriter, split_into_transactions
 from headrace.infra.run.run import Run, RunEnded
 from headrace.ops.dead_letters.listing import (
     ListedDeadLetter,
@@ -119,7 +119,7 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
         choice = choose(read_dead_letters(run), wanted, reason)
         one_about_each = {about[0].offset for about in choice.send.values()}
         records = (record for _, record in each_full_record(run, one_about_each))
-        for batch in in_transactions(records, MOST_MESSAGES):
+        for batch in split_into_transactions(records, MOST_MESSAGES):
             sent |= _send(run, writer, batch, choice)
     return _report(run, choice, sent, dry_run=False)
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.infra.kafka.clients import Message, end_offsets
+from headrace.infra.kafka.clients import Message, fetch_end_offsets
 from headrace.infra.kafka.dead_letters import REDRIVEN
-from headrace.infra.kafka.group_offsets import committed_offsets
-from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all, whole_topics
+from headrace.infra.kafka.group_offsets import fetch_committed_offsets
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics, read_all
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import is_version
@@ -61,7 +61,7 @@ class Figures:
         self._run_id = run_id
         self._kinds = _kinds_of(recipe)
         self._of_shadows = {recipe.topics.outcomes(variant) for variant in recipe.shadow_variants}
-        self._read: dict[Place, int] = {}
+        self._read: dict[PartitionId, int] = {}
         self._versions = VersionsFold()
         self._weights = WeightsFold(recipe.policies)
         self._workers: dict[bytes, WorkerStatus] = {}
@@ -70,7 +70,7 @@ class Figures:
         self._rewards = RewardsFold(recipe.policies)
         self._groups = ConcludedFold()
         self._trouble = Trouble()
-        self._positions: dict[str, dict[Place, int]] = {}
+        self._positions: dict[str, dict[PartitionId, int]] = {}
         self._revisions = RevisionsFold()
         self._ended = ""
         self._began_ms = 0
@@ -84,7 +84,7 @@ class Figures:
         return tuple(self._kinds)
 
     @property
-    def trainer_positions(self) -> dict[Place, int]:
+    def trainer_positions(self) -> dict[PartitionId, int]:
         """Next offsets of the curated topics, as the trainers last reported."""
         return {place: offset for positions in self._positions.values() for place, offset in positions.items()}
 
@@ -319,7 +319,7 @@ def figures(run: Run) -> tuple[Figures, RunFigures]:
     return fold, fold.figures(lags(run, fold.trainer_positions), now_ms())
 
 
-def lags(run: Run, trainer_positions: Mapping[Place, int]) -> dict[str, int]:
+def lags(run: Run, trainer_positions: Mapping[PartitionId, int]) -> dict[str, int]:
     """Return topic to unread records, of the topics that the flow waits on.
 
     Unread tasks are counted. The rest are differences of offsets; those of the curated topics, which are written in
@@ -327,24 +327,24 @@ def lags(run: Run, trainer_positions: Mapping[Place, int]) -> dict[str, int]:
     """
     recipe = run.recipe
     found: dict[str, int] = {}
-    positions: dict[Place, int] = {}
+    positions: dict[PartitionId, int] = {}
     for workflow in recipe.workflows:
         topics = [run.topics.tasks(workflow), run.topics.tasks(eval_stream(workflow))]
         found |= dict.fromkeys(topics, 0)
-        committed = committed_offsets(run.connection, run.topics.rollout_group(workflow), topics)
-        positions |= whole_topics(run.connection, topics, committed)
+        committed = fetch_committed_offsets(run.connection, run.topics.rollout_group(workflow), topics)
+        positions |= find_whole_topics(run.connection, topics, committed)
     with TopicReader(run.connection, positions, "lag") as reader:
         for message in reader.catch_up():
             found[message.topic] += 1
     for policy in recipe.policies:
         trajectories, curated = run.topics.trajectories(policy), run.topics.curated(policy)
-        done = committed_offsets(run.connection, run.topics.curate_group(policy), [trajectories])
+        done = fetch_committed_offsets(run.connection, run.topics.curate_group(policy), [trajectories])
         done |= {place: offset for place, offset in trainer_positions.items() if place[0] == curated}
-        ends = end_offsets(run.connection, whole_topics(run.connection, [trajectories, curated]))
+        ends = fetch_end_offsets(run.connection, find_whole_topics(run.connection, [trajectories, curated]))
         for topic in (trajectories, curated):
             found[topic] = sum(max(end - done.get(p, 0), 0) for p, end in ends.items() if p[0] == topic)
     for policy_variant in recipe.shadow_variants:
         curated = run.topics.curated(policy_variant)
-        ends = end_offsets(run.connection, whole_topics(run.connection, [curated]))
+        ends = fetch_end_offsets(run.connection, find_whole_topics(run.connection, [curated]))
         found[curated] = sum(max(end - trainer_positions.get(p, 0), 0) for p, end in ends.items())
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.paths import is_version
 from headrace.ops.first_word import is_first_word
@@ -69,7 +69,7 @@ class Pulse:
                 topics.batches(policy): BatchTrained,
                 topics.weights(policy): WeightsPublished,
             }
-        self._read: dict[Place, int] = {}
+        self._read: dict[PartitionId, int] = {}
         self._recent: deque[Arrival] = deque()
         self._total = Arrival(0, 0, 0)
         self._stretches: list[tuple[int, int]] = []

@@ -19,7 +19,7 @@ from headrace.ops.figures.concluded import RECENT, ConcludedFold
 from headrace.ops.figures.failing import FailingFold
 from headrace.ops.figures.weights_figures import is_there
 from headrace.producers.rollout.pauses import ENVIRONMENT
-from headrace.schemas.episode_errors import in_words
+from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import WorkerStatus
 from headrace.schemas.topics import policy_of, variant_of
 
@@ -203,7 +203,7 @@ class _Stand:
         hopeless = never and 0 < limit_s <= (found.last_ms - found.first_ms) / 1000
         since = self._at(found.first_ms)
         what = f"gets no episode: all {found.episodes:,} since {since} failed"
-        short = f"{what}, most of them by {in_words(found.error)}" + "; none has ever succeeded" * never
+        short = f"{what}, most of them by {describe_error(found.error)}" + "; none has ever succeeded" * never
         itself = "the feeder issues further tasks"
         if hopeless:
             itself = f"nothing more, as `headrace up` ends after {limit_s:g} s of that (launch.all_failed_limit_s)"

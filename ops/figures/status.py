@@ -63,9 +63,9 @@ def _standstill(run: Run, fold: Figures, found: RunFigures, around: Surroundings
     standstill = fold.standstill(found, around, now)
     if standstill is None:
         return None
-    from headrace.infra.embedded.server_probe import Silence, store_answers  # for a run that goes on, in vain
+    from headrace.infra.embedded.server_probe import Silence, does_store_answer  # for a run that goes on, in vain
 
-    if store_answers(run.store_address, STORE_PATIENCE_S):
+    if does_store_answer(run.store_address, STORE_PATIENCE_S):
         return standstill
     server = f"the object store at {run.store_address.endpoint}"
     silence = Silence(

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 
 from headrace.infra.run.retired import WEIGHTS, read_retired
 from headrace.infra.run.run import Run
-from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, WHOLE, cheapest, is_version, link_of, size_of
+from headrace.infra.weights.paths import (
+    ANCHOR,
+    DELTA,
+    MERGED,
+    NOTHING,
+    WHOLE,
+    find_cheapest,
+    is_version,
+    link_of,
+    size_of,
+)
 from headrace.ops.figures.weights_figures import is_there, median_of
 from headrace.ops.lineage.lineage import read_records
 from headrace.schemas.ids import now_ms
@@ -91,7 +101,7 @@ class WeightsHistory:
 
 def weights_history(run: Run, policy: str | None) -> WeightsHistory:
     """Return how the versions of a policy were published. Raises UsageError, KafkaAway or KafkaRefused."""
-    name = run.policy(policy)
+    name = run.resolve(policy)
     trained = {batch.version for batch in read_records(run, run.topics.batches(name), BatchTrained)}
     events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
     retired = read_retired(run)
@@ -103,7 +113,7 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
         if is_version(event)
     ]
     merged = [_merged(event) for event in events if event.kind == MERGED]
-    way = cheapest([link for event in events if (link := link_of(event))], NOTHING, _newest_hash(versions)) or []
+    way = find_cheapest([link for event in events if (link := link_of(event))], NOTHING, _newest_hash(versions)) or []
     published = {one.version for one in versions}
     return WeightsHistory(
         run=run.address.run,

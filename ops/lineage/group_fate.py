@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Message, partitions_of
+from headrace.infra.kafka.clients import Message, fetch_partitions
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import read_all, read_key
-from headrace.infra.run.own_positions import newest_snapshot
+from headrace.infra.run.own_positions import read_newest_snapshot
 from headrace.infra.run.run import Run
 from headrace.ops.lineage.lineage import read_batches, readable
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
-from headrace.schemas.episode_errors import errors_of
+from headrace.schemas.episode_errors import group_errors
 from headrace.schemas.headers import HeaderError, Stamp, task_key
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, Outcome, Task, TrajectoryGroup
@@ -220,7 +220,7 @@ def parse_group(run: Run, text: str) -> GroupId:
 
 
 def _issued(run: Run) -> dict[str, int]:
-    snapshot = newest_snapshot(run.connection, run.state_place(FEEDER), FEEDER)
+    snapshot = read_newest_snapshot(run.connection, run.state_place(FEEDER), FEEDER)
     return {stream: int(n) for stream, n in json.loads(snapshot.body)["next"].items()} if snapshot else {}
 
 
@@ -232,7 +232,7 @@ def _on_tasks(run: Run, stream: str, number: int) -> tuple[int, ...]:
 
 def _own(run: Run, topic: str, stream: str, number: int) -> Iterator[Message]:
     """Return the records of one number from the partition of a topic where all of them are."""
-    place = (topic, number % partitions_of(run.connection, topic))
+    place = (topic, number % fetch_partitions(run.connection, topic))
     return read_key(run.connection, place, task_key(stream, number))
 
 
@@ -278,7 +278,7 @@ def _attempt(message: Message, run_id: str) -> Attempt:
         started_ms=group.started_ms,
         finished_ms=group.finished_ms,
         object_key=group.claim.key if group.claim else "",
-        errors=errors_of(group.failures),
+        errors=group_errors(group.failures),
         traceback=next((failure.traceback for failure in group.failures if failure.traceback), ""),
         unreadable=unreadable,
     )
@@ -343,7 +343,7 @@ def report_group(run: Run, policy: str | None, group: str) -> GroupFate:
         )
     stream, number = parse_group(run, group)
     trained = run.recipe.policies_of(stream.partition(".")[0])
-    chosen = trained if policy is None else (run.policy(policy),)
+    chosen = trained if policy is None else (run.resolve(policy),)
     if policy is not None and policy_of(policy) not in trained:
         raise UsageError(f"stream {stream} trains {', '.join(trained)}, not {policy}")
     found = {name: group_lineage(run, name, stream, number) for name in chosen}

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import partitions_of
-from headrace.infra.kafka.topic_reader import read_key, spot
-from headrace.infra.run.run import Run, groups_home
+from headrace.infra.kafka.clients import fetch_partitions
+from headrace.infra.kafka.topic_reader import name_offset, read_key
+from headrace.infra.run.run import Run, find_groups_run
 from headrace.ops.lineage.seen import Advantages, GroupSeen, advantages_of, see_group
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
-from headrace.schemas.episode_errors import in_words
+from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.headers import task_key
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup
@@ -100,7 +100,7 @@ def _with_advantages(
     settings = run.revisions[batch.revision].trainer_of(policy)
     needed = range(len(batch.groups)) if estimator_of(settings).whole_batch else places
     part = replace(batch, groups=tuple(batch.groups[place] for place in needed))
-    [(_, wholes)] = trained_groups(groups_home(run), policy, [part])
+    [(_, wholes)] = trained_groups(find_groups_run(run), policy, [part])
     found = dict(zip(needed, zip(wholes, advantages_of(wholes, settings), strict=True), strict=True))
     return [found[place] for place in places]
 
@@ -137,9 +137,11 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     policies = run.recipe.policies_of(stream.removeprefix("eval.").partition(".")[0])
     if policy is None and len(policies) > 1:
         raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: show which by --policy")
-    acted = run.policy(policy or policies[0])
+    acted = run.resolve(policy or policies[0])
     history = read_history(run, acted)
-    found = _trained(run, acted, history, GroupId(stream, number)) or _produced(groups_home(run), acted, stream, number)
+    found = _trained(run, acted, history, GroupId(stream, number)) or _produced(
+        find_groups_run(run), acted, stream, number
+    )
     if found is None:
         raise UsageError(f"no worker has produced a group {stream}:{number} for {acted} that can be read")
     group, members = found.group, found.group.group.trajectories
@@ -173,7 +175,7 @@ def _trained(run: Run, policy: str, history: History, group: GroupId) -> _Found 
         return None
     [(whole_group, advantages)] = _with_advantages(run, policy, batch, [place])
     use = batch.groups[place]
-    where = f"{groups_home(run).topics.curated(policy)}[{use.partition}]@{use.offset}"
+    where = f"{find_groups_run(run).topics.curated(policy)}[{use.partition}]@{use.offset}"
     return _Found(whole_group, where, version, place, advantages)
 
 
@@ -181,13 +183,13 @@ def _produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:
     """Return the group as a worker produced it: the first record of it that can be read."""
     topics = run.topics
     topic = topics.eval_groups(policy) if is_eval(stream) else topics.trajectories(policy)
-    place = (topic, number % partitions_of(run.connection, topic))
+    place = (topic, number % fetch_partitions(run.connection, topic))
     for message in read_key(run.connection, place, task_key(stream, number)):
         try:
             group = codec.decode(message.value, TrajectoryGroup)
             uncurated = CuratedGroup(stream=stream, number=number, group=message.value, rewards=())
             if group.run_id == run.run_id:
-                where = spot(message)
+                where = name_offset(message)
                 return _Found(whole(run, uncurated), where)
         except SchemaError:
             continue
@@ -210,7 +212,7 @@ def _parse(run: Run, name: str) -> tuple[str, int, int]:
 def _members(group: TrajectoryGroup) -> str:
     ids = ", ".join(member.id for member in group.trajectories) or "no trajectory"
     failed = ", ".join(
-        f"sample {failure.sample} failed ({failure.reason}{f': {in_words(failure)}' if failure.detail else ''})"
+        f"sample {failure.sample} failed ({failure.reason}{f': {describe_error(failure)}' if failure.detail else ''})"
         for failure in group.failures
     )
     return f"{ids}; {failed}" if failed else ids
@@ -229,4 +231,4 @@ def report_step(run: Run, policy: str | None, version: int, group: str | None, l
         group: The only group to show, by its place in the batch or as STREAM:NUMBER; the first ones if None.
         limit: How many of them; 0 for all.
     """
-    return step(run, run.policy(policy), version, group if group is not None else slice(limit or None))
+    return step(run, run.resolve(policy), version, group if group is not None else slice(limit or None))

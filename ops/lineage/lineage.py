@@ -15,8 +15,8 @@ from typing import Any
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import read_all, read_offsets
-from headrace.infra.run.first_uses import CuratedReplay, find_first_uses, made_whole
-from headrace.infra.run.run import Run, groups_home
+from headrace.infra.run.first_uses import CuratedReplay, complete_replay, find_first_uses
+from headrace.infra.run.run import Run, find_groups_run
 from headrace.infra.store.object_store import StoreError
 from headrace.infra.weights.paths import is_version, size_of
 from headrace.schemas import codec
@@ -121,7 +121,7 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
         fingerprint=batch.fingerprint,
         metrics=batch.metrics,
         created_ms=batch.created_ms or event.created_ms,
-        groups=tuple(_made_of(groups_home(run), policy, batch.groups)),
+        groups=tuple(_made_of(find_groups_run(run), policy, batch.groups)),
     )
 
 
@@ -196,7 +196,7 @@ def _use_of(message: Message) -> UseId | None:
 def _described(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:
     """Describe a group by its curated record and that of its first use, which may be the same."""
     try:
-        curated = made_whole(codec.decode(message.value, CuratedGroup), codec.decode(first.value, CuratedGroup))
+        curated = complete_replay(codec.decode(message.value, CuratedGroup), codec.decode(first.value, CuratedGroup))
         group = codec.decode(curated.group, TrajectoryGroup)
         stamp = Stamp.from_headers(message.headers)
     except (SchemaError, HeaderError):
@@ -261,4 +261,4 @@ def readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> Iterator
 
 def report_version(run: Run, policy: str | None, version: int) -> VersionLineage:
     """Return what made a version; of the only policy if none is named. Raises UsageError."""
-    return version_lineage(run, run.policy(policy), version)
+    return version_lineage(run, run.resolve(policy), version)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from headrace.infra.recipe.settings import Trainer
-from headrace.schemas.episode_errors import errors_of
+from headrace.infra.recipe.settings import TrainerSettings
+from headrace.schemas.episode_errors import group_errors
 from headrace.schemas.records import EpisodeError, Trajectory
 from headrace.schemas.records import Sequence as TokenSequence
 from headrace.trainers.batches.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions
@@ -116,7 +116,7 @@ class GroupSeen:
     """How those failed that failed by an error, the most frequent first."""
 
 
-def advantages_of(batch: Sequence[WholeGroup], settings: Trainer) -> list[Advantages]:
+def advantages_of(batch: Sequence[WholeGroup], settings: TrainerSettings) -> list[Advantages]:
     """Return, by group, the advantages of every sequence that was trained on, taken as the trainer took them.
 
     Where `Estimator.whole_batch` says so, that needs all groups of the batch, in their order.
@@ -166,7 +166,7 @@ def see_group(
             )
             for member in members
         ),
-        errors=errors_of(group.failures),
+        errors=group_errors(group.failures),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headrace.infra.archive.reading import Archive
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.first_uses import CuratedReplay, is_first_use
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
@@ -47,7 +47,7 @@ def arrivals(archive: Archive, topic: str) -> Iterator[Arrived]:
     return heapq.merge(*partitions, key=lambda one: one.rank)
 
 
-def _of_partition(archive: Archive, place: Place) -> Iterator[Arrived]:
+def _of_partition(archive: Archive, place: PartitionId) -> Iterator[Arrived]:
     clock = -1
     for count, message in enumerate(archive.messages(place)):
         clock = max(clock, _head_version(message, archive.manifest.run_id))
@@ -70,7 +70,7 @@ class ArchivedFirstUses:
 
     def at(self, partition: int, offset: int) -> Message | None:
         """Return what stands at a place."""
-        for messages in self._archive.backwards((self._topic, partition), offset):
+        for messages in self._archive.read_backwards((self._topic, partition), offset):
             return next((one for one in messages if one.offset == offset), None)
         return None
 
@@ -78,7 +78,7 @@ class ArchivedFirstUses:
         """Return the first use of a replay, looking at files backwards from where the replay says that it is."""
         key, run_id = task_key(replay.stream, replay.number), self._archive.manifest.run_id
         place = (self._topic, replay.partition)
-        for messages in self._archive.backwards(place, replay.offset - replay.back):
+        for messages in self._archive.read_backwards(place, replay.offset - replay.back):
             for message in messages:
                 if message.key == key and is_first_use(message, run_id):
                     return message

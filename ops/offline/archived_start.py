@@ -10,9 +10,9 @@ from blake3 import blake3
 
 from headrace.infra.archive.reading import Archive, is_archive
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Recipe, Trainer
+from headrace.infra.recipe.settings import Recipe, TrainerSettings
 from headrace.infra.store.object_store import Content, ObjectCorrupt, ObjectMissing
-from headrace.infra.weights.files import TOKENIZER_FILE, files_to_serve, is_adapter
+from headrace.infra.weights.files import TOKENIZER_FILE, choose_files_to_serve, is_adapter
 from headrace.infra.weights.tensors import WeightsError
 from headrace.ops.offline.archived_groups import archived_history
 from headrace.schemas.records import NamedObject
@@ -50,7 +50,7 @@ class Start:
 
     def files_to_serve(self) -> dict[str, bytes]:
         """Return the files that whoever has the weights needs."""
-        return {file.name: self.files[file.name] for file in files_to_serve(self._named())}
+        return {file.name: self.files[file.name] for file in choose_files_to_serve(self._named())}
 
     def _named(self) -> list[NamedObject]:
         return [NamedObject(name) for name in self.files]
@@ -96,7 +96,7 @@ def _from_model(archive: Archive, policy: str, recipe: Recipe, place: str | None
     return start_from_model(recipe, policy, recipe.trainer_of(policy), place)
 
 
-def start_from_model(recipe: Recipe, policy: str, trainer: Trainer, place: str | None = None) -> Start:
+def start_from_model(recipe: Recipe, policy: str, trainer: TrainerSettings, place: str | None = None) -> Start:
     """Return where a policy begins that nobody warms up: the model that a recipe names, or the one in a folder.
 
     Raises UsageError.

@@ -13,10 +13,10 @@ from typing import Any
 from headrace.infra.archive.locations import InStore, Location, location_of
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.kafka.clients import KafkaRefused, LogTruncated, begin_offsets, end_offsets
-from headrace.infra.kafka.topic_admin import topic_ids
-from headrace.infra.kafka.topic_reader import Place, TopicReader, refuse_lost_tail, whole_topics
-from headrace.infra.progress import progress
+from headrace.infra.kafka.clients import KafkaRefused, LogTruncated, fetch_begin_offsets, fetch_end_offsets
+from headrace.infra.kafka.topic_admin import fetch_topic_ids
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics, refuse_lost_tail
+from headrace.infra.progress import open_progress
 from headrace.infra.run.run import Run
 from headrace.ops.reading import known_topics
 from headrace.schemas import codec
@@ -88,7 +88,7 @@ class Archived:
 class _Reading:
     """What is to be read."""
 
-    ends: dict[Place, int]
+    ends: dict[PartitionId, int]
     """For the progress alone: just after a broker's start they may be wrong."""
     gone: list[Gone] = field(default_factory=list)
 
@@ -205,7 +205,7 @@ def chosen_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False)
 def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Reading:
     """Take the topics in, and find out what of them is to be read."""
     configs = {spec.name: spec.config for spec in specs}
-    places, ids = whole_topics(run.connection, configs), topic_ids(run.connection, configs)
+    places, ids = find_whole_topics(run.connection, configs), fetch_topic_ids(run.connection, configs)
     for topic, config in configs.items():
         writer.add_topic(topic, sum(place[0] == topic for place in places), config, ids[topic])
     positions = {place: writer.next_offset(place) for place in places}
@@ -215,8 +215,8 @@ def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Read
         raise KafkaRefused(
             f"the cluster has lost what {writer.location} holds; give another folder by --out. {error}"
         ) from error
-    found = _Reading(end_offsets(run.connection, places))
-    for place, begin in begin_offsets(run.connection, places).items():
+    found = _Reading(fetch_end_offsets(run.connection, places))
+    for place, begin in fetch_begin_offsets(run.connection, places).items():
         if begin > positions[place]:
             found.gone.append(Gone(*place, positions[place], begin))
     return found
@@ -225,7 +225,7 @@ def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Read
 def _read(run: Run, writer: ArchiveWriter, reading: _Reading) -> None:
     positions = {place: writer.next_offset(place) for place in reading.ends}
     first, whole = sum(positions.values()), sum(reading.ends.values())
-    with progress("archiving") as tell, TopicReader(run.connection, positions, "archive") as reader:
+    with open_progress("archiving") as tell, TopicReader(run.connection, positions, "archive") as reader:
         for count, message in enumerate(reader.catch_up(), 1):
             if count % REPORT_EVERY == 0:
                 tell(sum(reader.positions.values()) - first, whole - first)

@@ -18,11 +18,11 @@ from headrace.infra.kafka.clients import Outgoing, RunAddress
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.progress import ReportProgress
-from headrace.infra.recipe.plug_in_sources import hashes_of, trained
-from headrace.infra.recipe.recipe_file import changed_recipe, check_trainer_words
+from headrace.infra.recipe.plug_in_sources import hash_sources, trainer_plug_ins
+from headrace.infra.recipe.recipe_file import change_recipe, check_trainer_words
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import differences, known_revisions, revision_of, write_revision
-from headrace.infra.run.run import Run, groups_home, join, read_revisions
+from headrace.infra.run.revisions import build_revision, find_differences, read_known_revisions, write_revision
+from headrace.infra.run.run import Run, find_groups_run, join, read_revisions
 from headrace.ops.offline.retrain import Compared, Fingerprints, Span, begin_at, stretches
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
@@ -90,7 +90,7 @@ def experiment(
 
     Raises UsageError when the new run is there already and is not this experiment, interrupted.
     """
-    name, (into, sets) = run.policy(policy), changes
+    name, (into, sets) = run.resolve(policy), changes
     source = read_history(run, name)
     parts = stretches(source, span, f"policy {name} of run {run.address.run}")
     assert source.published is not None  # noqa: S101 - it came with the first checkpoint
@@ -104,7 +104,7 @@ def experiment(
     made = {batch.version: batch for batch in read_history(target, name).batches}
     pairs = [(batch, made[batch.version].weights_hash) for batch in batches]
     here = numerics_here(target.recipe.trainer_of(name))
-    changed = differences(run.recipe, target.recipe)
+    changed = find_differences(run.recipe, target.recipe)
     return Experiment(
         run=run.address.run,
         into=into,
@@ -139,12 +139,12 @@ def _mean_and_last(batches: Sequence[BatchTrained], name: str) -> tuple[float, f
 def _settled(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
     """Return the new run, its topics and recipe written as far as they were not: a revision for each of the source."""
     check_trainer_words(sets)
-    recipes = [changed_recipe(recipe, into, sets) for recipe in run.revisions]
+    recipes = [change_recipe(recipe, into, sets) for recipe in run.revisions]
     for recipe in recipes:
         check_advantage(recipe, policy)
         check_loss(recipe, policy)
     address = RunAddress(run.connection, into)
-    before = known_revisions(address)
+    before = read_known_revisions(address)
     _refuse_others(before, run, recipes)
     topics = recipes[-1].topics
     ensure_topics(address.connection, recipes[-1].topic_specs)
@@ -154,8 +154,8 @@ def _settled(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
     for number, recipe in enumerate(recipes):
         if number in known:
             continue
-        plug_ins = hashes_of(trained(recipe.trainer_of(policy)))
-        revision = replace(revision_of(run_id, number, recipe, store), source=run.address.run, plug_ins=plug_ins)
+        plug_ins = hash_sources(trainer_plug_ins(recipe.trainer_of(policy)))
+        revision = replace(build_revision(run_id, number, recipe, store), source=run.address.run, plug_ins=plug_ins)
         write_revision(address.connection, topics.recipe, revision)
     return join(address)
 
@@ -170,7 +170,7 @@ def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence
     if before[-1].ended:
         raise UsageError(f"the experiment {name} is there already, and complete: give another name by --into")
     for revision in before:
-        differing = differences(Recipe.from_json(revision.recipe), recipes[revision.revision])
+        differing = find_differences(Recipe.from_json(revision.recipe), recipes[revision.revision])
         if differing:
             raise UsageError(
                 f"the experiment {name} was begun, and not ended, with other settings:\n"
@@ -230,7 +230,7 @@ def _make(
         output.write(output.publish(learner), [output.checkpoint(learner, base_hash)])
     made = {batch.version: batch.weights_hash for batch in past.batches}
     rest = [batch for batch in batches if batch.version > learner.version]
-    for done, remade in enumerate(remake(groups_home(source), policy, learner, rest, run.revisions), 1):
+    for done, remade in enumerate(remake(find_groups_run(source), policy, learner, rest, run.revisions), 1):
         if learner.version in made:
             _check_same(run, learner, made[learner.version])
         else:

@@ -21,8 +21,8 @@ from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import Place
-from headrace.infra.progress import progress
+from headrace.infra.kafka.topic_reader import PartitionId
+from headrace.infra.progress import open_progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.files import TOKENIZER_FILE
@@ -122,7 +122,7 @@ def export(source: str | Path, policy: str | None, file: Path) -> Table:
     done, tokenizer = Exported(), _tokenizer(archive, name)
     whole = archive.manifest.topics[topic].records
     read = 0
-    with ParquetFile(file) as out, progress("exporting") as tell:
+    with ParquetFile(file) as out, open_progress("exporting") as tell:
         for place in archive.places(topic):
             fates = _fates(archive, name, place[1])
             seen: set[GroupId] = set()
@@ -198,7 +198,7 @@ def _fates(archive: Archive, policy: str, partition: int) -> GroupFates:
     return fates
 
 
-def _messages(archive: Archive, place: Place) -> Iterator[Message]:
+def _messages(archive: Archive, place: PartitionId) -> Iterator[Message]:
     if place[0] in archive.manifest.topics:
         yield from archive.messages(place)
 

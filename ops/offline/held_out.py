@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.envs.payload import problem_to_json
 from headrace.infra.errors import UsageError
-from headrace.infra.progress import ReportProgress, progress
+from headrace.infra.progress import ReportProgress, open_progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.files import FilesError
 from headrace.infra.weights.folder import open_weights
@@ -19,9 +19,9 @@ from headrace.infra.weights.policy_files import Tokenizer
 from headrace.infra.weights.tensors import WeightsError
 from headrace.producers.engines.contract import EngineError
 from headrace.producers.engines.registry import open_engine
-from headrace.producers.rollout.conclusions import workflow_spec
+from headrace.producers.rollout.conclusions import build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, play_group
-from headrace.schemas.ids import task_seed
+from headrace.schemas.ids import derive_task_seed
 from headrace.schemas.records import Task, TrajectoryGroup
 from headrace.schemas.topics import eval_stream
 
@@ -47,7 +47,7 @@ class Measured:
 def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str, Measured]]:
     """Return, by workflow and policy, what an evaluation of a run would tell. Raises UsageError."""
     fold = EvaluationFold("", recipe.evaluate.problems)
-    with progress("problems played") as tell:
+    with open_progress("problems played") as tell:
         groups = play_held_out(recipe, folders, tell)
     found: dict[str, dict[str, Measured]] = {workflow: {} for workflow in recipe.workflows}
     for group in groups:
@@ -93,7 +93,7 @@ def play_held_out(
     """
     if missing := [policy for policy in recipe.policies if policy not in folders]:
         raise UsageError(f"policy {missing[0]} of the recipe has no weights: name a folder for each policy")
-    specs = {workflow: workflow_spec(recipe, workflow) for workflow in recipe.workflows}
+    specs = {workflow: build_workflow_spec(recipe, workflow) for workflow in recipe.workflows}
     asked = [(task, spec) for workflow, spec in specs.items() for task in _tasks(recipe, workflow, spec)]
     try:
         tokenizers = {policy: Tokenizer(folders[policy]) for policy in recipe.policies}
@@ -150,6 +150,6 @@ def _tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[Task]:
             tier=problem.tier,
             payload=problem_to_json(problem),
             n_asked=recipe.evaluate.samples,
-            seed=task_seed(recipe.seed, stream, number),
+            seed=derive_task_seed(recipe.seed, stream, number),
             versions=dict.fromkeys(spec.policies, 0),
         )

@@ -20,12 +20,12 @@ from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL
-from headrace.infra.progress import progress
-from headrace.infra.recipe.plug_in_sources import curated, known_sources, note_sources
-from headrace.infra.recipe.recipe_file import with_chain
+from headrace.infra.progress import open_progress
+from headrace.infra.recipe.plug_in_sources import curator_plug_ins, newest_sources, note_sources
+from headrace.infra.recipe.recipe_file import replace_chain
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import with_experiment_of
-from headrace.infra.whole_folder import new_folder
+from headrace.infra.run.revisions import replace_experiment
+from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.curated_digest import CuratedDigest
 from headrace.ops.offline.archiver import claims_of_groups
 from headrace.ops.offline.refusals import first_revision, refusals
@@ -161,9 +161,9 @@ def curate_offline(
         policies = _shadow(recipes[max(recipes)], policies, variant)
     for name in policies:
         chain_of(recipes[max(recipes)], name)
-        note_sources(known_sources(archive.revisions()), curated(recipes[max(recipes)], name))
+        note_sources(newest_sources(archive.revisions()), curator_plug_ins(recipes[max(recipes)], name))
     tallies = {name: CuratedCounts() for name in policies}
-    with _new_archive(archive, out) as writer, progress("curating") as tell:
+    with _new_archive(archive, out) as writer, open_progress("curating") as tell:
         _copy_topic(archive, archive.topics.recipe, writer)
         for name in policies:
             _curate(archive, name, recipes, writer, (tallies[name], tell))
@@ -180,8 +180,8 @@ def _recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]
             f"the recipe topic of the archive {archive.root} holds no recipe of run {archive.manifest.run_id}"
         )
     if isinstance(chain, Recipe):
-        return {revision: with_experiment_of(recipe, chain) for revision, recipe in recipes.items()}
-    return {revision: with_chain(recipe, chain) if chain else recipe for revision, recipe in recipes.items()}
+        return {revision: replace_experiment(recipe, chain) for revision, recipe in recipes.items()}
+    return {revision: replace_chain(recipe, chain) if chain else recipe for revision, recipe in recipes.items()}
 
 
 def _policies(archive: Archive, asked: str | None) -> list[str]:
@@ -281,7 +281,7 @@ def _new_archive(archive: Archive, out: Path) -> Iterator[ArchiveWriter]:
     """Open a writer on a folder that takes its name at the end."""
     manifest = archive.manifest
     with (
-        new_folder(out) as growing,
+        write_new_folder(out) as growing,
         ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, claims_of_groups) as writer,
     ):
         writer.add_topic(archive.topics.dead_letters, 1, {})

@@ -20,9 +20,9 @@ from headrace.infra.archive.reading import Archive
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.errors import UsageError
-from headrace.infra.progress import progress
+from headrace.infra.progress import open_progress
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import differences, with_experiment_of
+from headrace.infra.run.revisions import find_differences, replace_experiment
 from headrace.ops.figures.run_figures import Selection
 from headrace.ops.figures.summary import Lengths
 from headrace.ops.offline.held_out import evaluate
@@ -123,7 +123,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
     archive = Archive(request.archive)
     asked = _like_the_run(archive, recipe)
     folder = DataFolder(request.data)
-    with folder.owned("`headrace up --from`"):
+    with folder.hold("`headrace up --from`"):
         if folder.read() is not None:
             raise UsageError(f"{folder.root} holds a run: name another --data")
         _refuse_others(request, archive)
@@ -134,7 +134,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
         found = replace(
             _summary(asked, policy, (curated, trained, held_out), _batches(request)),
             wall_s=round(time.monotonic() - began, 1),
-            ignored=tuple(line for line in differences(asked, recipe) if not line.startswith(ELSEWHERE)),
+            ignored=tuple(line for line in find_differences(asked, recipe) if not line.startswith(ELSEWHERE)),
             data=OfflineData(str(request.data), request.archive),
         )
         if request.summary is not None:
@@ -150,7 +150,7 @@ def _like_the_run(archive: Archive, recipe: Recipe) -> Recipe:
             f"the archive {archive.root} is of policies {', '.join(run.policies)}, and the recipe names "
             f"{', '.join(recipe.policies)}: an experiment over an archive changes chain, trainer, seed and evaluation"
         )
-    return with_experiment_of(run, recipe).model_copy(update={"evaluate": recipe.evaluate, "name": recipe.name})
+    return replace_experiment(run, recipe).model_copy(update={"evaluate": recipe.evaluate, "name": recipe.name})
 
 
 def identity(archive: Archive) -> str:
@@ -162,7 +162,7 @@ def _refuse_others(request: OfflineRequest, archive: Archive) -> None:
     path, now = request.data / f"{EXPERIMENT}.json", {"recipe": request.recipe.to_json(), "archive": identity(archive)}
     if path.exists():
         before = json.loads(path.read_text())
-        changed = differences(Recipe.from_json(before["recipe"]), request.recipe)
+        changed = find_differences(Recipe.from_json(before["recipe"]), request.recipe)
         changed += (
             [] if before["archive"] == now["archive"] else [f"--from: {request.archive} is another, or has grown"]
         )
@@ -222,7 +222,7 @@ def _trained(request: OfflineRequest, policy: str) -> TrainedStep:
         began, seconds = time.monotonic(), [0.0]
         recipe = request.recipe
         training = TrainingRequest(policy=policy, start=request.archive, like=recipe, keep_every=recipe.evaluate.every)
-        with progress("versions") as tell:
+        with open_progress("versions") as tell:
 
             def report_step(done: int, most: int) -> None:
                 seconds.append(round(time.monotonic() - began, 2))

@@ -16,14 +16,14 @@ from headrace.infra.archive.reading import Archive
 from headrace.infra.environment import is_alone
 from headrace.infra.errors import UsageError
 from headrace.infra.progress import ReportProgress
-from headrace.infra.recipe.plug_in_sources import known_sources, note_sources, trained
-from headrace.infra.recipe.recipe_file import changed_recipe, check_trainer_words
+from headrace.infra.recipe.plug_in_sources import newest_sources, note_sources, trainer_plug_ins
+from headrace.infra.recipe.recipe_file import change_recipe, check_trainer_words
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import differences, with_experiment_of
+from headrace.infra.run.revisions import find_differences, replace_experiment
 from headrace.infra.weights.files import ADAPTER_WEIGHTS
 from headrace.infra.weights.folder import write_adapter, write_weights
-from headrace.infra.weights.tensors import weights_hash
-from headrace.infra.whole_folder import new_folder
+from headrace.infra.weights.tensors import hash_weights
+from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.offline.archived_start import Start, begin
 from headrace.ops.offline.offline_versions import (
     Counts,
@@ -134,7 +134,7 @@ def train_offline(
     archive = Archive(source)
     policy, before, recipes = _settled(archive, request)
     batches = batches_of_the_run(archive, policy, request.steps) if request.batches else []
-    with new_folder(out) as folder:
+    with write_new_folder(out) as folder:
         pin_threads(int(batches[0].fingerprint.get("threads", "0")) if batches else 0)
         start, counts = begin(archive, policy, recipes[-1], request.start), Counts()
         if batches:
@@ -157,7 +157,7 @@ def train_offline(
             policy=policy,
             start=start.origin,
             batches="the run's own" if batches else "cut anew",
-            settings=tuple(line for line in differences(before, recipes[-1]) if not line.startswith("name: ")),
+            settings=tuple(line for line in find_differences(before, recipes[-1]) if not line.startswith("name: ")),
             fingerprint=start.learner.fingerprint(),
             trained=sum(one.groups for one in versions),
             counts=None if batches else _untrained(counts, archive, policy),
@@ -207,12 +207,12 @@ def _settled(archive: Archive, request: TrainingRequest) -> tuple[str, Recipe, l
             f"the archive {archive.root} holds no curated groups of policy {policy}: archive curated.{policy} too, or "
             "make them by `headrace curate --from`"
         )
-    asked = [with_experiment_of(recipe, request.like) if request.like else recipe for recipe in before]
-    recipes = [changed_recipe(recipe, recipe.name, _words(recipe, policy, request)) for recipe in asked]
+    asked = [replace_experiment(recipe, request.like) if request.like else recipe for recipe in before]
+    recipes = [change_recipe(recipe, recipe.name, _words(recipe, policy, request)) for recipe in asked]
     for recipe in recipes:
         check_advantage(recipe, policy)
         check_loss(recipe, policy)
-    note_sources(known_sources(recorded), trained(recipes[-1].trainer_of(policy)))
+    note_sources(newest_sources(recorded), trainer_plug_ins(recipes[-1].trainer_of(policy)))
     return policy, before[-1], recipes
 
 
@@ -251,8 +251,8 @@ def write_model(start: Start, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     named = start.learner.published()
     if start.is_adapter:
-        write_adapter(named, folder / ADAPTER_WEIGHTS, weights_hash(named))
+        write_adapter(named, folder / ADAPTER_WEIGHTS, hash_weights(named))
     else:
-        write_weights(named, folder, weights_hash(named))
+        write_weights(named, folder, hash_weights(named))
     for name, content in start.files_to_serve().items():
         (folder / name).write_bytes(content)

@@ -23,14 +23,14 @@ from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.servers import await_leaders
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Connection, Message, Outgoing, end_offsets, parse_run
+from headrace.infra.kafka.clients import Connection, Message, Outgoing, fetch_end_offsets, parse_run
 from headrace.infra.kafka.dead_letters import TAKEN, VERDICT_HEADER
 from headrace.infra.kafka.topic_admin import ensure_topics
-from headrace.infra.kafka.topic_reader import Place, TopicReader
-from headrace.infra.kafka.transactions import TransactionalWriter, in_transactions
-from headrace.infra.progress import progress
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader
+from headrace.infra.kafka.transactions import TransactionalWriter, split_into_transactions
+from headrace.infra.progress import open_progress
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.run import store_of
+from headrace.infra.run.run import parse_store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoredObject
 from headrace.ops.offline.refusals import first_revision, refusals
 from headrace.schemas.records import RecipeRevision
@@ -157,11 +157,11 @@ def _target(archive: Archive, newest: RecipeRevision, into: str | None, data: Pa
         address = parse_run(into)
         if address.run != run:
             raise UsageError(f"--into {into}: the archive is of run {run}, whose name its records' topics have")
-        yield Target(address.connection, store_of(newest) if recipe.store.endpoint else None)
+        yield Target(address.connection, parse_store(newest) if recipe.store.endpoint else None)
         return
     folder = DataFolder(data or Path())
     with ExitStack() as started:
-        started.enter_context(folder.owned("`headrace replay`"))
+        started.enter_context(folder.hold("`headrace replay`"))
         notes = folder.read()
         if notes is not None and (notes.run, notes.run_id) != (run, archive.manifest.run_id):
             raise UsageError(
@@ -170,7 +170,7 @@ def _target(archive: Archive, newest: RecipeRevision, into: str | None, data: Pa
         kafka = started.enter_context(EmbeddedKafka(folder.kafka))
         connection = Connection(kafka.bootstrap)
         await_leaders(connection)
-        store = store_of(newest) if recipe.store.endpoint else None
+        store = parse_store(newest) if recipe.store.endpoint else None
         if store is None and archive.manifest.objects:
             store = started.enter_context(EmbeddedStore(folder.store)).address(recipe.store.bucket)
         folder.write(RunNotes(run, kafka.bootstrap, embedded_kafka=True, run_id=archive.manifest.run_id, finished=True))
@@ -190,10 +190,10 @@ def _put_objects(archive: Archive, target: Target) -> int:
             f"the archive holds {len(held)} objects, and the recipe names no store to put them into, as the run had an "
             "embedded one: replay into a folder by --data, which gets a store of its own"
         )
-    with ObjectStore(replace(target.store, prefix="")) as store, progress("putting objects") as tell:
+    with ObjectStore(replace(target.store, prefix="")) as store, open_progress("putting objects") as tell:
         store.ensure_bucket()
         for count, (key, one) in enumerate(held.items(), 1):
-            with archive.object_file(key) as path, path.open("rb") as file:
+            with archive.open_object(key) as path, path.open("rb") as file:
                 content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if one.size_bytes else b""
                 store.put_named(StoredObject(key, one.sha256, one.size_bytes), content)
             tell(count, len(held))
@@ -209,21 +209,21 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
     found = {topic: Fed() for topic in topics}
     with (
         closing(TransactionalWriter(connection, f"{archive.manifest.run}.{COMPONENT}", topics)) as writer,
-        progress("replaying") as tell,
+        open_progress("replaying") as tell,
     ):
         for topic in topics:
             for place in archive.places(topic):
                 rest, fed = _with_verdicts(archive, place), found[topic]
                 there = _pass_over(connection, place, rest)
                 fed.there, fed.records = fed.there + there, fed.records + there
-                for batch in in_transactions(rest, MOST_RECORDS):
+                for batch in split_into_transactions(rest, MOST_RECORDS):
                     _write(writer, batch)
                     fed.records += len(batch)
                     tell(sum(one.records for one in found.values()), whole)
     return found
 
 
-def _with_verdicts(archive: Archive, place: Place) -> Iterator[Message]:
+def _with_verdicts(archive: Archive, place: PartitionId) -> Iterator[Message]:
     """Yield a partition's messages; trajectories get a header that tells what the run's curators decided of them.
 
     Their dead letters name them by offsets, which are others now. A run of before that rule has no verdicts.
@@ -238,10 +238,10 @@ def _with_verdicts(archive: Archive, place: Place) -> Iterator[Message]:
         yield replace(message, headers=[*message.headers, (VERDICT_HEADER, verdict.encode())])
 
 
-def _pass_over(connection: Connection, place: Place, archived: Iterator[Message]) -> int:
+def _pass_over(connection: Connection, place: PartitionId, archived: Iterator[Message]) -> int:
     """Draw from the archive what a partition holds; return how much. Raises UsageError when that is anything else."""
     count = 0
-    if not end_offsets(connection, [place])[place]:
+    if not fetch_end_offsets(connection, [place])[place]:
         return count
     with TopicReader(connection, {place: 0}, COMPONENT) as reader:
         for message in reader.catch_up():

@@ -14,7 +14,7 @@ from itertools import groupby
 from headrace.infra.errors import UsageError
 from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.run import Run, groups_home
+from headrace.infra.run.run import Run, find_groups_run
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas.records import BatchTrained, CheckpointPointer, NamedObject
@@ -90,7 +90,7 @@ def retrain(run: Run, policy: str | None, span: Span, tell: ReportProgress = lam
 
     Raises UsageError for versions that are not there, LineageBroken when something they were made from is gone.
     """
-    name = run.policy(policy)
+    name = run.resolve(policy)
     history = read_history(run, name)
     found = stretches(history, span, f"policy {name} of run {run.address.run}")
     here_made = (part for part in found if _numerics_for(run, name, part) == part.fingerprint)
@@ -177,7 +177,7 @@ def _compare(run: Run, policy: str, history: History, part: Stretch) -> Iterator
     assert history.published is not None  # noqa: S101 - it came with the first checkpoint
     learner = begin_at(run, part.checkpoint, history.files, run.revisions[part.batches[0].revision])
     batches = (*part.lead, *part.batches)
-    for remade in remake(groups_home(run), policy, learner, batches, run.revisions):
+    for remade in remake(find_groups_run(run), policy, learner, batches, run.revisions):
         batch, got = remade.batch, hash_of(learner)
         if batch in part.lead:
             yield None

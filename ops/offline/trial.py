@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.own_frames import own_part, own_traceback
+from headrace.infra.own_frames import cut_traceback, cut_traceback_text
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.policy_files import Tokenizer
 from headrace.ops.offline.archived_start import Start, start_from_model
@@ -25,9 +25,9 @@ from headrace.ops.offline.tried_policy import RUN_ID, PolicyTried, try_policy
 from headrace.ops.recipe_check import check_names
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import open_engine
-from headrace.producers.feed.feeder import task_source
-from headrace.producers.feed.planned import bare_task, training_task
-from headrace.producers.rollout.conclusions import workflow_spec
+from headrace.producers.feed.feeder import build_task_source
+from headrace.producers.feed.planned import build_bare_task, build_training_task
+from headrace.producers.rollout.conclusions import build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.group_records import Encoded, encode_group
 from headrace.producers.rollout.reachability import Reachability
@@ -110,7 +110,7 @@ def own_code_shown() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if shown := own_traceback(error):
+        if shown := cut_traceback(error):
             raise OwnCodeFailed(f"{error}\n{shown}") from error
         raise
 
@@ -126,10 +126,10 @@ def _workflows(request: TrialRequest) -> tuple[str, ...]:
 
 def _tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Task, WorkflowSpec]]:
     """Yield the first tasks that a run's feeder would issue, and how they are played."""
-    source, spec = task_source(recipe, workflow), workflow_spec(recipe, workflow)
+    source, spec = build_task_source(recipe, workflow), build_workflow_spec(recipe, workflow)
     for number in range(count):
-        bare = bare_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw().problem)
-        yield training_task(recipe, bare, 0), spec
+        bare = build_bare_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw().problem)
+        yield build_training_task(recipe, bare, 0), spec
 
 
 def _start(recipe: Recipe, policy: str) -> Start:
@@ -177,6 +177,6 @@ def _failures(groups: Sequence[TrajectoryGroup]) -> tuple[EpisodeFailed, ...]:
     for group in groups:
         for failure in group.failures:
             episode = f"{group.stream}:{group.number}:{failure.sample}"
-            seen = replace(failure, traceback=own_part(failure.traceback))
+            seen = replace(failure, traceback=cut_traceback_text(failure.traceback))
             found[episode] = EpisodeFailed(episode, group.task_id, seen)
     return tuple(found.values())

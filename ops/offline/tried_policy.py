@@ -19,7 +19,7 @@ from headrace.infra.run.run import STORE_NAME
 from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.ops.lineage.seen import Advantages, GroupSeen, advantages_of, see_group
 from headrace.ops.offline.archived_start import Start
-from headrace.producers.rollout.group_records import Encoded, outgoing
+from headrace.producers.rollout.group_records import Encoded, build_outgoing
 from headrace.schemas import codec
 from headrace.schemas.records import ClaimCheck, CuratedGroup, DeadLetter, Outcome, TrajectoryGroup
 from headrace.trainers.batches.groups import WholeGroup, batch_sequences, prepared
@@ -121,7 +121,7 @@ def _curated(recipe: Recipe, policy: str, groups: Sequence[Encoded]) -> list[_Fa
         claim = ClaimCheck(STORE_NAME, str(offset), "", len(encoded.value))
         stored[claim.key] = encoded.value
         is_large = len(encoded.value) > recipe.rollout.inline_limit_bytes
-        out = outgoing(topics, encoded.behind(claim) if is_large else encoded, {topic: 1})
+        out = build_outgoing(topics, encoded.behind(claim) if is_large else encoded, {topic: 1})
         for one in partition.handle(Message(topic, 0, offset, out.key, out.value, list(out.headers))):
             if one.topic == topics.curated(policy):
                 curated = codec.decode(one.value, CuratedGroup)

@@ -33,12 +33,12 @@ import structlog
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
-from headrace.infra.kafka.clients import Connection, Outgoing, RunAddress, kafka_errors, open_admin
-from headrace.infra.kafka.topic_reader import TopicReader, whole_topics
+from headrace.infra.kafka.clients import Connection, Outgoing, RunAddress, open_admin, translating_kafka_errors
+from headrace.infra.kafka.topic_reader import TopicReader, find_whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.progress import progress
+from headrace.infra.progress import open_progress
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Ranges
-from headrace.infra.run.run import Run, read_revisions, run_names
+from headrace.infra.run.run import Run, list_runs, read_revisions
 from headrace.infra.store.object_store import SPARED_BY_GC, ListedObject, StoreAddress
 from headrace.infra.weights.paths import RECENT
 from headrace.ops.retention.keeping import ranges_of, retired_checkpoints, retired_weights
@@ -192,7 +192,7 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
 
 def _planned(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
     sharing = runs_beside(run)
-    prefix, listed = run.store_address.prefix, run.store.listing()
+    prefix, listed = run.store_address.prefix, run.store.list_objects()
     # The clock that dates the objects: ours may be hours ahead of it, and what is on its way would look old.
     answers = (run.store.now(one.key) for one in listed)
     now = next((answer for answer in answers if answer is not None), datetime.now(UTC))
@@ -212,7 +212,7 @@ def runs_beside(run: Run) -> list[str]:
     """
     bucket, prefix = run.store_address.bucket, run.store_address.prefix
     sharing: dict[str, list[RecipeRevision]] = {}
-    for name in run_names(run.connection, PATIENCE_S):
+    for name in list_runs(run.connection, PATIENCE_S):
         revisions = read_revisions(RunAddress(run.connection, name))
         if not revisions and _holds_something(run.connection, Topics(name).recipe):
             raise Unreadable(
@@ -242,17 +242,20 @@ def _overlaps(revision: RecipeRevision, bucket: str, prefix: str) -> bool:
 
 
 def _holds_something(connection: Connection, topic: str) -> bool:
-    with TopicReader(connection, whole_topics(connection, [topic])) as reader:
+    with TopicReader(connection, find_whole_topics(connection, [topic])) as reader:
         return any(True for _ in reader.catch_up())
 
 
 def _read(connection: Connection, runs: Iterable[str], marker: Marker) -> None:
     """Read every topic of these runs, also those of policies and workflows that the recipe has dropped since."""
-    with kafka_errors("listing topics"):
+    with translating_kafka_errors("listing topics"):
         known = open_admin(connection).list_topics(timeout=10).topics
     beginnings = tuple(f"{name}." for name in runs)
     topics = [topic for topic in known if topic.startswith(beginnings)]
-    with progress("reading records") as tell, TopicReader(connection, whole_topics(connection, topics), COMPONENT) as r:
+    with (
+        open_progress("reading records") as tell,
+        TopicReader(connection, find_whole_topics(connection, topics), COMPONENT) as r,
+    ):
         ends = r.ends()
         for count, message in enumerate(r.catch_up(), 1):
             marker.take(message)
@@ -353,7 +356,7 @@ def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: f
         return True
 
     left = 0
-    with progress("deleting objects") as tell, ThreadPoolExecutor(AT_ONCE) as pool:
+    with open_progress("deleting objects") as tell, ThreadPoolExecutor(AT_ONCE) as pool:
         for done, deleted in enumerate(pool.map(delete, doomed), 1):
             left += not deleted
             tell(done, len(doomed))

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import spot
+from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Retired
 from headrace.infra.store.object_store import ListedObject
-from headrace.infra.weights.paths import claims_of, is_version
+from headrace.infra.weights.paths import is_version, list_claims
 from headrace.ops.retention.keeping import WrittenVersion
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -95,7 +95,7 @@ class Marker:
                 self._check_schema(message.value)
                 self._look_through(message.value)
         except SchemaError as error:
-            where = spot(message)
+            where = name_offset(message)
             raise Unreadable(
                 f"{where} cannot be read: {error}. It may name objects, so nothing is deleted: run the newest of the "
                 "builds that write to this run"
@@ -119,7 +119,7 @@ class Marker:
             return False
         if is_version(event):  # another is a further way to one, and stays as long as that does
             self.policies[policy].weights[event.version] = WrittenVersion(event.epoch, message.timestamp_ms, event.kind)
-        self._name(claims_of(event), (policy, WEIGHTS, event.version), message.value)
+        self._name(list_claims(event), (policy, WEIGHTS, event.version), message.value)
         return True
 
     def _take_pointer(self, message: Message, policy: str) -> bool:
@@ -127,7 +127,7 @@ class Marker:
         if (pointer.run_id, policy_variant_of(pointer.policy, pointer.variant)) != (self._run_id, policy):
             return False
         self.policies[policy].checkpoints[pointer.version] = WrittenVersion(pointer.epoch, message.timestamp_ms)
-        self._name(claims_of(pointer), (policy, CHECKPOINTS, pointer.version), message.value)
+        self._name(list_claims(pointer), (policy, CHECKPOINTS, pointer.version), message.value)
         return True
 
     def _name(self, claims: Iterable[ClaimCheck], place: Place, value: bytes) -> None:

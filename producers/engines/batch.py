@@ -85,10 +85,10 @@ class Rows:
         rows, columns = max(rows, len(self.length)), max(columns, self.ids.shape[1])
         stop_ids = max(stop_ids, self.stop.shape[1])
         for name in ("length", "prompt", "limit", "stream", "is_sound"):
-            setattr(self, name, _grown(getattr(self, name), (rows,)))
-        self.ids, self.logprobs = _grown(self.ids, (rows, columns)), _grown(self.logprobs, (rows, columns))
-        self.routing = _grown(self.routing, (rows, columns, *self.routing.shape[2:]))
-        self.stop = _grown(self.stop, (rows, stop_ids), fill=-1)
+            setattr(self, name, _grow(getattr(self, name), (rows,)))
+        self.ids, self.logprobs = _grow(self.ids, (rows, columns)), _grow(self.logprobs, (rows, columns))
+        self.routing = _grow(self.routing, (rows, columns, *self.routing.shape[2:]))
+        self.stop = _grow(self.stop, (rows, stop_ids), fill=-1)
         self._index = np.arange(rows)
 
     def add(self, request: Request) -> None:
@@ -98,7 +98,7 @@ class Rows:
         self.length[row] = self.prompt[row] = size
         self.limit[row] = request.limit
         self.is_sound[row] = True
-        self.stream[row] = sampler.stream(request.seed)[0]
+        self.stream[row] = sampler.start_stream(request.seed)[0]
         self.ids[row, :size] = request.prompt
         self.stop[row] = -1
         self.stop[row, : len(request.sampling.stop_ids)] = request.sampling.stop_ids
@@ -112,7 +112,7 @@ class Rows:
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
         """float64[count, n]: the draws for the next tokens of each row."""
         made = (self.length - self.prompt)[: len(self)].astype(np.uint64)
-        return sampler.uniforms(self.stream[: len(self)], made + np.arange(count, dtype=np.uint64)[:, None])
+        return sampler.draw_uniforms(self.stream[: len(self)], made + np.arange(count, dtype=np.uint64)[:, None])
 
     def extend(self, tokens: Ints, logprobs: npt.NDArray[np.float32], routing: npt.NDArray[Any] | None = None) -> None:
         """Add k tokens to each row, [n, k], and where those before each of them were routed."""
@@ -124,7 +124,7 @@ class Rows:
         self.length[:n] += count
         self.is_sound[:n] &= np.isfinite(logprobs).all(1)
 
-    def over(self) -> list[int]:
+    def find_ended(self) -> list[int]:
         """Rows that have ended: at their limit, stopped, or with numbers that are not finite."""
         n = len(self)
         newest = self.ids[self._index[:n], self.length[:n] - 1]
@@ -170,7 +170,7 @@ def _run_lengths(runs: list[tuple[int, int]], total: int) -> tuple[tuple[int, in
     return tuple((version, end - begin) for (version, begin), end in zip(runs, ends, strict=False) if end > begin)
 
 
-def _grown(array: npt.NDArray[Any], shape: tuple[int, ...], fill: int = 0) -> npt.NDArray[Any]:
+def _grow(array: npt.NDArray[Any], shape: tuple[int, ...], fill: int = 0) -> npt.NDArray[Any]:
     if array.shape == shape:
         return array
     grown = np.full(shape, fill, array.dtype)

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from headrace.infra.weights.experts import compute_experts_plainly, in_files, routers_of
+from headrace.infra.weights.experts import compute_experts_plainly, routers_of, split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.infra.weights.folder import open_weights
-from headrace.infra.weights.lora import add_adapter, published_names
+from headrace.infra.weights.lora import add_adapter, list_published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError
-from headrace.producers.engines.light_modules import lighten, plain_head
+from headrace.producers.engines.light_modules import find_plain_head, lighten
 from headrace.producers.engines.routing import RoutingRecord
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}
@@ -52,12 +52,12 @@ class CausalLM:
         self.dtype: torch.dtype = self.model.dtype
         compute_experts_plainly(self.model)
         lighten(self.model, self.context)
-        self._head = plain_head(self.model)
-        self._names = published_names(self.model.state_dict())
-        self._kinds, self._window = _attention(config)
+        self._head = find_plain_head(self.model)
+        self._names = list_published_names(self.model.state_dict())
+        self._kinds, self._window = _read_attention(config)
         self._columns = torch.arange(self.context, device=self.device)
         self.routing = RoutingRecord(model) if record_routing and routers_of(model) else None
-        """Of the last forward pass; None for a model without experts too."""
+        """Routing of the last forward pass; None for a model without experts too."""
         self._closed = torch.tensor(torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
         self._open = torch.zeros((), dtype=self.dtype, device=self.device)
 
@@ -137,7 +137,7 @@ class CausalLM:
         """
         state = self.model.state_dict()
         held = {name: state[in_model] for name, in_model in self._names.items()}
-        own = in_files(held)
+        own = split_by_files(held)
         unknown = sorted(set(weights) - set(own))
         given = {own[name].data_ptr() for name in weights if name in own}
         missing = sorted(name for name, tensor in own.items() if name not in weights and tensor.data_ptr() not in given)
@@ -149,11 +149,11 @@ class CausalLM:
         staged = {
             name: torch.empty_like(tensor)
             for name, tensor in held.items()
-            if any(part in weights for part in in_files({name: tensor}))
+            if any(part in weights for part in split_by_files({name: tensor}))
         }
-        places = in_files(staged)
+        places = split_by_files(staged)
         for name, value in weights.items():
-            tensor = _as_tensor(value)
+            tensor = _convert_to_tensor(value)
             if tensor.shape != own[name].shape:
                 raise EngineError(f"{name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}")
             if not bool(torch.isfinite(tensor).all()):
@@ -172,7 +172,7 @@ class CausalLM:
                 buffers[name].copy_(tensor)
 
 
-def _attention(config: Any) -> tuple[set[str], int | None]:
+def _read_attention(config: Any) -> tuple[set[str], int | None]:
     """(kinds of layers, window or None); EngineError for layers whose state is not keys and values by position."""
     kinds = set(getattr(config, "layer_types", None) or ())
     strange = kinds - {"full_attention", "sliding_attention"}
@@ -182,7 +182,7 @@ def _attention(config: Any) -> tuple[set[str], int | None]:
     return kinds, int(window) if window and (not kinds or "sliding_attention" in kinds) else None
 
 
-def _as_tensor(value: Any) -> torch.Tensor:
+def _convert_to_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, Tensor):
@@ -197,7 +197,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def padded(prefixes: Sequence[npt.NDArray[np.int32]], width: int) -> npt.NDArray[np.int64]:
+def pad_rows(prefixes: Sequence[npt.NDArray[np.int32]], width: int) -> npt.NDArray[np.int64]:
     """int64[b, width] of rows with different lengths, zeros on the right."""
     ids = np.zeros((len(prefixes), width), np.int64)
     for row, prefix in enumerate(prefixes):

@@ -44,7 +44,7 @@ KvOnSwap = Literal["recompute", "keep"]
 
 KV_ON_SWAP: KvOnSwap = "recompute"
 """Recompute: the log-probability of each token is that of a plain forward, under the weights of the token's own
-version, over the whole prefix, so who has the weights can check it. A kept cache mixes versions for good."""
+version, over the whole prefix, so anybody with the weights can check it. A kept cache mixes versions for good."""
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -87,7 +87,7 @@ class EngineStats:
     busy_s: float
     """Seconds spent computing, of all engine threads."""
     swap_s: float = 0.0
-    """Seconds in which it stood still for new weights."""
+    """Seconds for which it was stopped by loads of new weights."""
 
 
 class Engine(Protocol):
@@ -201,7 +201,7 @@ class TextCodec(Protocol):
         """Return the ids of a user's turn."""
 
     def encode_plain(self, text: str) -> list[int]:
-        """Return the ids of text as it stands."""
+        """Return the ids of a text, without any template."""
 
     def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
         """Return the text of ids."""

@@ -49,16 +49,16 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # transformer
     def grow(self) -> None:
         """Take the new capacity, keeping what is stored."""
         if self._keys is not None:
-            self._keys = self._grown(self._keys)
+            self._keys = self._grow_store(self._keys)
         if self._values is not None:
-            self._values = self._grown(self._values)
+            self._values = self._grow_store(self._values)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store states [b, heads, T, size]; return what attention reads, [b, heads, width, size]."""
         if self._keys is None or self._values is None:
-            self._keys, self._values = self._zeros(key_states), self._zeros(value_states)
+            self._keys, self._values = self._make_zeros(key_states), self._make_zeros(value_states)
         if self._forward.cells is not None:
             cells = self._forward.cells
             return self._append(self._keys, key_states, cells), self._append(self._values, value_states, cells)
@@ -79,13 +79,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # transformer
     def _stores(self) -> list[torch.Tensor]:
         return [store for store in (self._keys, self._values) if store is not None]
 
-    def _zeros(self, states: torch.Tensor) -> torch.Tensor:
+    def _make_zeros(self, states: torch.Tensor) -> torch.Tensor:
         # Zeros and not empty: masked positions are multiplied by 0, which a stray NaN would survive.
         shape = (self._forward.slots, self._forward.positions, states.shape[1], states.shape[3])
         return torch.zeros(shape, dtype=states.dtype, device=states.device)
 
-    def _grown(self, store: torch.Tensor) -> torch.Tensor:
-        grown = self._zeros(store.transpose(1, 2))
+    def _grow_store(self, store: torch.Tensor) -> torch.Tensor:
+        grown = self._make_zeros(store.transpose(1, 2))
         grown[: store.shape[0], : store.shape[1]] = store
         return grown
 
@@ -151,7 +151,7 @@ class SlotCache(Cache):
             layer.wipe(first)
 
 
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+def copy_to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Without a copy on the CPU."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

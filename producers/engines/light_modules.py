@@ -47,7 +47,7 @@ def attend(
 
 
 class RotaryTable(torch.nn.Module):
-    """cos and sin of every position, looked up; computed once by the module it stands for."""
+    """cos and sin of every position, looked up; computed once by the module that it replaces."""
 
     def __init__(self, original: torch.nn.Module, context: int, like: torch.Tensor) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def lighten(model: Any, context: int) -> None:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child).__name__.endswith("RMSNorm"):
-                setattr(parent, name, _light_norm(child))
+                setattr(parent, name, _build_light_norm(child))
 
 
 def _look_up_positions(model: Any, context: int) -> None:
@@ -98,7 +98,7 @@ def _look_up_positions(model: Any, context: int) -> None:
         model.base_model.rotary_emb = RotaryTable(rotary, context, like)
 
 
-def _light_norm(norm: Any) -> torch.nn.Module:
+def _build_light_norm(norm: Any) -> torch.nn.Module:
     epsilon: Any = getattr(norm, "variance_epsilon", None)
     is_like_llama = epsilon is not None and [name for name, _ in norm.named_parameters()] == ["weight"]
     if not is_like_llama or norm.weight.dtype != torch.float32:  # in bf16 the two round at different places
@@ -109,7 +109,7 @@ def _light_norm(norm: Any) -> torch.nn.Module:
     return light if torch.equal(light(states), norm(states)) else norm
 
 
-def plain_head(model: Any) -> Any:
+def find_plain_head(model: Any) -> Any:
     """Return the output layer if logits are just that of the base model's states, tried on one input; else None.
 
     Some models scale or cap their logits; for those the whole forward has to run.

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.named import named
+from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Recipe, Rollout, Use
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.producers.engines.contract import Engine, EngineError
@@ -74,20 +74,20 @@ def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int)
     Raises UsageError for a name that is neither, and for settings that a shipped one does not take.
     """
     _check_settings(rollout.engine)
-    opened: OpenEngine = named("rollout.engine", rollout.engine.use, ENGINES)
+    opened: OpenEngine = find_named("rollout.engine", rollout.engine.use, ENGINES)
     return opened(folders, rollout, concurrency)
 
 
 def check_engine(recipe: Recipe) -> None:
     """Look for the engine that a recipe names, where it is a shipped one, before anything is started.
 
-    Raises UsageError for a name that is none, for settings that it does not take, and where the engine without a model
+    Raises UsageError for an unknown name, for settings that it does not take, and where the engine without a model
     is to answer questions that it cannot read.
     """
     engine = recipe.rollout.engine
     if ":" in engine.use:
         return
-    named("rollout.engine", engine.use, ENGINES)
+    find_named("rollout.engine", engine.use, ENGINES)
     _check_settings(engine)
     for name, workflow in recipe.workflows.items():
         env = workflow.env.use

@@ -23,12 +23,12 @@ def _mix(z: U64) -> U64:
     return z ^ (z >> np.uint64(31))
 
 
-def stream(seed: int) -> U64:
+def start_stream(seed: int) -> U64:
     """uint64[1]: where the random stream of `seed` (any int) starts; neighbouring seeds are far apart."""
     return _mix(np.array([seed % 2**64], dtype=np.uint64) + _GOLDEN)
 
 
-def uniforms(streams: U64, numbers: U64) -> npt.NDArray[np.float64]:
+def draw_uniforms(streams: U64, numbers: U64) -> npt.NDArray[np.float64]:
     """float64[n] in (0, 1): draw `numbers[i]` of stream i. SplitMix64 (Steele, Lea, Flood 2014), its upper 40 bits."""
     bits = _mix(streams + (numbers + np.uint64(1)) * _GOLDEN) >> np.uint64(24)
     # The half keeps 0 out; 41 bits are exact in float64, so the product with a sum of probabilities stays below it.
@@ -64,7 +64,7 @@ def sample(logits: torch.Tensor, draw: Draw, uniform: torch.Tensor) -> tuple[tor
     logprobs = logits.log_softmax(-1)
     weights = logprobs.exp()
     if draw.filters is not None:
-        weights = weights * _allowed(weights, draw.filters)
+        weights = weights * _mask_allowed(weights, draw.filters)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     threshold = uniform[:, None] * cumulative[:, -1:]
     token = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits.shape[-1] - 1)
@@ -73,7 +73,7 @@ def sample(logits: torch.Tensor, draw: Draw, uniform: torch.Tensor) -> tuple[tor
     return token[:, 0], logprobs.gather(-1, token)[:, 0]
 
 
-def _allowed(probabilities: torch.Tensor, filters: Filters) -> torch.Tensor:
+def _mask_allowed(probabilities: torch.Tensor, filters: Filters) -> torch.Tensor:
     """bool[n, V]: inside top-p, top-k and min-p; the most likely token always is."""
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered

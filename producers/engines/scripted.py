@@ -53,9 +53,9 @@ class ScriptedSettings:
     rate: float = 0.05
     """By how much a version raises the logit of a right answer."""
     difficulties: Sequence[float] = (0.0, 2.0)
-    """By level: the logit that version 0 lacks for every second answer to be right."""
+    """Difficulty by level: the logit that version 0 lacks for every second answer to be right."""
     tokens: Sequence[int] = (4, 32)
-    """By level: tokens of an answer, the stop token included."""
+    """Tokens of an answer by level, the stop token included."""
     seconds_per_token: float = 0.0
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class _Request:
     runs: list[tuple[int, int]] = field(default_factory=list)
     """(version, tokens) of the versions before it."""
 
-    def made(self) -> int:
+    def count_made(self) -> int:
         """Return how many tokens there are by now."""
         if not self.seconds_per_token:
             return self.tokens
@@ -112,7 +112,7 @@ class _Request:
 
     def end_run(self) -> int:
         """Note which tokens the version made so far; return how many there are of all versions."""
-        made = self.made()
+        made = self.count_made()
         if more := made - sum(length for _, length in self.runs):
             self.runs.append((self.version, more))
         return made
@@ -147,9 +147,9 @@ class ScriptedEngine:
 
         Of `sampling`, only `max_tokens` and the first stop token count.
         """
-        known = self._known(policy)
+        known = self._require_known(policy)
         prompt, sampling = check_request(ids, sampling, vocabulary=known.vocabulary, context=known.context)
-        question = self._question(known.codec.decode(prompt))
+        question = self._read_question(known.codec.decode(prompt))
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
@@ -179,7 +179,7 @@ class ScriptedEngine:
 
     def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None:  # noqa: ARG002 - as the contract has it
         """See `Engine.load`. The weights are not looked at."""
-        self._known(policy)
+        self._require_known(policy)
         with self._lock:
             self._check_open()
             self._served[policy] = version
@@ -190,7 +190,7 @@ class ScriptedEngine:
 
     def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None:
         """See `Engine.hold`."""
-        self._known(policy)
+        self._require_known(policy)
         with self._lock:
             self._check_open()
             if weights is None and self._served.get(policy) != version:
@@ -211,7 +211,7 @@ class ScriptedEngine:
     def stats(self) -> EngineStats:
         """See `Engine.stats`. It computes nothing, so `busy_s` is 0."""
         with self._lock:
-            made = self._generated + sum(request.made() for request in self._open)
+            made = self._generated + sum(request.count_made() for request in self._open)
             return EngineStats(made, self._prompted, 0, len(self._open), 0, 0.0)
 
     def close(self) -> None:
@@ -221,12 +221,12 @@ class ScriptedEngine:
             for request in self._open:
                 request.fail(EngineError("the engine is closed"))
 
-    def _known(self, policy: str) -> ScriptedPolicy:
+    def _require_known(self, policy: str) -> ScriptedPolicy:
         if policy not in self._policies:
             raise EngineError(f"no policy {policy!r} in this engine; it has {sorted(self._policies)}")
         return self._policies[policy]
 
-    def _question(self, text: str) -> Question | None:
+    def _read_question(self, text: str) -> Question | None:
         asked = read_question(text)
         if asked is None and text.strip():
             raise EngineError(

@@ -13,7 +13,7 @@ import torch
 from headrace.producers.engines.batch import Rows
 from headrace.producers.engines.causal_lm import CausalLM
 from headrace.producers.engines.contract import Sampling
-from headrace.producers.engines.kv_slots import SlotCache, to_device
+from headrace.producers.engines.kv_slots import SlotCache, copy_to_device
 from headrace.producers.engines.sampler import Draw, Filters, sample
 
 STRIDE = 32
@@ -26,13 +26,13 @@ class Stride:
         tokens, positions = rows.last()
         count = min(STRIDE, int((rows.limit - rows.length)[: len(rows)].min()))
         self._lm, self._cache, self._draw = lm, cache, draw
-        self._ids = to_device(tokens, lm.device)[:, None]
-        self._positions = to_device(positions, lm.device)[:, None]
-        self._cells = to_device(cache.cells(positions), lm.device)
+        self._ids = copy_to_device(tokens, lm.device)[:, None]
+        self._positions = copy_to_device(positions, lm.device)[:, None]
+        self._cells = copy_to_device(cache.cells(positions), lm.device)
         self._width = int(positions.max()) + 1
-        self._uniforms = list(to_device(rows.uniforms(count), lm.device))
+        self._uniforms = list(copy_to_device(rows.uniforms(count), lm.device))
         stop = rows.stop[: len(rows)]
-        self._stop = to_device(stop, lm.device) if stop.max() >= 0 else None
+        self._stop = copy_to_device(stop, lm.device) if stop.max() >= 0 else None
         self._tokens: list[torch.Tensor] = []
         self._logprobs: list[torch.Tensor] = []
         self._routing: list[torch.Tensor] = []
@@ -62,7 +62,7 @@ class Stride:
             rows.extend(tokens.cpu().numpy(), logprobs.cpu().numpy(), routing)
 
 
-def draw_of(samplings: Sequence[Sampling], device: torch.device) -> Draw:
+def choose_draw(samplings: Sequence[Sampling], device: torch.device) -> Draw:
     """How this batch is drawn, leaving out what nobody asked for."""
 
     def column(name: str) -> torch.Tensor:

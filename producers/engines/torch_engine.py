@@ -139,18 +139,18 @@ class TorchEngine:
         served = self._sets.served(policy)
         staged = served.lm.stage(weights)
         started = time.perf_counter()
-        running = self._call(lambda: self._swap(served, staged, version))
+        running = self._run_in_thread(lambda: self._swap(served, staged, version))
         log.debug("engine.loaded", policy=policy, version=version, running=running, s=time.perf_counter() - started)
 
     def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None:
         """See `Engine.hold`."""
         served = self._sets.served(policy)
         staged = served.lm.stage(weights) if weights is not None else None
-        self._call(lambda: self._sets.hold(policy, version, staged))
+        self._run_in_thread(lambda: self._sets.hold(policy, version, staged))
 
     def release(self, policy: str, version: int) -> None:
         """See `Engine.release`. The set stays in memory, unused, until another hold needs its place."""
-        self._call(lambda: self._sets.release(policy, version))
+        self._run_in_thread(lambda: self._sets.release(policy, version))
 
     def versions(self) -> dict[str, int]:
         """See `Engine.versions`."""
@@ -158,7 +158,7 @@ class TorchEngine:
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
-        return replace(self._sets.counted(), busy_s=self._busy_s, swap_s=self._swap_s)
+        return replace(self._sets.count_stats(), busy_s=self._busy_s, swap_s=self._swap_s)
 
     def close(self) -> None:
         """See `Engine.close`. Safe to call twice."""
@@ -171,12 +171,12 @@ class TorchEngine:
     def _post(self, command: _Command, request: Request | None = None) -> None:
         with self._lock:
             if self._end is not None:
-                raise self._ended()
+                raise self._end_error()
             self._commands.append(command)
             if request is not None:
                 self._open.add(request)
 
-    def _call(self, action: Callable[[], T]) -> T:
+    def _run_in_thread(self, action: Callable[[], T]) -> T:
         """Run in the engine thread between two tokens; wait for the result."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
@@ -186,7 +186,7 @@ class TorchEngine:
             except EngineError as error:
                 future.set_exception(error)
             except BaseException as crash:
-                future.set_exception(_crashed(crash))
+                future.set_exception(_crash_error(crash))
                 raise
             else:
                 future.set_result(result)
@@ -202,7 +202,7 @@ class TorchEngine:
                 self._commands.append(_Command(partial(self._remove, request), lambda _: None))
         self._wake.set()
 
-    def _ended(self) -> EngineError:
+    def _end_error(self) -> EngineError:
         error = EngineError(str(self._end))
         error.__cause__ = self._end
         return error
@@ -219,7 +219,7 @@ class TorchEngine:
                 while self._end is None:
                     while self._commands:
                         self._commands.popleft().run()
-                    busy = [each for each in self._sets.every() if each.busy]
+                    busy = [each for each in self._sets.list_sets() if each.busy]
                     if not busy:
                         self._wake.wait()
                         self._wake.clear()
@@ -230,7 +230,7 @@ class TorchEngine:
                             request.finish(outcome)
                     self._busy_s += time.perf_counter() - started
         except BaseException as crash:  # whatever it is, the callers must hear of it and never hang
-            self._stop(_crashed(crash))
+            self._stop(_crash_error(crash))
             self._fail_all()
             log.exception("engine.crashed")  # last: a log that cannot be written keeps nobody waiting
         else:
@@ -241,20 +241,20 @@ class TorchEngine:
             commands, requests = list(self._commands), list(self._open)
             self._commands.clear()
         for command in commands:
-            command.fail(self._ended())
+            command.fail(self._end_error())
         for request in requests:
-            request.finish(self._ended())
+            request.finish(self._end_error())
 
     def _admit(self, request: Request) -> None:
         if request.future.cancelled():
             return
         try:
-            self._sets.of_request(request.policy, request.version).waiting.append(request)
+            self._sets.find_for_request(request.policy, request.version).waiting.append(request)
         except EngineError as error:
             request.finish(error)
 
     def _remove(self, request: Request) -> None:
-        for each in self._sets.every():
+        for each in self._sets.list_sets():
             generation = each.remove(request)
             if generation is not None:
                 request.finish(generation)
@@ -267,7 +267,7 @@ class TorchEngine:
         return len(served.rows)
 
 
-def _crashed(cause: BaseException) -> EngineError:
+def _crash_error(cause: BaseException) -> EngineError:
     error = EngineError(f"the engine thread crashed: {cause!r}; restart the worker")
     error.__cause__ = cause
     return error

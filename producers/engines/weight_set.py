@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.producers.engines.batch import Request, Rows
-from headrace.producers.engines.causal_lm import CausalLM, Staged, padded
+from headrace.producers.engines.causal_lm import CausalLM, Staged, pad_rows
 from headrace.producers.engines.contract import EngineError, Generation
-from headrace.producers.engines.kv_slots import SlotCache, to_device
+from headrace.producers.engines.kv_slots import SlotCache, copy_to_device
 from headrace.producers.engines.routing import RoutingRecord
 from headrace.producers.engines.sampler import Draw
-from headrace.producers.engines.stride import Stride, draw_of
+from headrace.producers.engines.stride import Stride, choose_draw
 
 Ended = list[tuple[Request, Generation | EngineError]]
 
@@ -61,14 +61,14 @@ class WeightSet:
             self._join()
         if self._stride is None:
             if self._draw is None:
-                self._draw = draw_of([request.sampling for request in self.rows.requests], self.lm.device)
+                self._draw = choose_draw([request.sampling for request in self.rows.requests], self.lm.device)
             self._stride = Stride(self.rows, self.lm, self._cache, self._draw)
         is_over = self._stride.step()
         self.generated_tokens += len(self.rows)
         if not is_over:
             return []
         self._settle()
-        over = self.rows.over()
+        over = self.rows.find_ended()
         return self._end(over) if over else []
 
     def remove(self, request: Request) -> Generation | None:
@@ -95,8 +95,8 @@ class WeightSet:
         first = len(self.rows)
         count = min(len(self.waiting), self._max_batch - first)
         joining = [self.waiting.popleft() for _ in range(count)]
-        columns = min(_power_of_two(max(request.limit for request in joining), 64), self.lm.context)
-        slots = min(_power_of_two(first + count, 8), self._max_batch)
+        columns = min(_round_up_to_power_of_two(max(request.limit for request in joining), 64), self.lm.context)
+        slots = min(_round_up_to_power_of_two(first + count, 8), self._max_batch)
         self.rows.reserve(slots, columns, max(len(request.sampling.stop_ids) for request in joining))
         self._cache.reserve(slots, columns)
         assert self.version is not None  # noqa: S101 - the engine admits no request before the first weights
@@ -123,8 +123,8 @@ class WeightSet:
                 distinct = {prefix.tobytes(): prefix for prefix in prefixes[begin:end]}
                 order = {key: row for row, key in enumerate(distinct)}
                 share = np.array([order[prefix.tobytes()] for prefix in prefixes[begin:end]])
-                self._cache.expect_prefill(first + begin, to_device(share, self.lm.device), width)
-                self.lm.fill(to_device(padded(list(distinct.values()), width), self.lm.device), self._cache)
+                self._cache.expect_prefill(first + begin, copy_to_device(share, self.lm.device), width)
+                self.lm.fill(copy_to_device(pad_rows(list(distinct.values()), width), self.lm.device), self._cache)
                 if self.lm.routing is not None and not is_again:
                     # A token that is computed again keeps the experts that predicted the token after it.
                     self._keep_routing(self.lm.routing, first + begin, share, width)
@@ -161,5 +161,5 @@ class WeightSet:
         self._draw = None
 
 
-def _power_of_two(at_least: int, smallest: int) -> int:
+def _round_up_to_power_of_two(at_least: int, smallest: int) -> int:
     return max(smallest, 1 << (at_least - 1).bit_length())

@@ -24,11 +24,11 @@ class WeightSets:
 
     def __init__(self, models: Mapping[str, CausalLM], *, max_batch: int, prefill_tokens: int, max_held: int) -> None:
         self._max_batch, self._prefill_tokens, self._max_held = max_batch, prefill_tokens, max_held
-        self._served = {policy: self._made(lm) for policy, lm in models.items()}
+        self._served = {policy: self._build(lm) for policy, lm in models.items()}
         self._held: dict[tuple[str, int], WeightSet] = {}
         self._retired = EngineStats(0, 0, 0, 0, 0, 0.0)  # counters of held sets that are gone
 
-    def _made(self, lm: CausalLM) -> WeightSet:
+    def _build(self, lm: CausalLM) -> WeightSet:
         return WeightSet(lm, max_batch=self._max_batch, prefill_tokens=self._prefill_tokens)
 
     def served(self, policy: str) -> WeightSet:
@@ -41,11 +41,11 @@ class WeightSets:
         """Return the served version of each policy that has one."""
         return {policy: served.version for policy, served in self._served.items() if served.version is not None}
 
-    def every(self) -> list[WeightSet]:
+    def list_sets(self) -> list[WeightSet]:
         """Return all sets, the served ones first."""
         return [*self._served.values(), *self._held.copy().values()]
 
-    def of_request(self, policy: str, version: int | None) -> WeightSet:
+    def find_for_request(self, policy: str, version: int | None) -> WeightSet:
         """Return the set of a version, or the served one for None. Raises EngineError and VersionGone."""
         served = self._served[policy]
         if version is None:
@@ -54,7 +54,7 @@ class WeightSets:
             return served
         held = self._held.get((policy, version))
         if held is None or held.holds == 0:
-            raise VersionGone(self._gone(policy, version))
+            raise VersionGone(self._gone_error(policy, version))
         return held
 
     def hold(self, policy: str, version: int, staged: Staged | None) -> None:
@@ -63,28 +63,28 @@ class WeightSets:
         if held is None:
             served = self._served[policy]
             if staged is None and served.version != version:
-                raise VersionGone(self._gone(policy, version))
+                raise VersionGone(self._gone_error(policy, version))
             self._make_room(policy)
             with torch.inference_mode(mode=False):  # what is made in it cannot be given other weights
-                held = self._made(served.lm.copy())
+                held = self._build(served.lm.copy())
             held.apply(staged or [], version)
             self._held[policy, version] = held
         held.holds += 1
 
     def release(self, policy: str, version: int) -> None:
         """Undo one hold; the set stays, unused, until another hold needs its place. Raises VersionGone."""
-        self.of_request(policy, version).holds -= 1
+        self.find_for_request(policy, version).holds -= 1
 
-    def counted(self) -> EngineStats:
+    def count_stats(self) -> EngineStats:
         """Return the tokens and requests of all sets, those that are gone among them; no times."""
-        sets, gone = self.every(), self._retired
+        sets, gone = self.list_sets(), self._retired
         return replace(
-            _with_tokens(gone, sets),
+            _add_tokens(gone, sets),
             running=sum(len(each.rows) for each in sets),
             waiting=sum(len(each.waiting) for each in sets),
         )
 
-    def _gone(self, policy: str, version: int) -> str:
+    def _gone_error(self, policy: str, version: int) -> str:
         held = sorted(key[1] for key, each in self._held.items() if key[0] == policy and each.holds)
         served = self._served[policy].version
         return f"policy {policy} version {version} is not held (held: {held}, served: {served}); hold it before use"
@@ -99,10 +99,10 @@ class WeightSets:
                 f"policy {policy} already holds versions {sorted(key[1] for key in mine)}, all in use; "
                 f"release one, or raise max_held ({self._max_held})"
             )
-        self._retired = _with_tokens(self._retired, [self._held.pop(unused[0])])
+        self._retired = _add_tokens(self._retired, [self._held.pop(unused[0])])
 
 
-def _with_tokens(stats: EngineStats, sets: list[WeightSet]) -> EngineStats:
+def _add_tokens(stats: EngineStats, sets: list[WeightSet]) -> EngineStats:
     """Return the counters with the tokens of further sets added."""
     return replace(
         stats,

@@ -43,15 +43,15 @@ class EvaluationSchedule:
         """Whether nothing that is due still waits for another policy's first version."""
         return not self._waiting
 
-    def complete(self, policy: str) -> bool:
+    def is_complete(self, policy: str) -> bool:
         """Return whether a policy's last version is published."""
         return self.newest.get(policy, -1) >= self.steps[policy]
 
-    def published(self, policy: str, version: int) -> None:
+    def note_published(self, policy: str, version: int) -> None:
         """Take in a version that is in the store."""
         self.newest[policy] = max(version, self.newest.get(policy, -1))
         for workflow, policies in self.policies_of.items():
-            if policy in policies and self._due(workflow, policy, version):
+            if policy in policies and self._find_due(workflow, policy, version):
                 self._note(workflow, policy, version)
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class EvaluationSchedule:
                 if self.every and newest > self._noted.get((workflow, policy), -1):
                     self._note(workflow, policy, newest)
 
-    def ready(self) -> list[Evaluation]:
+    def take_ready(self) -> list[Evaluation]:
         """Return and forget what is due and can be played: every policy of the workflow has a version."""
         able = [w for w, policies in self.policies_of.items() if all(p in self.newest for p in policies)]
         found = [
@@ -73,7 +73,7 @@ class EvaluationSchedule:
         self._waiting = [one for one in self._waiting if one[0] not in able]
         return found
 
-    def _due(self, workflow: str, policy: str, version: int) -> bool:
+    def _find_due(self, workflow: str, policy: str, version: int) -> bool:
         last = self._noted.get((workflow, policy))
         if not self.every or (last is not None and version <= last):
             return False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from headrace.infra.kafka.topic_reader import Place
-from headrace.infra.run.own_positions import newest_snapshot, positions_of
+from headrace.infra.kafka.topic_reader import PartitionId
+from headrace.infra.run.own_positions import positions_of, read_newest_snapshot
 from headrace.infra.run.run import Run
 from headrace.producers.feed.open_evaluations import Answer
 
@@ -19,7 +19,7 @@ as `done`, (workflow, policy, version)."""
 class EvaluatorProgress:
     """What the evaluator has read; nothing before its first snapshot."""
 
-    positions: dict[Place, int] = field(default_factory=dict)
+    positions: dict[PartitionId, int] = field(default_factory=dict)
     """Next offset by partition of the topics of evaluations' groups."""
     answers: frozenset[Answer] = frozenset()
     """What it has groups of, or has concluded."""
@@ -27,7 +27,7 @@ class EvaluatorProgress:
 
 def read_progress(run: Run) -> EvaluatorProgress:
     """Read the newest snapshot of a run's evaluator."""
-    snapshot = newest_snapshot(run.connection, run.state_place(EVALUATOR), EVALUATOR)
+    snapshot = read_newest_snapshot(run.connection, run.state_place(EVALUATOR), EVALUATOR)
     if snapshot is None:
         return EvaluatorProgress()
     state = json.loads(snapshot.body)

@@ -21,7 +21,7 @@ from headrace.producers.feed.open_evaluations import OpenEvaluations
 from headrace.producers.feed.open_tasks import OpenTask, Plain
 from headrace.producers.feed.overdue import MOST_ATTEMPTS
 from headrace.producers.feed.pacing import Pacing, Quota
-from headrace.producers.feed.planned import Planned, bare_task, evaluation_task, training_task
+from headrace.producers.feed.planned import Planned, build_bare_task, build_evaluation_task, build_training_task
 from headrace.producers.feed.solved import SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
 from headrace.schemas.ids import GroupId
@@ -46,7 +46,7 @@ class FeedState:
 
     Args:
         recipe: The revision in force.
-        revision: Its record, as it stands on the recipe topic.
+        revision: Its record, as it is on the recipe topic.
         sources: Stream to where its problems come from; today a stream is a workflow.
     """
 
@@ -69,7 +69,7 @@ class FeedState:
         """Why the run is over, once that was announced; empty while it goes on."""
         self._next_evaluation = dict.fromkeys(policies_of, 0)
         self._begins: dict[str, list[tuple[int, int]]] = {stream: [(revision.revision, 0)] for stream in policies_of}
-        """By stream (revision, the first number issued under it), in order."""
+        """Pairs (revision, the first number issued under it) by stream, in order."""
 
     # --------------------------------------------------------------------------------------------------------- records
 
@@ -78,14 +78,14 @@ class FeedState:
         if outcome.level != "group" or outcome.use or outcome.stream not in self.sources:
             return
         group, policy = GroupId.of(outcome), outcome.policy
-        if self.pacing.acknowledged(group, policy) and outcome.component == "curate":
+        if self.pacing.acknowledge(group, policy) and outcome.component == "curate":
             self._learn(outcome.stream, outcome)
         if outcome.verdict != "kept":
             self.pacing.conclude(group, policy)
 
     def take_batch(self, batch: BatchTrained) -> None:
         """Learn which numbers were trained, and how much of a batch was replayed."""
-        self.pacing.batch(batch.policy, sum(group.use == 0 for group in batch.groups), len(batch.groups))
+        self.pacing.note_batch(batch.policy, sum(group.use == 0 for group in batch.groups), len(batch.groups))
         for group in batch.groups:
             if group.use == 0:
                 self.pacing.conclude(GroupId.of(group), batch.policy)
@@ -95,7 +95,7 @@ class FeedState:
         """Learn of a version that can be evaluated."""
         if is_version(weights):
             self._version(weights.policy, weights.version)
-            self.evaluations.published(weights.policy, weights.version)
+            self.evaluations.note_published(weights.policy, weights.version)
 
     def take_result(self, result: EvalResult) -> None:
         """Learn that an evaluation has its result."""
@@ -175,7 +175,7 @@ class FeedState:
                 break
             drawn = self.sources[stream].draw()
             number, open_task = self.pacing.issue(stream, drawn.index, drawn.tier)
-            found.append(self._training(GroupId(stream, number), open_task, drawn.problem))
+            found.append(self._plan_training(GroupId(stream, number), open_task, drawn.problem))
         return found
 
     def give_up(self, numbers: list[GroupId]) -> list[Planned]:
@@ -183,19 +183,19 @@ class FeedState:
         found = []
         for group, task in self._open(numbers):
             if task.attempt + 1 >= MOST_ATTEMPTS:
-                found.append(self._planned(group, task))
+                found.append(self._plan_again(group, task))
                 if is_eval(group.stream):
                     self.evaluating.give_up(group)
                 else:
                     self.pacing.mark_dead(group)
         return found
 
-    def again(self, numbers: list[GroupId]) -> list[Planned]:
+    def reissue_lost(self, numbers: list[GroupId]) -> list[Planned]:
         """Return further attempts of numbers that were lost on the way and are still open."""
         found = []
         for group, _ in self._open(numbers):
             task = self.evaluating.reissue(group) if is_eval(group.stream) else self.pacing.reissue(group)
-            found.append(self._planned(group, task))
+            found.append(self._plan_again(group, task))
             log.warning("task.reissued", stream=group.stream, number=group.number, attempt=task.attempt)
         return found
 
@@ -213,33 +213,33 @@ class FeedState:
             self.evaluations.close()
         if not why or not self.evaluations.settled:
             return ""
-        if why == "steps" and not all(self.evaluations.complete(policy) for policy in self.pacing.quotas):
+        if why == "steps" and not all(self.evaluations.is_complete(policy) for policy in self.pacing.quotas):
             return ""
         self.ended = why
         return why
 
-    def _planned(self, group: GroupId, task: OpenTask) -> Planned:
+    def _plan_again(self, group: GroupId, task: OpenTask) -> Planned:
         """Return the newest attempt of an open number."""
         if not is_eval(group.stream):
-            return self._training(group, task, self.sources[group.stream].problem(task.index, task.tier))
+            return self._plan_training(group, task, self.sources[group.stream].problem(task.index, task.tier))
         evaluation = self.evaluating.of(group)
-        problem = self.sources[evaluation.workflow].held_out_problem(task.index)
-        bare = bare_task(self.recipe, self.revision.run_id, self.revision.revision, group, problem)
-        return Planned(evaluation_task(self.recipe, bare, task.attempt, evaluation), task)
+        problem = self.sources[evaluation.workflow].build_held_out_problem(task.index)
+        bare = build_bare_task(self.recipe, self.revision.run_id, self.revision.revision, group, problem)
+        return Planned(build_evaluation_task(self.recipe, bare, task.attempt, evaluation), task)
 
-    def _training(self, group: GroupId, task: OpenTask, problem: Problem) -> Planned:
-        bare = bare_task(self.recipe, self.revision.run_id, self.revision_of(*group), group, problem)
-        return Planned(training_task(self.recipe, bare, task.attempt), task)
+    def _plan_training(self, group: GroupId, task: OpenTask, problem: Problem) -> Planned:
+        bare = build_bare_task(self.recipe, self.revision.run_id, self.revision_of(*group), group, problem)
+        return Planned(build_training_task(self.recipe, bare, task.attempt), task)
 
     def _due_evaluations(self) -> list[Planned]:
         found: list[Planned] = []
-        for evaluation in self.evaluations.ready():
+        for evaluation in self.evaluations.take_ready():
             workflow, problems = evaluation.workflow, self.recipe.evaluate.problems
             first = self._next_evaluation[workflow]
             self._next_evaluation[workflow] += problems
             log.info("evaluation.issued", workflow=workflow, policy=evaluation.policy, versions=evaluation.versions)
             numbers = self.evaluating.begin(evaluation, first, problems, self.recipe.task_partitions)
-            found += [self._planned(group, self.evaluating.tasks[group]) for group in numbers]
+            found += [self._plan_again(group, self.evaluating.tasks[group]) for group in numbers]
         return found
 
     # ----------------------------------------------------------------------------------------------------------- state
@@ -267,9 +267,9 @@ class FeedState:
         """How many chunks `changes` would return."""
         return self.pacing.table.changed + self.evaluating.table.changed
 
-    def changes(self) -> dict[str, Plain | None]:
+    def take_changes(self) -> dict[str, Plain | None]:
         """Return, once, the chunks of open numbers that have changed, by name; None for one that holds nothing now."""
-        return {**self.pacing.table.changes(), **self.evaluating.table.changes()}
+        return {**self.pacing.table.take_changes(), **self.evaluating.table.take_changes()}
 
     def restore(self, state: Plain, chunks: Mapping[str, Plain]) -> None:
         """Take the state that `snapshot` returned, and the newest of every chunk.

@@ -18,14 +18,14 @@ from headrace.envs.contract import Environment
 from headrace.envs.registry import load_environment
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
-from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.kafka.decoding import Rejected, decode_own
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.process.signals import MustRestart
-from headrace.infra.recipe.plug_in_sources import check_sources, fed
+from headrace.infra.recipe.plug_in_sources import check_sources, feeder_plug_ins
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Role, run_alone
-from headrace.infra.run.revisions import differ_by_chain
+from headrace.infra.run.revisions import differs_by_chain_only
 from headrace.infra.run.run import Run, read_revision, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.feed.feed_state import FeedState
@@ -60,7 +60,7 @@ class Feeder:
         self.run, self.own, self.state = run, own, state
         if own.restored is not None:
             state.restore(json.loads(own.restored), {name: json.loads(part) for name, part in own.parts.items()})
-        self._take = _takers(run, state)
+        self._take = _list_handlers(run, state)
         self._commits = TaskCommits(run)
         self._planned: list[Planned] = []
         self._announcements: list[Outgoing] = []
@@ -83,19 +83,19 @@ class Feeder:
             return ()
         kind, take = self._take[message.topic]
         try:
-            record = self._record(message.value, kind)
+            record = self._decode(message.value, kind)
         except Rejected as rejected:
-            return self._dead(message, kind, rejected)
+            return self._reject(message, kind, rejected)
         take(record)
         return ()
 
-    def _record(self, value: bytes, kind: type[Any]) -> Any:
+    def _decode(self, value: bytes, kind: type[Any]) -> Any:
         """Return the record of a message. Raises Rejected."""
         record = decode_own(value, kind, self.run.run_id)
         if kind is not DeadLetter and record.policy not in self.run.recipe.policies:
             raise Rejected("misrouted", f"policy {record.policy[:80]!r} is none of this run's")
         if self.state.is_leap(record):
-            raise Rejected("time_travel", f"version {record.version} is no next one")
+            raise Rejected("time_travel", f"version {record.version} is not the next one")
         return record
 
     def _follow(self, revision: RecipeRevision | None) -> None:
@@ -107,27 +107,27 @@ class Feeder:
         if revision is None or revision.run_id != known.run_id or revision.revision <= known.revision:
             return
         recipe = Recipe.from_json(revision.recipe)
-        if not differ_by_chain(self.state.recipe, recipe):
+        if not differs_by_chain_only(self.state.recipe, recipe):
             raise MustRestart(f"revision {revision.revision} of the recipe changes more than its chain")
-        check_sources(revision.plug_ins, fed(recipe))
+        check_sources(revision.plug_ins, feeder_plug_ins(recipe))
         self.state.swap(revision, recipe)
         log.info("chain.swapped", revision=revision.revision, begins=dict(self.state.pacing.next))
         if self.state.ended:
             self._announce_end(self.state.ended)  # the newest revision decides whether a run is over
 
-    def _dead(self, message: Message, kind: type, rejected: Rejected) -> Iterable[Outgoing]:
+    def _reject(self, message: Message, kind: type, rejected: Rejected) -> Iterable[Outgoing]:
         if kind is DeadLetter:
             # A dead letter about a dead letter would be read here again, without end.
             log.warning("letter.ignored", offset=message.offset, reason=rejected.reason, detail=rejected.detail)
             return ()
-        return [dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)]
+        return [build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)]
 
     def tick(self) -> Iterable[Outgoing]:
         """Plan tasks; return them, and the word that the run is over."""
         self._planned += self.state.plan()
-        overdue = self._commits.overdue(self.state)
-        dead = [self._unanswered(planned) for planned in self.state.give_up(overdue)]
-        self._planned += self.state.again(overdue)
+        overdue = self._commits.find_overdue(self.state)
+        dead = [self._build_unanswered(planned) for planned in self.state.give_up(overdue)]
+        self._planned += self.state.reissue_lost(overdue)
         if why := self.state.end():
             log.info("run.ended", why=why)
             self._announce_end(why)
@@ -137,17 +137,17 @@ class Feeder:
                 now = "no task is issued any more: stop this process, or go on with the run by `headrace up`"
                 log.info("run.over", why=self._said_over, now=now)
         announcements, self._announcements = self._announcements, []
-        return [*(self._outgoing(planned) for planned in self._planned), *announcements, *dead]
+        return [*(self._build_outgoing(planned) for planned in self._planned), *announcements, *dead]
 
-    def _unanswered(self, planned: Planned) -> Outgoing:
+    def _build_unanswered(self, planned: Planned) -> Outgoing:
         """Return the dead letter of a task that was issued as often as it may be, and never answered."""
-        sent, attempts = self._outgoing(planned), planned.task.attempt + 1
+        sent, attempts = self._build_outgoing(planned), planned.task.attempt + 1
         message = Message(sent.topic, sent.partition, planned.open.offset, sent.key, sent.value, sent.headers)
         why = (
             f"the workers were done with {attempts} attempts of this task, and nobody has read a group of it: look "
             "for dead letters of its key, and into the workers' logs"
         )
-        return dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, ("unanswered", why))
+        return build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, ("unanswered", why))
 
     def _announce_end(self, why: str) -> None:
         ended = replace(self.state.revision, ended=why, created_ms=now_ms())
@@ -166,13 +166,13 @@ class Feeder:
             planned.open.offset = ticket.offset
         self._planned, self._changed = [], False
         self._snapshot_due = time.monotonic() + SNAPSHOT_EVERY_S
-        changes = {name: None if one is None else _json(one) for name, one in self.state.changes().items()}
-        return self.own.snapshot(_json(self.state.snapshot()), changes)
+        changes = {name: None if one is None else _encode_json(one) for name, one in self.state.take_changes().items()}
+        return self.own.snapshot(_encode_json(self.state.snapshot()), changes)
 
     def offsets(self, before: Sequence[Ticket]) -> None:
-        """None: positions stand in the snapshot."""
+        """None: the snapshot holds the positions."""
 
-    def _outgoing(self, planned: Planned) -> Outgoing:
+    def _build_outgoing(self, planned: Planned) -> Outgoing:
         task = planned.task
         topic, key = self.run.topics.tasks(task.stream), task_key(task.stream, task.number)
         return Outgoing(topic, codec.encode(task), key, task_stamp(task).to_headers(), planned.open.partition)
@@ -186,11 +186,11 @@ class Feeder:
         self.own.close()
 
 
-def _json(plain: Plain) -> bytes:
+def _encode_json(plain: Plain) -> bytes:
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
-def _takers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Callable[[Any], None]]]:
+def _list_handlers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Callable[[Any], None]]]:
     """Return, by topic, the record class and what takes it."""
     takers: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
         run.topics.dead_letters: (DeadLetter, state.take_dead_letter)
@@ -210,20 +210,20 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
     SourceChanged where these are not those that the run goes by.
     """
     recipe, revision = run.recipe, read_revisions(run.address)[-1]
-    check_sources(run.plug_ins, fed(recipe))
-    sources = {name: task_source(recipe, name) for name in recipe.workflows}
+    check_sources(run.plug_ins, feeder_plug_ins(recipe))
+    sources = {name: build_task_source(recipe, name) for name in recipe.workflows}
     send_examples(run, writer, {name: source.environment for name, source in sources.items()})
     for source in sources.values() if recipe.evaluate.every else ():
-        source.held_out(recipe.evaluate.problems)
+        source.list_held_out(recipe.evaluate.problems)
     state = FeedState(recipe, revision, sources)
-    topics = (*_takers(run, state), run.topics.recipe)
+    topics = (*_list_handlers(run, state), run.topics.recipe)
     own = OwnPositions(Role(run.connection, COMPONENT, run.run_id, run.state_place(COMPONENT), topics))
     feeder = Feeder(run, own, state)
     log.info("feeder.started", revision=run.revision, issued=dict(state.pacing.next))
     return feeder
 
 
-def task_source(recipe: Recipe, workflow: str) -> TaskSource:
+def build_task_source(recipe: Recipe, workflow: str) -> TaskSource:
     """Return where a workflow's problems come from. Raises UsageError for what cannot be built here."""
     use = recipe.workflows[workflow].env
 

@@ -64,15 +64,15 @@ class OpenEvaluations:
         """Return the evaluation of an open task."""
         return next(one.evaluation for one in self._open if one.has(group))
 
-    def passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
+    def find_passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
         """Yield tasks that the workers committed past, as `passed_of`."""
         return passed_of(self.tasks, committed)
 
     def take(self, result: EvalResult) -> None:
         """Close what a result is of."""
-        self.answered({Answer(result.workflow, result.policy, result.version)})
+        self.note_answered({Answer(result.workflow, result.policy, result.version)})
 
-    def answered(self, answers: Collection[Answer]) -> None:
+    def note_answered(self, answers: Collection[Answer]) -> None:
         """Wait no more for tasks whose groups the evaluator has."""
         for group in list(self.tasks):
             asked = self.of(group)
@@ -113,7 +113,7 @@ class OpenEvaluations:
         return [[asked.workflow, asked.policy, asked.versions, *numbers] for asked, *numbers in evaluations]
 
     def restore(self, rows: Iterable[list[Any]], chunks: Iterable[Plain], workflows: Collection[str]) -> None:
-        """Take the state that `snapshot` returned, and the table's chunks, without workflows that are no more."""
+        """Take the state that `snapshot` returned, and the table's chunks, without workflows that are gone."""
         self._open = [
             _Open(Evaluation(workflow, policy, dict(versions)), first, problems)
             for workflow, policy, versions, first, problems in rows

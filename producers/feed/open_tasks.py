@@ -1,4 +1,4 @@
-"""Tasks that were issued and have not concluded, and how they stand in the feeder's state. Pure state.
+"""Tasks that were issued and have not concluded, and their form in the feeder's state. Pure state.
 
 That state grows with what is open, so it is written in chunks, of which only those that changed are written again.
 """
@@ -37,7 +37,7 @@ class OpenTask:
     open: set[str] = field(default_factory=set)
     """Policies that it is open for."""
     died: int = 0
-    """Of a dead one: counts the deaths of a run, so that the older of two is known."""
+    """Sequence number of its death within the run, if it is dead, so that the older of two is known."""
 
 
 def passed_of(tasks: Mapping[GroupId, OpenTask], committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
@@ -70,7 +70,7 @@ class TaskTable:
         """Note that a number is about to change, or has changed."""
         self._changed.add((group.stream, group.number // CHUNK))
 
-    def changes(self) -> dict[str, Plain | None]:
+    def take_changes(self) -> dict[str, Plain | None]:
         """Return, once, the chunks that have changed, by name; None for one in which nothing is left."""
         changed, self._changed = sorted(self._changed), set()
         return {f"{stream}|{chunk}": self._chunk(stream, chunk) for stream, chunk in changed}
@@ -78,7 +78,7 @@ class TaskTable:
     def _chunk(self, stream: str, chunk: int) -> Plain | None:
         groups = [GroupId(stream, number) for number in range(chunk * CHUNK, (chunk + 1) * CHUNK)]
         found = {
-            name: _rows({group: tasks[group] for group in groups if group in tasks})
+            name: _encode_rows({group: tasks[group] for group in groups if group in tasks})
             for name, tasks in (("open", self.open), ("dead", self.dead))
         }
         return found if any(found.values()) else None
@@ -86,18 +86,18 @@ class TaskTable:
     def restore(self, chunks: Iterable[Plain]) -> None:
         """Take chunks, in any order, or the whole of it, as snapshots held it once."""
         for name, tasks in (("open", self.open), ("dead", self.dead)):
-            found = [one for chunk in chunks for one in _tasks(chunk.get(name, ()))]
+            found = [one for chunk in chunks for one in _decode_rows(chunk.get(name, ()))]
             tasks.update(sorted(found, key=lambda one: one[1].died))
 
 
-def _rows(tasks: Mapping[GroupId, OpenTask]) -> list[list[Any]]:
+def _encode_rows(tasks: Mapping[GroupId, OpenTask]) -> list[list[Any]]:
     return [
         [*group, t.index, t.tier, t.partition, t.attempt, t.offset, sorted(t.unacknowledged), sorted(t.open), t.died]
         for group, t in tasks.items()
     ]
 
 
-def _tasks(rows: Iterable[list[Any]]) -> Iterator[tuple[GroupId, OpenTask]]:
+def _decode_rows(rows: Iterable[list[Any]]) -> Iterator[tuple[GroupId, OpenTask]]:
     """Yield what rows hold; those of before there were chunks do not count deaths, and stand in their order."""
     for stream, number, index, tier, partition, attempt, offset, unacknowledged, is_open, *died in rows:
         task = OpenTask(index, tier, partition, attempt, offset, set(unacknowledged), set(is_open), *died)

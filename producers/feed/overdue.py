@@ -28,7 +28,7 @@ class Passed(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a policy's groups of some numbers stand: a partition of its `trajectories`."""
+    """Where a policy's groups of some numbers are: a partition of its `trajectories`."""
 
     policy: str
     partition: int
@@ -55,14 +55,14 @@ class Overdue:
         self.partitions = partitions
         self._waits: dict[tuple[GroupId, int], _Wait] = {}
 
-    def sources(self, passed: Iterable[Passed]) -> set[Source]:
-        """Return the partitions on which groups of these numbers may stand."""
+    def find_sources(self, passed: Iterable[Passed]) -> set[Source]:
+        """Return the partitions on which groups of these numbers may be."""
         return {source for one in passed for source in self._sources_of(one)}
 
-    def due(
+    def find_due(
         self, passed: Iterable[Passed], ends: Mapping[Source, int], curated: Mapping[Source, int], now_s: float
     ) -> list[GroupId]:
-        """Return the numbers that stood in `passed` at every call for long enough.
+        """Return the numbers that were in `passed` at every call for long enough.
 
         Args:
             passed: All that are passed now.

@@ -5,7 +5,7 @@ A task may be issued while at least one (`any`), or every (`all`), of the polici
 open numbers than `(max_staleness + 1) * groups_per_batch`; a policy that has all its versions counts as none. The open
 numbers of a policy are summed over streams, as its trainer's window holds them all.
 
-Replays are no numbers, but take room in batches. A number would wait (max_staleness + 1) / (share of fresh groups)
+Replays have no number, but take room in batches. A number would wait (max_staleness + 1) / (share of fresh groups)
 versions then, and expire; so that share of the newest batches lowers the bound, to one batch at least.
 
 A number that a dead letter concluded is kept apart: `headrace redrive` may open it again.
@@ -87,11 +87,11 @@ class Pacing:
         fresh, groups = (sum(column) for column in zip(*batches, strict=True)) if batches else (1, 1)
         return max(min(quota.batch, quota.most_open), round(quota.most_open * fresh / groups))
 
-    def outstanding(self, stream: str) -> tuple[int, ...]:
+    def count_outstanding(self, stream: str) -> tuple[int, ...]:
         """Return how many numbers of each partition the workers or the curators still have."""
         return tuple(self._outstanding[stream])
 
-    def reached(self, policy: str) -> bool:
+    def has_reached_end(self, policy: str) -> bool:
         """Return whether a policy has all its versions."""
         return self.versions.get(policy, -1) >= self.quotas[policy].steps
 
@@ -99,7 +99,7 @@ class Pacing:
         """Return whether a task of this stream may be issued."""
         if stream in self.closed:
             return False
-        room = [self._open[p] < self.most_open(p) for p in self.policies_of[stream] if not self.reached(p)]
+        room = [self._open[p] < self.most_open(p) for p in self.policies_of[stream] if not self.has_reached_end(p)]
         return bool(room) and (any(room) if self.pace == "any" else all(room))
 
     def next_stream(self) -> str | None:
@@ -114,13 +114,13 @@ class Pacing:
 
     def ended(self) -> str:
         """Return why no more will be issued, steps or solved; empty while there is work."""
-        left = [policy for policy in self.quotas if not self.reached(policy)]
+        left = [policy for policy in self.quotas if not self.has_reached_end(policy)]
         if not left:
             return "steps"
         alive = {p for stream, policies in self.policies_of.items() if stream not in self.closed for p in policies}
         return "" if alive & set(left) else "solved"
 
-    def passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
+    def find_passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
         """Yield what the workers committed past and nobody has acknowledged, as `passed_of`."""
         return passed_of(self.tasks, committed)
 
@@ -143,7 +143,7 @@ class Pacing:
         self._outstanding[group.stream][task.partition] += bool(task.unacknowledged)
         return task
 
-    def acknowledged(self, group: GroupId, policy: str) -> bool:
+    def acknowledge(self, group: GroupId, policy: str) -> bool:
         """Note that a policy's group is past the curator; True the first time."""
         dead, task = self.dead.get(group), self.tasks.get(group)
         if dead is not None and policy in dead.unacknowledged:
@@ -226,14 +226,14 @@ class Pacing:
             return set()
         self.table.touch(group)
         for name in closing:
-            self.acknowledged(group, name)
+            self.acknowledge(group, name)
             self._open[name] -= 1
         task.open -= closing
         if not task.open:
             del self.tasks[group]
         return closing
 
-    def batch(self, policy: str, fresh: int, groups: int) -> None:
+    def note_batch(self, policy: str, fresh: int, groups: int) -> None:
         """Take in how many of a batch's groups were fresh."""
         if groups and policy in self._fresh:
             self._fresh[policy].append((fresh, groups))
@@ -284,7 +284,7 @@ class Pacing:
         self._deaths = plain.get("deaths", 0)
         for policy, batches in plain.get("fresh", {}).items():
             for fresh, groups in batches:
-                self.batch(policy, fresh, groups)
+                self.note_batch(policy, fresh, groups)
         self.table.restore([plain] if "open" in plain else list(chunks))
         for group, task in self.tasks.items():
             self._count(group, task)

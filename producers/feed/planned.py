@@ -9,7 +9,7 @@ from headrace.envs.payload import problem_to_json
 from headrace.infra.recipe.settings import Recipe
 from headrace.producers.feed.evaluation_schedule import Evaluation
 from headrace.producers.feed.open_tasks import OpenTask
-from headrace.schemas.ids import GroupId, now_ms, task_seed
+from headrace.schemas.ids import GroupId, derive_task_seed, now_ms
 from headrace.schemas.records import Task
 
 
@@ -22,13 +22,13 @@ class Planned:
     """Its partition, and where its offset is to be noted."""
 
 
-def training_task(recipe: Recipe, bare: Task, attempt: int) -> Task:
-    """Return a training number's task from what `bare_task` returned."""
+def build_training_task(recipe: Recipe, bare: Task, attempt: int) -> Task:
+    """Return a training number's task from what `build_bare_task` returned."""
     return replace(bare, workflow=bare.stream, n_asked=recipe.rollout.group_size, attempt=attempt)
 
 
-def evaluation_task(recipe: Recipe, bare: Task, attempt: int, evaluation: Evaluation) -> Task:
-    """Return the task of a number of an evaluation from what `bare_task` returned."""
+def build_evaluation_task(recipe: Recipe, bare: Task, attempt: int, evaluation: Evaluation) -> Task:
+    """Return the task of a number of an evaluation from what `build_bare_task` returned."""
     return replace(
         bare,
         workflow=evaluation.workflow,
@@ -39,7 +39,7 @@ def evaluation_task(recipe: Recipe, bare: Task, attempt: int, evaluation: Evalua
     )
 
 
-def bare_task(recipe: Recipe, run_id: str, revision: int, group: GroupId, problem: Problem) -> Task:
+def build_bare_task(recipe: Recipe, run_id: str, revision: int, group: GroupId, problem: Problem) -> Task:
     """Return what a task of either kind has: its number, its problem and its seed."""
     return Task(
         run_id=run_id,
@@ -49,6 +49,6 @@ def bare_task(recipe: Recipe, run_id: str, revision: int, group: GroupId, proble
         task_id=problem.task_id,
         tier=problem.tier,
         payload=problem_to_json(problem),
-        seed=task_seed(recipe.seed, *group),
+        seed=derive_task_seed(recipe.seed, *group),
         issued_ms=now_ms(),
     )

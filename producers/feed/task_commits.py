@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import end_offsets
-from headrace.infra.kafka.group_offsets import commits, committed_offsets, delete_before
-from headrace.infra.kafka.topic_reader import Place, read_range
+from headrace.infra.kafka.clients import fetch_end_offsets
+from headrace.infra.kafka.group_offsets import delete_before, fetch_commits, fetch_committed_offsets
+from headrace.infra.kafka.topic_reader import PartitionId, read_range
 from headrace.infra.run.run import Run
 from headrace.producers.feed.evaluator_progress import EvaluatorProgress, read_progress
 from headrace.producers.feed.feed_state import FeedState
@@ -37,7 +37,7 @@ class TaskCommits:
         self._look_due = 0.0
         self._delete_due = time.monotonic() + DELETE_EVERY_S
 
-    def overdue(self, state: FeedState) -> list[GroupId]:
+    def find_overdue(self, state: FeedState) -> list[GroupId]:
         """Return numbers that were lost on the way for too long, those of evaluations among them; mostly none."""
         now = time.monotonic()
         if now < self._look_due:
@@ -48,19 +48,19 @@ class TaskCommits:
             if now >= self._delete_due:
                 self._delete_due = now + DELETE_EVERY_S
                 self._delete(committed)
-            passed = list(state.pacing.passed(committed))
-            found = self._due(self._overdue, passed, self.run.topics.trajectories, self._curated, now)
-            return found + self._evaluations(state, now)
+            passed = list(state.pacing.find_passed(committed))
+            found = self._find_due(self._overdue, passed, self.run.topics.trajectories, self._find_curated_ends, now)
+            return found + self._find_overdue_evaluations(state, now)
         except HeadraceError as error:  # away, or without the right to delete: tasks then stay, no more
             log.info("commits.unknown", error=str(error))
             return []
 
-    def _due(
+    def _find_due(
         self,
         overdue: Overdue,
         passed: list[Passed],
         topic_of: Callable[[str], str],
-        read_of: Callable[[Mapping[Place, int]], Mapping[Place, int]],
+        read_of: Callable[[Mapping[PartitionId, int]], Mapping[PartitionId, int]],
         now: float,
     ) -> list[GroupId]:
         """Return which of the passed numbers are overdue.
@@ -72,26 +72,26 @@ class TaskCommits:
             read_of: Given the ends of partitions of such topics, how far their reader is in each.
             now: The time.
         """
-        places = {source: (topic_of(source.policy), source.partition) for source in overdue.sources(passed)}
-        ends = end_offsets(self.run.connection, list(places.values()))
+        places = {source: (topic_of(source.policy), source.partition) for source in overdue.find_sources(passed)}
+        ends = fetch_end_offsets(self.run.connection, list(places.values()))
         read = read_of(ends)
         at_end = {source: ends[place] for source, place in places.items()}
-        return overdue.due(passed, at_end, {source: read[place] for source, place in places.items()}, now)
+        return overdue.find_due(passed, at_end, {source: read[place] for source, place in places.items()}, now)
 
-    def _evaluations(self, state: FeedState, now: float) -> list[GroupId]:
+    def _find_overdue_evaluations(self, state: FeedState, now: float) -> list[GroupId]:
         """Return overdue tasks of evaluations, when those that the evaluator has groups of are waited for no more."""
         streams = {group.stream for group in state.evaluating.tasks}
         committed = {place: offset for stream in streams for place, offset in self._of(stream).items()}
-        passed, progress = list(state.evaluating.passed(committed)), EvaluatorProgress()
+        passed, progress = list(state.evaluating.find_passed(committed)), EvaluatorProgress()
         if passed:
             progress = read_progress(self.run)
-            state.evaluating.answered(progress.answers)
+            state.evaluating.note_answered(progress.answers)
             passed = [one for one in passed if one.group in state.evaluating.tasks]
 
-        def read_of(ends: Mapping[Place, int]) -> Mapping[Place, int]:
-            return {place: self._past_markers(place, progress.positions, end) for place, end in ends.items()}
+        def read_of(ends: Mapping[PartitionId, int]) -> Mapping[PartitionId, int]:
+            return {place: self._skip_markers(place, progress.positions, end) for place, end in ends.items()}
 
-        return self._due(self._evaluations_overdue, passed, self.run.topics.eval_groups, read_of, now)
+        return self._find_due(self._evaluations_overdue, passed, self.run.topics.eval_groups, read_of, now)
 
     def _delete(self, committed: dict[tuple[str, int], int]) -> None:
         topics = self.run.topics
@@ -100,21 +100,21 @@ class TaskCommits:
     def _of(self, stream: str) -> dict[tuple[str, int], int]:
         """Return how far the workers are with the tasks of a stream: one group has both of a workflow's."""
         topic, of = self.run.topics.tasks(stream), stream.removeprefix(eval_stream("")) if is_eval(stream) else stream
-        found = commits(self.run.connection, self.run.topics.rollout_group(of), [topic])
+        found = fetch_commits(self.run.connection, self.run.topics.rollout_group(of), [topic])
         ours = {place: commit for place, commit in found.items() if is_of_run(commit.metadata, self.run.run_id)}
         return {(stream, partition): commit.offset for (_, partition), commit in ours.items()}
 
-    def _curated(self, ends: Mapping[Place, int]) -> dict[Place, int]:
-        """Return how far the curators are; what follows their commit and is no record counts as read."""
-        found: dict[Place, int] = {}
+    def _find_curated_ends(self, ends: Mapping[PartitionId, int]) -> dict[PartitionId, int]:
+        """Return how far the curators are; what follows their commit and is not a record counts as read."""
+        found: dict[PartitionId, int] = {}
         for policy in self.run.recipe.policies:
             topic, group = self.run.topics.trajectories(policy), self.run.topics.curate_group(policy)
             places = [place for place in ends if place[0] == topic]
-            committed = committed_offsets(self.run.connection, group, [topic]) if places else {}
-            found |= {place: self._past_markers(place, committed, ends[place]) for place in places}
+            committed = fetch_committed_offsets(self.run.connection, group, [topic]) if places else {}
+            found |= {place: self._skip_markers(place, committed, ends[place]) for place in places}
         return found
 
-    def _past_markers(self, place: Place, positions: Mapping[Place, int], end: int) -> int:
+    def _skip_markers(self, place: PartitionId, positions: Mapping[PartitionId, int], end: int) -> int:
         """Return `end` where nothing but aborted records and transactions' marks follow a reader's position."""
         position = positions.get(place, 0)
         if position >= end or any(read_range(self.run.connection, place, position, end)):

@@ -69,19 +69,19 @@ class TaskSource:
         """Return the next problem that the selector wants; after 256 rejections in a row the next one anyway."""
         tier = self._choose()
         for _ in range(MOST_REJECTIONS):
-            drawn = self._next(tier)
+            drawn = self._draw_next(tier)
             if self.selector.select(drawn.problem):
                 self.selected += 1
                 return drawn
             self.rejected += 1
         self.forced += 1
-        return self._next(tier)
+        return self._draw_next(tier)
 
     def problem(self, index: int, tier: str) -> Problem:
         """Return a problem that was drawn before."""
         return self._ask("train", index, tier)
 
-    def held_out(self, count: int) -> list[Problem]:
+    def list_held_out(self, count: int) -> list[Problem]:
         """Return the first held-out problems, in the recipe's own tiers. Raises UsageError when there are fewer."""
         size = self.environment.size("held_out")
         if size is not None and size < count:
@@ -89,9 +89,9 @@ class TaskSource:
                 f"evaluate.problems is {count}, and the environment of workflow {self.workflow} holds out {size}: set "
                 f"evaluate.problems to at most {size}"
             )
-        return [self.held_out_problem(index) for index in range(count)]
+        return [self.build_held_out_problem(index) for index in range(count)]
 
-    def held_out_problem(self, index: int) -> Problem:
+    def build_held_out_problem(self, index: int) -> Problem:
         """Return a held-out problem, in the recipe's own tiers."""
         return self._ask("held_out", index, "")
 
@@ -121,12 +121,12 @@ class TaskSource:
         if isinstance(self.selector, KnowsSize):
             self.selector.on_size(self._environment(self.tier).size("train"))
 
-    def _next(self, tier: str) -> Drawn:
-        index = self._index(self._cursors[tier], tier)
+    def _draw_next(self, tier: str) -> Drawn:
+        index = self._pick_index(self._cursors[tier], tier)
         self._cursors[tier] += 1
         return Drawn(index, tier, self._ask("train", index, tier))
 
-    def _index(self, cursor: int, tier: str) -> int:
+    def _pick_index(self, cursor: int, tier: str) -> int:
         size = self._environment(tier).size("train")
         if size == 0:
             raise UsageError(f"the environment of workflow {self.workflow} has no training problem: check its settings")

@@ -10,7 +10,7 @@ import structlog
 from headrace.envs.contract import Environment, GivesExamples
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.kafka.topic_reader import read_place
+from headrace.infra.kafka.topic_reader import read_partition
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
@@ -34,14 +34,14 @@ def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[s
     if not wanted:
         return
     places = {policy: run.state_place(trainer_component(policy)) for policy in wanted}
-    there = {m.key for place in set(places.values()) for m in read_place(run.connection, place) if m.value}
+    there = {m.key for place in set(places.values()) for m in read_partition(run.connection, place) if m.value}
     missing = {policy: warm for policy, warm in wanted.items() if examples_key(policy) not in there}
     if not missing:
         return
     records = []
     for policy, warm in missing.items():
-        source = _first_environment(run, policy, environments)
-        claim = run.put("".join(_lines(source, warm.examples)).encode(), "examples", ".jsonl")
+        source = _find_first_environment(run, policy, environments)
+        claim = run.put("".join(_write_lines(source, warm.examples)).encode(), "examples", ".jsonl")
         record = WarmStartExamples(run_id=run.run_id, policy=policy, examples=claim)
         topic, partition = places[policy]
         records.append(Outgoing(topic, codec.encode(record), examples_key(policy), partition=partition))
@@ -51,7 +51,7 @@ def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[s
     writer.commit()
 
 
-def _first_environment(run: Run, policy: str, environments: Mapping[str, Environment]) -> GivesExamples:
+def _find_first_environment(run: Run, policy: str, environments: Mapping[str, Environment]) -> GivesExamples:
     workflow = next((name for name in environments if policy in run.recipe.policies_of(name)), None)
     if workflow is None:
         raise UsageError(f"policies.{policy}.warm_start needs worked examples, and no workflow names {policy}: drop it")
@@ -65,7 +65,7 @@ def _first_environment(run: Run, policy: str, environments: Mapping[str, Environ
     return found
 
 
-def _lines(source: GivesExamples, count: int) -> Iterator[str]:
+def _write_lines(source: GivesExamples, count: int) -> Iterator[str]:
     for index in range(count):
         example = source.example(index)
         yield json.dumps({"prompt": example.prompt, "completion": example.completion}) + "\n"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from headrace.envs.contract import Generation
 from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
-from headrace.schemas.ids import derived_seed
+from headrace.schemas.ids import derive_seed
 from headrace.schemas.records import Sampling
 
 
@@ -25,7 +25,7 @@ class EngineActor:
     tokenizer: TextCodec
     sampling: Sampling
     seed: int
-    """Of this role in this sample; each call derives its own from it."""
+    """Seed of this role in this sample; each call derives its own from it."""
     version: int | None
     """The exact version of an evaluation; None follows the newest weights in flight."""
     deadline: float
@@ -51,7 +51,7 @@ class EngineActor:
     async def generate(self, ids: Sequence[int], *, max_tokens: int | None = None) -> Generation:
         """See `Actor.generate`. Raises OutOfTime at the episode's end, VersionGone and EngineError."""
         sampling = self.sampling if max_tokens is None else replace(self.sampling, max_tokens=max_tokens)
-        seed = derived_seed(self.seed, self.calls)
+        seed = derive_seed(self.seed, self.calls)
         self.calls += 1
         now_s = self.acted_s = asyncio.get_running_loop().time()
         made = await self.engine.generate(

@@ -37,7 +37,7 @@ class Admission:
             return "run_end"
         if task.revision not in self.follower.recipes:
             return "unknown_revision"
-        if is_training and self.follower.behind(self.concluder.context.engine.versions()):
+        if is_training and self.follower.find_stale(self.concluder.context.engine.versions()):
             return None
         if self.concluder.delivering >= MOST_UNDELIVERED:
             return None

@@ -12,7 +12,7 @@ from headrace.infra.backoff import Backoff
 from headrace.infra.errors import UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import STORE_NAME, Run, refuse_replaced
 from headrace.infra.stopwatch import Stopwatch
@@ -24,9 +24,9 @@ from headrace.producers.rollout.episodes import (
     conclude_unplayed,
     play_group,
 )
-from headrace.producers.rollout.failures import FailureLog, failure_of
+from headrace.producers.rollout.failures import FailureLog, build_failure
 from headrace.producers.rollout.follower import WeightFollower
-from headrace.producers.rollout.group_records import Encoded, encode_group, generated_tokens, outgoing
+from headrace.producers.rollout.group_records import Encoded, build_outgoing, count_generated_tokens, encode_group
 from headrace.producers.rollout.outcome import Outcome
 from headrace.producers.rollout.pauses import DELIVERY, Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
@@ -44,7 +44,7 @@ SCORE_LIMIT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 
-def workflow_spec(recipe: Recipe, workflow: str) -> WorkflowSpec:
+def build_workflow_spec(recipe: Recipe, workflow: str) -> WorkflowSpec:
     """Return how a revision of the recipe has tasks played. Raises UsageError when it cannot be built here."""
     wanted, rollout, evaluate = recipe.workflows[workflow], recipe.rollout, recipe.evaluate
     try:
@@ -75,7 +75,7 @@ class Concluder:
     follower: WeightFollower
     producer: RecordProducer
     partitions: Mapping[str, int]
-    """Of each topic that groups go to."""
+    """Number of partitions of each topic that groups go to."""
     specs: dict[int, WorkflowSpec]
     """By revision; further ones are made when a task needs them."""
     holds: VersionHolds
@@ -109,22 +109,22 @@ class Concluder:
                 try:
                     spec = self._spec_of(task)
                     wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
-                    async with self.holds.held(wanted):
+                    async with self.holds.hold(wanted):
                         groups = await play_group(task, spec, self.context, ending, partial(self._free_place, started))
                 except (UsageError, EngineError, ValueError) as error:
-                    groups = self._unplayed(task, failure_of(0, error))
+                    groups = self._conclude_unplayed(task, build_failure(0, error))
                 if all(group.reason == "failed" for group in groups.values()):
                     await self._check_engine()
             else:
-                groups = self._unplayed(task, Failure(0, *started.why))
-            groups = self.failures.noted(task, groups)
+                groups = self._conclude_unplayed(task, Failure(0, *started.why))
+            groups = self.failures.note(task, groups)
             reach("rollout.played")  # 1
         finally:
             started.give_places_back()
         self.delivering += 1
         try:
             if started.verdict == "poison":
-                await self._send([self._dead_letter_of_poison(started)])
+                await self._send([self._build_poison_dead_letter(started)])
             await self._deliver(task, groups, self._recipe_of(task).rollout.inline_limit_bytes)  # 2
             reach("rollout.delivered")
         finally:
@@ -135,32 +135,32 @@ class Concluder:
         """Write the dead letter of a message that holds no task of ours."""
         if started.why[0] == "other_run":
             await asyncio.to_thread(refuse_replaced, self.run)
-        dead = dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.why)
+        dead = build_dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.why)
         await self._send([dead])
 
     def _free_place(self, started: StartedTask, outcome: Outcome) -> None:
         """Count an episode that has ended, and let another one begin in its place."""
-        self.tally.episode_ended(outcome)
+        self.tally.count_episode(outcome)
         if started.reservation is not None:
             started.reservation.give_one()
 
-    def _dead_letter_of_poison(self, started: StartedTask) -> Outgoing:
+    def _build_poison_dead_letter(self, started: StartedTask) -> Outgoing:
         """Return the dead letter beside a poisoned task's groups: its bytes, for people.
 
         Without its headers it names no number, and so concludes nothing: the groups do.
         """
         unnamed = replace(started.message, headers=[])
-        return dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.why)
+        return build_dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.why)
 
     def _spec_of(self, task: Task) -> WorkflowSpec:
         if task.revision not in self.specs:
-            self.specs[task.revision] = workflow_spec(self.follower.recipes[task.revision], self.workflow)
+            self.specs[task.revision] = build_workflow_spec(self.follower.recipes[task.revision], self.workflow)
         return self.specs[task.revision]
 
     def _recipe_of(self, task: Task) -> Recipe:
         return self.follower.recipes.get(task.revision, self.follower.recipe)
 
-    def _unplayed(self, task: Task, failure: Failure) -> Groups:
+    def _conclude_unplayed(self, task: Task, failure: Failure) -> Groups:
         recipe = self._recipe_of(task)
         workflow = recipe.workflows[self.workflow]
         return conclude_unplayed(task, recipe.policies_of(self.workflow), workflow.env.use, self.context, failure)
@@ -176,11 +176,11 @@ class Concluder:
             with self.watch.measure("encode"):
                 encoded = encode_group(group)
             if encoded.group is not group:  # the schema refuses what the workflow gave
-                self.failures.noted(task, {group.policy: encoded.group})
+                self.failures.note(task, {group.policy: encoded.group})
             if len(encoded.value) > inline_limit_bytes:
                 encoded = encoded.behind(await self._put(encoded))
-            records.append(outgoing(self.run.topics, encoded, self.partitions))
-            self.tally.delivered_tokens += generated_tokens(encoded.group)
+            records.append(build_outgoing(self.run.topics, encoded, self.partitions))
+            self.tally.delivered_tokens += count_generated_tokens(encoded.group)
         await self._send(records)
         self.tally.groups_done += len(records)
 
@@ -200,7 +200,7 @@ class Concluder:
         self.pauses.end(DELIVERY)
 
     async def _put(self, encoded: Encoded) -> ClaimCheck:
-        """Store a large group, waiting as long as the store is away or refuses."""
+        """Store a large group, waiting as long as the store is unreachable or refuses."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:

@@ -16,10 +16,10 @@ from headrace.envs.payload import problem_from_json
 from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
-from headrace.producers.rollout.failures import failure_of
+from headrace.producers.rollout.failures import build_failure
 from headrace.producers.rollout.outcome import Outcome
 from headrace.producers.rollout.reachability import Reachability
-from headrace.schemas.ids import derived_seed, now_ms
+from headrace.schemas.ids import derive_seed, now_ms
 from headrace.schemas.records import Failure, Sampling, Sequence, Task, Trajectory, TrajectoryGroup
 
 
@@ -80,13 +80,13 @@ async def play_group(
         actors: list[EngineActor] = []
 
         async def once() -> Outcome:
-            cast = _actors(task, sample, spec, context)
+            cast = _build_actors(task, sample, spec, context)
             actors.extend(cast.values())
             return await _play_episode(sample, problem, spec, cast)
 
         outcome = Outcome(sample)
         try:
-            outcome = await context.reachability.played(once)
+            outcome = await context.reachability.play_when_reachable(once)
         except asyncio.CancelledError:
             if not ending.is_set():
                 raise
@@ -114,10 +114,10 @@ async def _play_episode(
     try:
         await asyncio.wait({played}, timeout=spec.episode_limit_s)
         if not played.done():
-            return Outcome(sample, failure=failure_of(sample, OutOfTime(), spec.episode_limit_s, actors))
-        return Outcome(sample, _checked(played.result(), spec.roles))
+            return Outcome(sample, failure=build_failure(sample, OutOfTime(), spec.episode_limit_s, actors))
+        return Outcome(sample, _check_episode(played.result(), spec.roles))
     except Exception as error:  # noqa: BLE001 - whatever an episode raises is data
-        return Outcome(sample, failure=failure_of(sample, error, spec.episode_limit_s, actors))
+        return Outcome(sample, failure=build_failure(sample, error, spec.episode_limit_s, actors))
     finally:
         played.cancel()
         played.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else looks at it
@@ -133,7 +133,7 @@ async def _cancel_at_end(ending: asyncio.Event, episodes: Iterable[asyncio.Task[
         episode.cancel()
 
 
-def _actors(task: Task, sample: int, spec: WorkflowSpec, context: RolloutContext) -> dict[str, EngineActor]:
+def _build_actors(task: Task, sample: int, spec: WorkflowSpec, context: RolloutContext) -> dict[str, EngineActor]:
     deadline = asyncio.get_running_loop().time() + spec.episode_limit_s
     sampling = spec.evaluation if task.purpose == "eval" else spec.training
     return {
@@ -142,7 +142,7 @@ def _actors(task: Task, sample: int, spec: WorkflowSpec, context: RolloutContext
             policy,
             context.tokenizers[policy],
             replace(sampling, stop_ids=context.tokenizers[policy].stop_ids),
-            derived_seed(task.seed, sample, role, policy),
+            derive_seed(task.seed, sample, role, policy),
             task.versions.get(policy),
             deadline,
         )
@@ -150,8 +150,8 @@ def _actors(task: Task, sample: int, spec: WorkflowSpec, context: RolloutContext
     }
 
 
-def _checked(episode: Any, roles: Mapping[str, str]) -> Episode:
-    """Return what a workflow returned. Raises TypeError or ValueError, naming role and value, if it is no episode."""
+def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
+    """Return what a workflow returned. Raises TypeError or ValueError, naming role and value."""
     if not isinstance(episode, Mapping):
         raise TypeError(f"a workflow returns a RoleTrajectory by role, got {type(episode).__name__} {episode!r:.60}")
     for role, played in episode.items():
@@ -162,7 +162,7 @@ def _checked(episode: Any, roles: Mapping[str, str]) -> Episode:
     for role, played in episode.items():
         rewards = [played.reward, *(s.reward for s in played.sequences if s.reward is not None)]
         if not all(map(math.isfinite, rewards)):
-            raise ValueError(f"the rewards of {role} must be finite, got {rewards}: mend the environment's scorer")
+            raise ValueError(f"the rewards of {role} must be finite, got {rewards}: fix the environment's scorer")
     return episode
 
 
@@ -179,17 +179,19 @@ def build_groups(
     for policy in spec.policies:
         roles = [role for role, played_by in spec.roles.items() if played_by == policy]
         trajectories = tuple(
-            _trajectory(task, outcome.sample, [outcome.episode[role] for role in roles if role in outcome.episode])
+            _build_trajectory(
+                task, outcome.sample, [outcome.episode[role] for role in roles if role in outcome.episode]
+            )
             for outcome in ordered
             if outcome.episode is not None and any(role in outcome.episode for role in roles)
         )
-        empty = empty_group(task, policy, spec.environment.name, context)
+        empty = build_empty_group(task, policy, spec.environment.name, context)
         groups[policy] = replace(
             empty,
             episode_ids=tuple(trajectory.id for trajectory in trajectories),
             trajectories=trajectories,
             failures=failures,
-            reason="" if trajectories else _reason(failures, len(ordered)),
+            reason="" if trajectories else _choose_reason(failures, len(ordered)),
             started_ms=started_ms,
         )
     return groups
@@ -202,12 +204,12 @@ def conclude_unplayed(
     failures = tuple(replace(failure, sample=sample) for sample in range(task.n_asked))
     reason = "failed" if failure.reason == "error" else failure.reason
     return {
-        policy: replace(empty_group(task, policy, environment, context), failures=failures, reason=reason)
+        policy: replace(build_empty_group(task, policy, environment, context), failures=failures, reason=reason)
         for policy in policies
     }
 
 
-def empty_group(task: Task, policy: str, environment: str, context: RolloutContext) -> TrajectoryGroup:
+def build_empty_group(task: Task, policy: str, environment: str, context: RolloutContext) -> TrajectoryGroup:
     """Return all that a group records of a task, a worker and this moment."""
     now = now_ms()
     return TrajectoryGroup(
@@ -236,7 +238,7 @@ def empty_group(task: Task, policy: str, environment: str, context: RolloutConte
     )
 
 
-def _reason(failures: tuple[Failure, ...], n_played: int) -> str:
+def _choose_reason(failures: tuple[Failure, ...], n_played: int) -> str:
     """Why a policy has no trajectory at all."""
     if len(failures) < n_played or not failures:
         return "not_acted"
@@ -246,12 +248,12 @@ def _reason(failures: tuple[Failure, ...], n_played: int) -> str:
     return "failed"
 
 
-def _trajectory(task: Task, sample: int, parts: list[RoleTrajectory]) -> Trajectory:
-    """Return what one policy did. Its first role's reward is the whole's; those of others stand on their sequences."""
+def _build_trajectory(task: Task, sample: int, parts: list[RoleTrajectory]) -> Trajectory:
+    """Return what one policy did. Its first role's reward is the whole's; those of others are on their sequences."""
     first, sequences = parts[0], list(parts[0].sequences)
     for part in parts[1:]:
         begin = len(sequences)
-        sequences += [_moved(sequence, begin, part.reward) for sequence in part.sequences]
+        sequences += [_shift_reward(sequence, begin, part.reward) for sequence in part.sequences]
     return Trajectory(
         id=f"{task.stream}:{task.number}:{sample}",
         reward=first.reward,
@@ -260,7 +262,7 @@ def _trajectory(task: Task, sample: int, parts: list[RoleTrajectory]) -> Traject
     )
 
 
-def _moved(sequence: Sequence, begin: int, reward: float) -> Sequence:
+def _shift_reward(sequence: Sequence, begin: int, reward: float) -> Sequence:
     return replace(
         sequence,
         parent=sequence.parent + begin if sequence.parent >= 0 else -1,

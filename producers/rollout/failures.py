@@ -26,7 +26,7 @@ MOST_KINDS = 1000
 log = structlog.get_logger()
 
 
-def failure_of(
+def build_failure(
     sample: int, error: Exception, limit_s: float = 0.0, actors: Mapping[str, EngineActor] | None = None
 ) -> Failure:
     """Return the failure of an episode.
@@ -35,9 +35,9 @@ def failure_of(
         sample: Which of its group.
         error: What was raised.
         limit_s: Of the episode, for a time limit that does not say it.
-        actors: By role; which of them generated last is told.
+        actors: By role; the failure names the one that generated last.
     """
-    reason, detail = "error", one_line(error)
+    reason, detail = "error", describe_in_one_line(error)
     if isinstance(error, VersionGone):
         reason = "version_gone"
     elif not isinstance(error, EngineError) and is_unreachable(error):
@@ -48,22 +48,28 @@ def failure_of(
             detail = str(error) or f"the episode took longer than {limit_s:g} s"
     role, actor = max((actors or {}).items(), key=lambda item: item[1].acted_s, default=("", None))
     return Failure(
-        sample, reason, detail, place_of(error)[:DETAIL_LENGTH], role, actor.calls if actor else 0, _traceback(error)
+        sample,
+        reason,
+        detail,
+        place_of(error)[:DETAIL_LENGTH],
+        role,
+        actor.calls if actor else 0,
+        _render_traceback(error),
     )
 
 
-def one_line(error: BaseException) -> str:
+def describe_in_one_line(error: BaseException) -> str:
     """Return an error as the detail of a failure."""
-    return _encodable(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:DETAIL_LENGTH])
+    return _make_encodable(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:DETAIL_LENGTH])
 
 
-def _traceback(error: BaseException) -> str:
+def _render_traceback(error: BaseException) -> str:
     if error.__traceback__ is None:
         return ""
-    return _encodable("".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:])
+    return _make_encodable("".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:])
 
 
-def _encodable(text: str) -> str:
+def _make_encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -73,15 +79,15 @@ class FailureLog:
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
-    def noted(self, task: Task, groups: Mapping[str, TrajectoryGroup]) -> dict[str, TrajectoryGroup]:
+    def note(self, task: Task, groups: Mapping[str, TrajectoryGroup]) -> dict[str, TrajectoryGroup]:
         """Return a task's groups; a traceback stays in the first failure of its error alone, and all are logged."""
         told: dict[tuple[Failure, ...], tuple[Failure, ...]] = {}  # every policy's group holds the same failures
         for group in groups.values():
             if group.failures not in told:
-                told[group.failures] = tuple(self._noted(task, failure) for failure in group.failures)
+                told[group.failures] = tuple(self._note_failure(task, failure) for failure in group.failures)
         return {policy: replace(group, failures=told[group.failures]) for policy, group in groups.items()}
 
-    def _noted(self, task: Task, failure: Failure) -> Failure:
+    def _note_failure(self, task: Task, failure: Failure) -> Failure:
         kind = kind_of(failure)
         if failure.reason not in TOLD or (kind not in self.counts and len(self.counts) >= MOST_KINDS):
             return replace(failure, traceback="")

@@ -16,9 +16,9 @@ import structlog
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.failpoints import reach
-from headrace.infra.kafka.clients import Message, end_offsets
+from headrace.infra.kafka.clients import Message, fetch_end_offsets
 from headrace.infra.kafka.decoding import read_own
-from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all, read_range
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all, read_range
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.store.object_store import StoreError
@@ -61,16 +61,16 @@ class WeightFollower(threading.Thread):
         self.ended = run.ended
         """Why the run is over; empty while it goes on."""
         self.taken: dict[str, TakenWeights] = {}
-        """How the newest version that was loaded came, of each policy."""
+        """Cost of the newest version that was loaded, by policy."""
         self.error: BaseException | None = None
         """What ended this thread, if it was not `stop`."""
         self.caught_up = threading.Event()
-        """Set when everything that stood on the topics at the start was read."""
-        self._run_, self._policies, self._name, self._pauses = run, policies, name, pauses
+        """Set when everything that was on the topics at the start has been read."""
+        self._joined, self._policies, self._name, self._pauses = run, policies, name, pauses
         self._topics = {run.topics.weights(policy): policy for policy in policies}
         self._published = {policy: PublishedWeights() for policy in policies}
         self._epochs: dict[str, int] = {}
-        """Of each policy, that of the version which is served: a chain that was cut goes on nowhere."""
+        """Epoch of the version that is served, by policy: no delta leads from one epoch to another."""
         self._weights = {policy: PolicyWeights(run.weights_cache) for policy in policies}
         self._engine: Engine | None = None
         self._retry_at: defaultdict[str, float] = defaultdict(float)
@@ -84,7 +84,7 @@ class WeightFollower(threading.Thread):
         """The revision in force."""
         return self.recipes[max(self.recipes)]
 
-    def behind(self, versions: Mapping[str, int]) -> str:
+    def find_stale(self, versions: Mapping[str, int]) -> str:
         """Return which policy is served more than `max_staleness` behind its head; empty when none is."""
         for policy in self._policies:
             limit = self.recipe.trainer_of(policy).max_staleness
@@ -97,8 +97,8 @@ class WeightFollower(threading.Thread):
         recent = self._published[policy].newest_first()
         named = next((record for record in recent if record.files), None)
         if named is None and recent:
-            topic = self._run_.topics.weights(policy)
-            records = (self._read(message) for message in read_all(self._run_.connection, [topic]))
+            topic = self._joined.topics.weights(policy)
+            records = (self._read(message) for message in read_all(self._joined.connection, [topic]))
             named = next((record for record in records if record is not None and record.files), None)
         return named
 
@@ -107,7 +107,7 @@ class WeightFollower(threading.Thread):
         self._engine = engine
 
     def hold(self, policy: str, version: int) -> None:
-        """Make the engine hold exactly this version, fetched if it is not served; waits while the store is away.
+        """Make the engine hold exactly this version, fetched if it is not served; waits while the store is unreachable.
 
         Raises VersionGone when it cannot be had.
         """
@@ -115,7 +115,7 @@ class WeightFollower(threading.Thread):
         try:
             self._engine.hold(policy, version)
         except VersionGone:
-            record = self._record_of(policy, version)
+            record = self._wait_for_record(policy, version)
             with self._fetching:  # the groups of an evaluation come all at once, and one fetch serves them
                 try:
                     self._engine.hold(policy, version)
@@ -126,8 +126,8 @@ class WeightFollower(threading.Thread):
         version = record.version
         while True:
             try:
-                apart = PolicyWeights(self._run_.weights_cache)
-                engine.hold(policy, version, apart.bring(self._published[policy].ways(), record))
+                apart = PolicyWeights(self._joined.weights_cache)
+                engine.hold(policy, version, apart.bring(self._published[policy].list_ways(), record))
             except Unavailable as error:
                 self._pauses.begin("object store", error)
                 if self._over.wait(FIRST_PAUSE_S):
@@ -149,12 +149,12 @@ class WeightFollower(threading.Thread):
         self._over.set()
         self.join(timeout=1)
 
-    def _record_of(self, policy: str, version: int) -> WeightsPublished:
+    def _wait_for_record(self, policy: str, version: int) -> WeightsPublished:
         end = time.monotonic() + PATIENCE_S
         while version > self.head.get(policy, -1) and time.monotonic() < end:
             if self._over.wait(POLL_S):
                 break
-        found = self._published[policy].version(version)
+        found = self._published[policy].find_version(version)
         if found is None:
             raise VersionGone(f"{policy} version {version} is not among the last {RECENT} that were published")
         return found
@@ -164,7 +164,7 @@ class WeightFollower(threading.Thread):
     def run(self) -> None:
         """Read and load until `stop`; what cannot be lived with is left in `error`."""
         try:
-            with TopicReader(self._run_.connection, self._positions(), self._name) as reader:
+            with TopicReader(self._joined.connection, self._find_positions(), self._name) as reader:
                 ends = reader.ends()
                 while not self._over.is_set():
                     for message in reader.poll(256, POLL_S):
@@ -176,15 +176,15 @@ class WeightFollower(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
             self.error = error
 
-    def _positions(self) -> dict[Place, int]:
-        ends = end_offsets(self._run_.connection, [(topic, 0) for topic in self._topics])
-        positions = {place: self._reaching_back(place, end) for place, end in ends.items()}
-        return {**positions, (self._run_.topics.recipe, 0): self._run_.recipe_end}
+    def _find_positions(self) -> dict[PartitionId, int]:
+        ends = fetch_end_offsets(self._joined.connection, [(topic, 0) for topic in self._topics])
+        positions = {place: self._find_begin(place, end) for place, end in ends.items()}
+        return {**positions, (self._joined.topics.recipe, 0): self._joined.recipe_end}
 
-    def _reaching_back(self, place: Place, end: int) -> int:
+    def _find_begin(self, place: PartitionId, end: int) -> int:
         """Return where to begin: every record but an anchor's names the place of its anchor."""
         begin = max(0, end - OFFSETS_A_VERSION * RECENT)
-        for message in read_range(self._run_.connection, place, begin, end):
+        for message in read_range(self._joined.connection, place, begin, end):
             record = self._read(message)
             if record is not None:
                 return min(begin, record.anchor_offset) if record.anchor_offset >= 0 else begin
@@ -197,7 +197,7 @@ class WeightFollower(threading.Thread):
                 self._take_event(self._topics[message.topic], record)
             return
         revision = read_revision(message)
-        if revision is None or revision.run_id != self._run_.run_id:
+        if revision is None or revision.run_id != self._joined.run_id:
             return
         try:
             # A new dict, since other threads may be looking at the old one.
@@ -217,12 +217,12 @@ class WeightFollower(threading.Thread):
         self._published[policy].take(record)
 
     def _read(self, message: Message) -> WeightsPublished | None:
-        return read_own(message, WeightsPublished, self._run_.run_id)
+        return read_own(message, WeightsPublished, self._joined.run_id)
 
     def _load_newest(self, engine: Engine) -> None:
         for policy in self._policies:
             served = engine.versions().get(policy, -1)
-            waiting = self._published[policy].after(served, self._epochs.get(policy, 0))
+            waiting = self._published[policy].find_newer(served, self._epochs.get(policy, 0))
             if waiting and time.monotonic() >= self._retry_at[policy]:
                 self._load_first_good(engine, policy, waiting)
 
@@ -232,7 +232,7 @@ class WeightFollower(threading.Thread):
         refused: set[ClaimCheck] = set()
         for record in records:
             try:
-                weights = self._weights[policy].bring(self._published[policy].ways(), record, refused)
+                weights = self._weights[policy].bring(self._published[policy].list_ways(), record, refused)
                 reach("rollout.before_swap")
                 paused_s = engine.stats().swap_s
                 engine.load(policy, record.version, weights)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from headrace.infra.kafka.clients import Outgoing
-from headrace.producers.rollout.failures import failure_of
+from headrace.producers.rollout.failures import build_failure
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, TrajectoryGroup
 from headrace.schemas.topics import Topics
-from headrace.schemas.versions import version_range
+from headrace.schemas.versions import find_version_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +33,27 @@ def encode_group(group: TrajectoryGroup) -> Encoded:
     try:
         return Encoded(group, codec.encode(group))
     except SchemaError as error:
-        failures = tuple(failure_of(sample, error) for sample in range(group.n_asked))
+        failures = tuple(build_failure(sample, error) for sample in range(group.n_asked))
         failed = replace(group, episode_ids=(), trajectories=(), failures=failures, reason="failed")
         return Encoded(failed, codec.encode(failed))
 
 
-def topic_of(topics: Topics, policy: str, purpose: str) -> str:
+def choose_topic(topics: Topics, policy: str, purpose: str) -> str:
     """Return where groups of a policy go."""
     return topics.eval_groups(policy) if purpose == "eval" else topics.trajectories(policy)
 
 
-def outgoing(topics: Topics, encoded: Encoded, partitions: Mapping[str, int]) -> Outgoing:
+def build_outgoing(topics: Topics, encoded: Encoded, partitions: Mapping[str, int]) -> Outgoing:
     """Return the record to produce; `partitions` gives each topic's number of them."""
     group = encoded.group
-    topic = topic_of(topics, group.policy, group.purpose)
-    stamp = stamp_of(group)
+    topic = choose_topic(topics, group.policy, group.purpose)
+    stamp = build_stamp(group)
     return Outgoing(topic, encoded.value, stamp.key, stamp.to_headers(), group.number % partitions[topic])
 
 
-def stamp_of(group: TrajectoryGroup) -> Stamp:
+def build_stamp(group: TrajectoryGroup) -> Stamp:
     """Return identity and versions of a group that holds its trajectories."""
-    oldest, newest = version_range(group.trajectories)
+    oldest, newest = find_version_range(group.trajectories)
     return Stamp(
         run_id=group.run_id,
         stream=group.stream,
@@ -68,7 +68,7 @@ def stamp_of(group: TrajectoryGroup) -> Stamp:
     )
 
 
-def generated_tokens(group: TrajectoryGroup) -> int:
+def count_generated_tokens(group: TrajectoryGroup) -> int:
     """Return how many tokens of a group were generated."""
     return sum(
         span.length

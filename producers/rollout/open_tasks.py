@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 
 
 class OpenTasks:
@@ -13,19 +13,19 @@ class OpenTasks:
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
-        """What the first that failed has died of."""
-        self._open: dict[asyncio.Task[None], Place] = {}
+        """Error of the first task that failed."""
+        self._open: dict[asyncio.Task[None], PartitionId] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, place: Place, work: Coroutine[None, None, None]) -> None:
+    def begin(self, place: PartitionId, work: Coroutine[None, None, None]) -> None:
         """Begin with a task of a partition."""
         task = asyncio.create_task(work)
         self._open[task] = place
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._note_end)
 
-    def cancel(self, places: frozenset[Place]) -> None:
+    def cancel(self, places: frozenset[PartitionId]) -> None:
         """Cancel the tasks of partitions that are ours no more."""
         for task, place in self._open.items():
             if place in places:
@@ -42,7 +42,7 @@ class OpenTasks:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _note_end(self, task: asyncio.Task[None]) -> None:
         del self._open[task]
         if not task.cancelled() and task.exception() is not None:
             self.failure = self.failure or task.exception()

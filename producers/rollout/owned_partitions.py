@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import count
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.task_ledger import TaskLedger
 
-TaskPlace = tuple[Place, int]
+TaskPlace = tuple[PartitionId, int]
 """Partition and offset of a task."""
 
 
@@ -38,29 +38,29 @@ class OwnedPartitions:
         self.alone: TaskPlace | None = None
         """The one of them beside which nothing may start."""
         self._run_id = run_id
-        self._owned: dict[Place, _Owned] = {}
+        self._owned: dict[PartitionId, _Owned] = {}
         self._ownerships = count(1)
 
     def __len__(self) -> int:
         return len(self._owned)
 
-    def __contains__(self, place: Place) -> bool:
+    def __contains__(self, place: PartitionId) -> bool:
         return place in self._owned
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[PartitionId]:
         return iter(self._owned)
 
-    def ledger(self, place: Place) -> TaskLedger:
+    def ledger(self, place: PartitionId) -> TaskLedger:
         """Return the ledger of a partition that is ours."""
         return self._owned[place].ledger
 
-    def own(self, place: Place, offset: int, metadata: str) -> int:
+    def own(self, place: PartitionId, offset: int, metadata: str) -> int:
         """Own a partition from what the group committed there; return the offset to read from."""
         ledger = TaskLedger(offset, metadata, self._run_id)
         self._owned[place] = _Owned(ledger, next(self._ownerships))
         return ledger.position
 
-    def disown(self, places: Collection[Place]) -> None:
+    def disown(self, places: Collection[PartitionId]) -> None:
         """Forget partitions, and what runs of them."""
         for place in places:
             self._owned.pop(place, None)
@@ -78,7 +78,7 @@ class OwnedPartitions:
         owned.dirty = True
         return False
 
-    def start(self, place: Place, offset: int) -> int:
+    def start(self, place: PartitionId, offset: int) -> int:
         """Count a start, which has to be committed before the task runs; return the ownership that it is in."""
         owned = self._owned[place]
         owned.ledger.start(offset)
@@ -98,20 +98,20 @@ class OwnedPartitions:
         owned.ledger.done(offset)
         owned.dirty = True
 
-    def reset_starts(self, places: Iterable[Place]) -> None:
+    def reset_starts(self, places: Iterable[PartitionId]) -> None:
         """Take back our starts of what is open on some partitions: we leave them in good order."""
         for place in places:
             self._owned[place].ledger.reset_starts()
 
-    def dirty(self) -> list[Place]:
+    def list_changed(self) -> list[PartitionId]:
         """Return the partitions that changed since their newest commit."""
         return [place for place, owned in self._owned.items() if owned.dirty]
 
-    def commits(self, places: Iterable[Place]) -> list[tuple[str, int, int, str]]:
+    def list_commits(self, places: Iterable[PartitionId]) -> list[tuple[str, int, int, str]]:
         """Return (topic, partition, offset, metadata) to be committed of some partitions."""
         return [(*place, *self._owned[place].ledger.commit()) for place in places]
 
-    def committed(self, places: Iterable[Place]) -> None:
+    def note_committed(self, places: Iterable[PartitionId]) -> None:
         """Note that what `commits` returned is committed."""
         for place in places:
             self._owned[place].dirty = False

@@ -17,25 +17,25 @@ it up."""
 
 
 class Pauses:
-    """Waits that are going on, by what is away. Safe to use from several threads."""
+    """Waits that are going on, by what is unreachable. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._why: dict[str, str] = {}
 
     def begin(self, what: str, why: object) -> None:
-        """Log that something is away, unless that was logged."""
+        """Log that something is unreachable, unless that was logged."""
         if what not in self._why:
             log.warning("worker.waiting", what=what, why=str(why))
         self._why[what] = str(why)
 
     def end(self, what: str) -> None:
-        """Report that it is back, if it was away."""
+        """Report that it is back, if it was unreachable."""
         if self._why.pop(what, None) is not None:
             log.info("worker.resumed", what=what)
 
     @property
     def hold_tasks(self) -> bool:
-        """Whether something is away that running tasks may wait for."""
+        """Whether something that running tasks may wait for is unreachable."""
         return not HOLD_TASKS.isdisjoint(self._why.copy())
 
     @property

@@ -25,7 +25,7 @@ class PublishedWeights:
             self._further[record.weights] = record
         self._forget()
 
-    def version(self, version: int) -> WeightsPublished | None:
+    def find_version(self, version: int) -> WeightsPublished | None:
         """Return the record of a version; None when it is forgotten or was never published."""
         return self._versions.get(version)
 
@@ -33,12 +33,12 @@ class PublishedWeights:
         """Return the records of all versions, the newest first."""
         return [record for _, record in sorted(self._versions.copy().items(), reverse=True)]
 
-    def after(self, served: int, epoch: int) -> list[WeightsPublished]:
+    def find_newer(self, served: int, epoch: int) -> list[WeightsPublished]:
         """Return the versions to go to from the one that is served, the best first: none of an older epoch."""
         found = [one for one in self._versions.values() if one.version > served and one.epoch >= epoch]
         return sorted(found, key=lambda one: (-one.epoch, -one.version))
 
-    def ways(self) -> list[WeightsPublished]:
+    def list_ways(self) -> list[WeightsPublished]:
         """Return all records from which a version may be made."""
         return [*self._versions.copy().values(), *self._further.copy().values()]
 
@@ -51,11 +51,11 @@ class PublishedWeights:
         for version in [version for version in versions if version < max(anchors, default=version)]:
             del versions[version]
         first = min(versions)
-        kept = [claim for claim, record in further.items() if _begins_at(record) >= first][-RECENT:]
+        kept = [claim for claim, record in further.items() if _first_version_needed(record) >= first][-RECENT:]
         for claim in further.keys() - set(kept):
             del further[claim]
 
 
-def _begins_at(record: WeightsPublished) -> int:
+def _first_version_needed(record: WeightsPublished) -> int:
     """Return the first version that is needed for a further way to be of use."""
     return record.base_version if record.kind == MERGED else record.version

@@ -48,7 +48,7 @@ class Reachability:
         """Episodes that reached it."""
         self._trying = asyncio.Lock()
 
-    async def played(self, play: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    async def play_when_reachable(self, play: Callable[[], Awaitable[Outcome]]) -> Outcome:
         """Return how an episode ended; it is played again while its environment cannot be reached."""
         backoff, times, reached = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0, self._reached
         failed_at_s: float | None = None
@@ -58,11 +58,11 @@ class Reachability:
                     if not self._is_away():  # another one has reached it meanwhile
                         continue
                     await self._sleep(backoff.next_s())
-                    outcome = await self._once(play)
+                    outcome = await self._play_once(play)
             else:
                 if failed_at_s is not None:
                     await self._sleep(backoff.next_s())
-                outcome = await self._once(play)
+                outcome = await self._play_once(play)
             if not _is_unreachable(outcome):
                 return outcome
             failed_at_s = self._clock() if failed_at_s is None else failed_at_s
@@ -73,7 +73,7 @@ class Reachability:
     def _is_away(self) -> bool:
         return self._away_since_s is not None
 
-    async def _once(self, play: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    async def _play_once(self, play: Callable[[], Awaitable[Outcome]]) -> Outcome:
         outcome = await play()
         if _is_unreachable(outcome):
             now_s = self._clock()

@@ -13,7 +13,14 @@ from contextlib import suppress
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 
-from headrace.infra.kafka.clients import Connection, KafkaRefused, Outgoing, is_delivered, open_producer, translate
+from headrace.infra.kafka.clients import (
+    Connection,
+    KafkaRefused,
+    Outgoing,
+    is_delivered,
+    open_producer,
+    translate_error,
+)
 from headrace.infra.stopwatch import Stopwatch
 
 OnDelivery = Callable[[KafkaError | None, RawMessage], None]
@@ -23,7 +30,7 @@ FULL_S = 0.05
 
 
 class RecordProducer:
-    """Sends records. `message.timeout.ms = 0`: a broker that is away is waited for, and records stay in order.
+    """Sends records. `message.timeout.ms = 0`: an unreachable broker is waited for, and records stay in order.
 
     Args:
         connection: The cluster.
@@ -60,7 +67,7 @@ class RecordProducer:
                 if error is None:
                     acked.set_result(None)
                 else:
-                    acked.set_exception(translate(KafkaException(error), f"producing to {record.topic}"))
+                    acked.set_exception(translate_error(KafkaException(error), f"producing to {record.topic}"))
 
         with self._watch.measure("produce"):
             self._produce(record, delivered)
@@ -77,7 +84,7 @@ class RecordProducer:
         )
 
     def _send_again(self) -> None:
-        """Send records that may be lost: a second copy is dropped by whoever reads it, a lost one is not found."""
+        """Send records that may be lost: a second copy is dropped by its reader, a lost one is not found."""
         while self._lost:
             try:
                 self._produce(*self._lost[0])

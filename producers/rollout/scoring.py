@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, cast
 
-from headrace.envs.contract import Environment, Problem, Score, Split, number
+from headrace.envs.contract import Environment, Problem, Score, Split, check_number
 from headrace.infra.unreachable import OutOfTime
 
 
@@ -40,13 +40,15 @@ class LimitedScoring:
         return self._environment.problem(split, index)
 
     def score(self, problem: Problem, text: str) -> Score:
-        """See `Environment.score`; a bare number is a reward without parts. Raises TypeError for what is no score."""
-        with time_limit(self._limit_s):
+        """See `Environment.score`; a bare number is a reward without parts. Raises TypeError."""
+        with limit_time(self._limit_s):
             found: Any = self._environment.score(problem, text)
         if hasattr(found, "reward"):
             return cast("Score", found)
         return Score(
-            number(f"what environment {self.name} returns as a score, where it is no Score(reward, parts),", found)
+            check_number(
+                f"what environment {self.name} returns as a score, where it is no Score(reward, parts),", found
+            )
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -55,7 +57,7 @@ class LimitedScoring:
 
 
 @contextmanager
-def time_limit(limit_s: float) -> Iterator[None]:
+def limit_time(limit_s: float) -> Iterator[None]:
     """Raise ScoreTimeLimit in the block after so many seconds; only the main thread can be limited, others run on.
 
     Another timer that is running, for instance a test runner's, is set again afterwards.

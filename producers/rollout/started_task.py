@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout.slots import Reservation
 from headrace.schemas.records import Task
 
@@ -18,7 +18,7 @@ Verdict = Literal["play", "run_end", "poison", "dead"]
 class StartedTask:
     """A task whose start is committed. `task` is None for a dead letter, which `why` (reason, detail) explains."""
 
-    place: Place
+    place: PartitionId
     message: Message
     task: Task | None
     verdict: Verdict

@@ -52,7 +52,7 @@ class WorkerStartup:
         folders = {policy: folder / policy for policy in self.policies}
         self._begin("reads which versions are published")
         for policy in self.policies:
-            if not await self._files(policy, folders[policy], stop):
+            if not await self._fetch_files(policy, folders[policy], stop):
                 return None
         self._begin(f"imports the engine {self.rollout.engine.use}")
         await asyncio.to_thread(import_engine, self.rollout.engine.use)
@@ -60,9 +60,9 @@ class WorkerStartup:
         tokenizers = {policy: await asyncio.to_thread(Tokenizer, folders[policy]) for policy in self.policies}
         engine, build = await asyncio.to_thread(open_engine, folders, self.rollout, self.concurrency)
         self.engine_opened(engine)
-        self._begin(self._awaited(engine))
+        self._begin(self._find_awaited(engine))
         self.follower.serve(engine)
-        while awaited := self._awaited(engine):
+        while awaited := self._find_awaited(engine):
             if stop.is_set():
                 return None
             self.doing(awaited)
@@ -83,13 +83,13 @@ class WorkerStartup:
         log.info("worker.preparing", what=what)
         self.doing(what)
 
-    def _awaited(self, engine: Engine) -> str:
+    def _find_awaited(self, engine: Engine) -> str:
         """Return which weights the engine lacks; empty when it has some of every policy."""
         missing = [policy for policy in self.policies if policy not in engine.versions()]
         wanted = ", ".join(f"{policy} version {self.follower.head.get(policy, -1)}" for policy in missing)
         return f"takes the weights of {wanted}" if wanted else ""
 
-    async def _files(self, policy: str, folder: Path, stop: threading.Event) -> bool:
+    async def _fetch_files(self, policy: str, folder: Path, stop: threading.Event) -> bool:
         """Fetch a policy's files; False when `stop` is set before they are there."""
         what = f"files of {policy}"
         while not stop.is_set():

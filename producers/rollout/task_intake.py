@@ -17,10 +17,18 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from headrace.infra.failpoints import reach
-from headrace.infra.kafka.clients import AWAY, Connection, Message, good_messages, open_consumer, patiently, translate
+from headrace.infra.kafka.clients import (
+    AWAY,
+    Connection,
+    Message,
+    call_patiently,
+    open_consumer,
+    take_good_messages,
+    translate_error,
+)
 from headrace.infra.kafka.decoding import Rejected
-from headrace.infra.kafka.group_offsets import without_errors
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.group_offsets import refuse_errors
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.pauses import Pauses
@@ -36,7 +44,7 @@ COMMIT_EVERY_S = 0.15
 PATIENCE_S = 30.0
 LEAVE_S = 2.0
 REVOKE_S = 10.0
-"""How long the last commit of partitions may take: of who ends, and of who has lost them. The broker may be dead."""
+"""How long the last commit of partitions may take: at the end, and after losing them. The broker may be dead."""
 
 MEMBERSHIP_MOVES = {
     KafkaError.STALE_MEMBER_EPOCH,
@@ -77,7 +85,7 @@ class TaskIntake(threading.Thread):
         member: Subscription,
         gate: Gate,
         on_start: Callable[[StartedTask], object],
-        on_revoke: Callable[[frozenset[Place]], object],
+        on_revoke: Callable[[frozenset[PartitionId]], object],
         pauses: Pauses,
     ) -> None:
         super().__init__(name="task-intake", daemon=True)
@@ -103,7 +111,7 @@ class TaskIntake(threading.Thread):
 
     @property
     def partitions(self) -> int:
-        """How many are ours."""
+        """Number of assigned partitions."""
         return len(self.owned)
 
     def done(self, started: StartedTask) -> None:
@@ -159,20 +167,20 @@ class TaskIntake(threading.Thread):
         consumer.incremental_assign(positions)
         consumer.resume(partitions)  # we may have paused them in an earlier ownership
         if partitions:
-            log.info("partitions.assigned", partitions=_names(_places(partitions)))
+            log.info("partitions.assigned", partitions=_name_partitions(_partitions_of(partitions)))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit what is done, blame no open task for its start, and forget."""
         self._take_done()
-        places = _places(partitions)
+        places = _partitions_of(partitions)
         self._leave((place for place in places if place in self.owned), REVOKE_S)
         self._forget(consumer, places)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget: it is too late for a commit."""
-        self._forget(consumer, _places(partitions))
+        self._forget(consumer, _partitions_of(partitions))
 
-    def _leave(self, places: Iterable[Place], within_s: float) -> bool:
+    def _leave(self, places: Iterable[PartitionId], within_s: float) -> bool:
         """Commit for the last time; return whether the consumer has answered, which waits for a dead broker for ever.
 
         The commit is a thread's, which touches nothing of ours.
@@ -190,34 +198,34 @@ class TaskIntake(threading.Thread):
             except RuntimeError as error:  # the consumer was closed meanwhile: nobody waits for this commit any more
                 lost.append(str(error))
 
-        offsets = [TopicPartition(*place) for place in self.owned.commits(leaving)]
+        offsets = [TopicPartition(*place) for place in self.owned.list_commits(leaving)]
         last = threading.Thread(target=commit, name="last-commit", daemon=True)
         last.start()
         last.join(within_s)
         answered = not last.is_alive()
         if lost or not answered:
             why = lost[0] if lost else f"no answer within {within_s:.0f} s"
-            log.warning("commit.lost", why=why, partitions=_names(leaving))
+            log.warning("commit.lost", why=why, partitions=_name_partitions(leaving))
         else:
-            self.owned.committed(leaving)
+            self.owned.note_committed(leaving)
         return answered
 
-    def _forget(self, consumer: Consumer, places: frozenset[Place]) -> None:
+    def _forget(self, consumer: Consumer, places: frozenset[PartitionId]) -> None:
         consumer.incremental_unassign([TopicPartition(*place) for place in places])
         self.owned.disown(places)
         self.queue.remove(places)
         for started in (started for started in self._starting if started.place in places):
             started.give_places_back()
         self._starting = [started for started in self._starting if started.place not in places]
-        log.info("partitions.revoked", partitions=_names(places))
+        log.info("partitions.revoked", partitions=_name_partitions(places))
         self._after_revoke(places)
 
     def _restore(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Restore the ledgers; return where each partition is to be read from."""
         asked = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
-        found: list[TopicPartition] = patiently(
-            lambda: without_errors(self._consumer.committed(asked, timeout=10)),
-            f"asking where group {self._member.group} stands",
+        found: list[TopicPartition] = call_patiently(
+            lambda: refuse_errors(self._consumer.committed(asked, timeout=10)),
+            f"asking for the offsets of group {self._member.group}",
             PATIENCE_S,
         )
         positions = []
@@ -237,7 +245,7 @@ class TaskIntake(threading.Thread):
             with self.watch.measure("wait"):
                 one = self._consumer.poll(TURN_S)
             raw = [one] if one is not None else []
-        for message in good_messages(raw, f"reading {', '.join(self._member.topics)}"):
+        for message in take_good_messages(raw, f"reading {', '.join(self._member.topics)}"):
             if self.owned.receive(message):
                 self._receive(message)
 
@@ -258,12 +266,12 @@ class TaskIntake(threading.Thread):
 
     def _start(self) -> None:
         self._starting += self.queue.start(time.monotonic())
-        for place in self.queue.drained():
+        for place in self.queue.take_drained():
             self._consumer.resume([TopicPartition(*place)])
 
     def _commit(self) -> bool:
         """Commit what has changed and is due; False when that has to be tried again."""
-        dirty = self.owned.dirty()
+        dirty = self.owned.list_changed()
         if not dirty or not (self._starting or time.monotonic() >= self._commit_due):
             return not self._starting
         try:
@@ -272,21 +280,21 @@ class TaskIntake(threading.Thread):
         except KafkaException as error:
             cause: KafkaError = error.args[0]
             if not (cause.retriable() or cause.code() in AWAY or cause.code() in MEMBERSHIP_MOVES):
-                raise translate(error, f"committing for group {self._member.group}") from error
+                raise translate_error(error, f"committing for group {self._member.group}") from error
             self._pauses.begin("commit", cause.str())
             return False
         self._pauses.end("commit")
         self._commit_due = time.monotonic() + COMMIT_EVERY_S
         return True
 
-    def _commit_partitions(self, places: list[Place]) -> None:
-        self._commit_offsets([TopicPartition(*commit) for commit in self.owned.commits(places)])
-        self.owned.committed(places)
+    def _commit_partitions(self, places: list[PartitionId]) -> None:
+        self._commit_offsets([TopicPartition(*commit) for commit in self.owned.list_commits(places)])
+        self.owned.note_committed(places)
 
     def _commit_offsets(self, offsets: list[TopicPartition]) -> None:
         if offsets:
             reach("rollout.committing")
-            without_errors(self._consumer.commit(offsets=offsets, asynchronous=False) or [])
+            refuse_errors(self._consumer.commit(offsets=offsets, asynchronous=False) or [])
             reach("rollout.committed")
 
     def _hand_over(self) -> None:
@@ -295,9 +303,9 @@ class TaskIntake(threading.Thread):
             self._on_start(started)
 
 
-def _places(partitions: Iterable[TopicPartition]) -> frozenset[Place]:
+def _partitions_of(partitions: Iterable[TopicPartition]) -> frozenset[PartitionId]:
     return frozenset((tp.topic, tp.partition) for tp in partitions)
 
 
-def _names(places: Iterable[Place]) -> list[str]:
+def _name_partitions(places: Iterable[PartitionId]) -> list[str]:
     return [f"{topic}[{partition}]" for topic, partition in sorted(places)]

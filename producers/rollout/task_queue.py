@@ -12,7 +12,7 @@ import structlog
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, Rejected, decode_own
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.slots import Reservation
 from headrace.producers.rollout.started_task import Gate, StartedTask, Verdict
@@ -48,7 +48,7 @@ class WaitingTask:
     """When it was received, by the intake's clock."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PartitionId:
         """Its partition."""
         return self.message.topic, self.message.partition
 
@@ -72,15 +72,15 @@ class TaskQueue:
     def __init__(self, owned: OwnedPartitions, gate: Gate, topics: Collection[str]) -> None:
         self._owned, self._gate, self._topics = owned, gate, topics
         self._waiting: list[WaitingTask] = []
-        self._counts: Counter[Place] = Counter()
-        self._full: set[Place] = set()
+        self._counts: Counter[PartitionId] = Counter()
+        self._full: set[PartitionId] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, task: WaitingTask) -> bool:
         """Queue a task; True when its partition has become full by it, and is to be paused."""
-        # Dead letters first, then as they came: no clock of whoever issued a task decides when it starts.
+        # Dead letters first, then as they came: the issuer's clock does not decide when a task starts.
         insort(self._waiting, task, key=lambda waiting: waiting.task is not None)
         self._counts[task.place] += 1
         if self._counts[task.place] < MOST_WAITING or task.place in self._full:
@@ -88,14 +88,14 @@ class TaskQueue:
         self._full.add(task.place)
         return True
 
-    def remove(self, places: Collection[Place]) -> None:
+    def remove(self, places: Collection[PartitionId]) -> None:
         """Forget the tasks of partitions that are ours no more."""
         self._waiting = [task for task in self._waiting if task.place not in places]
         for place in places:
             self._counts.pop(place, None)
             self._full.discard(place)
 
-    def drained(self) -> list[Place]:
+    def take_drained(self) -> list[PartitionId]:
         """Return, once, the partitions that were full and are to be read again."""
         found = [place for place in self._full if self._counts[place] <= FEW_WAITING]
         self._full.difference_update(found)
@@ -136,7 +136,7 @@ class TaskQueue:
             return None
         admitted = self._gate.admit(task)
         if isinstance(admitted, str):
-            return self._unplayed(waiting, task, admitted, now_s)
+            return self._conclude_unplayed(waiting, task, admitted, now_s)
         if admitted is None:
             refused.add(waiting.message.topic)
             return None
@@ -145,7 +145,7 @@ class TaskQueue:
             log.warning("task.suspect", stream=task.stream, number=task.number, starts=starts)
         return waiting.as_started("play", reservation=admitted)
 
-    def _unplayed(
+    def _conclude_unplayed(
         self, waiting: WaitingTask, task: Task, verdict: Literal["run_end", "unknown_revision"], now_s: float
     ) -> StartedTask | None:
         if verdict == "run_end":

@@ -28,15 +28,15 @@ class VersionHolds:
         self._freed = asyncio.Condition()
 
     @asynccontextmanager
-    async def held(self, versions: Mapping[str, int]) -> AsyncIterator[None]:
+    async def hold(self, versions: Mapping[str, int]) -> AsyncIterator[None]:
         """Have these versions in the block. Raises VersionGone when one cannot be had."""
         async with AsyncExitStack() as stack:
             for policy, version in sorted(versions.items()):
-                await stack.enter_async_context(self._one(policy, version))
+                await stack.enter_async_context(self._hold_one(policy, version))
             yield
 
     @asynccontextmanager
-    async def _one(self, policy: str, version: int) -> AsyncIterator[None]:
+    async def _hold_one(self, policy: str, version: int) -> AsyncIterator[None]:
         users = self._users[policy]
         async with self._freed:
             await self._freed.wait_for(lambda: version in users or len(users) < self._most)

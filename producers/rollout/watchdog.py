@@ -1,4 +1,4 @@
-"""Finds a worker that stands still, so that it can end: its event loop does not go round, or it makes no token.
+"""Finds a stalled worker, so that it can end: its event loop is blocked, or it makes no token.
 
 The supervisor starts the process again. The starts of the tasks that ran then count, so the one that stops every worker
 is found as one that kills every worker is.
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 TURN_S = 1.0
 LIMIT_S = 60.0
-"""The event loop may stand still for so long: a score inside a C extension may never return."""
+"""The event loop may be blocked for so long: a score inside a C extension may never return."""
 LEAST_STALL_S = 60.0
 LONGEST_STEP_S = 5.0
 """A longer time between two looks counts as this much: the process was suspended."""
@@ -37,7 +37,7 @@ class Stalled(HeadraceError):
     """The worker holds tasks and makes nothing of them; it has to end."""
 
 
-def stall_limit_s(episode_limit_s: float) -> float:
+def compute_stall_limit_s(episode_limit_s: float) -> float:
     """Return how long a worker that holds tasks may make no token: twice the time that an episode may take."""
     return max(2 * episode_limit_s, LEAST_STALL_S)
 
@@ -58,7 +58,7 @@ class StallWatch:
         Args:
             now_s: Of a monotonic clock.
             made: Changes whenever something is made.
-            may_wait: Whether there is nothing to do, or something that is away is waited for.
+            may_wait: Whether there is nothing to do, or an unreachable server is waited for.
         """
         step_s, self._looked_s = min(now_s - self._looked_s, LONGEST_STEP_S), now_s
         self._silent_s = 0.0 if may_wait or made != self._made else self._silent_s + step_s
@@ -67,7 +67,7 @@ class StallWatch:
 
     def refuse_stall(self, silent_s: float, episode_limit_s: float, open_tasks: int) -> None:
         """Raise Stalled when nothing was made for too long."""
-        if silent_s >= stall_limit_s(episode_limit_s):
+        if silent_s >= compute_stall_limit_s(episode_limit_s):
             self.found = f"no token for {silent_s:.0f} s with {open_tasks} tasks open: this process ends"
             faulthandler.dump_traceback()
             log.error("worker.stalled", why=self.found, remedy="its tasks are started again; one of them may be why")
@@ -75,7 +75,7 @@ class StallWatch:
 
 
 class Watchdog(threading.Thread):
-    """Counts its own seconds since the last beat, so a suspended process is not taken for one that stands still."""
+    """Counts its own seconds since the last beat, so a suspended process is not taken for a stalled one."""
 
     def __init__(self, limit_s: float = LIMIT_S, turn_s: float = TURN_S, end: Callable[[], None] = _end) -> None:
         super().__init__(name="watchdog", daemon=True)

@@ -2,7 +2,7 @@
 
 Five threads meet here. The event loop, in the main thread, plays episodes; the task intake owns the consumer; the
 follower reads weights and recipe; the producer's thread takes acknowledgements; the engine computes. None calls into
-another's state: tasks come by `call_soon_threadsafe`, acknowledged tasks go by a queue, the rest is read as it stands.
+another's state: tasks come by `call_soon_threadsafe`, acknowledged tasks go by a queue, the rest is read as it is.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Literal
 import structlog
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import parse_run, partitions_of
+from headrace.infra.kafka.clients import fetch_partitions, parse_run
 from headrace.infra.kafka.deleted_topics import TopicWatch
 from headrace.infra.log import configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
-from headrace.infra.recipe.plug_in_sources import check_sources, played
+from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
+from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import Run
@@ -36,10 +36,10 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import import_engine
 from headrace.producers.rollout.admission import Admission
-from headrace.producers.rollout.conclusions import Concluder, workflow_spec
+from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.follower import WeightFollower
-from headrace.producers.rollout.group_records import topic_of
+from headrace.producers.rollout.group_records import choose_topic
 from headrace.producers.rollout.open_tasks import OpenTasks
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
@@ -91,7 +91,7 @@ class RolloutWorker:
         self._spec = spec
         self._phase: Literal["starting", "waiting", "rolling", "draining", "stopped"] = "starting"
         self._doing = ""
-        """What is done before the first task."""
+        """Step of the startup, before the first task."""
         self._engine: Engine | None = None
         self._intake: TaskIntake | None = None
         self._run_end, self._stall_watch = RunEnd(time.monotonic()), StallWatch()
@@ -108,7 +108,7 @@ class RolloutWorker:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._threads)
         self.follower.start()
-        topics = TopicWatch(self.run.connection, self._topics())
+        topics = TopicWatch(self.run.connection, self._list_topics())
         topics.start()
         turns, work = asyncio.create_task(self._take_turns(watchdog, topics)), asyncio.create_task(self._work(stop))
         ends: list[BaseException | None] = []
@@ -150,10 +150,10 @@ class RolloutWorker:
         """Get ready, and conclude every task that the intake starts, until `stop` is set."""
         self._phase = "waiting"
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-            context = await self._startup().prepare(Path(folder), stop)
+            context = await self._build_startup().prepare(Path(folder), stop)
         if context is None:
             return
-        concluder, loop = self._concluder(context), asyncio.get_running_loop()
+        concluder, loop = self._build_concluder(context), asyncio.get_running_loop()
 
         def begin(started: StartedTask) -> None:
             is_training = started.task is None or started.task.purpose != "eval"
@@ -161,7 +161,7 @@ class RolloutWorker:
             self.tasks.begin(started.place, concluder.conclude(started, ending, intake.done))
 
         intake = self._intake = TaskIntake(
-            self._member(),
+            self._subscribe(),
             Admission(self.follower, concluder, self.slots),
             lambda started: loop.call_soon_threadsafe(begin, started),
             lambda places: loop.call_soon_threadsafe(self.tasks.cancel, places),
@@ -189,7 +189,7 @@ class RolloutWorker:
             await loop.run_in_executor(self._leaving, self.producer.flush, FLUSH_S)
             await loop.run_in_executor(self._leaving, partial(intake.stop, in_good_order=in_good_order))
 
-    def _startup(self) -> WorkerStartup:
+    def _build_startup(self) -> WorkerStartup:
         def engine_opened(engine: Engine) -> None:
             self._engine = engine
 
@@ -209,14 +209,14 @@ class RolloutWorker:
             doing=doing,
         )
 
-    def _concluder(self, context: RolloutContext) -> Concluder:
+    def _build_concluder(self, context: RolloutContext) -> Concluder:
         return Concluder(
             run=self.run,
             workflow=self.options.workflow,
             context=context,
             follower=self.follower,
             producer=self.producer,
-            partitions=group_partitions(self.run, self._spec.policies),
+            partitions=fetch_group_partitions(self.run, self._spec.policies),
             specs={self.run.revision: self._spec},
             holds=VersionHolds(self.follower.hold, self.follower.release),
             tally=self.tally,
@@ -224,7 +224,7 @@ class RolloutWorker:
             pauses=self.pauses,
         )
 
-    def _member(self) -> Subscription:
+    def _subscribe(self) -> Subscription:
         topics, stream = self.run.topics, self.options.stream
         return Subscription(
             self.run.connection,
@@ -236,10 +236,10 @@ class RolloutWorker:
 
     # ------------------------------------------------------------------------------------------------------- the turns
 
-    def _topics(self) -> Iterator[str]:
+    def _list_topics(self) -> Iterator[str]:
         """Yield what the worker reads and writes."""
         names = self.run.topics
-        yield from (names.recipe, names.workers, *self._member().topics)
+        yield from (names.recipe, names.workers, *self._subscribe().topics)
         for policy in self._spec.policies:
             yield from (names.weights(policy), names.trajectories(policy), names.eval_groups(policy))
 
@@ -264,7 +264,7 @@ class RolloutWorker:
         """Raise OtherSource, or SourceChanged, when a revision goes by other plug-ins than those that are loaded."""
         if (sources := self.follower.plug_ins) is not self._plug_ins:
             self._plug_ins = sources
-            check_sources(sources, played(self.follower.recipe, self.options.workflow))
+            check_sources(sources, rollout_plug_ins(self.follower.recipe, self.options.workflow))
 
     def _watch_stall(self, now_s: float) -> None:
         """Raise Stalled when tasks are open, wait for no server, and no token was made for too long.
@@ -282,7 +282,7 @@ class RolloutWorker:
             detail = detail or self._doing
         elif word == "rolling" and self._intake is not None and not self._intake.partitions:
             detail = detail or "waits for partitions"
-        behind = self.follower.behind(self._engine.versions()) if word == "rolling" and self._engine else ""
+        behind = self.follower.find_stale(self._engine.versions()) if word == "rolling" and self._engine else ""
         if behind:
             word, detail = "behind", "; ".join(filter(None, (behind, detail)))
         watches = [self.watch] + ([self._intake.watch] if self._intake is not None else [])
@@ -294,10 +294,10 @@ class RolloutWorker:
 # ------------------------------------------------------------------------------------------------------------- start up
 
 
-def group_partitions(run: Run, policies: tuple[str, ...]) -> dict[str, int]:
+def fetch_group_partitions(run: Run, policies: tuple[str, ...]) -> dict[str, int]:
     """Return how many partitions each topic has that groups go to."""
-    topics = [topic_of(run.topics, policy, purpose) for policy in policies for purpose in ("train", "eval")]
-    return {topic: partitions_of(run.connection, topic) for topic in topics}
+    topics = [choose_topic(run.topics, policy, purpose) for policy in policies for purpose in ("train", "eval")]
+    return {topic: fetch_partitions(run.connection, topic) for topic in topics}
 
 
 def choose_workflow(recipe: Recipe, asked: str | None) -> str:
@@ -316,8 +316,8 @@ def build(run: Run, workflow: str | None, name: str, region: str, concurrency: i
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
     options = Options(chosen, name, region, concurrency or run.recipe.rollout.concurrency)
-    check_sources(run.plug_ins, played(run.recipe, chosen))
-    return RolloutWorker(run, options, workflow_spec(run.recipe, chosen))
+    check_sources(run.plug_ins, rollout_plug_ins(run.recipe, chosen))
+    return RolloutWorker(run, options, build_workflow_spec(run.recipe, chosen))
 
 
 def main(run: str, workflow: str | None, name: str | None, region: str, concurrency: int | None) -> None:
@@ -330,7 +330,7 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
     log.info("worker.starting", run=str(address))
 
     stop = stop_on_signals()
-    for attempt in attempts(stop):
+    for attempt in begin_attempts(stop):
         with attempt:
             joined = join_to_write(address, JOIN_PATIENCE_S, stop)
             threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine.use,), daemon=True).start()

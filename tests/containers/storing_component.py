@@ -15,9 +15,9 @@ from counting_component import Counter, membership
 from headrace.infra.kafka import transactions
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.process.signals import attempts, stop_on_signals
+from headrace.infra.process.signals import begin_attempts, stop_on_signals
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
@@ -26,7 +26,7 @@ from headrace.infra.store.object_store import ObjectStore, StoreAddress
 class StoringCounter(Counter):
     """One partition: `value count key sha256 size` out for every value in."""
 
-    def __init__(self, place: Place, out: str, store: ObjectStore) -> None:
+    def __init__(self, place: PartitionId, out: str, store: ObjectStore) -> None:
         super().__init__(place, out)
         self.store = store
 
@@ -46,7 +46,7 @@ def main(bootstrap: str, run: str, store_url: str) -> None:
     transactions.CALL_S, transactions.STUCK_S = 3.0, 5.0
 
     stop = stop_on_signals()
-    for attempt in attempts(stop):
+    for attempt in begin_attempts(stop):
         with attempt:
             member = replace(membership(bootstrap, run), connection=connection(bootstrap))
             writer = TransactionalWriter(member.connection, f"{run}.count.a")

@@ -18,7 +18,7 @@ from test_large_objects import Breaking
 from test_rollout_worker import Spawn, issue, messages, task, until, work  # noqa: F401 - a fixture
 
 from headrace.infra.environment import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
-from headrace.infra.store.access import connections
+from headrace.infra.store.access import open_connections
 from headrace.infra.store.object_store import (
     PART_BYTES,
     ObjectStore,
@@ -27,7 +27,7 @@ from headrace.infra.store.object_store import (
     StoreError,
     StoreUnavailable,
 )
-from headrace.infra.store.policy import KINDS, ROLES, policy_of
+from headrace.infra.store.policy import KINDS, ROLES, build_policy
 from headrace.schemas import codec
 from headrace.schemas.records import TrajectoryGroup
 
@@ -52,11 +52,11 @@ def root() -> Iterator[StoreAddress]:
         with ObjectStore(replace(address, prefix="")) as store:
             store.wait_ready(START_S)
             store.ensure_bucket()
-        http = connections(START_S, START_S, secure=True)
+        http = open_connections(START_S, START_S, secure=True)
         admin = MinioAdmin(endpoint=endpoint, credentials=StaticProvider(*keys), http_client=http)
         for role in ROLES:
             admin.user_add(user(role), SECRET)
-            admin.policy_add(role, policy=json.loads(policy_of(role, BUCKET)))
+            admin.policy_add(role, policy=json.loads(build_policy(role, BUCKET)))
             admin.attach_policy([role], user=user(role))
         yield address
 

@@ -11,7 +11,7 @@ from command import headrace
 
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.producers.engines.scripted import ScriptedSettings
-from headrace.schemas.ids import derived_seed, task_seed
+from headrace.schemas.ids import derive_seed, derive_task_seed
 from headrace.schemas.topics import eval_stream
 
 SWEEP = """
@@ -37,8 +37,8 @@ def predicted(nth: int, version: int) -> float:
     script, levels = ScriptedSettings(**recipe.rollout.engine.settings), recipe.workflows["sums"].env.settings["levels"]
     problems, right = recipe.evaluate.problems, 0
     for index in range(problems):
-        seed = task_seed(3, eval_stream("sums"), nth * problems + index)
-        drawn = random.Random(derived_seed(derived_seed(seed, 0, "solver", "solver"), 0)).random()  # noqa: S311
+        seed = derive_task_seed(3, eval_stream("sums"), nth * problems + index)
+        drawn = random.Random(derive_seed(derive_seed(seed, 0, "solver", "solver"), 0)).random()  # noqa: S311
         right += drawn < script.chance(levels[index % len(levels)], version)
     return right / problems
 

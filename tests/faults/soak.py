@@ -26,7 +26,7 @@ from progress import POLICY, Progress
 from rich.console import Console
 from rich.table import Table
 
-from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.run.run import Run
 from headrace.ops.figures.figures import lags
 from headrace.schemas import codec
@@ -120,8 +120,10 @@ class Lags:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._read: dict[Place, int] = {}
-        self._reader = TopicReader(run.connection, whole_topics(run.connection, [run.topics.batches(POLICY)]), "lags")
+        self._read: dict[PartitionId, int] = {}
+        self._reader = TopicReader(
+            run.connection, find_whole_topics(run.connection, [run.topics.batches(POLICY)]), "lags"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -28,7 +28,7 @@ from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.payload import PayloadError, problem_from_json
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import MESSAGE_BYTES, Connection, Message, Outgoing, RunAddress
-from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import OwnPositions
 from headrace.infra.run.run import Run
@@ -39,7 +39,7 @@ from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import WeightsError, weights_hash
+from headrace.infra.weights.tensors import WeightsError, hash_weights
 from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import Pulse
 from headrace.ops.plain_json import plain
@@ -112,7 +112,7 @@ class Drawer(Bucket):
         self._objects = objects
 
     @contextmanager
-    def opened(self, key: str, offset: int, length: int) -> Iterator[Any]:
+    def open_object(self, key: str, offset: int, length: int) -> Iterator[Any]:
         if key not in self._objects:
             response = cast("Any", SimpleNamespace(status=404))
             raise S3Error(response, "NoSuchKey", "no such key", key, "", "")
@@ -451,7 +451,9 @@ def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake
         assert len(intake.queue) + len(intake._starting) == 1
         for started in intake._starting:
             if started.task is None:
-                assert isinstance(fits(dead_letter(RUN.topics, "run-1", "rollout", message, started.why)), DeadLetter)
+                assert isinstance(
+                    fits(build_dead_letter(RUN.topics, "run-1", "rollout", message, started.why)), DeadLetter
+                )
             else:
                 assert 1 <= started.task.n_asked <= 4096
                 with suppress(PayloadError):
@@ -466,10 +468,10 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
     base, new = ({"a": Tensor("F32", (2,), memoryview(bytes([n] * 8)))} for n in (0, 1))
     anchor, delta = write_safetensors(base), encode_delta(base, new, Label("solver", 0, 2, 3))
     claims = SHELF.shelve(anchor, "weights"), SHELF.shelve(delta, "weights")
-    whole = WeightsPublished("run-1", "solver", version=2, weights_hash=weights_hash(base), weights=claims[0])
+    whole = WeightsPublished("run-1", "solver", version=2, weights_hash=hash_weights(base), weights=claims[0])
     change = WeightsPublished(
-        "run-1", "solver", version=3, kind="delta", base_version=2, base_hash=weights_hash(base),
-        weights_hash=weights_hash(new), weights=claims[1],
+        "run-1", "solver", version=3, kind="delta", base_version=2, base_hash=hash_weights(base),
+        weights_hash=hash_weights(new), weights=claims[1],
     )  # fmt: skip
     follower = WeightFollower(RUN, ("solver",), "w", Pauses())
 
@@ -488,10 +490,10 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
 
     def check(message: Message) -> None:
         follower._take(message)
-        for record in follower._published["solver"].ways():
+        for record in follower._published["solver"].list_ways():
             with suppress(StoreError, WeightsError, BadWeights):
                 tensors = PolicyWeights(RUN.weights_cache).bring([whole, record], record)
-                assert weights_hash(tensors) == record.weights_hash
+                assert hash_weights(tensors) == record.weights_hash
         follower._published["solver"] = PublishedWeights()
 
     fuzz.run("follower", 0.02, make, check)
@@ -558,7 +560,7 @@ def test_a_feeder_learns_from_a_record_or_gives_a_dead_letter(fuzz: Fuzz) -> Non
             assert isinstance(fits(outgoing), DeadLetter)
         assert len(feeder.state.plan()) <= 256 + 3
         state = json.loads(json.dumps(feeder.state.snapshot()))
-        json.dumps(feeder.state.changes())
+        json.dumps(feeder.state.take_changes())
         assert set(state["pacing"]["versions"]) <= {"solver"}
         assert feeder.state.pacing.versions.get("solver", 0) <= 10**6
 
@@ -628,7 +630,7 @@ def test_no_key_leaves_the_store() -> None:
 
 def test_a_letter_fits_into_a_message_whatever_it_is_about() -> None:
     huge = Message("t.x", 0, 5, bytes(1 << 20), bytes(MESSAGE_BYTES), [("\U0001f600" * 9, bytes(1 << 20))] * 3)
-    outgoing = dead_letter(RUN.topics, "run-1", "curate", huge, ("undecodable", "\ud800" * 9000))
+    outgoing = build_dead_letter(RUN.topics, "run-1", "curate", huge, ("undecodable", "\ud800" * 9000))
     letter = fits(outgoing)
     assert (letter.topic, letter.offset) == ("t.x", 5)
     assert letter.value

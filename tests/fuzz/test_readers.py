@@ -31,17 +31,17 @@ from headrace.consumers.curate.dedupe import Dedupe
 from headrace.envs.payload import PayloadError, problem_from_json
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
-from headrace.infra.recipe.recipe_file import load_recipe, shipped_recipes
+from headrace.infra.recipe.recipe_file import list_shipped_recipes, load_recipe
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.run import read_revision, store_of
+from headrace.infra.run.run import parse_store, read_revision
 from headrace.infra.weights.tensor_file import read_metadata, read_safetensors, write_safetensors
-from headrace.infra.weights.tensors import Tensor, WeightsError, weights_hash
+from headrace.infra.weights.tensors import Tensor, WeightsError, hash_weights
 from headrace.producers.task_ledger import TaskLedger
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError, schema_of
 from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.records import RECORDS, Failure, RecipeRevision, Task, TrajectoryGroup
-from headrace.schemas.writers import MOST_VALUES, foreign_schema
+from headrace.schemas.writers import MOST_VALUES, parse_foreign_schema
 from headrace.trainers.learner.checkpoint import Checkpoint, CheckpointError, decode_checkpoint, encode_checkpoint
 from headrace.trainers.learner.shard_index import FORMAT, decode_index
 
@@ -80,7 +80,7 @@ def test_altered_schemas_are_learnt_or_refused(fuzz: Fuzz) -> None:
 
     def check(text: str) -> None:
         with suppress(SchemaError):
-            foreign_schema(text)
+            parse_foreign_schema(text)
 
     fuzz.run("schemas", 0.02, lambda rng: altered_json(rng, rng.choice(schemas)), check)
 
@@ -199,7 +199,7 @@ def test_altered_weights_are_read_or_refused_and_whatever_is_read_can_be_hashed(
     def check(data: bytes) -> None:
         with suppress(WeightsError):
             read_metadata(data)
-            weights_hash(read_safetensors(data))
+            hash_weights(read_safetensors(data))
 
     fuzz.run("weights", 0.07, lambda rng: altered_file(rng, valid), check)
 
@@ -230,7 +230,7 @@ def test_a_tensor_that_cannot_be_is_refused() -> None:
 
 
 def test_altered_recipe_files_are_read_or_refused(fuzz: Fuzz, tmp_path: Path) -> None:
-    valid = [recipe.read_text().encode() for recipe in shipped_recipes().values()]
+    valid = [recipe.read_text().encode() for recipe in list_shipped_recipes().values()]
     path = tmp_path / "r.toml"
 
     def check(text: bytes) -> None:
@@ -295,7 +295,7 @@ def test_altered_recipe_revisions_are_taken_or_passed_over(fuzz: Fuzz) -> None:
             with suppress(HeadraceError):
                 Recipe.from_json(revision.recipe)
             with suppress(HeadraceError):
-                store_of(revision)
+                parse_store(revision)
 
     fuzz.run("revisions", 0.02, make, check)
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.process.signals import attempts, stop_on_signals
+from headrace.infra.process.signals import begin_attempts, stop_on_signals
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.run.group_restore import Membership
 from headrace.infra.stopwatch import Stopwatch
@@ -24,7 +24,7 @@ class Counter:
 
     was_unread = False
 
-    def __init__(self, place: Place, out: str) -> None:
+    def __init__(self, place: PartitionId, out: str) -> None:
         self.place, self.out, self.count = place, out, 0
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
@@ -53,7 +53,7 @@ def membership(bootstrap: str, run: str, snapshot_every_s: float = 0.2) -> Membe
 
 def main(bootstrap: str, run: str, slot: str) -> None:
     stop = stop_on_signals()
-    for attempt in attempts(stop):
+    for attempt in begin_attempts(stop):
         with attempt:
             member = membership(bootstrap, run)
             writer = TransactionalWriter(member.connection, f"{run}.count.{slot}")

@@ -16,7 +16,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, join
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 from headrace.schemas import codec
 from headrace.schemas.records import NamedObject, RecipeRevision, WeightsPublished
 
@@ -91,7 +91,7 @@ def publish(run: Run, version: int, *, corrupt: bool = False) -> None:
         run_id=run.run_id,
         policy="solver",
         version=version,
-        weights_hash=weights_hash(weights),
+        weights_hash=hash_weights(weights),
         weights=claim,
         files=files,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.retired import Retired
 from headrace.infra.run.run import Run
@@ -32,12 +32,12 @@ class Recorded:
 
     run: Run
     rests: bool
-    messages: dict[Place, list[Message]] = field(default_factory=dict)
+    messages: dict[PartitionId, list[Message]] = field(default_factory=dict)
     first: list[Message] = field(default_factory=list)
     """Of a run that goes on: `state` before all else."""
-    begins: dict[Place, int] = field(default_factory=dict)
+    begins: dict[PartitionId, int] = field(default_factory=dict)
     """First offsets."""
-    ends: dict[Place, int] = field(default_factory=dict)
+    ends: dict[PartitionId, int] = field(default_factory=dict)
     """What ends were asked for."""
     topics: set[str] = field(default_factory=set)
     asked: list[dict[commits.Group, commits.Committed]] = field(default_factory=list)
@@ -123,7 +123,7 @@ class RecordingLog(AuditedLog):
         self._kept.first = self._kept.first or found
         yield from found
 
-    def ends(self, topics: Iterable[str]) -> dict[Place, int]:
+    def ends(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         self._kept.ends = super().ends(topics)
         return self._kept.ends
 
@@ -151,7 +151,7 @@ class RecordedLog(AuditedLog):
     def topics(self) -> set[str]:
         return self._kept.topics
 
-    def places(self, topics: Iterable[str]) -> dict[Place, int]:
+    def places(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         wanted = set(topics)
         return {place: 0 for place in self._kept.messages if place[0] in wanted}
 
@@ -165,7 +165,7 @@ class RecordedLog(AuditedLog):
         wanted = list(topics)
         yield from self._kept.first if wanted == [self._kept.run.topics.state] else self.read(wanted, "")
 
-    def ends(self, topics: Iterable[str]) -> dict[Place, int]:
+    def ends(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         return {place: self._kept.ends[place] for place in self.places(topics)}
 
     def shortened(self, topics: Iterable[str]) -> Iterator[str]:

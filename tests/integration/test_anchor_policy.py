@@ -13,9 +13,9 @@ from made_run import make_run, tiny_recipe
 
 from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectStore, StoreUnavailable
-from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE, claims_of, size_of
+from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE, list_claims, size_of
 from headrace.infra.weights.policy_weights import PolicyWeights
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import WeightsPublished
 from headrace.trainers.versions.publisher import Publisher
 
@@ -84,7 +84,7 @@ def test_a_tensor_of_another_shape_takes_an_anchor_and_deltas_go_on_from_there(
 
 def bring(store: ObjectStore, ways: list[WeightsPublished]) -> str:
     """Be a new worker, and return the hash of what it gets."""
-    return weights_hash(PolicyWeights(Uncached(store)).bring(ways, ways[-1]))
+    return hash_weights(PolicyWeights(Uncached(store)).bring(ways, ways[-1]))
 
 
 @pytest.mark.weights
@@ -105,7 +105,7 @@ def test_a_version_to_which_an_object_is_lost_is_published_whole_and_the_next_de
 ) -> None:
     published = Published(bootstrap, store, run_name)
     events = [published.next() for _ in range(4)]
-    store.delete(claims_of(events[lost])[0].key)
+    store.delete(list_claims(events[lost])[0].key)
 
     whole = published.publisher.publish_what_is_lost(read=False)
     assert whole is not None
@@ -123,7 +123,7 @@ def test_an_object_that_was_altered_shows_when_it_is_read_and_the_same_one_is_st
 ) -> None:
     published = Published(bootstrap, store, run_name)
     events = [published.next() for _ in range(altered + 1)]
-    claim = claims_of(events[altered])[0]
+    claim = list_claims(events[altered])[0]
     other = b"x" * claim.size_bytes
     store._bucket.upload(claim.key, len(other), lambda: io.BytesIO(other))
 

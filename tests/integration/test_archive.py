@@ -28,7 +28,7 @@ from headrace.infra.archive.manifest import ArchiveCorrupt
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka import topic_reader
-from headrace.infra.kafka.clients import Message, Outgoing, kafka_errors, open_admin
+from headrace.infra.kafka.clients import Message, Outgoing, open_admin, translating_kafka_errors
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
@@ -122,7 +122,7 @@ def delete_topics(run: Run) -> None:
     admin = open_admin(run.connection)
     names = [name for name in admin.list_topics(timeout=60).topics if name.startswith(f"{run.address.run}.")]
     for name, future in admin.delete_topics(names).items():
-        with kafka_errors(f"deleting topic {name}"):
+        with translating_kafka_errors(f"deleting topic {name}"):
             future.result()
     end = time.monotonic() + 30
     while set(names) & admin.list_topics(timeout=60).topics.keys():
@@ -412,7 +412,7 @@ def test_the_commands_answer_people_and_programs(run: Run, tmp_path: Path) -> No
     done = headrace("audit", "--data", tmp_path / "again", "--no-store", "--json")
     assert json.loads(done.stdout)["groups"]
     done = headrace("replay", tmp_path / "none", "--data", tmp_path / "more")
-    assert (done.returncode, "is no archive" in done.stderr) == (2, True)
+    assert (done.returncode, "is not an archive" in done.stderr) == (2, True)
 
 
 @pytest.mark.tools
@@ -422,7 +422,7 @@ def test_a_false_end_does_not_make_a_topic_look_empty_to_the_archiver(
     """A broker that has just started was seen to give one."""
     say(run, *played(run, range(3)))
     for module in (archiver, topic_reader):
-        monkeypatch.setattr(module, "end_offsets", lambda _, places: dict.fromkeys(places, 0))
+        monkeypatch.setattr(module, "fetch_end_offsets", lambda _, places: dict.fromkeys(places, 0))
 
     done = archive(run, tmp_path / "a", ["trajectories.solver"])
 

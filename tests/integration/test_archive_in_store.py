@@ -54,7 +54,7 @@ def keys(place: str) -> list[str]:
     """Names below the archive's prefix, but the probe that tells whether a bucket can be used."""
     location = location_of(place)
     assert isinstance(location, InStore)
-    names = (one.key.removeprefix(location.address.prefix) for one in location._store.listing())
+    names = (one.key.removeprefix(location.address.prefix) for one in location._store.list_objects())
     return sorted(name for name in names if not name.startswith("probe/"))
 
 
@@ -162,7 +162,7 @@ def test_who_puts_a_manifest_beside_another_of_its_number_takes_it_back_and_is_t
     monkeypatch.setattr(locations, "reach", lambda _: second._store.put_named(_named(second, theirs), theirs))
     with pytest.raises(ArchiveBusy):
         first.replace_manifest(ours)
-    assert location_of(place).manifest() == theirs
+    assert location_of(place).read_manifest() == theirs
 
 
 @pytest.mark.tools
@@ -171,10 +171,10 @@ def test_who_was_overtaken_so_long_ago_that_the_other_manifest_is_gone_is_told(r
     overtaken, other = location_of(place), location_of(place)
     for number in range(MOST_MANIFESTS + 2):
         other.replace_manifest(b"%d" % number)
-    newest = location_of(place).manifest()
+    newest = location_of(place).read_manifest()
     with pytest.raises(ArchiveBusy, match="another process has archived into"):
         overtaken.replace_manifest(b"of one that knows of none")
-    assert location_of(place).manifest() == newest
+    assert location_of(place).read_manifest() == newest
 
 
 def _named(location: InStore, data: bytes) -> locations.StoredObject:
@@ -227,7 +227,7 @@ def test_a_file_that_is_gone_or_changed_is_told(run: Run, place: str, act: str, 
 REFUSED: list[tuple[Callable[[Run], str], str]] = [
     (lambda run: f"s3://{run.store_address.bucket}", "name a prefix of the archive's own"),
     (lambda run: f"store:{run.store_address.prefix}archive", "is among the objects of run"),
-    (lambda run: "http://127.0.0.1:1", "is no address of an object store"),
+    (lambda run: "http://127.0.0.1:1", "is not an object store's address"),
     (lambda run: f"store:others-{run.address.run}", "holds other things"),
 ]
 
@@ -265,5 +265,5 @@ def test_an_address_needs_its_endpoint_and_a_copy_in_a_folder_is_read_as_well(
 
 
 def size(location: InStore, name: str) -> int:
-    [found] = [one for one in location._store.listing() if one.key == f"{location.address.prefix}{name}"]
+    [found] = [one for one in location._store.list_objects() if one.key == f"{location.address.prefix}{name}"]
     return found.size_bytes

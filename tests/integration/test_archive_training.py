@@ -18,7 +18,7 @@ from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.folder import _open_file
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 from headrace.ops.offline.archiver import archive
 
 STEPS = 7
@@ -85,7 +85,7 @@ def test_batches_cut_anew_are_the_same_every_time_and_other_settings_are_not(who
     assert (found["read"], found["trained"], found["left"], found["unread"]) == (4 * STEPS, 4 * STEPS, 0, 0)
     assert [one["version"] for one in found["versions"]] == [*range(1, STEPS + 1)]
     _, adapter, said = _open_file(tmp_path / "first" / "adapter_model.safetensors", writable=False)
-    assert weights_hash(adapter) == said == found["weights_hash"]
+    assert hash_weights(adapter) == said == found["weights_hash"]
     beside = {path.name for path in (tmp_path / "first").iterdir()}
     assert beside >= {"adapter_config.json", "config.json", "model.safetensors", "tokenizer.json", "training.json"}
 

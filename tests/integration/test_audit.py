@@ -17,14 +17,14 @@ from rich.console import Console
 from said import say
 
 from headrace.app.views.tables import audit_table
-from headrace.infra.kafka.clients import Outgoing, end_offsets, open_consumer
-from headrace.infra.kafka.topic_reader import whole_topics
+from headrace.infra.kafka.clients import Outgoing, fetch_end_offsets, open_consumer
+from headrace.infra.kafka.topic_reader import find_whole_topics
 from headrace.infra.run.run import Run, read_revisions
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -82,7 +82,7 @@ class Made:
         groups = {topics.rollout_group("sums"): topics.tasks("sums")}
         groups[topics.curate_group("solver")] = topics.trajectories("solver")
         for group, topic in groups.items():
-            ends = end_offsets(self.run.connection, whole_topics(self.run.connection, [topic]))
+            ends = fetch_end_offsets(self.run.connection, find_whole_topics(self.run.connection, [topic]))
             consumer = open_consumer(self.run.connection, "made", group)
             behind = lag.get("of_curator", 0) if "trajectories" in topic else 0
             offsets = [TopicPartition(t, p, end - behind) for (t, p), end in ends.items()]
@@ -127,7 +127,7 @@ class Made:
         self.objects[f"checkpoint {version}"] = self.run.put(b"checkpoint %d" % version, "checkpoints")
         self.objects["file"] = self.run.put(b"{}", "files")
         files = tuple(NamedObject(name, self.objects["file"]) for name in ("config.json", "tokenizer.json"))
-        result = weights_hash({"w": tensor})
+        result = hash_weights({"w": tensor})
         event = WeightsPublished(
             run_id,
             "solver",
@@ -138,7 +138,7 @@ class Made:
             final=version == len(TRAINED),
         )
         if version == AS_DELTA:
-            base = weights_hash({"w": before})
+            base = hash_weights({"w": before})
             event = replace(event, kind="delta", base_version=version - 1, base_hash=base, files=())
         self.say(name, topics.weights("solver"), event)
         claim = self.objects[f"checkpoint {version}"]
@@ -146,7 +146,7 @@ class Made:
         self.say(f"checkpoint {version}", topics.state, pointer, key=checkpoint_key("solver", version))
         if version:
             uses = tuple(GroupUse("sums", number) for number in groups)
-            base = weights_hash({"w": before})
+            base = hash_weights({"w": before})
             batch = BatchTrained(run_id, "solver", version=version, groups=uses, base_hash=base, weights_hash=result)
             batch = replace(batch, positions=tuple(Position(p, READ[version - 1][p]) for p in range(4)))
             self.say(f"batch {version}", topics.batches("solver"), batch)

@@ -32,7 +32,7 @@ from headrace.infra.weights.merging import merge_deltas
 from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
 from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
 from headrace.ops.compaction.compactor import Compactor, compact
 from headrace.ops.figures.weights_history import weights_history
@@ -75,7 +75,7 @@ class Published:
             self._publish(data, base, kind=DELTA, base_version=last.version, base_hash=last.weights_hash)
 
     def _publish(self, data: bytes, base: Mapping[str, Tensor], **more: Any) -> None:
-        version, found = len(self.events), weights_hash(self.tensors)
+        version, found = len(self.events), hash_weights(self.tensors)
         event = WeightsPublished(
             self.run.run_id, "solver", version=version, weights_hash=found,
             weights=self.run.put(data, "weights"), metrics={"full_bytes": 2.0 * VALUES}, **more,
@@ -84,7 +84,7 @@ class Published:
         self.say(event)
         if version:
             batch = BatchTrained(self.run.run_id, "solver", version=version, weights_hash=found)
-            self.say(replace(batch, base_hash=weights_hash(base)))
+            self.say(replace(batch, base_hash=hash_weights(base)))
 
     def say(self, *records: WeightsPublished | BatchTrained) -> None:
         topics = self.run.topics
@@ -132,7 +132,7 @@ class Loaded:
         self.hash = ""
 
     def load(self, policy: str, version: int, weights: Mapping[str, Tensor]) -> None:
-        self.hash = weights_hash(weights)
+        self.hash = hash_weights(weights)
         self.served = {policy: version}
 
     def versions(self) -> dict[str, int]:

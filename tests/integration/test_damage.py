@@ -33,7 +33,7 @@ from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.paths import ANCHOR, DELTA
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -100,7 +100,7 @@ class Scene:
     def _version(self, number: int, weights: Weights, data: bytes, **more: object) -> Version:
         sha256 = hashlib.sha256(data).hexdigest()
         claim = ClaimCheck(STORE_NAME, self.store.key("weights", sha256), sha256, len(data))
-        plain = {"kind": ANCHOR, "weights_hash": weights_hash(weights), "weights": claim}
+        plain = {"kind": ANCHOR, "weights_hash": hash_weights(weights), "weights": claim}
         event = WeightsPublished(self.run.run_id, "solver", version=number, **{**plain, **more})  # type: ignore[arg-type]
         return Version(weights, event, data)
 
@@ -260,14 +260,14 @@ def base_that_is_nowhere(scene: Scene, good: Version) -> Row:
     """The event names the wrong base, too."""
     before = moved(good.weights, 77)
     made = encode_delta(before, moved(good.weights, good.number), Label("solver", 0, good.number, good.number + 1))
-    version = scene.delta(good, made, base_hash=weights_hash(before))
+    version = scene.delta(good, made, base_hash=hash_weights(before))
     scene.lay(version)
     return Row(version, "no objects lead to it from what is held", "which it names, is")
 
 
 def other_contents(scene: Scene, good: Version) -> Row:
     """Label and hashes are right, what it does is not: only what comes out can tell."""
-    hashes = (good.event.weights_hash, weights_hash(moved(good.weights, good.number)))
+    hashes = (good.event.weights_hash, hash_weights(moved(good.weights, good.number)))
     label = Label("solver", 0, good.number, good.number + 1)
     version = scene.delta(good, encode_delta(good.weights, moved(good.weights, 77), label, hashes=hashes))
     scene.lay(version)

@@ -26,7 +26,7 @@ from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.payload import problem_from_json
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Fenced, Message, Outgoing, open_consumer
-from headrace.infra.kafka.group_offsets import committed_offsets
+from headrace.infra.kafka.group_offsets import fetch_committed_offsets
 from headrace.infra.kafka.run_loop import Component, run_loop
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
@@ -428,8 +428,8 @@ def test_a_commit_of_an_earlier_run_passes_over_no_number(make: Callable[..., Ru
     commit_all_tasks(run, metadata='{"run":"an earlier one"}')
     with feeding(run) as (feeder, _):
         feeder._commits._delete_due = 0.0
-        feeder._commits.overdue(feeder.state)
-        assert list(feeder.state.pacing.passed(feeder._commits._of("sums"))) == []
+        feeder._commits.find_overdue(feeder.state)
+        assert list(feeder.state.pacing.find_passed(feeder._commits._of("sums"))) == []
     assert numbers(run) == list(range(QUOTA)), "nor is one deleted"
 
 
@@ -646,7 +646,7 @@ def test_audit_and_figures_are_read_from_the_topics_alone(make: Callable[..., Ru
 @pytest.mark.rollout
 def test_a_group_that_never_committed_has_no_offsets(make: Callable[..., Run]) -> None:
     run = make()
-    assert committed_offsets(run.connection, "nobody", [run.topics.tasks("sums")]) == {}
+    assert fetch_committed_offsets(run.connection, "nobody", [run.topics.tasks("sums")]) == {}
 
 
 def snapshots(run: Run) -> Iterable[Snapshot]:

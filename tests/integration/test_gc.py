@@ -24,14 +24,14 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Fenced, Outgoing
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.run.revisions import settled, write_revision
-from headrace.infra.run.run import Run, join, read_revisions, store_of
+from headrace.infra.run.revisions import plan_revision, write_revision
+from headrace.infra.run.run import Run, join, parse_store, read_revisions
 from headrace.infra.store import object_store
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
 from headrace.ops.figures.weights_history import weights_history
 from headrace.ops.plain_json import plain
@@ -86,7 +86,7 @@ class Made:
         run, topics = self.run, self.run.topics
         held, before = weights_of(version), weights_of(max(0, version - 1))
         is_anchor = version % ANCHOR_EVERY == 0
-        result, base = weights_hash(held), weights_hash(before)
+        result, base = hash_weights(held), hash_weights(before)
         if is_anchor:
             data, suffix = write_safetensors(held), ".safetensors"
         else:
@@ -117,7 +117,7 @@ class Made:
 
     def there(self) -> set[str]:
         """Names of the objects that are in the store."""
-        keys = {one.key for one in self.run.store.listing()}
+        keys = {one.key for one in self.run.store.list_objects()}
         return {name for name, key in self.keys.items() if key in keys}
 
 
@@ -366,12 +366,12 @@ def test_a_run_begins_under_a_prefix_of_its_own_and_keeps_it(made: Made, run_nam
     address = replace(made.run.address, run=recipe.name)
     bucket = replace(made.run.store_address, prefix="", keys_file="/of/the/store.json")
     ensure_topics(address.connection, recipe.topics.all(("sums",), ("solver",), 4))
-    first = settled(address, recipe, bucket, new_recipe=False)
+    first = plan_revision(address, recipe, bucket, new_recipe=False)
     assert first is not None
-    assert store_of(first).prefix == f"{first.run_id}/"
+    assert parse_store(first).prefix == f"{first.run_id}/"
     write_revision(address.connection, recipe.topics.recipe, first)
-    assert settled(address, recipe, bucket, new_recipe=False) is None, "nothing has changed"
-    moved = settled(address, recipe, replace(bucket, endpoint="s3:1"), new_recipe=False)
+    assert plan_revision(address, recipe, bucket, new_recipe=False) is None, "nothing has changed"
+    moved = plan_revision(address, recipe, replace(bucket, endpoint="s3:1"), new_recipe=False)
     assert moved is not None
-    assert store_of(moved).prefix == f"{first.run_id}/"
+    assert parse_store(moved).prefix == f"{first.run_id}/"
     assert join(address).store_address.prefix == f"{first.run_id}/"

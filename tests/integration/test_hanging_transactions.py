@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.kafka.clients import Connection, Outgoing, held_back
+from headrace.infra.kafka.clients import Connection, Outgoing, find_held_back
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 
@@ -37,7 +37,7 @@ def hanging(server: EmbeddedKafka) -> tuple[Connection, str]:
         server.stop()
         server.start()
         TransactionalWriter(connection, name).close()
-        if held_back(connection, [name]) and "can be skipped" in (server.folder / "kafka.log").read_text():
+        if find_held_back(connection, [name]) and "can be skipped" in (server.folder / "kafka.log").read_text():
             return connection, name
     pytest.fail(f"no transaction hung in {MOST_STARTS} starts: does this Kafka write the markers now?")
 
@@ -51,4 +51,4 @@ def test_what_hangs_is_ended_before_anything_is_written_and_never_committed_with
             writer.produce([Outgoing(topic, b"committed", partition=0)])
             writer.commit()
         assert [message.value for message in read_all(connection, [topic])] == [b"committed"]
-        assert held_back(connection, [topic]) == []
+        assert find_held_back(connection, [topic]) == []

@@ -24,7 +24,7 @@ from stoppable import Component, Start, starter, until
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.errors import FENCED
 from headrace.infra.kafka.clients import Outgoing, open_admin, open_consumer
-from headrace.infra.kafka.topic_reader import Place, read_all
+from headrace.infra.kafka.topic_reader import PartitionId, read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
@@ -95,12 +95,12 @@ def assert_curated_exactly_once(run: Run) -> None:
     """What the curators wrote is, record for record, what one curator's memory makes of the whole input."""
     topics, states = run.topics, curator_partitions(run)
     written = [topics.outcomes("solver"), topics.curated("solver")]
-    wanted: dict[Place, list[tuple[bytes, bytes]]] = defaultdict(list)
+    wanted: dict[PartitionId, list[tuple[bytes, bytes]]] = defaultdict(list)
     for message in read_all(run.connection, [topics.trajectories("solver")]):
         for outgoing in states[message.partition].handle(message):
             if outgoing.topic in written:
                 wanted[outgoing.topic, outgoing.partition].append((outgoing.key, outgoing.value))
-    found: dict[Place, list[tuple[bytes, bytes]]] = defaultdict(list)
+    found: dict[PartitionId, list[tuple[bytes, bytes]]] = defaultdict(list)
     for message in read_all(run.connection, written):
         found[message.topic, message.partition].append((message.key, message.value))
     for place, records in wanted.items():

@@ -24,7 +24,7 @@ from headrace.infra.kafka.clients import Fenced, Outgoing
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.process.signals import attempts
+from headrace.infra.process.signals import begin_attempts
 from headrace.infra.run.run import STORE_NAME, Run, RunEnded, join, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
@@ -94,7 +94,7 @@ def feeding(run: Run) -> Iterator[Callable[[], Pacing]]:
     stop, newest = threading.Event(), [FeedState(run.recipe, read_revisions(run.address)[-1], {}).pacing]
 
     def feed() -> None:
-        for attempt in attempts(stop):
+        for attempt in begin_attempts(stop):
             with attempt:
                 writer = TransactionalWriter(run.connection, f"{run.address.run}.feed")
                 with closing(writer), closing(open_feeder(run, writer)) as feeder:
@@ -116,7 +116,7 @@ def training(run: Run) -> Iterator[None]:
     stop, watch = threading.Event(), Stopwatch()
 
     def train() -> None:
-        for attempt in attempts(stop):
+        for attempt in begin_attempts(stop):
             with attempt:
                 writer = TransactionalWriter(run.connection, f"{run.address.run}.train.solver")
                 with closing(writer):

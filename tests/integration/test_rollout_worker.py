@@ -494,7 +494,7 @@ def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path, store: ObjectStor
         until(lambda: len(messages(run)) > 0, "first group")
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
-        until(lambda: not server.alive(), "end of the broker")
+        until(lambda: not server.is_alive(), "end of the broker")
         until(lambda: waits(tmp_path, "Kafka") > 0, "word that Kafka is away")
         server.start()
         until(lambda: '"worker.resumed"' in (tmp_path / "w1.log").read_text(), "word that Kafka is back")
@@ -503,7 +503,7 @@ def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path, store: ObjectStor
         assert waits(tmp_path, "Kafka") == 1
 
         os.kill(server.pid, signal.SIGKILL)
-        until(lambda: not server.alive(), "end of the broker")
+        until(lambda: not server.is_alive(), "end of the broker")
         worker.terminate()
         assert worker.wait(60) == 0
 

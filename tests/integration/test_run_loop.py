@@ -27,10 +27,10 @@ from headrace.infra.kafka.clients import (
     Outgoing,
     open_consumer,
 )
-from headrace.infra.kafka.group_offsets import committed_offsets
+from headrace.infra.kafka.group_offsets import fetch_committed_offsets
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_admin import TopicDiffers, ensure_topics
-from headrace.infra.kafka.topic_reader import TopicReader, read_all, read_one, whole_topics
+from headrace.infra.kafka.topic_reader import TopicReader, find_whole_topics, read_all, read_one
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.run.group_restore import StateLost
@@ -126,7 +126,7 @@ def test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_
                 raise Aborted("as if the store were away")
 
     def all_committed() -> bool:
-        return sum(committed_offsets(connection, member.group, member.topics).values()) == n
+        return sum(fetch_committed_offsets(connection, member.group, member.topics).values()) == n
 
     consumer = GroupConsumer(member, lambda place: Stumbling(place, out))
     run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), all_committed)
@@ -273,7 +273,7 @@ def test_an_aborted_turn_leaves_the_groups_offsets_where_they_were(connection: C
     writer.begin()
     write(consumer, writer)
     writer.abort()
-    assert committed_offsets(connection, member.group, member.topics) == {}
+    assert fetch_committed_offsets(connection, member.group, member.topics) == {}
     consumer.close()
     writer.close()
 
@@ -292,7 +292,7 @@ def test_a_member_that_lost_a_partition_commits_nothing_for_it(connection: Conne
     writer.begin()
     write(first, writer)
     writer.commit()
-    assert not lost & committed_offsets(connection, member.group, member.topics).keys()
+    assert not lost & fetch_committed_offsets(connection, member.group, member.topics).keys()
     for leaving in (first, second, writer):
         leaving.close()
 
@@ -319,7 +319,7 @@ def test_a_member_that_lost_a_partition_while_it_handled_its_records_is_refused(
     writer.begin()
     with pytest.raises(Unavailable):
         write(first, writer)
-    assert committed_offsets(connection, member.group, member.topics) == {}
+    assert fetch_committed_offsets(connection, member.group, member.topics) == {}
     first.close()
     second.close()
     writer.close()
@@ -345,13 +345,13 @@ def test_a_reader_waits_for_a_transaction_that_is_still_open(connection: Connect
     writer.begin()
     ticket = writer.produce([Outgoing(topic, b"late", partition=0)])[0]
     writer.flush()
-    with TopicReader(connection, whole_topics(connection, [topic])) as reader:
+    with TopicReader(connection, find_whole_topics(connection, [topic])) as reader:
         ends = reader.ends()
         assert ends[topic, 0] == ticket.offset + 1, "the high watermark counts what is not committed yet"
         assert reader.poll(timeout_s=0.5) == []
         committer = threading.Timer(0.5, writer.commit)
         committer.start()
-        assert [m.value for m in reader.until(ends)] == [b"late"]
+        assert [m.value for m in reader.read_until(ends)] == [b"late"]
         committer.join()
 
 

@@ -97,7 +97,7 @@ def test_a_broker_killed_under_load_keeps_every_acked_record_once(tmp_path: Path
                     producer.poll(0.1)
                 os.kill(pid, signal.SIGKILL)
                 assert gone(pid)
-        assert not server.alive()
+        assert not server.is_alive()
         assert len(acked) < n_records
         server.start()
         assert server.bootstrap == bootstrap
@@ -153,7 +153,7 @@ def test_stopping_leaves_no_process_and_a_start_finds_data_ports_and_keys_again(
         store.ensure_bucket()
         stored = store.put(b"kept", "groups")
     own_store.stop()
-    assert not own_store.alive()
+    assert not own_store.is_alive()
     assert not psutil.pid_exists(pid)
     assert not any(str(own_store.folder) in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
     own_store.start()
@@ -187,7 +187,7 @@ def test_the_address_is_known_once_claimed_before_anything_runs(own_store: Embed
     with pytest.raises(ServerError, match="claim"):
         own_store.endpoint  # noqa: B018 - a property that raises
     endpoint = own_store.claim().endpoint
-    assert not own_store.alive()
+    assert not own_store.is_alive()
     assert own_store.start().endpoint == endpoint
 
 
@@ -196,7 +196,7 @@ def test_a_folder_in_use_is_refused_to_a_second_owner(own_store: EmbeddedStore) 
     own_store.start()
     with pytest.raises(FolderTaken, match=f"process {os.getpid()} runs"):
         EmbeddedStore(own_store.folder).start()
-    assert own_store.alive()
+    assert own_store.is_alive()
 
 
 @pytest.mark.servers
@@ -252,7 +252,7 @@ def test_a_server_outlives_the_thread_that_started_it(own_store: EmbeddedStore) 
     starter.join()
     with pytest.raises(psutil.TimeoutExpired):
         psutil.Process(own_store.pid).wait(0.5)
-    assert own_store.alive()
+    assert own_store.is_alive()
 
 
 @pytest.mark.servers
@@ -363,7 +363,7 @@ def test_a_bucket_without_rights_gives_one_clear_error(store: ObjectStore) -> No
 @pytest.mark.servers
 def test_a_name_that_no_bucket_may_have_is_refused(store: ObjectStore) -> None:
     address = StoreAddress(store.address.endpoint, "No", "a", "b")
-    with ObjectStore(address) as other, pytest.raises(UsageError, match="'No' is no name of a bucket"):
+    with ObjectStore(address) as other, pytest.raises(UsageError, match="'No' is not the name of a bucket"):
         other.ensure_bucket()
 
 

@@ -15,11 +15,11 @@ from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
-from headrace.infra.weights.files import anchor_files, write_files
+from headrace.infra.weights.files import list_anchor_files, write_files
 from headrace.infra.weights.offline import verify
-from headrace.infra.weights.paths import ANCHOR, DELTA, claims_of, size_of
+from headrace.infra.weights.paths import ANCHOR, DELTA, list_claims, size_of
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
 from headrace.ops.figures.weights_history import weights_history
 from headrace.ops.plain_json import plain
@@ -66,14 +66,14 @@ def publish(run: Run, versions: int) -> list[WeightsPublished]:
 
 
 def same(found: Mapping[str, Tensor], version: int) -> bool:
-    return weights_hash(found) == weights_hash(weights(version))
+    return hash_weights(found) == hash_weights(weights(version))
 
 
 def test_a_worker_joins_by_the_files_of_an_anchor_and_a_folder_of_them_is_a_model(run: Run, tmp_path: Path) -> None:
     events = publish(run, 2)
     assert [event.kind for event in events] == [ANCHOR, DELTA]
     anchor = events[0]
-    names = [name for name, _ in anchor_files(anchor)]
+    names = [name for name, _ in list_anchor_files(anchor)]
     assert names[0] == f"model-00001-of-{len(anchor.shards):05}.safetensors"
     assert (len(names) > 3, names[-1]) == (True, "model.safetensors.index.json")
     held = PolicyWeights(run.weights_cache)
@@ -82,7 +82,7 @@ def test_a_worker_joins_by_the_files_of_an_anchor_and_a_folder_of_them_is_a_mode
 
     from transformers import AutoModelForCausalLM
 
-    for name, claim in anchor_files(anchor):
+    for name, claim in list_anchor_files(anchor):
         (tmp_path / name).write_bytes(run.get(claim))
     write_files(anchor.files, tmp_path, run.get)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="bfloat16")
@@ -97,9 +97,11 @@ def test_audit_history_export_and_collection_know_all_files_of_an_anchor(run: Ru
     told = plain(weights_history(run, None))
     assert [one["bytes"] for one in told["versions"]] == [size_of(event) for event in events]
     assert told["join"]["bytes"] == size_of(events[0]), "all anchors are of one size, deltas come on top"
-    before = {one.key for one in run.store.listing()}
+    before = {one.key for one in run.store.list_objects()}
     collect(run, CollectionRequest(older_than=timedelta(0)), rests=True)
-    assert {one.key for one in run.store.listing()} == before, "the newest 64 versions stay, with all that they name"
+    assert {one.key for one in run.store.list_objects()} == before, (
+        "the newest 64 versions stay, with all that they name"
+    )
     export(run, None, 3, tmp_path / "out")
     assert verify(tmp_path / "out").weights_hash == events[3].weights_hash
 
@@ -108,7 +110,7 @@ def test_audit_history_export_and_collection_know_all_files_of_an_anchor(run: Ru
 def test_a_file_of_an_anchor_that_is_missing_is_named_and_the_next_anchor_heals_it(run: Run) -> None:
     events = publish(run, 3)
     claim = next(
-        one for one in claims_of(events[0])[1:] if one not in claims_of(events[2])
+        one for one in list_claims(events[0])[1:] if one not in list_claims(events[2])
     )  # equal files are one object
     run.store.delete(claim.key)
     held = PolicyWeights(run.weights_cache)

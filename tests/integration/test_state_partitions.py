@@ -21,9 +21,9 @@ from test_feeder import (
 from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.run.own_positions import newest_snapshot
+from headrace.infra.run.own_positions import read_newest_snapshot
 from headrace.infra.run.retired import CHECKPOINTS, read_retired
-from headrace.infra.run.revisions import first_message, topic_specs_of
+from headrace.infra.run.revisions import read_first_revision, read_topic_specs
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.retention.collector import Plan, announce
@@ -51,7 +51,7 @@ def test_each_component_goes_on_from_its_partition(run: Run) -> None:
     assert numbers(run) == list(range(QUOTA))
     say(run, eval_message(run, eval_group(run, 0, 1.0, 1.0)))
     evaluate_until(
-        run, lambda evaluator: newest_snapshot(run.connection, run.state_place("evaluate"), "evaluate") is not None
+        run, lambda evaluator: read_newest_snapshot(run.connection, run.state_place("evaluate"), "evaluate") is not None
     )
     assert len(read_progress(run).answers) == 1
     claim = ClaimCheck("main", "checkpoints/a", "a", 1)
@@ -77,8 +77,8 @@ def test_each_component_goes_on_from_its_partition(run: Run) -> None:
 def test_a_run_that_has_begun_keeps_its_layout(run: Run, bootstrap: str, store: ObjectStore, run_name: str) -> None:
     old = make_run(bootstrap, store, tiny_recipe(f"{run_name}-old"))
     for one, partitions in ((run, PARTITIONS), (old, 1)):
-        specs = topic_specs_of(first_message(one.address), one.recipe)
+        specs = read_topic_specs(read_first_revision(one.address), one.recipe)
         assert specs == one.topic_specs
         assert {spec.partitions for spec in specs if spec.name == one.topics.state} == {partitions}
-    new = topic_specs_of(None, run.recipe)
+    new = read_topic_specs(None, run.recipe)
     assert {spec.partitions for spec in new if spec.name == run.topics.state} == {run.recipe.kafka.partitions}

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Fenced
-from headrace.infra.process.child_process import child_environment
+from headrace.infra.process.child_process import build_child_environment
 from headrace.infra.process.patience import AWAY, Patience
 from headrace.infra.process.supervisor import Child, GaveUp, Supervisor
 
@@ -241,13 +241,13 @@ def test_further_processes_are_counted_by_their_name(tmp_path: Path) -> None:
 def test_threads_of_the_children_are_set_before_they_start() -> None:
     given = {"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1"}
 
-    environment = child_environment(given, torch_processes=2, cores=8)
+    environment = build_child_environment(given, torch_processes=2, cores=8)
 
     assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "4"
     assert environment["OMP_WAIT_POLICY"] == "passive"
     assert "PYTHONDONTWRITEBYTECODE" not in environment
-    assert child_environment(given, torch_processes=4, cores=2)["OMP_NUM_THREADS"] == "1"
-    assert child_environment({"OMP_NUM_THREADS": "3"}, 4, cores=2)["OMP_NUM_THREADS"] == "3"
+    assert build_child_environment(given, torch_processes=4, cores=2)["OMP_NUM_THREADS"] == "1"
+    assert build_child_environment({"OMP_NUM_THREADS": "3"}, 4, cores=2)["OMP_NUM_THREADS"] == "3"
 
 
 @pytest.mark.servers
@@ -282,7 +282,7 @@ def test_a_death_in_the_users_own_code_is_told_with_its_line_and_stays_with_the_
     with supervised(tmp_path, python("train", code)) as supervisor:
         wait_for(lambda: supervisor.states()["train"].state == "failed")
 
-    [told] = supervisor.news()
+    [told] = supervisor.take_news()
     assert "JSONDecodeError: Expecting property name" in told
     assert told.endswith(" at " + supervisor.states()["train"].error.rpartition(" at ")[2])
     assert supervisor.states()["train"].error.endswith("own_loss.py:5 in own_loss")
@@ -303,9 +303,9 @@ raise ValueError(f"bad number {n}") if n < 4 else KeyError("other")
     ) as supervisor:
         wait_for(lambda: supervisor.states()["torn"].state == "failed")
 
-    first, second = supervisor.news()
+    first, second = supervisor.take_news()
     assert first == (
         f"torn died (exit code 1) and is started again; its log {tmp_path}/torn.log ends with: ValueError: bad number 1"
     )
     assert second.endswith("KeyError: 'other'")
-    assert supervisor.news() == []
+    assert supervisor.take_news() == []

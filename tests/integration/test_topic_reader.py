@@ -13,7 +13,7 @@ from stoppable import until
 from headrace.infra.kafka import topic_reader
 from headrace.infra.kafka.clients import Connection, LogTruncated, Outgoing, open_admin, open_consumer
 from headrace.infra.kafka.topic_admin import delete_topics, ensure_topics
-from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all
 from headrace.ops.reading import Reading
 from headrace.schemas.topics import TopicSpec
 
@@ -34,10 +34,10 @@ def test_a_false_end_does_not_make_a_topic_look_empty(
 ) -> None:
     connection = of_ten_records(bootstrap, run_name, 1)
 
-    def nothing(_: Connection, places: Iterable[Place]) -> dict[Place, int]:
+    def nothing(_: Connection, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
         return dict.fromkeys(places, 0)
 
-    monkeypatch.setattr(topic_reader, "end_offsets", nothing)
+    monkeypatch.setattr(topic_reader, "fetch_end_offsets", nothing)
     assert [message.value for message in read_all(connection, [run_name])] == TEN
 
 
@@ -45,7 +45,7 @@ def test_a_false_end_does_not_make_a_topic_look_empty_to_the_audit(
     bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = of_ten_records(bootstrap, run_name, 1)
-    monkeypatch.setattr(topic_reader, "end_offsets", lambda _, places: dict.fromkeys(places, 0))
+    monkeypatch.setattr(topic_reader, "fetch_end_offsets", lambda _, places: dict.fromkeys(places, 0))
     assert [message.value for message in Reading(connection).read([run_name], "records")] == TEN
 
 

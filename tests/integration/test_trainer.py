@@ -24,7 +24,7 @@ from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.folder import write_weights
 from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE
 from headrace.infra.weights.policy_weights import PolicyWeights
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 from headrace.ops.dead_letters.listing import read_dead_letters
 from headrace.schemas import codec
 from headrace.schemas.records import TrajectoryGroup
@@ -112,7 +112,7 @@ def test_what_is_published_loads_with_plain_transformers_and_has_the_hash_it_nam
     anchor, event = published(run)
     assert (anchor.kind, event.kind, event.base_hash) == ("anchor", "delta", anchor.weights_hash)
     tensors = PolicyWeights(run.weights_cache).bring([anchor, event], event)
-    assert weights_hash(tensors) == event.weights_hash
+    assert hash_weights(tensors) == event.weights_hash
     write_weights(tensors, tmp_path, event.weights_hash)
     for file in anchor.files:
         assert file.claim is not None
@@ -149,7 +149,7 @@ def test_a_trainer_that_gets_no_groups_publishes_whole_what_the_store_has_lost_a
     places = [m.offset for m in read_all(run.connection, [run.topics.weights("solver")])]
     assert {event.anchor_offset for event in found[4:]} == {places[3]}, "who joins later reads back to there"
     tensors = PolicyWeights(Uncached(store)).bring(found[3:], found[-1])
-    assert weights_hash(tensors) == found[-1].weights_hash
+    assert hash_weights(tensors) == found[-1].weights_hash
 
 
 @pytest.mark.training

@@ -20,7 +20,7 @@ from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 from headrace.schemas.records import WeightsPublished
 from headrace.trainers import component
 from headrace.trainers.batches.window import Eviction
@@ -121,7 +121,7 @@ def test_versions_that_take_too_long_are_dropped_and_made_again_to_the_same_bits
     monkeypatch.setattr(component, "FINISH_S", 0.1)
     with Life(run) as life:
         life.steps_all()
-        made = weights_hash(life.incarnation.learner.published())
+        made = hash_weights(life.incarnation.learner.published())
         life.end()
         assert not batches(run)
     monkeypatch.setattr(component, "FINISH_S", 100)

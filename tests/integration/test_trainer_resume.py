@@ -19,7 +19,7 @@ from headrace.infra.run.run import Run
 from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.policy_weights import PolicyWeights
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 from headrace.ops.dead_letters.listing import read_dead_letters
 from headrace.trainers.versions.history import read_history
 
@@ -152,4 +152,4 @@ def test_a_trainer_that_begins_an_epoch_without_groups_publishes_its_weights_whe
     assert (begun.kind, begun.version, begun.epoch) == ("anchor", 1, 1)
     assert (last.kind, last.version, last.epoch, last.base_hash) == ("delta", 2, 1, begun.weights_hash)
     tensors = PolicyWeights(Uncached(store)).bring([first, begun, last], last)
-    assert weights_hash(tensors) == last.weights_hash == batches(run)[-1].weights_hash
+    assert hash_weights(tensors) == last.weights_hash == batches(run)[-1].weights_hash

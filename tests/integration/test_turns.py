@@ -10,7 +10,7 @@ from counting_component import Counter, membership
 from test_run_loop import PARTITIONS, counted, exactly_once, produce, run_until, total, until
 
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
-from headrace.infra.kafka.group_offsets import committed_offsets
+from headrace.infra.kafka.group_offsets import fetch_committed_offsets
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import TopicReader
@@ -187,6 +187,6 @@ def count_to(connection: Connection, run_name: str, n: int, *, snapshot_every_s:
     consumer = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
 
     def all_committed() -> bool:
-        return sum(committed_offsets(connection, member.group, member.topics).values()) == n
+        return sum(fetch_committed_offsets(connection, member.group, member.topics).values()) == n
 
     run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), all_committed)

@@ -19,8 +19,8 @@ from test_routing import TINY as EXPERTS
 from test_routing import batch as routed_batch
 from tiny_models import SHAPE, TOKENIZER, batch
 
-from headrace.infra.recipe.settings import Lora, Trainer
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.recipe.settings import Lora, TrainerSettings
+from headrace.infra.weights.tensors import hash_weights
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.learner.backends.group import leading, new_learner
 from headrace.trainers.learner.checkpoint import encode_checkpoint
@@ -48,7 +48,7 @@ DEVICE = sys.argv[2] if sys.argv[0].endswith("group_steps.py") and sys.argv[2:] 
 TAKEN_OVER = ("averaged reference", "adapter", "matrices cut")
 
 
-def parts_of(changed: dict[str, Any]) -> tuple[Any, Trainer, int, Adapter | None]:
+def parts_of(changed: dict[str, Any]) -> tuple[Any, TrainerSettings, int, Adapter | None]:
     """What a learner is made of."""
     settings = SETTINGS.model_dump() | {"micro_batch_tokens": 128, "device": DEVICE} | changed
     shape = EXPERTS if "router_aux" in changed else {**SHAPE, "num_key_value_heads": 2}
@@ -56,7 +56,7 @@ def parts_of(changed: dict[str, Any]) -> tuple[Any, Trainer, int, Adapter | None
         shape = {**shape, "vocab_size": 30_000}  # of which one MiB holds the logits of eight tokens
     model = build_model(shape, TOKENIZER, seed=1)
     adapter = Adapter(model, Lora(rank=2), 1) if changed == CASES["adapter"] else None
-    return model, Trainer.model_validate(settings), 1, adapter
+    return model, TrainerSettings.model_validate(settings), 1, adapter
 
 
 def made(changed: dict[str, Any]) -> Learner:
@@ -81,10 +81,10 @@ def told(changed: dict[str, Any], folder: Folder) -> dict[str, Any]:
     """Two versions in one go; the second of them also from the checkpoint of the first, which is stored meanwhile."""
     straight, sequences = made(changed), sequences_of(changed)
     found = [straight.step(sequences(1), 1)]
-    storing, first_hash = straight.checkpoint(folder.run), weights_hash(straight.published())
+    storing, first_hash = straight.checkpoint(folder.run), hash_weights(straight.published())
     found.append(straight.step(sequences(2), 2))
     first, end = storing(None), straight.checkpoint(folder.run)(None)
-    published = weights_hash(straight.published())
+    published = hash_weights(straight.published())
     fingerprint = straight.fingerprint()
     resumed = made(changed)
     resumed.step(sequences(99), 1)  # what loading must replace
@@ -92,7 +92,7 @@ def told(changed: dict[str, Any], folder: Folder) -> dict[str, Any]:
         folder.bytes_read(process)
     load(resumed, folder, first)
     read = [folder.bytes_read(process) for process in (0, 1)]
-    again, hash_again = resumed.step(sequences(2), 2), weights_hash(resumed.published())
+    again, hash_again = resumed.step(sequences(2), 2), hash_weights(resumed.published())
     same_state = end == resumed.checkpoint(folder.run)(None)
     return {
         "metrics": found,

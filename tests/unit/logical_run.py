@@ -24,7 +24,7 @@ from headrace.producers.feed.selectors.registry import load_selectors
 from headrace.producers.feed.task_source import TaskSource
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
-from headrace.schemas.ids import UseId, derived_seed
+from headrace.schemas.ids import UseId, derive_seed
 from headrace.schemas.records import (
     BatchTrained,
     ClaimCheck,
@@ -114,7 +114,7 @@ class LogicalRun:
         trajectories = tuple(
             Trajectory(
                 f"{task.stream}:{task.number}:{sample}",
-                float(random.Random(derived_seed(task.seed, sample)).random() < chance),  # noqa: S311 - no secret
+                float(random.Random(derive_seed(task.seed, sample)).random() < chance),  # noqa: S311 - no secret
                 {},
                 (sequence(length, began),),
             )

@@ -17,9 +17,9 @@ from headrace.consumers.algorithms.contract import (
 from headrace.consumers.algorithms.drop_zero_variance import DropZeroVariance
 from headrace.consumers.algorithms.max_staleness import MaxStaleness
 from headrace.consumers.algorithms.validate import Validate, sequence_fault
-from headrace.envs.transcript import merged
+from headrace.envs.transcript import merge_runs
 from headrace.schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
-from headrace.schemas.versions import version_range
+from headrace.schemas.versions import find_version_range
 
 
 def sequence(*versions: int, reward: float | None = None, baseline: float | None = None) -> Sequence:
@@ -60,10 +60,10 @@ def result(algorithm: Any, whole: TrajectoryGroup, clock: int = 3) -> Result:
 
 def test_the_versions_of_trajectories_are_those_of_their_generated_tokens() -> None:
     odd = dataclasses.replace(sequence(3), version_runs=np.array([-1, 2, 3], np.int32))
-    assert version_range(group(1.0, versions=(3, 0, 3)).trajectories) == (0, 3)
-    assert version_range([Trajectory(sequences=(odd, sequence(5)))]) == (5, 5), "what is malformed stops nothing"
+    assert find_version_range(group(1.0, versions=(3, 0, 3)).trajectories) == (0, 3)
+    assert find_version_range([Trajectory(sequences=(odd, sequence(5)))]) == (5, 5), "what is malformed stops nothing"
     for nothing in ([], group(1.0, versions=()).trajectories, [Trajectory()]):
-        assert version_range(nothing) == (-1, -1)
+        assert find_version_range(nothing) == (-1, -1)
 
 
 def test_versions_are_taken_anew_over_what_is_left() -> None:
@@ -165,7 +165,7 @@ def spread(*versions: int) -> Sequence:
     return Sequence(
         ids=np.arange(6, dtype=np.int32),
         logprobs=np.zeros(6, np.float32),
-        version_runs=merged([(version, 1) for version in versions]),
+        version_runs=merge_runs([(version, 1) for version in versions]),
         spans=spans,
     )
 

@@ -157,7 +157,7 @@ def test_a_file_brings_the_schema_that_its_values_need(tmp_path: Path) -> None:
     value = codec.MAGIC + codec.fingerprint_of(newer) + body.getvalue()
     codec.learn({"Task": json.dumps(newer)})
     found = archive(tmp_path, [message(0, value)])
-    codec._past().pop(codec.fingerprint_of(newer))
+    codec._load_past_schemas().pop(codec.fingerprint_of(newer))
 
     [there] = found.messages(PLACE)
 
@@ -368,7 +368,7 @@ def test_a_folder_of_another_run_or_of_other_things_is_left_alone(whole: Path, t
     (other := tmp_path_factory.mktemp("other") / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match=r"thesis\.tex"):
         writer(other.parent)
-    with pytest.raises(UsageError, match=r"no archive"):
+    with pytest.raises(UsageError, match=r"not an archive"):
         Archive(other.parent)
 
 

@@ -16,7 +16,7 @@ from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, Obje
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.objects import ObjectChecks
 from headrace.schemas import codec
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, WeightsPublished
@@ -55,7 +55,7 @@ class Scene:
 
     def anchor(self, version: int) -> WeightsPublished:
         claim = self.put(f"{version}", write_safetensors(weights(version)))
-        return WeightsPublished(policy="p", version=version, weights_hash=weights_hash(weights(version)), weights=claim)
+        return WeightsPublished(policy="p", version=version, weights_hash=hash_weights(weights(version)), weights=claim)
 
     def delta(self, base: int, version: int, data: bytes | None = None, **changes: object) -> WeightsPublished:
         data = data or encode_delta(weights(base), weights(version), Label("p", 0, base, version))
@@ -64,8 +64,8 @@ class Scene:
             version=version,
             kind="delta",
             base_version=base,
-            base_hash=weights_hash(weights(base)),
-            weights_hash=weights_hash(weights(version)),
+            base_hash=hash_weights(weights(base)),
+            weights_hash=hash_weights(weights(version)),
             weights=self.put(f"{version}", data),
         )
         return replace(event, **changes)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def redone(data: Callable[[Scene], bytes]) -> Callable[[Scene], object]:
     return lambda scene: scene.events.update({2: scene.delta(1, 2, data(scene))})
 
 
-HASHES = (weights_hash(weights(1)), weights_hash(weights(2)))
+HASHES = (hash_weights(weights(1)), hash_weights(weights(2)))
 DAMAGE: list[tuple[Callable[[Scene], object], str]] = [
     (lambda scene: scene.objects.pop("2"), "2 does not exist"),
     (flipped, "2 has sha256 of other bytes"),

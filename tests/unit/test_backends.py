@@ -17,7 +17,7 @@ from group_steps import CASES, TAKEN_OVER, alone, encoded, made, sequences_of
 from test_learner import batch
 
 from headrace.infra.weights.tensor_file import read_safetensors
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 from headrace.trainers.learner.shard_index import decode_index
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ def test_two_processes_train_as_one_and_the_very_same_bits_again_from_a_checkpoi
     assert found["same_state"]
     each_stores_about_half_and_reads_what_it_needs(folder, found)
     load(one, folder, stored(found["first"]))
-    assert (one.version, weights_hash(one.published())) == (1, found["first_hash"])
+    assert (one.version, hash_weights(one.published())) == (1, found["first_hash"])
     assert {name: bytes(tensor.data) for name, tensor in one.trained.copy().tensors.items()} == by_hand(
         folder, found["first"]
     )

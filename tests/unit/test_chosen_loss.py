@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.trainers.learner.chosen_loss import objective_for
 from headrace.trainers.losses import CORRECTIONS, LOSSES, TrainedTokens, totals_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
 
 
-def trainer(**table: Any) -> Trainer:
-    return Trainer.model_validate(table)
+def trainer(**table: Any) -> TrainerSettings:
+    return TrainerSettings.model_validate(table)
 
 
 @pytest.mark.parametrize(

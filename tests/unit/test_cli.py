@@ -40,7 +40,7 @@ COMPONENTS = {
     "compact": ("headrace.ops.compaction.compactor.main", ("--policy", "solver", "--once"), (None, "solver", 16, True)),
 }
 ADDRESS = "kafka://127.0.0.1:9092/demo"
-RUN = cast("Any", SimpleNamespace(policy_variant=lambda policy, _variant: policy))
+RUN = cast("Any", SimpleNamespace(resolve=lambda policy, _variant=None: policy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ def test_servers_that_are_away_of_a_run_that_goes_on_may_be_ending(
     monkeypatch.setattr(opened_run, "_joined", away)
     folder = DataFolder(tmp_path)
     folder.write(RunNotes(run="r", bootstrap="127.0.0.1:1", embedded_kafka=True))
-    with folder.owned(UP):
+    with folder.hold(UP):
         code, said = refused(capsys, "lineage", "--group", "sums:1", "--data", str(tmp_path))
     assert code == 1
     assert said == (
@@ -356,7 +356,7 @@ def test_clean_removes_a_run_and_nothing_else(capsys: pytest.CaptureFixture[str]
 
 def test_clean_leaves_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
-    with folder.owned(UP):
+    with folder.hold(UP):
         folder.write(RunNotes("demo", "127.0.0.1:1", embedded_kafka=True))
 
         code, said = refused(capsys, "clean", "--data", str(tmp_path))
@@ -379,7 +379,7 @@ def test_clean_all_takes_every_run_below_here(tmp_path: Path, monkeypatch: pytes
 
 def test_an_up_that_cannot_be_is_refused_before_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     summary, up = tmp_path / "none" / "summary.json", ("up", "arithmetic", "--data", str(tmp_path))
-    with DataFolder(tmp_path).owned(UP):
+    with DataFolder(tmp_path).hold(UP):
         code, said = refused(capsys, *up)
     assert (code, f"headrace status --data {tmp_path}" in said) == (1, True)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.client_settings import settings_of_environment
+from headrace.infra.kafka.client_settings import read_client_settings
 from headrace.infra.kafka.clients import parse_run
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import differences
+from headrace.infra.run.revisions import find_differences
 
 SECRET = "correct-horse-battery-staple"
 
@@ -20,15 +20,15 @@ SECRET = "correct-horse-battery-staple"
 def test_settings_are_given_as_json_or_as_the_path_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {"sasl.username": "me", "sasl.password": SECRET}
     monkeypatch.setenv("HEADRACE_KAFKA_CLIENT", json.dumps(wanted))
-    assert settings_of_environment() == wanted
+    assert read_client_settings() == wanted
     (tmp_path / "client.json").write_text(json.dumps(wanted))
     monkeypatch.setenv("HEADRACE_KAFKA_CLIENT", str(tmp_path / "client.json"))
-    assert settings_of_environment() == wanted
+    assert read_client_settings() == wanted
     found = parse_run("kafka://host:1/run").connection
     assert found.client == wanted
     assert SECRET not in repr(found)
     monkeypatch.delenv("HEADRACE_KAFKA_CLIENT")
-    assert settings_of_environment() == {}
+    assert read_client_settings() == {}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_settings_are_given_as_json_or_as_the_path_of_a_file(tmp_path: Path, mon
 def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_KAFKA_CLIENT", text)
     with pytest.raises(UsageError, match="HEADRACE_KAFKA_CLIENT") as caught:
-        settings_of_environment()
+        read_client_settings()
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None, "a trace would quote the text"
 
@@ -57,9 +57,9 @@ def test_a_run_of_an_older_build_with_a_secret_in_its_recipe_is_gone_on_with_and
     plain = json.loads(new.to_json())
     plain["kafka"]["client"] = {"sasl.password": SECRET}
     old = Recipe.from_json(json.dumps(plain))
-    assert differences(old, new) == []
+    assert find_differences(old, new) == []
     plain["kafka"]["client"]["sasl.username"] = "me"
-    assert differences(Recipe.from_json(json.dumps(plain)), new) == [
+    assert find_differences(Recipe.from_json(json.dumps(plain)), new) == [
         'kafka.client.sasl.username: "me" -> (not set)',
         "kafka.client: (not set) -> {}",
     ]

@@ -174,7 +174,7 @@ def test_a_tensor_of_half_an_element_is_refused() -> None:
     ragged["trajectories"][0]["sequences"][0]["ids"] = b"\x01\x02\x03"
     out = io.BytesIO()
     schemaless_writer(out, form.schema, ragged)
-    with pytest.raises(SchemaError, match="3 bytes are no whole number of int32"):
+    with pytest.raises(SchemaError, match="3 bytes are not a multiple of the size of int32"):
         codec.decode(codec.MAGIC + form.fingerprint + out.getvalue(), TrajectoryGroup)
 
 

@@ -16,7 +16,7 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreUnavailable
 from headrace.producers.engines.contract import EngineError, Generation
 from headrace.producers.rollout import conclusions
-from headrace.producers.rollout.conclusions import Concluder, workflow_spec
+from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
@@ -149,7 +149,7 @@ def test_a_revision_that_cannot_be_played_here_fails_its_tasks_and_says_why() ->
     group = codec.decode(sent[0].value, TrajectoryGroup)
     assert (group.reason, "no such tier" in group.failures[1].detail) == ("failed", True)
     with pytest.raises(UsageError, match="no such tier"):
-        workflow_spec(other, "w")
+        build_workflow_spec(other, "w")
 
 
 def test_a_task_is_done_when_its_records_are_acknowledged_and_not_before() -> None:

@@ -83,7 +83,7 @@ def test_the_pages_own_algorithm_works_and_goes_on_from_its_snapshot() -> None:
 def test_the_pages_own_algorithm_refuses_what_cannot_be() -> None:
     for versions, sentence in (
         (0, "versions is 1 or more; got 0"),
-        ("two", "versions must be a whole number, got 'two'"),
+        ("two", "versions must be an integer, got 'two'"),
     ):
         with pytest.raises(UnknownAlgorithm, match=sentence):
             load_chain([("my_page:Rested", {"versions": versions})])

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import Rejected, decode_own, read_own, stamp_own
-from headrace.infra.run.claimed_groups import with_trajectories
+from headrace.infra.run.claimed_groups import fetch_trajectories
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
 from headrace.schemas.headers import task_stamp
@@ -67,8 +67,8 @@ def test_a_group_behind_a_claim_check_is_fetched_or_rejected_with_what_is_wrong_
 
         return fetched
 
-    assert with_trajectories(whole, fetch(AssertionError())) is whole
-    assert with_trajectories(short, fetch(codec.encode(whole))) == whole
+    assert fetch_trajectories(whole, fetch(AssertionError())) is whole
+    assert fetch_trajectories(short, fetch(codec.encode(whole))) == whole
     for error in (ObjectMissing("gone"), ObjectCorrupt("torn")):
-        assert why(lambda error=error: with_trajectories(short, fetch(error))) == ("missing_object", str(error))  # type: ignore[misc]
-    assert why(lambda: with_trajectories(short, fetch(b"no message")))[0] == "undecodable"
+        assert why(lambda error=error: fetch_trajectories(short, fetch(error))) == ("missing_object", str(error))  # type: ignore[misc]
+    assert why(lambda: fetch_trajectories(short, fetch(b"no message")))[0] == "undecodable"

@@ -13,11 +13,11 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.infra.weights.coding import BLOCK_ITEMS, changes, decode_block, encode_block, zstd
+from headrace.infra.weights.coding import BLOCK_ITEMS, decode_block, encode_block, find_changes, zstd
 from headrace.infra.weights.delta import MAGIC, Label, NeedsAnchor, encode_delta, read_delta
 from headrace.infra.weights.held import HeldWeights, WrongBase
 from headrace.infra.weights.merging import merge_deltas
-from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
+from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, hash_weights
 
 Weights = dict[str, Tensor]
 DTYPES = ("BF16", "F16", "F32", "I64", "U8")
@@ -67,9 +67,9 @@ def test_a_delta_gives_exactly_the_new_weights_and_applied_again_nothing(
     new = changed(base, density, np.random.default_rng(seed + 1), near=near)
     delta = read_delta(encode_delta(base, new, Label("p", 1, 4, 5), block_items=block_items))
     held = HeldWeights(base)
-    assert held.apply(delta) == (weights_hash(base) != weights_hash(new))
+    assert held.apply(delta) == (hash_weights(base) != hash_weights(new))
     assert {name: bytes(t.data) for name, t in held.tensors.items()} == {n: bytes(t.data) for n, t in new.items()}
-    assert held.weights_hash == weights_hash(new) == delta.header.weights_hash
+    assert held.weights_hash == hash_weights(new) == delta.header.weights_hash
     assert not held.apply(delta)
     assert delta.header.label == Label("p", 1, 4, 5)
 
@@ -89,7 +89,7 @@ def test_merged_deltas_are_equal_to_all_of_them_in_turn(
     merged = read_delta(merge_deltas(deltas))
     held = HeldWeights(sets[0])
     held.apply(merged)
-    assert held.weights_hash == weights_hash(sets[-1])
+    assert held.weights_hash == hash_weights(sets[-1])
     assert (merged.header.label.base_version, merged.header.label.version) == (0, len(densities))
 
 
@@ -103,7 +103,7 @@ def test_a_changed_value_takes_little_more_than_its_entropy(density: float, most
     there = np.flatnonzero(rng.random(BLOCK_ITEMS) < density)
     new = old.copy()
     new[there] += rng.choice(np.array([1, -1, 2, -2], "<i2"), len(there), p=[0.4, 0.4, 0.1, 0.1]).view("<u2")
-    coded = encode_block(*changes(old, new))
+    coded = encode_block(*find_changes(old, new))
     assert coded.changed == len(there)
     assert sum(map(len, coded.streams)) / len(there) <= 1.15 * most
 
@@ -165,7 +165,7 @@ def test_a_delta_on_other_weights_is_refused_and_they_stay_as_they_are(pair: tup
     held = HeldWeights(other)
     with pytest.raises(WrongBase, match="does not belong here"):
         held.apply(delta)
-    assert held.weights_hash == weights_hash(held.tensors) == weights_hash(other)
+    assert held.weights_hash == hash_weights(held.tensors) == hash_weights(other)
 
 
 def test_a_delta_with_the_hashes_of_another_is_found_out_and_what_it_gave_is_never_used(
@@ -173,7 +173,7 @@ def test_a_delta_with_the_hashes_of_another_is_found_out_and_what_it_gave_is_nev
 ) -> None:
     base, new = pair
     wrong = changed(base, 0.5, np.random.default_rng(9))
-    delta = read_delta(encode_delta(base, new, Label(), hashes=(weights_hash(base), weights_hash(wrong))))
+    delta = read_delta(encode_delta(base, new, Label(), hashes=(hash_weights(base), hash_weights(wrong))))
     held = HeldWeights(base)
     with pytest.raises(WeightsError, match="it promises"):
         held.apply(delta)
@@ -193,7 +193,7 @@ def test_memory_that_changed_under_its_hash_is_found_before_a_delta_is_applied(p
 
 def test_weights_that_are_not_what_was_said_of_them_are_not_held(pair: tuple[Weights, Weights]) -> None:
     with pytest.raises(WeightsError, match="as was recorded"):
-        HeldWeights(pair[0], weights_hash(pair[1]))
+        HeldWeights(pair[0], hash_weights(pair[1]))
 
 
 def resealed(data: bytes, header: object) -> bytes:
@@ -248,7 +248,7 @@ def test_streams_that_are_not_what_the_header_says_are_refused() -> None:
     old = rng.integers(0, 1 << 16, 1000).astype("<u2")
     new = old.copy()
     new[::7] += 40
-    coded = encode_block(*changes(old, new))
+    coded = encode_block(*find_changes(old, new))
     gaps, codes, escapes = coded.streams
     for wrong in (
         replace(coded, changed=coded.changed - 1),
@@ -286,7 +286,7 @@ def test_the_example_of_the_page_is_what_the_code_writes() -> None:
     old = np.full(1000, 0x3F80, "<u2")
     new = old.copy()
     new[page["places"]] += np.array(page["steps"], "<i2").view("<u2")
-    coded = encode_block(*changes(old, new))
+    coded = encode_block(*find_changes(old, new))
     digits, codes, escapes = (list(zstd.decompress(stream)) for stream in coded.streams)
     assert (page["digits"], page["code bytes"], escapes) == (digits, codes, [])
     gaps = np.diff(page["places"], prepend=-1) - 1
@@ -330,7 +330,7 @@ def test_gaps_may_be_longer_than_a_digit_of_two_bytes() -> None:
     old = np.zeros(400_000, "<u4")
     new = old.copy()
     new[[0, 65_535, 65_536, 200_000, 399_999]] = 1, 2, 3, 1 << 31, 5
-    coded = encode_block(*changes(old, new))
+    coded = encode_block(*find_changes(old, new))
     assert (coded.digit_bytes, coded.changed) == (2, 5)
     assert coded.digits > 5
     positions, differences = decode_block(coded, len(old), 4)
@@ -349,7 +349,7 @@ def test_a_frame_behind_a_stream_is_refused_and_never_unpacked() -> None:
 
 def test_deltas_that_disagree_on_a_tensor_are_not_merged_whatever_their_hashes_say() -> None:
     sets = [made(1, {"w": ("BF16", shape)}) for shape in ((8, 40), (40, 8))]
-    hashes = [weights_hash(one) for one in (sets[0], changed(sets[0], 0.1, np.random.default_rng(0)), sets[1])]
+    hashes = [hash_weights(one) for one in (sets[0], changed(sets[0], 0.1, np.random.default_rng(0)), sets[1])]
     deltas = [
         read_delta(encode_delta(one, changed(one, 0.1, np.random.default_rng(0)), Label(), hashes=pair))
         for one, pair in zip(sets, ((hashes[0], hashes[1]), (hashes[1], hashes[2])), strict=True)

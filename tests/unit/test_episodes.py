@@ -17,7 +17,7 @@ from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
 from headrace.producers.rollout.episodes import Outcome, RolloutContext, WorkflowSpec, play_group
-from headrace.producers.rollout.group_records import encode_group, generated_tokens, outgoing, stamp_of
+from headrace.producers.rollout.group_records import build_outgoing, build_stamp, count_generated_tokens, encode_group
 from headrace.producers.rollout.scoring import LimitedScoring, ScoreTimeLimit
 from headrace.schemas import codec, records
 from headrace.schemas.headers import Stamp
@@ -131,9 +131,9 @@ def test_a_group_holds_every_sample_in_order_with_what_was_generated() -> None:
     assert [t.reward for t in group.trajectories] == [1.0] * 3
     assert (group.reason, group.failures, group.n_asked, group.head_version) == ("", (), 3, 8)
     assert (group.env, group.engine, group.engine_build, group.tokenizer_hash) == ("echo", "fake", "fake 1", "abc")
-    stamp = stamp_of(group)
+    stamp = build_stamp(group)
     assert (stamp.min_version, stamp.max_version, stamp.head_version, stamp.key) == (7, 8, 8, b"w:4")
-    assert generated_tokens(group) == 6
+    assert count_generated_tokens(group) == 6
     assert sorted(end.sample for end in ends) == [0, 1, 2]
     assert [end.tokens for end in ends] == [2, 2, 2]
     assert len({call["seed"] for call in engine.calls}) == 3
@@ -148,7 +148,9 @@ def test_an_evaluation_runs_on_its_version_with_its_sampling() -> None:
     groups, _ = play(replace(TASK, purpose="eval", versions={"p": 3}), spec(), context(engine))
     assert {(call["version"], call["sampling"].temperature) for call in engine.calls} == {(3, 0.0)}
     assert groups["p"].asked_version == 3
-    assert outgoing(Topics("run"), encode_group(groups["p"]), {"run.eval-groups.p": 3}).topic == "run.eval-groups.p"
+    assert (
+        build_outgoing(Topics("run"), encode_group(groups["p"]), {"run.eval-groups.p": 3}).topic == "run.eval-groups.p"
+    )
 
 
 def test_an_episode_that_raises_is_a_failure_beside_those_that_went_well() -> None:
@@ -244,7 +246,7 @@ def test_roles_of_one_policy_share_a_trajectory_and_keep_their_own_rewards_and_p
     assert [sequence.role for sequence in trajectory.sequences] == ["solver", "solver", "critic", "critic"]
     assert [sequence.parent for sequence in trajectory.sequences] == [-1, 0, -1, 2]
     assert [sequence.reward for sequence in trajectory.sequences] == [None, None, 0.25, 0.25]
-    assert stamp_of(groups["p"]).min_version == -1
+    assert build_stamp(groups["p"]).min_version == -1
 
 
 def test_what_is_no_episode_is_a_failure_that_names_it() -> None:
@@ -280,7 +282,7 @@ def test_a_group_that_the_schema_refuses_concludes_as_failed() -> None:
 def test_a_group_behind_a_claim_keeps_its_stamp() -> None:
     groups, _ = play(TASK, spec(), context(FakeEngine()))
     encoded = encode_group(groups["p"]).behind(ClaimCheck("main", "k", "s", 5))
-    record = outgoing(Topics("run"), encoded, {"run.trajectories.p": 3})
+    record = build_outgoing(Topics("run"), encoded, {"run.trajectories.p": 3})
     assert (record.partition, Stamp.from_headers(record.headers).max_version) == (1, 8)
     short = codec.decode(record.value, TrajectoryGroup)
     assert (short.trajectories, short.claim, len(short.episode_ids)) == ((), ClaimCheck("main", "k", "s", 5), 3)

@@ -16,7 +16,7 @@ import pytest
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.recipe.settings import Recipe, Trainer, Use
+from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
 from headrace.infra.run.run import Run
 from headrace.ops.recipe_check import check_names
 from headrace.trainers import start
@@ -24,9 +24,9 @@ from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Member, grpo
 from headrace.trainers.batches.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, estimator_of
 
 
-def settings(use: str, **changes: Any) -> Trainer:
-    own = {name: changes.pop(name) for name in list(changes) if name not in Trainer.model_fields}
-    return Trainer(advantage=Use(use=use, **own), **changes)
+def settings(use: str, **changes: Any) -> TrainerSettings:
+    own = {name: changes.pop(name) for name in list(changes) if name not in TrainerSettings.model_fields}
+    return TrainerSettings(advantage=Use(use=use, **own), **changes)
 
 
 def batch(*rewards: Sequence[float]) -> list[Member]:
@@ -109,7 +109,7 @@ def test_an_estimator_of_your_own_is_taken_by_its_place(own: str) -> None:
         ("infinite", "not finite"),
         ("wide", r"shape \(7,\) for 2 generated tokens"),
         ("torn", r"fails on two groups .*: KeyError: .* at .*test_estimator\.py:[0-9]+ in torn"),
-        ("number", "is no function and no class but 3"),
+        ("number", "is neither a function nor a class but 3"),
         ("missing", "module my_estimators has no 'missing'"),
     ],
 )

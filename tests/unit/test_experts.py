@@ -9,7 +9,7 @@ import transformers
 from tiny_models import EXPERTS, SHAPE, TOKENIZER
 from transformers.core_model_loading import revert_weight_conversion
 
-from headrace.infra.weights.experts import in_files
+from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.producers.engines.causal_lm import CausalLM
 from headrace.producers.engines.contract import EngineError
@@ -26,7 +26,7 @@ def tiny(**changed: Any) -> transformers.PreTrainedModel:
 def test_every_expert_is_published_as_files_have_it() -> None:
     model = tiny()
     own = dict(model.named_parameters())
-    theirs, ours = revert_weight_conversion(model, own), in_files(own)
+    theirs, ours = revert_weight_conversion(model, own), split_by_files(own)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert all(part.is_contiguous() for part in ours.values()), "a view, of which no copy is made"

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from headrace.infra.own_frames import is_own_file, place_among, place_of, with_place
+from headrace.infra.own_frames import choose_place, describe_with_place, is_own_file, place_of
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.ops.episode_errors import ErrorsFold
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.rollout.actor import EngineActor
-from headrace.producers.rollout.failures import FailureLog, failure_of
+from headrace.producers.rollout.failures import FailureLog, build_failure
 from headrace.producers.rollout.scoring import ScoreTimeLimit
 from headrace.schemas import codec
-from headrace.schemas.episode_errors import MOST_KINDS, errors_of, in_words, kind_of
+from headrace.schemas.episode_errors import MOST_KINDS, describe_error, group_errors, kind_of
 from headrace.schemas.records import DeadLetter, EpisodeError, Failure, Outcome, Task, TrajectoryGroup
 
 TASK = Task(run_id="r", stream="sums", number=4, task_id="sum:4")
@@ -75,8 +75,8 @@ def test_the_place_of_an_error_is_the_newest_line_of_the_users_own(own: Any) -> 
 
 
 def test_an_error_of_the_users_own_code_is_told_with_type_and_place_and_one_of_ours_as_it_is(own: Any) -> None:
-    assert with_place(raised(own.judge, "7")) == "KeyError: '7' at judges/own_judge.py:5 in judge"
-    assert with_place(ValueError("no such loss")) == "no such loss"
+    assert describe_with_place(raised(own.judge, "7")) == "KeyError: '7' at judges/own_judge.py:5 in judge"
+    assert describe_with_place(ValueError("no such loss")) == "no such loss"
 
 
 def test_files_of_ours_of_python_and_of_packages_are_nobodys_own() -> None:
@@ -85,8 +85,8 @@ def test_files_of_ours_of_python_and_of_packages_are_nobodys_own() -> None:
     assert not is_own_file(sys.modules["headrace.producers.rollout.failures"].__file__ or "")
     assert not is_own_file(str(Path(sys.modules["headrace.infra.own_frames"].__file__ or "").resolve()))
     assert not is_own_file("<frozen importlib>")
-    assert place_among([]) == ""
-    assert place_among([(asyncio.__file__, 3, "run")]).endswith(":3 in run"), "where none is own, the newest of all"
+    assert choose_place([]) == ""
+    assert choose_place([(asyncio.__file__, 3, "run")]).endswith(":3 in run"), "where none is own, the newest of all"
 
 
 def test_a_failure_says_type_message_place_role_turn_and_traceback(own: Any) -> None:
@@ -94,22 +94,22 @@ def test_a_failure_says_type_message_place_role_turn_and_traceback(own: Any) -> 
         nothing: Any = None
         return EngineActor(nothing, "p", nothing, nothing, 0, None, 0.0, calls, acted_s)
 
-    failure = failure_of(3, raised(own.judge, "7"), 5.0, {"solver": actor(2, 10.0), "verifier": actor(1, 11.0)})
+    failure = build_failure(3, raised(own.judge, "7"), 5.0, {"solver": actor(2, 10.0), "verifier": actor(1, 11.0)})
     assert (failure.sample, failure.reason, failure.detail) == (3, "error", "KeyError: '7'")
     assert (failure.at, failure.role, failure.turn) == ("judges/own_judge.py:5 in judge", "verifier", 1)
     assert failure.traceback.endswith("KeyError: '7'\n")
-    assert in_words(failure) == "KeyError: '7' at judges/own_judge.py:5 in judge (verifier, turn 1)"
-    assert in_words(replace(failure, turn=0)).endswith("(verifier, before its first turn)")
-    assert failure_of(0, OutOfTime(), 5.0).detail == "the episode took longer than 5 s"
-    assert failure_of(0, OutOfTime("after 7 tokens")).detail == "after 7 tokens"
-    own_limit = failure_of(0, raised_from(TimeoutError(), asyncio.CancelledError()), 120.0)
+    assert describe_error(failure) == "KeyError: '7' at judges/own_judge.py:5 in judge (verifier, turn 1)"
+    assert describe_error(replace(failure, turn=0)).endswith("(verifier, before its first turn)")
+    assert build_failure(0, OutOfTime(), 5.0).detail == "the episode took longer than 5 s"
+    assert build_failure(0, OutOfTime("after 7 tokens")).detail == "after 7 tokens"
+    own_limit = build_failure(0, raised_from(TimeoutError(), asyncio.CancelledError()), 120.0)
     assert (own_limit.reason, own_limit.detail) == ("time_limit", "TimeoutError"), "which was not the episode's"
-    assert failure_of(0, VersionGone("gone")).reason == "version_gone"
+    assert build_failure(0, VersionGone("gone")).reason == "version_gone"
     assert codec.decode(codec.encode(TrajectoryGroup(failures=(failure,))), TrajectoryGroup).failures == (failure,)
 
 
 def failures(error: Exception, count: int) -> tuple[Failure, ...]:
-    return tuple(failure_of(sample, error) for sample in range(count))
+    return tuple(build_failure(sample, error) for sample in range(count))
 
 
 def test_an_error_stands_once_with_its_traceback_in_log_and_records_and_then_its_count_at_powers_of_ten(
@@ -118,9 +118,9 @@ def test_an_error_stands_once_with_its_traceback_in_log_and_records_and_then_its
     log = FailureLog()
     first, other = raised(own.judge, "7"), raised(own.judge, "8")
     with capture_logs() as lines:
-        groups = log.noted(TASK, {"p": TrajectoryGroup(failures=failures(first, 3))})
-        log.noted(TASK, {"p": TrajectoryGroup(failures=failures(other, 9)), "q": TrajectoryGroup()})
-        log.noted(TASK, {"p": TrajectoryGroup(failures=failures(raised(own.parse, "{"), 1))})
+        groups = log.note(TASK, {"p": TrajectoryGroup(failures=failures(first, 3))})
+        log.note(TASK, {"p": TrajectoryGroup(failures=failures(other, 9)), "q": TrajectoryGroup()})
+        log.note(TASK, {"p": TrajectoryGroup(failures=failures(raised(own.parse, "{"), 1))})
     assert [bool(failure.traceback) for failure in groups["p"].failures] == [True, False, False]
     assert [(line["event"], line["why"].partition(":")[0], line["times"]) for line in lines] == [
         ("episode.failed", "KeyError", 1),
@@ -137,22 +137,22 @@ def test_an_error_stands_once_with_its_traceback_in_log_and_records_and_then_its
 
 def test_the_end_of_a_run_is_no_error() -> None:
     with capture_logs() as lines:
-        FailureLog().noted(TASK, {"p": TrajectoryGroup(failures=(Failure(0, "run_end", "the run is over"),))})
+        FailureLog().note(TASK, {"p": TrajectoryGroup(failures=(Failure(0, "run_end", "the run is over"),))})
     assert lines == []
-    assert errors_of([Failure(0, "run_end"), Failure(1, "version_gone")]) == ()
+    assert group_errors([Failure(0, "run_end"), Failure(1, "version_gone")]) == ()
 
 
 def test_an_outcome_carries_each_error_once_the_most_frequent_first_and_bounded() -> None:
     long = [Failure(0, "error", f"Error{kind}: x" * 100, "a" * 999) for kind in "ABCDEFG"]
     many = [failure for count, failure in enumerate(long, 1) for _ in range(count)]
-    errors = errors_of(many)
+    errors = group_errors(many)
     assert [error.episodes for error in errors] == [7, 6, 5, 4]
     assert len(errors) == MOST_KINDS
     assert {len(error.detail) for error in errors} == {len(error.at) for error in errors} == {300}
     for words in ("TimeLimit: asked {} times", "it was over after {} tokens"):
         same = [Failure(0, "error", words.format(number)) for number in range(5)]
-        assert [error.episodes for error in errors_of(same)] == [5], "without a place, the message less its numbers"
-    assert kind_of(errors_of(same)[0]) == kind_of(same[4])
+        assert [error.episodes for error in group_errors(same)] == [5], "without a place, the message less its numbers"
+    assert kind_of(group_errors(same)[0]) == kind_of(same[4])
 
 
 ERROR = EpisodeError("error", "KeyError: '7'", "own.py:5 in judge", "solver", 1, 8)
@@ -229,7 +229,7 @@ def test_an_error_that_says_that_a_server_cannot_be_reached_is_nobodys_fault() -
         ExceptionGroup("all judges", [REFUSED, TimeoutError()]),
     ):
         assert is_unreachable(error), error
-        assert failure_of(0, error).reason == "unreachable"
+        assert build_failure(0, error).reason == "unreachable"
 
 
 def test_other_errors_are_failures() -> None:
@@ -244,4 +244,4 @@ def test_other_errors_are_failures() -> None:
         ExceptionGroup("judges", [REFUSED, KeyError("x")]),
         raised_from(EngineError("the engine died"), REFUSED),
     ):
-        assert failure_of(0, error).reason != "unreachable", error
+        assert build_failure(0, error).reason != "unreachable", error

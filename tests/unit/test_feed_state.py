@@ -18,7 +18,7 @@ from headrace.producers.feed.planned import Planned
 from headrace.producers.feed.selectors.contract import AcceptAll
 from headrace.producers.feed.solved import WINDOW, SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
-from headrace.schemas.ids import GroupId, task_seed
+from headrace.schemas.ids import GroupId, derive_task_seed
 from headrace.schemas.records import (
     BatchTrained,
     DeadLetter,
@@ -89,7 +89,7 @@ def state(environment: type[Counting] = Counting, ended: str = "", **trainer: An
 
 def restore(second: FeedState, first: FeedState) -> None:
     """Have another take what is written of one."""
-    chunks = {name: chunk for name, chunk in json.loads(json.dumps(first.changes())).items() if chunk is not None}
+    chunks = {name: chunk for name, chunk in json.loads(json.dumps(first.take_changes())).items() if chunk is not None}
     second.restore(json.loads(json.dumps(first.snapshot())), chunks)
 
 
@@ -116,12 +116,12 @@ def test_a_task_says_all_that_a_worker_needs() -> None:
     assert (task.stream, task.number, task.attempt, task.n_asked, task.versions) == ("debate", 0, 0, 5, {})
     assert (task.task_id, task.tier) == ("low-train-0", "low")
     assert problem_from_json(task.payload).answer == "0"
-    assert task.seed == task_seed(1, "debate", 0) != task_seed(1, "debate", 1)
+    assert task.seed == derive_task_seed(1, "debate", 0) != derive_task_seed(1, "debate", 1)
     assert 0 <= task.seed < 2**63
 
 
 def test_a_seed_never_changes() -> None:
-    assert task_seed(1, "sums", 7) == 6313955248914724937
+    assert derive_task_seed(1, "sums", 7) == 6313955248914724937
 
 
 def test_trained_expired_and_dead_numbers_make_room() -> None:
@@ -165,7 +165,7 @@ def test_a_lost_or_dead_number_is_asked_again_with_its_problem_and_seed_over_a_r
     restore(second, first)
     second.take_dead_letter(replace(letter, reason="redriven"))
     with capture_logs() as logs:
-        again = [one.task for one in second.again([GroupId("debate", 3), GroupId("debate", 4)])]
+        again = [one.task for one in second.reissue_lost([GroupId("debate", 3), GroupId("debate", 4)])]
     for number, task in zip((3, 4), again, strict=True):
         old = before["debate", number]
         assert (task.attempt, task.seed, task.payload, task.n_asked) == (1, old.seed, old.payload, 5)
@@ -233,9 +233,9 @@ def test_a_lost_task_of_an_evaluation_is_asked_again_with_its_problem_and_versio
     restore(feed, first)
     feed.take_weights(version("solver", 1))
     place = ("eval.sums", 0)
-    assert [one.group.number for one in feed.evaluating.passed({place: 7})] == []
-    assert list(feed.evaluating.passed({place: 8})) == [(("eval.sums", 2), 0, ("solver",))]
-    [again] = feed.again([GroupId("eval.sums", 2)])
+    assert [one.group.number for one in feed.evaluating.find_passed({place: 7})] == []
+    assert list(feed.evaluating.find_passed({place: 8})) == [(("eval.sums", 2), 0, ("solver",))]
+    [again] = feed.reissue_lost([GroupId("eval.sums", 2)])
     task = again.task
     assert (task.purpose, task.number, task.attempt, task.versions) == ("eval", 2, 1, {"solver": 0})
     assert (task.task_id, task.workflow, task.n_asked) == ("low-held_out-2", "sums", 2)
@@ -247,23 +247,25 @@ def test_a_lost_task_of_an_evaluation_is_asked_again_with_its_problem_and_versio
 def test_an_evaluation_is_closed_by_its_result_by_the_evaluators_answers_or_in_the_end_by_none() -> None:
     feed = state()
     evaluating(feed)
-    feed.evaluating.answered({Answer("sums", "solver", 0, 1), Answer("sums", "solver", 1), Answer("sums", "judge", 0)})
+    feed.evaluating.note_answered(
+        {Answer("sums", "solver", 0, 1), Answer("sums", "solver", 1), Answer("sums", "judge", 0)}
+    )
     assert [number for _, number in feed.evaluating.tasks] == [0, 2]
     feed.take_result(EvalResult(policy="solver", workflow="sums", version=1))
     assert len(feed.evaluating.tasks) == 2, "that is another one's"
     group = GroupId("eval.sums", 2)
     for _ in range(MOST_ATTEMPTS - 1):
         assert feed.give_up([group]) == []
-        feed.again([group])
+        feed.reissue_lost([group])
     with capture_logs() as logs:
         assert names(feed.give_up([group])) == [group]
-    assert feed.again([group]) == []
+    assert feed.reissue_lost([group]) == []
     assert [(line["event"], line["number"]) for line in logs] == [("evaluation.unanswered", 2)]
     feed.take_result(EvalResult(policy="solver", workflow="sums", version=0))
     assert feed.snapshot()["evaluating"] == []
-    assert feed.changes()["eval.sums|0"] is None
+    assert feed.take_changes()["eval.sums|0"] is None
     evaluating(other := state())
-    other.evaluating.answered({Answer("sums", "solver", 0)})
+    other.evaluating.note_answered({Answer("sums", "solver", 0)})
     assert not other.evaluating.tasks
 
 
@@ -370,6 +372,6 @@ def test_a_run_that_ended_stays_ended_unless_a_later_revision_goes_on() -> None:
 def test_a_skipped_version_is_evaluated_at_the_next_published_one() -> None:
     schedule = EvaluationSchedule({"sums": ("solver",)}, {"solver": 10}, 4)
     for number in (0, 1, 3, 5, 6, 8, 9, 9, 10, 10):
-        schedule.published("solver", number)
-    assert [one.versions["solver"] for one in schedule.ready()] == [0, 5, 8, 10]
-    assert schedule.ready() == []
+        schedule.note_published("solver", number)
+    assert [one.versions["solver"] for one in schedule.take_ready()] == [0, 5, 8, 10]
+    assert schedule.take_ready() == []

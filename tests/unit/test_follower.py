@@ -18,7 +18,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectMissing, StoreUnavailable
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.producers.engines.contract import Engine, EngineError, EngineStats, VersionGone
 from headrace.producers.rollout.follower import FIRST_PAUSE_S, WeightFollower
 from headrace.producers.rollout.pauses import Pauses
@@ -96,7 +96,7 @@ class Scene:
         self.store.objects[key] = data
         claim = ClaimCheck("main", key, hashlib.sha256(data).hexdigest(), len(data))
         record = WeightsPublished(
-            run_id="one", policy="p", version=version, weights_hash=weights_hash(tensors), weights=claim
+            run_id="one", policy="p", version=version, weights_hash=hash_weights(tensors), weights=claim
         )
         self.take("r.weights.p", codec.encode(replace(record, **changes)))
 
@@ -132,7 +132,7 @@ def test_a_merged_delta_is_a_way_between_versions_and_none_itself() -> None:
     for version in (2, 9):
         scene.publish(version, kind="merged", base_version=0, base_hash="a", weights_hash="b")
     assert scene.follower.head == {"p": 2}
-    assert [record.version for record in scene.follower._published["p"].ways()] == [0, 1, 2, 2, 9]
+    assert [record.version for record in scene.follower._published["p"].list_ways()] == [0, 1, 2, 2, 9]
     assert scene.turn() == [2]
     assert scene.pauses.detail == ""
 
@@ -192,8 +192,8 @@ def test_a_torn_object_and_weights_that_do_not_fit_are_refused() -> None:
     assert scene.turn() == [0]
     scene.publish(3, weights=None)
     assert scene.turn() == [0]
-    assert scene.follower.behind({"p": 0}) == "p is served at version 0, its head is 3"
-    assert scene.follower.behind({"p": 2}) == ""
+    assert scene.follower.find_stale({"p": 0}) == "p is served at version 0, its head is 3"
+    assert scene.follower.find_stale({"p": 2}) == ""
 
 
 def test_a_refused_version_is_tried_again_only_after_a_pause() -> None:

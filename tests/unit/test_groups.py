@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.infra.recipe.settings import Trainer, Use
+from headrace.infra.recipe.settings import TrainerSettings, Use
 from headrace.schemas.records import CuratedGroup, Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.trainers.advantages import ADVANTAGES, RewardError
 from headrace.trainers.batches.batch import BatchError, pack
@@ -53,7 +53,7 @@ def test_the_mask_is_true_on_generated_spans_only_and_versions_follow_their_runs
 
 def test_statistics_are_over_all_members_but_only_the_kept_are_trained() -> None:
     rewards = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
-    found = training_sequences(whole(rewards, (0, 1)), Trainer())
+    found = training_sequences(whole(rewards, (0, 1)), TrainerSettings())
     assert [s.advantage for s in found] == pytest.approx([1.62015, -0.54005], abs=1e-5)
     assert {s.temperature for s in found} == {0.7}
 
@@ -62,7 +62,7 @@ def test_turns_that_were_sampled_at_several_temperatures_are_trained_each_at_its
     one = sequence()
     warmer = replace(one, spans=(*one.spans[:3], replace(one.spans[3], sampling=Sampling(1.5))))
     greedy = replace(one, spans=(*one.spans[:3], replace(one.spans[3], sampling=Sampling(0.0))))
-    found = training_sequences(whole((1.0, 0.0), (0, 1), (warmer,), (greedy,)), Trainer())
+    found = training_sequences(whole((1.0, 0.0), (0, 1), (warmer,), (greedy,)), TrainerSettings())
     assert pack(found).temperatures.tolist() == pytest.approx([0.7, 1.5, 1.5, 0.7, 1.0, 1.0])
 
 
@@ -70,7 +70,7 @@ def of_convention(convention: str, how: Sampling) -> set[float]:
     spans = tuple(replace(span, sampling=how) if span.sampling else span for span in sequence().spans)
     group = whole((1.0, 0.0), (0, 1), *((replace(sequence(), spans=spans),),) * 2)
     group = replace(group, group=replace(group.group, logprob_convention=convention))
-    return {float(one.temperature) for one in training_sequences(group, Trainer())}
+    return {float(one.temperature) for one in training_sequences(group, TrainerSettings())}
 
 
 def test_log_probabilities_are_evaluated_as_the_engine_says_that_it_took_them() -> None:
@@ -87,7 +87,7 @@ def test_log_probabilities_are_evaluated_as_the_engine_says_that_it_took_them() 
 
 
 def test_what_validation_refused_is_left_out_of_the_statistics() -> None:
-    found = training_sequences(whole((1.0, math.nan, 0.0), (0, 2)), Trainer())
+    found = training_sequences(whole((1.0, math.nan, 0.0), (0, 2)), TrainerSettings())
     assert [s.advantage for s in found] == pytest.approx([0.70710, -0.70710], abs=1e-4)
 
 
@@ -99,7 +99,7 @@ def with_failures(some: WholeGroup, failed: int, rewards: tuple[float, ...]) -> 
 def test_failed_episodes_that_count_are_zeros_that_nothing_is_trained_on() -> None:
     """Two of eight right: the golden advantages, of two and one that are there and five that failed."""
     some = with_failures(whole((1.0, 0.0, 1.0), (0, 1, 2)), 5, (1.0, 0.0, 1.0, *[0.0] * 5))
-    found = training_sequences(some, Trainer())
+    found = training_sequences(some, TrainerSettings())
     assert [s.advantage for s in found] == pytest.approx([1.62015, -0.54005, 1.62015], abs=1e-5)
 
 
@@ -107,14 +107,14 @@ def test_a_failed_episode_counts_in_every_role() -> None:
     members = ((sequence("solver"), sequence("verifier")), (sequence("solver"), sequence("verifier")))
     some = with_failures(whole((1.0, 1.0), (0, 1), *members), 1, (1.0, 1.0, 0.0))
     for group_by in ("task", "task+role"):
-        found = training_sequences(some, Trainer(group_by=group_by))
+        found = training_sequences(some, TrainerSettings(group_by=group_by))
         assert [s.advantage for s in found] == pytest.approx([0.57734] * 4, abs=1e-4)
 
 
 def test_every_advantage_that_compares_takes_failed_episodes() -> None:
     some = with_failures(whole((1.0, 0.5), (0, 1)), 2, (1.0, 0.5, 0.0, 0.0))
     for use in ADVANTAGES.keys() - {"given"}:
-        better, worse = training_sequences(some, Trainer(advantage=Use(use=use)))
+        better, worse = training_sequences(some, TrainerSettings(advantage=Use(use=use)))
         assert np.isfinite([better.advantage, worse.advantage]).all(), use
         assert np.max(better.advantage) > np.max(worse.advantage), use
 
@@ -130,7 +130,7 @@ def test_sequences_with_rewards_of_their_own_are_compared_within_their_role() ->
         (sequence("solver", 0.0), sequence("solver", 1.0)),
         (sequence("solver", 1.0), sequence("verifier", 0.5)),
     )
-    settings = Trainer(group_by="task+role", weight="sequence")
+    settings = TrainerSettings(group_by="task+role", weight="sequence")
     found = training_sequences(whole((1.0, 1.0), (0, 1), *members), settings)
     assert [s.advantage for s in found] == pytest.approx([-1.15468, 0.57734, 0.57734, 0.0], abs=1e-4)
 
@@ -154,13 +154,13 @@ def turns(turn: int, rewards: tuple[float | None, ...]) -> tuple[Span, ...]:
 def test_a_sequence_without_rewards_of_its_spans_earns_its_reward_at_the_end() -> None:
     [member] = prepared(whole((1.0,), (0,))).members
     assert (member.token_rewards, member.length, member.turn) == (None, 3, 0)
-    [found] = training_sequences(whole((1.0,), (0,)), Trainer(advantage=Use(use="gae", gamma=0.5)))
+    [found] = training_sequences(whole((1.0,), (0,)), TrainerSettings(advantage=Use(use="gae", gamma=0.5)))
     assert found.advantages.tolist() == [0, 0, 0.25, 0, 0.5, 1.0], "gamma steps over the observation"
 
 
 def test_the_sequences_of_a_batch_stand_group_after_group_with_their_places() -> None:
     groups = [prepared(whole((1.0, 0.0), (1, 0))), prepared(whole((1.0,), ())), prepared(whole((0.5, 3.5), (1,)))]
-    found = batch_sequences(groups, Trainer(advantage=Use(use="dr_grpo")))
+    found = batch_sequences(groups, TrainerSettings(advantage=Use(use="dr_grpo")))
     assert [(one.group, one.advantage) for one in found] == [(0, 0.5), (0, -0.5), (2, 1.5)]
 
 
@@ -168,7 +168,7 @@ def test_the_advantages_of_a_batch_are_the_same_bits_every_time_whatever_the_est
     draw = np.random.default_rng(3)
     groups = [prepared(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
     for use in ("grpo", "gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline", "gae"):
-        settings = Trainer(advantage=Use(use=use), batch_norm=True)
+        settings = TrainerSettings(advantage=Use(use=use), batch_norm=True)
         once, again = ([one.advantages.tobytes() for one in batch_sequences(groups, settings)] for _ in range(2))
         assert once == again
         assert len(once) == 15
@@ -176,7 +176,7 @@ def test_the_advantages_of_a_batch_are_the_same_bits_every_time_whatever_the_est
 
 @pytest.mark.parametrize("use", ["grpo", "dr_grpo", "gae"])
 def test_advantages_that_are_taken_when_a_group_comes_in_are_those_of_its_batch_to_the_bit(use: str) -> None:
-    draw, settings = np.random.default_rng(4), Trainer(advantage=Use(use=use))
+    draw, settings = np.random.default_rng(4), TrainerSettings(advantage=Use(use=use))
     groups = [prepared(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
     early = [tried(group, settings) for group in groups]
     assert all(group.has_advantages for group in early)
@@ -186,7 +186,7 @@ def test_advantages_that_are_taken_when_a_group_comes_in_are_those_of_its_batch_
 
 
 def test_advantages_that_depend_on_the_whole_batch_are_only_tried_when_a_group_comes_in() -> None:
-    for settings in (Trainer(advantage=Use(use="lite_ppo")), Trainer(batch_norm=True)):
+    for settings in (TrainerSettings(advantage=Use(use="lite_ppo")), TrainerSettings(batch_norm=True)):
         group = prepared(whole((1.0, 0.0), (0, 1)))
         assert tried(group, settings) is group
         with pytest.raises(RewardError):
@@ -205,13 +205,13 @@ def weighed(group: WholeGroup, weight: float, **more: int) -> WholeGroup:
 
 def test_a_weight_scales_the_advantages_of_its_group_and_takes_no_part_in_statistics_of_the_batch() -> None:
     groups = [whole((1.0, 0.0), (0, 1)), whole((1.0, 0.0, 0.0), (0, 1))]
-    settings = Trainer(advantage=Use.model_validate("lite_ppo"))
+    settings = TrainerSettings(advantage=Use.model_validate("lite_ppo"))
     plain = batch_sequences(map(prepared, groups), settings)
     groups[1] = weighed(groups[1], 0.25, use=1)
     found = batch_sequences(map(prepared, groups), settings)
     assert [one.advantage for one in found[:2]] == [one.advantage for one in plain[:2]]
     assert [one.advantage for one in found[2:]] == pytest.approx([one.advantage * 0.25 for one in plain[2:]])
-    turns_of = Trainer(advantage=Use.model_validate({"use": "reinforce_pp", "gamma": 0.9}))
+    turns_of = TrainerSettings(advantage=Use.model_validate({"use": "reinforce_pp", "gamma": 0.9}))
     whole_one, scaled = (batch_sequences([prepared(weighed(groups[0], w))], turns_of)[0].advantages for w in (1.0, 0.5))
     assert scaled.tolist() == (whole_one * np.float32(0.5)).tolist()
     assert any(scaled)
@@ -225,7 +225,7 @@ def test_a_weight_that_is_none_makes_a_group_unusable(weight: float) -> None:
 
 def test_two_uses_of_a_group_in_one_batch_are_two_groups() -> None:
     first = whole((1.0, 0.0), (0, 1))
-    sequences = batch_sequences(map(prepared, [first, weighed(first, 1.0, use=1)]), Trainer())
+    sequences = batch_sequences(map(prepared, [first, weighed(first, 1.0, use=1)]), TrainerSettings())
     assert [one.group for one in sequences] == [0, 0, 1, 1]
 
 

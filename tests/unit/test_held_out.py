@@ -14,7 +14,7 @@ from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.weights.folder import write_weights
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 from headrace.ops.offline.held_out import evaluate, named_folders, play_held_out
 
 SETS = ("evaluate.problems=5", "evaluate.samples=3")
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = character_tokenizer(ALPHABET)
     model = build_model(recipe.policies["solver"].model, tokenizer, seed=1)
     weights = publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()})
-    write_weights(weights, made, weights_hash(weights))
+    write_weights(weights, made, hash_weights(weights))
     for name, data in save_model_files(model, tokenizer).items():
         (made / name).write_bytes(data)
     return made

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.embedded import jars
-from headrace.infra.embedded.jars import FIXED_MTIME, JarUnavailable, class_path, jar_path
+from headrace.infra.embedded.jars import FIXED_MTIME, JarUnavailable, fetch_class_path, jar_path
 from headrace.infra.environment import cache_folder
 
 COORDINATE = "org.example:thing:1.0"
@@ -55,8 +55,8 @@ def test_a_missing_jar_is_fetched_once_and_then_nothing_is_asked_of_the_network(
 ) -> None:
     stand_in = resolver(monkeypatch, tmp_path)
     told: list[str] = []
-    first = class_path(tmp_path, told.append, pins=PINS)
-    again = class_path(tmp_path, told.append, pins=PINS)
+    first = fetch_class_path(tmp_path, told.append, pins=PINS)
+    again = fetch_class_path(tmp_path, told.append, pins=PINS)
     assert first == again == [str(jar_path(tmp_path, COORDINATE))]
     assert stand_in.n_calls == 1
     assert any("1 of 1" in words for words in told)
@@ -66,15 +66,15 @@ def test_every_jar_has_the_fixed_time_that_the_start_cache_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     resolver(monkeypatch, tmp_path)
-    (jar,) = class_path(tmp_path, pins=PINS)
+    (jar,) = fetch_class_path(tmp_path, pins=PINS)
     assert Path(jar).stat().st_mtime == FIXED_MTIME
 
 
 def test_a_broken_jar_heals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in = resolver(monkeypatch, tmp_path)
-    (jar,) = class_path(tmp_path, pins=PINS)
+    (jar,) = fetch_class_path(tmp_path, pins=PINS)
     Path(jar).write_bytes(CONTENT[:2])
-    class_path(tmp_path, pins=PINS)
+    fetch_class_path(tmp_path, pins=PINS)
     assert Path(jar).read_bytes() == CONTENT
     assert stand_in.n_calls == 2
 
@@ -84,7 +84,7 @@ def test_a_jar_of_another_content_is_refused_and_not_left_behind(
 ) -> None:
     resolver(monkeypatch, tmp_path, lambda path: path.write_bytes(b"something else"))
     with pytest.raises(JarUnavailable, match=r"org\.example:thing:1\.0 .* sha256"):
-        class_path(tmp_path, pins=PINS)
+        fetch_class_path(tmp_path, pins=PINS)
     assert not jar_path(tmp_path, COORDINATE).exists()
 
 
@@ -96,7 +96,7 @@ def test_without_a_network_the_error_says_what_where_and_what_to_do(
 
     resolver(monkeypatch, tmp_path, no_network)
     with pytest.raises(JarUnavailable) as caught:
-        class_path(tmp_path, pins=PINS)
+        fetch_class_path(tmp_path, pins=PINS)
     for word in (COORDINATE, str(tmp_path), "name resolution failed", "connect", "HEADRACE_CACHE"):
         assert word in str(caught.value)
 
@@ -112,7 +112,7 @@ def test_two_runs_that_start_at_once_fetch_a_jar_once(monkeypatch: pytest.Monkey
 
     stand_in = resolver(monkeypatch, tmp_path, slowly)
     paths: list[list[str]] = []
-    runs = [threading.Thread(target=lambda: paths.append(class_path(tmp_path, pins=PINS))) for _ in range(2)]
+    runs = [threading.Thread(target=lambda: paths.append(fetch_class_path(tmp_path, pins=PINS))) for _ in range(2)]
     runs[0].start()
     assert begun.wait(10)
     runs[1].start()  # sees half a jar, and has to wait for the other

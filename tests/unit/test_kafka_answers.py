@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.infra.kafka import clients as kafka
-from headrace.infra.kafka.clients import Connection, KafkaAway, RunAddress, end_offsets, partitions_of
+from headrace.infra.kafka.clients import Connection, KafkaAway, RunAddress, fetch_end_offsets, fetch_partitions
 from headrace.infra.process.signals import StopRequested
 from headrace.infra.run import run
 from headrace.infra.run.run import NoSuchRun, join
@@ -27,7 +27,7 @@ def test_a_topic_without_partitions_is_a_broker_that_is_not_ready(monkeypatch: p
     answering(monkeypatch, list_topics=lambda *_, **__: SimpleNamespace(topics={"weights": topic}))
 
     with pytest.raises(KafkaAway, match="no partitions"):
-        partitions_of(CONNECTION, "weights")
+        fetch_partitions(CONNECTION, "weights")
 
 
 def test_an_end_that_is_not_known_is_a_broker_that_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_an_end_that_is_not_known_is_a_broker_that_is_not_ready(monkeypatch: pyt
     answering(monkeypatch, list_offsets=list_offsets)
 
     with pytest.raises(KafkaAway, match=r"weights\[0\]"):
-        end_offsets(CONNECTION, [("weights", 0)])
+        fetch_end_offsets(CONNECTION, [("weights", 0)])
 
 
 def test_who_joins_a_run_that_is_not_there_is_told_which_runs_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 from headrace.trainers import kept_warm_starts
 from headrace.trainers.kept_warm_starts import KeptWarmStart
 from headrace.trainers.learner import warm_start as search
@@ -38,7 +38,7 @@ def tiny(seed: int = 1) -> transformers.PreTrainedModel:
 
 
 def hash_of(model: transformers.PreTrainedModel) -> str:
-    return weights_hash(publish_weights(dict(model.named_parameters())))
+    return hash_weights(publish_weights(dict(model.named_parameters())))
 
 
 def place(

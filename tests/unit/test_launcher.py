@@ -180,7 +180,7 @@ def test_a_run_in_which_no_episode_ever_succeeds_is_given_up_with_exit_code_1(
     launch = launcher.Launcher(
         UpRequest(load_recipe("arithmetic"), tmp_path), DataFolder(tmp_path), None, Console(file=io.StringIO())
     )
-    nothing = SimpleNamespace(revive=lambda: None, watch=lambda: True, raise_failure=lambda: None, news=list)
+    nothing = SimpleNamespace(revive=lambda: None, watch=lambda: True, raise_failure=lambda: None, take_news=list)
     launch._servers = nothing
     monkeypatch.setattr(launch, "_note", lambda _: None)
     page = Page()

@@ -10,9 +10,9 @@ from some_cases import named
 from tiny_models import SHAPE, TOKENIZER, batch
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import ShadowTrainer, Trainer
+from headrace.infra.recipe.settings import ShadowTrainerSettings, TrainerSettings
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import WeightsError, weights_hash
+from headrace.infra.weights.tensors import WeightsError, hash_weights
 from headrace.trainers.batches.batch import BatchError, TrainingSequence, pack, pad
 from headrace.trainers.learner.checkpoint import CheckpointError, decode_checkpoint, encode_checkpoint
 from headrace.trainers.learner.learner import Learner
@@ -20,7 +20,9 @@ from headrace.trainers.learner.logprobs import token_logprobs
 from headrace.trainers.learner.masters import Masters
 from headrace.trainers.learner.model import build_model
 
-SETTINGS = Trainer(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=5e-4, warmup_versions=5)
+SETTINGS = TrainerSettings(
+    groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=5e-4, warmup_versions=5
+)
 
 OBJECTIVES = {
     "ppo": {},
@@ -52,7 +54,7 @@ def tiny(hidden: int = 32) -> transformers.PreTrainedModel:
 
 
 def learner(**changed: Any) -> Learner:
-    return Learner(tiny(), Trainer.model_validate(SETTINGS.model_dump() | changed))
+    return Learner(tiny(), TrainerSettings.model_validate(SETTINGS.model_dump() | changed))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_a_resumed_learner_makes_the_very_same_weights(changed: dict[str, Any]) 
     assert second.version == 2
     assert b"".join(encode_checkpoint(second.trained.copy())) == data
     second.step(batch(3), 3)
-    assert weights_hash(second.published()) == weights_hash(straight.published())
+    assert hash_weights(second.published()) == hash_weights(straight.published())
     assert b"".join(encode_checkpoint(second.trained.copy())) == b"".join(encode_checkpoint(straight.trained.copy()))
 
 
@@ -95,10 +97,10 @@ def test_a_version_made_again_from_a_checkpoint_has_the_very_same_bits_whatever_
 def test_a_copy_taken_before_a_step_does_not_change_with_it() -> None:
     one = learner()
     published, state = one.published(), one.trained.copy()
-    before = weights_hash(published), b"".join(encode_checkpoint(state))
+    before = hash_weights(published), b"".join(encode_checkpoint(state))
     one.step(batch(1), 1)
-    assert (weights_hash(published), b"".join(encode_checkpoint(state))) == before
-    assert weights_hash(one.published()) != before[0]
+    assert (hash_weights(published), b"".join(encode_checkpoint(state))) == before
+    assert hash_weights(one.published()) != before[0]
 
 
 @pytest.mark.parametrize("objective", named(OBJECTIVES, *FEW))
@@ -121,7 +123,7 @@ def test_on_a_gpu_a_resumed_learner_makes_the_very_same_weights(changed: dict[st
     straight.step(batch(1), 1)
     resumed.load_state(straight.trained.copy())
     assert resumed.step(batch(2), 2) == straight.step(batch(2), 2)
-    assert weights_hash(resumed.published()) == weights_hash(straight.published())
+    assert hash_weights(resumed.published()) == hash_weights(straight.published())
 
 
 def test_an_optimizer_step_whose_loss_is_not_finite_is_skipped_and_the_others_are_taken() -> None:
@@ -137,20 +139,20 @@ def test_an_optimizer_step_whose_loss_is_not_finite_is_skipped_and_the_others_ar
 def test_a_version_without_a_finite_step_has_the_weights_of_the_one_before() -> None:
     one = learner()
     one.step(batch(1), 1)
-    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), weights_hash(one.published())
+    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), hash_weights(one.published())
     metrics = one.step([replace(sequence, advantage=3e38) for sequence in batch(5)], 2)
     assert metrics["steps_skipped"] == 3
     assert one.version == 2
     assert (
         b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))),
-        weights_hash(one.published()),
+        hash_weights(one.published()),
     ) == before
 
 
 def test_weights_that_an_optimizer_step_made_infinite_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     one = learner()
     one.step(batch(1), 1)
-    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), weights_hash(one.published())
+    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), hash_weights(one.published())
     take = Masters.step
 
     def overflowing(masters: Masters, rate: float) -> None:
@@ -162,13 +164,13 @@ def test_weights_that_an_optimizer_step_made_infinite_are_not_kept(monkeypatch: 
     assert (metrics["optimizer_steps"], metrics["steps_skipped"], one.version) == (0, 3, 2)
     assert (
         b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))),
-        weights_hash(one.published()),
+        hash_weights(one.published()),
     ) == before
 
 
 def test_a_step_that_fails_leaves_the_whole_version_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     one, untouched = learner(), learner()
-    before = b"".join(encode_checkpoint(one.trained.copy())), weights_hash(one.published())
+    before = b"".join(encode_checkpoint(one.trained.copy())), hash_weights(one.published())
     compute = [parameter.clone() for parameter in one.model.parameters()]
     steps: list[float] = []
 
@@ -182,12 +184,12 @@ def test_a_step_that_fails_leaves_the_whole_version_as_it_was(monkeypatch: pytes
         patched.setattr(one.masters, "step", fails)
         with pytest.raises(RuntimeError, match="out of memory"):
             one.step(batch(5), 1)
-    assert (b"".join(encode_checkpoint(one.trained.copy())), weights_hash(one.published())) == before
+    assert (b"".join(encode_checkpoint(one.trained.copy())), hash_weights(one.published())) == before
     assert one.version == 0
     assert all(torch.equal(old, new) for old, new in zip(compute, one.model.parameters(), strict=True))
     one.step(batch(5), 1)
     untouched.step(batch(5), 1)
-    assert weights_hash(one.published()) == weights_hash(untouched.published())
+    assert hash_weights(one.published()) == hash_weights(untouched.published())
 
 
 def test_a_step_that_fails_leaves_the_reference_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +213,7 @@ def test_a_recipe_of_another_seed_orders_the_groups_by_it() -> None:
         each.step(batch(1), 1)
     first = learner()
     first.step(batch(1), 1)
-    assert weights_hash(changed.published()) == weights_hash(other.published()) != weights_hash(first.published())
+    assert hash_weights(changed.published()) == hash_weights(other.published()) != hash_weights(first.published())
 
 
 def test_gradients_left_by_an_earlier_training_change_nothing() -> None:
@@ -220,7 +222,7 @@ def test_gradients_left_by_an_earlier_training_change_nothing() -> None:
     clean, used = learner(), Learner(trained, SETTINGS)
     clean.step(batch(1), 1)
     used.step(batch(1), 1)
-    assert weights_hash(used.published()) == weights_hash(clean.published())
+    assert hash_weights(used.published()) == hash_weights(clean.published())
 
 
 def test_recomputed_activations_change_no_bit_and_hold_less_memory() -> None:
@@ -238,7 +240,7 @@ def test_recomputed_activations_change_no_bit_and_hold_less_memory() -> None:
             token_logprobs(one.model, micro)
         held.append(sum(saved))
         one.step(batch(1), 1)
-        hashes.append(weights_hash(one.published()))
+        hashes.append(hash_weights(one.published()))
     assert hashes[0] == hashes[1]
     assert held[1] < held[0] / 3
 
@@ -253,11 +255,11 @@ def test_settings_that_change_on_the_way_give_what_a_learner_of_those_settings_g
     one.use(two.settings, 1)
     two.step(batch(2), 2)
     one.step(batch(2), 2)
-    assert weights_hash(one.published()) == weights_hash(two.published())
+    assert hash_weights(one.published()) == hash_weights(two.published())
     for each in (one, two):
         each.use(SETTINGS, 1)
         each.step(batch(3), 3)
-    assert weights_hash(one.published()) == weights_hash(two.published())
+    assert hash_weights(one.published()) == hash_weights(two.published())
 
 
 def test_a_model_that_cannot_be_packed_is_padded_and_says_so() -> None:
@@ -365,20 +367,22 @@ def test_a_shadow_trains_on_tokens_of_versions_that_it_has_not_made() -> None:
     with pytest.raises(BatchError, match="token of version 3"):
         learner().step(ahead, 1)
 
-    beside = Learner(tiny(), ShadowTrainer.model_validate(SETTINGS.model_dump()))
+    beside = Learner(tiny(), ShadowTrainerSettings.model_validate(SETTINGS.model_dump()))
     told = beside.step(ahead, 1)
     assert (told["staleness_mean"], told["staleness_max"]) == (0.0, 0.0), "by the newest version that its tokens name"
     second = beside.step(batch(1, version=1), 2)
     assert "logprob_gap_mean" not in second, "version 1 of another trainer has other weights"
-    beside = Learner(tiny(), ShadowTrainer.model_validate(SETTINGS.model_dump()))
+    beside = Learner(tiny(), ShadowTrainerSettings.model_validate(SETTINGS.model_dump()))
     alike = learner()
     beside.step(ahead, 1)
     alike.step(batch(0), 1)
-    assert weights_hash(beside.published()) == weights_hash(alike.published())
+    assert hash_weights(beside.published()) == hash_weights(alike.published())
 
 
 def test_the_off_policy_gap_is_the_mean_of_k3_from_the_policy_that_sampled() -> None:
-    one = Learner(tiny(), Trainer.model_validate(SETTINGS.model_dump() | {"minibatches": 1, "groups_per_batch": 6}))
+    one = Learner(
+        tiny(), TrainerSettings.model_validate(SETTINGS.model_dump() | {"minibatches": 1, "groups_per_batch": 6})
+    )
     sequences = batch(0)
     model, deltas = one.model, []
     for sequence in sequences:

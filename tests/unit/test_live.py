@@ -16,7 +16,7 @@ from rich.console import Console
 from headrace.app.views import live
 from headrace.app.views.live import LivePage
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
@@ -37,11 +37,11 @@ class MadeUpTopics:
 
     messages: list[Message] = []  # noqa: RUF012 - each test sets its own
 
-    def __init__(self, _connection: Connection, positions: Mapping[Place, int], _name: str) -> None:
+    def __init__(self, _connection: Connection, positions: Mapping[PartitionId, int], _name: str) -> None:
         self.positions = dict(positions)
         self._left = list(self.messages)
 
-    def ends(self) -> dict[Place, int]:
+    def ends(self) -> dict[PartitionId, int]:
         return {(message.topic, message.partition): message.offset + 1 for message in self.messages}
 
     def poll(self, _most: int, _timeout_s: float) -> list[Message]:
@@ -59,7 +59,7 @@ class NoLag:
     newest: Mapping[str, int] = {}
 
     def __init__(self, _run: Run) -> None:
-        self.positions: Mapping[Place, int] = {}
+        self.positions: Mapping[PartitionId, int] = {}
 
     def close(self) -> None:
         pass
@@ -69,7 +69,9 @@ class NoLag:
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "TopicReader", MadeUpTopics)
     monkeypatch.setattr(live, "LagMeter", NoLag)
-    monkeypatch.setattr(live, "whole_topics", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0))
+    monkeypatch.setattr(
+        live, "find_whole_topics", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0)
+    )
 
 
 def past(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, Any], all_new: bool = False) -> None:

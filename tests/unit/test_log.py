@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.infra.log import LastingStream, sentence
+from headrace.infra.log import LastingStream, render_sentence
 
 FULL = Path("/dev/full")
 TALKS = """
@@ -66,5 +66,5 @@ def test_a_stream_that_was_closed_costs_the_log_and_not_the_process() -> None:
 def test_a_warning_of_a_command_that_answers_is_a_sentence() -> None:
     killed = {"event": "server.killed", "level": "warning", "server": "broker", "why": "it did not stop within 30 s"}
 
-    assert sentence(None, "", killed) == "warning: server killed: it did not stop within 30 s (server=broker)"
-    assert sentence(None, "", {"event": "run.over"}) == "warning: run over"
+    assert render_sentence(None, "", killed) == "warning: server killed: it did not stop within 30 s (server=broker)"
+    assert render_sentence(None, "", {"event": "run.over"}) == "warning: run over"

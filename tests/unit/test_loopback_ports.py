@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from headrace.infra.embedded.loopback_ports import HOST, draw_port, hold_port, port_user
+from headrace.infra.embedded.loopback_ports import HOST, draw_port, find_port_user, hold_port
 
 
 def test_a_held_port_goes_to_nobody_but_a_server_may_listen_on_it() -> None:
@@ -22,4 +22,4 @@ def test_a_port_with_a_listener_is_not_held_and_its_user_is_named() -> None:
         port = server.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
             hold_port(port)
-        assert port_user(port).startswith(f"process {os.getpid()} (")
+        assert find_port_user(port).startswith(f"process {os.getpid()} (")

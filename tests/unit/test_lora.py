@@ -16,14 +16,14 @@ from tiny_models import SHAPE, TOKENIZER, batch
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Lora, Recipe, Trainer
+from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
 from headrace.infra.run import revisions
 from headrace.infra.store.object_store import StoreAddress
 from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
-from headrace.infra.weights.files import ADAPTER_WEIGHTS, files_to_serve
+from headrace.infra.weights.files import ADAPTER_WEIGHTS, choose_files_to_serve
 from headrace.infra.weights.folder import open_weights, write_adapter
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.recipe_check import check_names
 from headrace.producers.engines.causal_lm import Adapted, ModelSource
 from headrace.producers.engines.contract import EngineError, Generation, Sampling
@@ -36,7 +36,7 @@ from headrace.trainers.learner.logprobs import token_logprobs
 from headrace.trainers.learner.lora import Adapter, _Merged, load_base
 from headrace.trainers.learner.model import ModelError, build_model, load_model, save_model_files, to_torch
 
-SETTINGS = Trainer(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=1e-2)
+SETTINGS = TrainerSettings(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=1e-2)
 LORA = Lora(rank=4, alpha=8, targets=("q_proj", "mlp.down_proj"))
 PUBLISH = ("adapter", "merged")
 ADAPTED = {f"model.layers.{layer}.{name}" for layer in (0, 1) for name in ("self_attn.q_proj", "mlp.down_proj")}
@@ -49,7 +49,7 @@ def tiny() -> transformers.PreTrainedModel:
 def made(publish: str = "adapter", **changed: Any) -> tuple[Learner, Adapter]:
     model, lora = tiny(), LORA.model_copy(update={"publish": publish})
     adapter = Adapter(model, lora, 1)
-    return Learner(model, Trainer.model_validate(SETTINGS.model_dump() | changed), 1, adapter), adapter
+    return Learner(model, TrainerSettings.model_validate(SETTINGS.model_dump() | changed), 1, adapter), adapter
 
 
 def written(adapter: Adapter, folder: Path) -> Path:
@@ -64,7 +64,7 @@ def come_back(folder: Path, publish: str = "adapter", **changed: Any) -> Learner
     model = build_model(SHAPE, TOKENIZER, seed=99)
     load_base(model, folder)
     adapter = Adapter(model, LORA.model_copy(update={"publish": publish}), 99)
-    return Learner(model, Trainer.model_validate(SETTINGS.model_dump() | changed), 1, adapter)
+    return Learner(model, TrainerSettings.model_validate(SETTINGS.model_dump() | changed), 1, adapter)
 
 
 def step(learner: Learner, version: int) -> None:
@@ -123,22 +123,22 @@ def test_a_learner_that_comes_back_makes_the_very_same_weights(
     again = come_back(folder, publish, **changed)
     again.load_state(decode_checkpoint(data))
     step(again, 2)
-    assert weights_hash(again.published()) == weights_hash(straight.published())
+    assert hash_weights(again.published()) == hash_weights(straight.published())
     assert b"".join(encode_checkpoint(again.trained.copy())) == b"".join(encode_checkpoint(straight.trained.copy()))
 
 
 def test_the_adapter_begins_as_the_seed_says_and_as_the_base(tmp_path: Path) -> None:
     first, second = made()[0], made()[0]
-    assert weights_hash(first.published()) == weights_hash(second.published())
+    assert hash_weights(first.published()) == hash_weights(second.published())
     model = tiny()
     other = Learner(model, SETTINGS, 1, Adapter(model, LORA, 2))
-    assert weights_hash(other.published()) != weights_hash(first.published())
+    assert hash_weights(other.published()) != hash_weights(first.published())
     sequences = batch(0)
     rounded = tiny()
     for parameter in rounded.parameters():
         parameter.data = parameter.data.to(torch.bfloat16).float()
     torch.testing.assert_close(logprobs(first.model, sequences), logprobs(rounded, sequences), atol=1e-6, rtol=0)
-    assert weights_hash(made("merged")[0].published()) == weights_hash(Learner(rounded, SETTINGS).published())
+    assert hash_weights(made("merged")[0].published()) == hash_weights(Learner(rounded, SETTINGS).published())
 
 
 def test_a_checkpoint_of_another_rank_is_refused() -> None:
@@ -299,14 +299,14 @@ def test_an_adapter_on_a_mixture_of_experts_has_its_base_as_hugging_face_files_h
     back.load_state(learner.trained.copy())
     for one in (learner, back):
         step(one, 2)
-    assert weights_hash(back.published()) == weights_hash(learner.published())
+    assert hash_weights(back.published()) == hash_weights(learner.published())
 
 
 def test_an_exported_adapter_is_a_folder_that_transformers_reads(tmp_path: Path) -> None:
     learner, adapter = made()
     step(learner, 1)
     published = learner.published()
-    write_adapter(published, written(adapter, tmp_path) / ADAPTER_WEIGHTS, weights_hash(published))
+    write_adapter(published, written(adapter, tmp_path) / ADAPTER_WEIGHTS, hash_weights(published))
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     sequences = batch(3)
     torch.testing.assert_close(logprobs(learner.model, sequences), logprobs(model, sequences), atol=1e-6, rtol=0)
@@ -317,9 +317,9 @@ def test_an_exported_adapter_is_a_folder_that_transformers_reads(tmp_path: Path)
 
 def test_a_worker_is_given_the_base_only_where_the_weights_are_an_adapter() -> None:
     beside = [NamedObject(name) for name in ("config.json", "tokenizer.json", "model.safetensors")]
-    assert [file.name for file in files_to_serve(beside)] == ["config.json", "tokenizer.json"]
+    assert [file.name for file in choose_files_to_serve(beside)] == ["config.json", "tokenizer.json"]
     beside.append(NamedObject("adapter_config.json"))
-    assert files_to_serve(beside) == tuple(beside)
+    assert choose_files_to_serve(beside) == tuple(beside)
 
 
 def test_a_target_that_matches_nothing_is_named() -> None:
@@ -349,12 +349,12 @@ def test_a_revision_with_another_adapter_is_refused(monkeypatch: pytest.MonkeyPa
 
     store = StoreAddress("127.0.0.1:1", "bucket", "key", "secret", prefix="run-1/", keys_file="/store.json")
     text = revisions.store_text(store)
-    first = revisions.revision_of("run-1", 0, recipe({"rank": 4}, 10), text)
-    monkeypatch.setattr(revisions, "known_revisions", lambda _address: [first])
+    first = revisions.build_revision("run-1", 0, recipe({"rank": 4}, 10), text)
+    monkeypatch.setattr(revisions, "read_known_revisions", lambda _address: [first])
     address = RunAddress(Connection("127.0.0.1:1"), "run")
 
     def settled(new: Recipe) -> Any:
-        return revisions.settled(address, new, store, new_recipe=True)
+        return revisions.plan_revision(address, new, store, new_recipe=True)
 
     assert settled(recipe({"rank": 4}, 20)).revision == 1
     for lora in (None, {"rank": 2}, {"rank": 4, "publish": "merged"}):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from headrace.infra.recipe.settings import Trainer as Settings
+from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import Content, ObjectMissing, ObjectStore
@@ -17,7 +17,7 @@ from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE
 from headrace.infra.weights.policy_weights import PolicyWeights
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.producers.rollout.published_weights import PublishedWeights
 from headrace.schemas.records import ClaimCheck
 from headrace.trainers.versions.history import Stretch
@@ -134,7 +134,7 @@ def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_an
     last = store.publisher()
     first, second = last.publish(weights(0), 0), last.publish(weights(1), 1)
     assert last.base is not None
-    here = Base(1, 1, weights(2), weights_hash(weights(2)), last.base.stretch, is_published=False)
+    here = Base(1, 1, weights(2), hash_weights(weights(2)), last.base.stretch, is_published=False)
     publisher = store.publisher(base=here)
     assert publisher.publish_what_is_lost() is None
     assert second.weights is not None
@@ -148,13 +148,13 @@ def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_an
     told = PublishedWeights()
     for event in (first, second, begun, third):
         told.take(event)
-    newest = told.after(0, 0)[0]
-    assert PolicyWeights(Uncached(store.store)).bring(told.ways(), newest) == weights(3)
+    newest = told.find_newer(0, 0)[0]
+    assert PolicyWeights(Uncached(store.store)).bring(told.list_ways(), newest) == weights(3)
 
 
 def test_a_version_that_is_published_first_ends_the_chance_to_begin_an_epoch_by_an_anchor() -> None:
     store = Store()
-    here = Base(1, 1, weights(2), weights_hash(weights(2)), Stretch(), is_published=False)
+    here = Base(1, 1, weights(2), hash_weights(weights(2)), Stretch(), is_published=False)
     publisher = store.publisher(base=here)
     assert publisher.publish(weights(3), 2, epoch=1).kind == ANCHOR
     assert publisher.publish_what_is_lost(read=True, apply=True) is None

@@ -110,7 +110,7 @@ def test_the_sources_are_tiers_of_which_some_can_be_asked() -> None:
     ("settings", "words"),
     [
         ({"sources": []}, "at least one"),
-        ({"sources": ["arithmetic"]}, "source 1 is no table with `use`"),
+        ({"sources": ["arithmetic"]}, "source 1 is not a table with `use`"),
         ({"sources": [{"use": "arithmetic"}, {"use": "arithmetic"}]}, "names of their own"),
         ({"sources": [{**EASY, "weight": 0}]}, "weight of source easy is a number above 0; got 0"),
         ({"sources": [{**EASY, "weight": "3"}]}, "weight of source easy"),

@@ -29,8 +29,8 @@ def test_values_of_the_right_kind_pass_and_others_are_the_functions_to_judge(opt
     [
         ({"cap": "a lot"}, "^here: cap must be a number, got 'a lot'$"),
         ({"cap": True}, "cap must be a number, got True"),
-        ({"depth": 1.0}, "depth must be a whole number, got 1.0"),
-        ({"depth": False}, "depth must be a whole number, got False"),
+        ({"depth": 1.0}, "depth must be an integer, got 1.0"),
+        ({"depth": False}, "depth must be an integer, got False"),
         ({"fast": 1}, "fast must be true or false, got 1"),
         ({"cup": 1}, "no option 'cup'; it takes cap, depth, fast$"),
     ],

@@ -21,7 +21,7 @@ from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.whole_folder import FolderBusy, new_folder
+from headrace.infra.whole_folder import FolderBusy, write_new_folder
 from headrace.ops.offline.archived_groups import ArchivedFirstUses, archived_batches, arrivals
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline
@@ -231,23 +231,23 @@ def test_a_folder_is_whole_or_not_there_and_what_a_killed_one_left_is_removed(tm
     (left / "deep").mkdir(parents=True)
     (left / "deep" / "old").write_text("old")
 
-    with new_folder(tmp_path / "out") as growing:
+    with write_new_folder(tmp_path / "out") as growing:
         assert list(growing.iterdir()) == []
         (growing / "new").write_text("new")
         assert not (tmp_path / "out").exists()
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "new"]
 
-    with pytest.raises(UsageError, match="exists: name a folder that does not"), new_folder(tmp_path / "out"):
+    with pytest.raises(UsageError, match="exists: name a folder that does not"), write_new_folder(tmp_path / "out"):
         pass
-    with pytest.raises(KeyError), new_folder(tmp_path / "failed"):
+    with pytest.raises(KeyError), write_new_folder(tmp_path / "failed"):
         raise KeyError
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "new"]
 
 
 def test_only_one_makes_a_folder_and_the_other_leaves_it_alone(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "out") as growing:
+    with write_new_folder(tmp_path / "out") as growing:
         (growing / "mine").write_text("mine")
-        with pytest.raises(FolderBusy, match="another process makes"), new_folder(tmp_path / "out"):
+        with pytest.raises(FolderBusy, match="another process makes"), write_new_folder(tmp_path / "out"):
             pass
         assert (growing / "mine").exists()
     assert (tmp_path / "out" / "mine").exists()
@@ -256,7 +256,7 @@ def test_only_one_makes_a_folder_and_the_other_leaves_it_alone(tmp_path: Path) -
 def test_of_two_that_curate_into_one_folder_at_once_one_is_refused(tmp_path: Path) -> None:
     made = [replace(one, value=codec.decode(one.value, CuratedGroup).group) for one in map(curated, range(4))]
     archive(tmp_path / "a", [made], topic="t.trajectories.solver")
-    with new_folder(tmp_path / "out") as growing:
+    with write_new_folder(tmp_path / "out") as growing:
         (growing / "mine").write_text("mine")
         with pytest.raises(FolderBusy):
             curate_offline(tmp_path / "a", None, None, tmp_path / "out")
@@ -275,7 +275,7 @@ def test_a_lock_on_a_folder_that_has_its_name_by_now_is_none(tmp_path: Path, mon
         lock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", renamed_in_between)
-    with pytest.raises(FolderBusy), new_folder(tmp_path / "out"):
+    with pytest.raises(FolderBusy), write_new_folder(tmp_path / "out"):
         pass
     assert (tmp_path / "out" / "whole").exists()
     assert os.listdir(tmp_path) == ["out"]  # noqa: PTH208

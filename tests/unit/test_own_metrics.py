@@ -11,7 +11,7 @@ import torch
 from tiny_models import SHAPE, TOKENIZER, batch
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.ops.lineage.own_metrics import own_metrics
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import build_model
@@ -48,7 +48,7 @@ def test_no_metric_of_a_shipped_loss_or_of_a_step_is_taken_for_an_own_one() -> N
         _, sums = objective.share(tokens, objective.totals(tokens, None, bounds), bounds)
         names |= dict.fromkeys((*sums, *means(added(sums, sums))), 0.0)
     assert len(names) > 20
-    for settings in (Trainer(), Trainer(entropy=0.1, kl={"use": "k3"})):
+    for settings in (TrainerSettings(), TrainerSettings(entropy=0.1, kl={"use": "k3"})):
         names |= Learner(build_model(SHAPE, TOKENIZER, seed=1), settings).step(batch(1), 1)
     assert own_metrics(names) == {}
     assert own_metrics({**names, "mine": 2.0, "also_mine": 1.0}) == {"also_mine": 1.0, "mine": 2.0}

@@ -16,7 +16,7 @@ from headrace.consumers.curate.curated_records import fresh_record
 from headrace.envs.contract import Problem, RoleTrajectory, Score
 from headrace.envs.transcript import Transcript
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Trainer, Use
+from headrace.infra.recipe.settings import TrainerSettings, Use
 from headrace.producers.rollout.scoring import LimitedScoring
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup, Sequence, Trajectory, TrajectoryGroup
@@ -64,7 +64,7 @@ def test_what_is_no_number_is_refused_by_name() -> None:
 
 def test_what_is_no_part_no_sequence_and_no_text_is_refused_by_name() -> None:
     wrong: Any = 3
-    with pytest.raises(TypeError, match=r"a name in Score\.parts is a text, got int 3"):
+    with pytest.raises(TypeError, match=r"a name in Score\.parts must be a string, got int 3"):
         Score(1, {wrong: 1})
     with pytest.raises(TypeError, match=r"^Score\.parts is numbers by name, got int 3"):
         Score(1, wrong)
@@ -75,7 +75,7 @@ def test_what_is_no_part_no_sequence_and_no_text_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"^Sequence\.reward is a number, got str 'high'"):
         RoleTrajectory(1, (Sequence(reward="high"),))  # type: ignore[arg-type]  # the test's point
     for field in ("task_id", "prompt", "answer", "tier"):
-        with pytest.raises(TypeError, match=rf"^Problem\.{field} is a text, got int 3"):
+        with pytest.raises(TypeError, match=rf"^Problem\.{field} must be a string, got int 3"):
             Problem(**{"task_id": "t", "prompt": "p", field: wrong})
 
 
@@ -152,7 +152,7 @@ def test_a_metric_of_a_loss_may_be_any_number(give: str) -> None:
 
 
 def test_a_metric_of_an_own_loss_comes_out_of_a_step() -> None:
-    settings = Trainer(loss=Use(use=f"{__name__}:own_loss"), minibatches=1, groups_per_batch=1)
+    settings = TrainerSettings(loss=Use(use=f"{__name__}:own_loss"), minibatches=1, groups_per_batch=1)
     learner = Learner(build_model(SHAPE, TOKENIZER, seed=1), settings)
 
     metrics = learner.step(batch(1), 1)

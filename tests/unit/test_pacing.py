@@ -31,7 +31,7 @@ def issue_all(state: Pacing) -> list[tuple[str, int]]:
 
 def restore(second: Pacing, first: Pacing, written: dict[str, Any]) -> None:
     """Write what has changed over what was written before, and have another take it."""
-    written |= json.loads(json.dumps(first.table.changes()))
+    written |= json.loads(json.dumps(first.table.take_changes()))
     chunks = [chunk for chunk in written.values() if chunk is not None]
     second.restore(json.loads(json.dumps(first.snapshot())), chunks)
 
@@ -39,25 +39,25 @@ def restore(second: Pacing, first: Pacing, written: dict[str, Any]) -> None:
 def test_what_is_replayed_makes_room_smaller_down_to_one_batch_over_a_restart() -> None:
     state = pacing(quotas={"solver": Quota(12, 10, batch=4)})
     for _ in range(LOOK_BACK):
-        state.batch("solver", 2, 4)
-    state.batch("solver", 0, 0)
+        state.note_batch("solver", 2, 4)
+    state.note_batch("solver", 0, 0)
     assert state.most_open("solver") == 6, "batches are half fresh: a number waits three versions as before"
     second = pacing(quotas={"solver": Quota(12, 10, batch=4)})
     restore(second, state, {})
     assert len(issue_all(second)) == 6
     for _ in range(LOOK_BACK):
-        state.batch("solver", 0, 4)
+        state.note_batch("solver", 0, 4)
     assert state.most_open("solver") == 4, "or no batch would come together when nothing is left to replay"
     for _ in range(LOOK_BACK):
-        state.batch("solver", 4, 4)
+        state.note_batch("solver", 4, 4)
     assert state.most_open("solver") == 12
 
 
 def test_a_conclusion_makes_room_for_one_more_and_its_repetition_does_not() -> None:
     state, group = pacing(), GroupId("math", 2)
     assert issue_all(state) == [("math", n) for n in range(4)], "exactly the quota"
-    assert (state.reissue(group).attempt, sum(state.outstanding("math"))) == (1, 4)
-    assert [state.acknowledged(group, "solver") for _ in range(2)] == [True, False]
+    assert (state.reissue(group).attempt, sum(state.count_outstanding("math"))) == (1, 4)
+    assert [state.acknowledge(group, "solver") for _ in range(2)] == [True, False]
     assert issue_all(state) == [], "a group that was kept stays open"
     assert [state.conclude(group, "solver") for _ in range(2)] == [True, False]
     assert issue_all(state) == [("math", 4)]
@@ -89,8 +89,8 @@ def test_the_partition_with_the_fewest_outstanding_is_taken_and_the_smaller_of_e
     issue_all(state)
     assert [state.tasks["math", n].partition for n in range(6)] == [0, 1, 2, 0, 1, 2]
     state.conclude(GroupId("math", 1), "solver")
-    state.acknowledged(GroupId("math", 4), "solver")  # kept, so past the workers, and open at the trainer
-    assert state.outstanding("math") == (2, 0, 2)
+    state.acknowledge(GroupId("math", 4), "solver")  # kept, so past the workers, and open at the trainer
+    assert state.count_outstanding("math") == (2, 0, 2)
     assert issue_all(state) == [("math", 6)]
     assert state.tasks["math", 6].partition == 1
 
@@ -110,9 +110,9 @@ def test_only_numbers_that_nobody_told_of_and_that_were_committed_past_are_lost(
     for number in range(4):
         state.tasks["math", number].offset = 10 + number  # partitions 0, 1, 2, 0
     committed = {("math", 0): 14, ("math", 1): 11}
-    assert list(state.passed(committed)) == [(("math", 0), 0, ("solver",)), (("math", 3), 0, ("solver",))]
-    state.acknowledged(GroupId("math", 0), "solver")
-    assert list(state.passed(committed)) == [(("math", 3), 0, ("solver",))]
+    assert list(state.find_passed(committed)) == [(("math", 0), 0, ("solver",)), (("math", 3), 0, ("solver",))]
+    state.acknowledge(GroupId("math", 0), "solver")
+    assert list(state.find_passed(committed)) == [(("math", 3), 0, ("solver",))]
 
 
 def lost(number: int, attempt: int = 0, policies: tuple[str, ...] = ("solver",)) -> Passed:
@@ -122,33 +122,33 @@ def lost(number: int, attempt: int = 0, policies: tuple[str, ...] = ("solver",))
 def test_overdue_counts_from_the_first_look_and_a_lost_number_waits_twice_as_long_each_time() -> None:
     overdue = Overdue(10, 1)
     read = {Source("solver", 0): 5}
-    assert overdue.due([lost(1), lost(2)], read, read, 100) == []
-    assert overdue.due([lost(1)], read, read, 109) == []
-    assert overdue.due([lost(1), lost(2)], read, read, 110) == [("math", 1)]
-    assert overdue.due([lost(1, 1), lost(2)], read, read, 119) == []
-    assert overdue.due([lost(1, 1), lost(2)], read, read, 120) == [("math", 2)]
-    assert overdue.due([lost(1, 1)], read, read, 138) == []
-    assert overdue.due([lost(1, 1)], read, read, 139) == [("math", 1)]
+    assert overdue.find_due([lost(1), lost(2)], read, read, 100) == []
+    assert overdue.find_due([lost(1)], read, read, 109) == []
+    assert overdue.find_due([lost(1), lost(2)], read, read, 110) == [("math", 1)]
+    assert overdue.find_due([lost(1, 1), lost(2)], read, read, 119) == []
+    assert overdue.find_due([lost(1, 1), lost(2)], read, read, 120) == [("math", 2)]
+    assert overdue.find_due([lost(1, 1)], read, read, 138) == []
+    assert overdue.find_due([lost(1, 1)], read, read, 139) == [("math", 1)]
 
 
 def test_no_number_is_overdue_while_the_curators_have_not_read_what_there_was_when_it_was_passed() -> None:
     overdue = Overdue(10, 2)
     one, both = Source("solver", 1), [lost(1), lost(3)]
-    assert overdue.sources(both) == {one}
+    assert overdue.find_sources(both) == {one}
     for now in range(0, 10_000, 100):
-        assert overdue.due(both, {one: 7 + now}, {one: 6} if now else {}, now) == []
-    assert overdue.due(both, {one: 20_000}, {one: 7}, 10_000) == [], "the wait begins"
-    assert overdue.due([*both, lost(5)], {one: 20_000}, {one: 7}, 10_010) == [("math", 1), ("math", 3)]
+        assert overdue.find_due(both, {one: 7 + now}, {one: 6} if now else {}, now) == []
+    assert overdue.find_due(both, {one: 20_000}, {one: 7}, 10_000) == [], "the wait begins"
+    assert overdue.find_due([*both, lost(5)], {one: 20_000}, {one: 7}, 10_010) == [("math", 1), ("math", 3)]
 
 
 def test_every_policy_of_a_number_must_have_had_its_turn() -> None:
     overdue = Overdue(10, 1)
     passed = [lost(1, policies=("judge", "solver"))]
     ends = {Source("solver", 0): 3, Source("judge", 0): 3}
-    assert overdue.due(passed, ends, {Source("solver", 0): 3, Source("judge", 0): 2}, 0) == []
-    assert overdue.due(passed, ends, {Source("solver", 0): 3, Source("judge", 0): 2}, 100) == []
-    assert overdue.due(passed, ends, ends, 200) == []
-    assert overdue.due(passed, ends, ends, 210) == [("math", 1)]
+    assert overdue.find_due(passed, ends, {Source("solver", 0): 3, Source("judge", 0): 2}, 0) == []
+    assert overdue.find_due(passed, ends, {Source("solver", 0): 3, Source("judge", 0): 2}, 100) == []
+    assert overdue.find_due(passed, ends, ends, 200) == []
+    assert overdue.find_due(passed, ends, ends, 210) == [("math", 1)]
 
 
 EVENT = st.tuples(
@@ -173,13 +173,13 @@ def test_counts_hold_whatever_happens_in_whatever_order_and_over_a_restart(  # n
             before, state = state, fresh()
             restore(state, before, written)
         elif step % 3 == 0:
-            written |= json.loads(json.dumps(state.table.changes()))
+            written |= json.loads(json.dumps(state.table.take_changes()))
         if what == "issue":
             if state.has_room(stream):
                 assert state.issue(stream, step, "")[0] == issued[stream]
                 issued[stream] += 1
         elif what == "heard":
-            state.acknowledged(GroupId(stream, number), policy)
+            state.acknowledge(GroupId(stream, number), policy)
         elif what == "conclude":
             state.conclude(GroupId(stream, number), policy)
             task = state.tasks.get((stream, number))
@@ -192,13 +192,13 @@ def test_counts_hold_whatever_happens_in_whatever_order_and_over_a_restart(  # n
             state.reissue(GroupId(stream, number))
     restore(again := fresh(), state, written)
     assert (again.tasks, list(again.dead.items())) == (state.tasks, list(state.dead.items()))
-    assert (again.snapshot(), again.table.changes()) == (state.snapshot(), {})
+    assert (again.snapshot(), again.table.take_changes()) == (state.snapshot(), {})
     for policy in ("solver", "judge"):
         assert state.open(policy) == sum(policy in task.open for task in state.tasks.values())
     for stream in ("sums", "debate"):
         assert state.next[stream] == issued[stream]
         waiting = Counter(t.partition for (s, _), t in state.tasks.items() if s == stream and t.unacknowledged)
-        assert state.outstanding(stream) == tuple(waiting[p] for p in range(PARTITIONS))
+        assert state.count_outstanding(stream) == tuple(waiting[p] for p in range(PARTITIONS))
         assert all(task.unacknowledged <= task.open for task in (*state.tasks.values(), *state.dead.values()))
     assert all(dead.open and not dead.open & opened(state, numbered) for numbered, dead in state.dead.items())
 
@@ -214,9 +214,9 @@ def test_a_dead_number_makes_room_and_takes_it_again_when_it_is_sent_back() -> N
     assert issue_all(state) == [("math", 4)]
     assert state.reopen(GroupId("math", 2), "solver")
     assert not state.reopen(GroupId("math", 2), "solver")
-    assert (state.open("solver"), sum(state.outstanding("math"))) == (5, 5)
+    assert (state.open("solver"), sum(state.count_outstanding("math"))) == (5, 5)
     state.conclude(GroupId("math", 2), "solver")
-    assert (state.open("solver"), sum(state.outstanding("math"))) == (4, 4)
+    assert (state.open("solver"), sum(state.count_outstanding("math"))) == (4, 4)
 
 
 def test_a_number_that_is_open_again_and_that_nobody_tells_of_is_lost_and_asked_again() -> None:
@@ -224,14 +224,14 @@ def test_a_number_that_is_open_again_and_that_nobody_tells_of_is_lost_and_asked_
     issue_all(state)
     state.tasks["math", 1].offset = 11
     state.mark_dead(GroupId("math", 1))
-    assert list(state.passed({("math", 1): 40})) == []
+    assert list(state.find_passed({("math", 1): 40})) == []
     state.reopen(GroupId("math", 1), "")
-    assert list(state.passed({("math", 1): 40})) == [(("math", 1), 0, ("solver",))]
+    assert list(state.find_passed({("math", 1): 40})) == [(("math", 1), 0, ("solver",))]
     assert state.reissue(GroupId("math", 1)).index == 1
     state.mark_dead(GroupId("math", 0))
     state.reopen(GroupId("math", 0), "", (2, 57))  # the task itself stands at another place again
-    assert list(state.passed({("math", 0): 40, ("math", 2): 57})) == []
-    assert list(state.passed({("math", 2): 58})) == [(("math", 0), 0, ("solver",))]
+    assert list(state.find_passed({("math", 0): 40, ("math", 2): 57})) == []
+    assert list(state.find_passed({("math", 2): 58})) == [(("math", 0), 0, ("solver",))]
 
 
 def test_a_copy_that_concludes_before_the_word_of_it_came_is_not_opened_by_that_word() -> None:
@@ -241,7 +241,7 @@ def test_a_copy_that_concludes_before_the_word_of_it_came_is_not_opened_by_that_
         state.mark_dead(GroupId("math", number), "solver")
     assert not state.conclude(GroupId("math", 1), "solver")
     assert not state.reopen(GroupId("math", 1), "solver")
-    assert state.acknowledged(GroupId("math", 2), "solver")  # curated and kept
+    assert state.acknowledge(GroupId("math", 2), "solver")  # curated and kept
     assert state.reopen(GroupId("math", 2), "solver")
     assert state.tasks["math", 2].unacknowledged == set()
 
@@ -259,16 +259,16 @@ def test_what_is_written_of_a_change_does_not_grow_with_what_is_open() -> None:
     def written(most_open: int) -> tuple[int, int]:
         state = pacing(quotas={"solver": Quota(most_open, 10)})
         issue_all(state)
-        chunks = state.table.changes()
+        chunks = state.table.take_changes()
         assert sum(len(chunk["open"]) for chunk in chunks.values() if chunk) == most_open
         assert max(len(json.dumps(chunk)) for chunk in chunks.values()) < 10_000
-        assert state.table.changes() == {}
-        state.acknowledged(GroupId("math", 77), "solver")
-        state.acknowledged(GroupId("math", 77), "solver")
+        assert state.table.take_changes() == {}
+        state.acknowledge(GroupId("math", 77), "solver")
+        state.acknowledge(GroupId("math", 77), "solver")
         state.mark_dead(GroupId("math", 78))
         state.conclude(GroupId("math", 79))
         state.conclude(GroupId("math", 79))
-        [changed] = state.table.changes().values()
+        [changed] = state.table.take_changes().values()
         assert changed is not None
         assert [row[1] for row in changed["dead"]] == [78]
         return len(json.dumps(changed)), len(json.dumps(state.snapshot()))
@@ -283,9 +283,9 @@ def test_every_change_of_a_number_has_it_written_again() -> None:
     issue_all(state)
     state.mark_dead(GroupId("math", 1))
     changes: dict[str, Callable[[], object]] = {
-        "acknowledged": lambda: state.acknowledged(GroupId("math", 0), "solver"),
+        "acknowledged": lambda: state.acknowledge(GroupId("math", 0), "solver"),
         "issued again": lambda: state.reissue(GroupId("math", 2)),
-        "acknowledged while dead": lambda: state.acknowledged(GroupId("math", 1), "solver"),
+        "acknowledged while dead": lambda: state.acknowledge(GroupId("math", 1), "solver"),
         "opened again": lambda: state.reopen(GroupId("math", 1), ""),
         "dead": lambda: state.mark_dead(GroupId("math", 3)),
         "concluded while dead": lambda: state.conclude(GroupId("math", 3)),
@@ -293,22 +293,22 @@ def test_every_change_of_a_number_has_it_written_again() -> None:
         "issued": lambda: state.issue("math", 9, ""),
     }
     for what, change in changes.items():
-        state.table.changes()
+        state.table.take_changes()
         change()
-        assert list(state.table.changes()) == ["math|0"], what
+        assert list(state.table.take_changes()) == ["math|0"], what
     state.conclude(GroupId("math", 0))
-    assert state.table.changes() == {}, "nothing has changed"
+    assert state.table.take_changes() == {}, "nothing has changed"
 
 
 def test_a_chunk_in_which_nothing_is_left_is_taken_back() -> None:
     state = pacing()
     issue_all(state)
-    state.table.changes()
+    state.table.take_changes()
     state.conclude(GroupId("math", 0))
     assert state.table.changed == 1
     for number in range(1, 4):
         state.conclude(GroupId("math", number))
-    assert state.table.changes() == {"math|0": None}
+    assert state.table.take_changes() == {"math|0": None}
 
 
 def test_a_snapshot_of_before_there_were_chunks_is_read_and_goes_on_in_chunks() -> None:
@@ -318,7 +318,7 @@ def test_a_snapshot_of_before_there_were_chunks_is_read_and_goes_on_in_chunks() 
     old["open"] = [["math", n, n, "", n % PARTITIONS, 0, 10 + n, ["solver"], ["solver"]] for n in range(1, 199)]
     old["dead"] = [["math", n, n, "", 0, 1, 5, [], ["solver"]] for n in (199, 0)]
     state.restore(json.loads(json.dumps(old)), [{"open": [["math", 3, 9, "", 0, 9, 9, [], []]]}])
-    assert (state.open("solver"), sum(state.outstanding("math"))) == (198, 198)
+    assert (state.open("solver"), sum(state.count_outstanding("math"))) == (198, 198)
     assert (state.tasks["math", 3].attempt, list(state.dead)) == (0, [("math", 199), ("math", 0)])
     state.mark_dead(GroupId("math", 5))
     again, written = pacing(quotas={"solver": Quota(200, 10)}), dict[str, Any]()

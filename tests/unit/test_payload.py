@@ -25,7 +25,7 @@ def test_what_the_feeder_drew_is_what_the_worker_plays(
 
 
 def test_a_problem_that_is_no_plain_json_is_refused_by_name() -> None:
-    with pytest.raises(PayloadError, match="problem 'p1' is no plain JSON"):
+    with pytest.raises(PayloadError, match="problem 'p1' is not plain JSON"):
         problem_to_json(Problem("p1", "?", extra={"gold": object()}))
     with pytest.raises(PayloadError, match="p2"):
         problem_to_json(Problem("p2", "?", extra={"gold": float("nan")}))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.infra.run.run import Run
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 from headrace.trainers.learner.checkpoint import Stored
 from headrace.trainers.learner.learner import Learner
@@ -68,13 +68,13 @@ class Scene:
         self.begun.append(version)
         assert (epoch, given_up.is_set()) == (0, False)
         assert self.may_publish.acquire(timeout=30)
-        base, self.publisher.base = self.publisher.base, Base(version, 0, named, weights_hash(named), Stretch())
+        base, self.publisher.base = self.publisher.base, Base(version, 0, named, hash_weights(named), Stretch())
         for whole in (base, self.publisher.base):
-            assert whole is None or weights_hash(weights(whole.version)) == whole.weights_hash == weights_hash(
+            assert whole is None or hash_weights(weights(whole.version)) == whole.weights_hash == hash_weights(
                 whole.tensors
             ), "somebody wrote over what a delta is made of"
         self.published.append(version)
-        return WeightsPublished(version=version, weights_hash=weights_hash(named))
+        return WeightsPublished(version=version, weights_hash=hash_weights(named))
 
     def begin(self, version: int, *, must_publish: bool = False, checkpoint: bool = False) -> None:
         until(lambda: self.pipeline.is_free)
@@ -106,7 +106,7 @@ def test_the_next_step_is_taken_while_a_version_is_on_its_way_and_nothing_comes_
     scene.may_publish.release(2)
     first, second = scene.out(), scene.out()
     assert [made.planned.version for made in (first, second)] == [1, 2]
-    assert [made.published.weights_hash for made in (first, second)] == [weights_hash(weights(n)) for n in (1, 2)]
+    assert [made.published.weights_hash for made in (first, second)] == [hash_weights(weights(n)) for n in (1, 2)]
     assert scene.published == [1, 2], "the second waited, and nothing newer came"
     assert scene.pipeline.is_empty
 
@@ -119,7 +119,7 @@ def test_a_version_that_a_newer_one_overtakes_is_left_out_and_still_has_its_hash
     made = [scene.out() for _ in range(3)]
     assert scene.published == [1, 3]
     assert [one.published.event is None for one in made] == [False, True, False]
-    assert [one.published.weights_hash for one in made] == [weights_hash(weights(n)) for n in (1, 2, 3)]
+    assert [one.published.weights_hash for one in made] == [hash_weights(weights(n)) for n in (1, 2, 3)]
 
 
 def test_one_that_somebody_waits_for_is_published_in_its_turn(scene: Scene) -> None:
@@ -145,7 +145,7 @@ def test_copies_are_written_over_when_nobody_needs_them_and_not_before(scene: Sc
     scene.may_publish.release(10)
     for version in range(1, 11):
         scene.begin(version)
-        assert scene.out().published.weights_hash == weights_hash(weights(version))
+        assert scene.out().published.weights_hash == hash_weights(weights(version))
     assert len(scene.copies) == 2
     for version in range(11, 32, 3):
         scene.may_publish = threading.Semaphore(0)  # what was not needed of the last ones
@@ -153,7 +153,7 @@ def test_copies_are_written_over_when_nobody_needs_them_and_not_before(scene: Sc
             scene.begin(number, must_publish=number % 5 == 0)
         scene.may_publish.release(3)
         made = [scene.out() for _ in range(3)]
-        assert [one.published.weights_hash for one in made] == [weights_hash(weights(version + n)) for n in range(3)]
+        assert [one.published.weights_hash for one in made] == [hash_weights(weights(version + n)) for n in range(3)]
 
 
 def test_the_learner_waits_when_too_many_versions_are_on_their_way(scene: Scene) -> None:

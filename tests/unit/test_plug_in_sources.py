@@ -20,19 +20,19 @@ from headrace.infra.recipe.plug_in_sources import (
     OtherSource,
     Source,
     SourceChanged,
-    all_of,
+    all_plug_ins,
     check_sources,
-    curated,
-    fed,
-    hashes_of,
-    known_sources,
+    curator_plug_ins,
+    feeder_plug_ins,
+    hash_sources,
+    newest_sources,
     note_sources,
-    played,
-    source_on_disk,
-    trained,
+    read_source_on_disk,
+    rollout_plug_ins,
+    trainer_plug_ins,
 )
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Recipe, Trainer, Use
+from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
 from headrace.infra.run import revisions
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
@@ -59,7 +59,7 @@ def written(path: Path, text: str) -> Path:
 
 
 def hash_of(top: str) -> str:
-    found = source_on_disk(top)
+    found = read_source_on_disk(top)
     assert found is not None
     return found.hash
 
@@ -68,7 +68,7 @@ def test_the_source_of_a_module_is_its_file_wherever_it_lies(here: Path, tmp_pat
     file = written(here / "its_rules.py", "a = 1\n")
     first = hash_of("its_rules")
 
-    assert source_on_disk("its_rules") == Source(file, first)
+    assert read_source_on_disk("its_rules") == Source(file, first)
     written(here / "its_other.py", "b = 1\n")
     assert hash_of("its_rules") == first, "a module beside it is no part of it"
     moved = here / "elsewhere" / "its_rules.py"
@@ -77,7 +77,7 @@ def test_the_source_of_a_module_is_its_file_wherever_it_lies(here: Path, tmp_pat
     file.unlink()
     os.environ["HEADRACE_PLUG_INS"] = str(moved.parent)
     try:
-        assert source_on_disk("its_rules") == Source(moved, first)
+        assert read_source_on_disk("its_rules") == Source(moved, first)
         moved.write_text("a = 2\n")
         assert hash_of("its_rules") != first
     finally:
@@ -104,7 +104,7 @@ def test_the_source_of_a_package_is_all_its_python_below_the_top_in_name_order(h
     seen.add(hash_of("its_package"))
     assert len(seen) == 2 + len(files)
     shutil.rmtree(top)
-    assert source_on_disk("its_package") is None
+    assert read_source_on_disk("its_package") is None
 
 
 def recipe(**tables: Any) -> Recipe:
@@ -121,18 +121,23 @@ def test_each_component_knows_its_own_plug_ins_and_nothing_shipped_is_one() -> N
         shadows={"beside": {"chain": ["my_rules:Other"], "trainer": {"loss": "my_losses:other"}}},
     )
 
-    assert played(asked, "sums") == ("my_worlds:Chess", "my_plays.deep:duel", "my_engine:opened")
-    assert fed(asked) == ("my_worlds:Chess", "my_picks:Mine")
-    assert curated(asked, "solver") == ("my_rules:Mine",)
-    assert curated(asked, "solver.beside") == ("my_rules:Other",)
-    assert trained(asked.trainer_of("solver.beside")) == ("my_losses:other",)
-    assert trained(asked.trainer_of("solver")) == curated(asked, "solver.gone") == played(asked, "gone") == ()
-    assert {use.partition(":")[0] for use in all_of(asked)} == {
+    assert rollout_plug_ins(asked, "sums") == ("my_worlds:Chess", "my_plays.deep:duel", "my_engine:opened")
+    assert feeder_plug_ins(asked) == ("my_worlds:Chess", "my_picks:Mine")
+    assert curator_plug_ins(asked, "solver") == ("my_rules:Mine",)
+    assert curator_plug_ins(asked, "solver.beside") == ("my_rules:Other",)
+    assert trainer_plug_ins(asked.trainer_of("solver.beside")) == ("my_losses:other",)
+    assert (
+        trainer_plug_ins(asked.trainer_of("solver"))
+        == curator_plug_ins(asked, "solver.gone")
+        == rollout_plug_ins(asked, "gone")
+        == ()
+    )
+    assert {use.partition(":")[0] for use in all_plug_ins(asked)} == {
         "my_worlds", "my_plays.deep", "my_engine", "my_picks", "my_rules", "my_losses",
     }  # fmt: skip
     old = recipe(workflows={"sums": {"env": "envs.arithmetic:Arithmetic", "policies": {"solver": "solver"}}})
     chess = recipe(workflows={"sums": {"env": "reasoning_gym:chess", "policies": {"solver": "solver"}}})
-    assert all_of(old) == all_of(chess) == ()
+    assert all_plug_ins(old) == all_plug_ins(chess) == ()
 
 
 # ------------------------------------------------------------------------------------------------------- who is refused
@@ -206,10 +211,10 @@ def test_where_nothing_is_written_to_the_run_another_source_is_a_warning(here: P
 
 def test_the_fingerprint_of_a_version_names_the_sources_that_made_its_loss(here: Path) -> None:
     written(here / "its_losses.py", "a = 1\n")
-    settings = Trainer(loss=Use(use="its_losses:loss"), advantage=Use(use="its_losses:advantage"))
+    settings = TrainerSettings(loss=Use(use="its_losses:loss"), advantage=Use(use="its_losses:advantage"))
 
     assert plug_in_parts(settings) == {"plug-in its_losses": hash_of("its_losses")[:12]}
-    assert plug_in_parts(Trainer()) == {}
+    assert plug_in_parts(TrainerSettings()) == {}
 
 
 # ----------------------------------------------------------------------------------------------------- the run's record
@@ -224,14 +229,14 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecipeRevision | N
     """`settled` over revisions that stand on no topic."""
 
     def ask(asked: Recipe, *before: RecipeRevision, new_recipe: bool = False) -> RecipeRevision | None:
-        monkeypatch.setattr(revisions, "known_revisions", lambda _: before)
-        return revisions.settled(ADDRESS, asked, WHERE, new_recipe=new_recipe)
+        monkeypatch.setattr(revisions, "read_known_revisions", lambda _: before)
+        return revisions.plan_revision(ADDRESS, asked, WHERE, new_recipe=new_recipe)
 
     return ask
 
 
 def revision(number: int, asked: Recipe, **changes: Any) -> RecipeRevision:
-    made = revisions.revision_of("run-1", number, asked, revisions.store_text(WHERE))
+    made = revisions.build_revision("run-1", number, asked, revisions.describe_store(WHERE))
     return replace(made, **changes)
 
 
@@ -255,7 +260,7 @@ def test_a_run_records_its_plug_ins_and_goes_on_after_an_edit_only_by_a_new_revi
     assert changed is not None
     assert (changed.revision, changed.plug_ins, changed.recipe) == (1, {"its_ruling": new}, began.recipe)
     assert settled(asked, began, changed) is None
-    assert known_sources([began, changed]) == {"its_ruling": new}
+    assert newest_sources([began, changed]) == {"its_ruling": new}
     assert codec.decode(codec.encode(changed), RecipeRevision) == changed
 
 
@@ -269,7 +274,7 @@ def test_a_run_that_recorded_none_goes_on_and_records_them(
     told = settled(asked, old)
 
     assert told is not None
-    assert (told.revision, told.plug_ins, told.recipe) == (0, hashes_of(["its_late:Mine"]), old.recipe)
+    assert (told.revision, told.plug_ins, told.recipe) == (0, hash_sources(["its_late:Mine"]), old.recipe)
     assert settled(asked, old, told) is None
 
 
@@ -295,4 +300,4 @@ def test_a_swap_records_the_sources_of_its_chain_and_an_edited_one_is_another_ch
     second = swapped()
     assert second is not None
     assert (second.revision, second.plug_ins["its_swapped"]) == (2, hash_of("its_swapped"))
-    assert plug_in_sources.source_differences(first.plug_ins, plug_in_sources.sources_of(["its_swapped:Mine"]))
+    assert plug_in_sources.find_source_differences(first.plug_ins, plug_in_sources.sources_of(["its_swapped:Mine"]))

@@ -15,8 +15,8 @@ from headrace.consumers.algorithms.chain import UnknownAlgorithm, load_chain
 from headrace.envs.registry import UnknownEnvironment, load_environment, load_workflow
 from headrace.infra.environment import PLUG_INS_VARIABLE
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.named import named
-from headrace.infra.recipe.plug_ins import look_in, module_named, places
+from headrace.infra.recipe.named import find_named
+from headrace.infra.recipe.plug_ins import import_module_named, look_in, search_folders
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe, Use
 from headrace.producers.engines.registry import open_engine
@@ -128,7 +128,7 @@ def test_what_a_module_lacks_or_raises_is_told_as_its_own_fault(text: str, line:
     file = written(here, f"mine_failing_{line}{len(text)}.py", text)
 
     with pytest.raises(UsageError) as refused:
-        named("trainer.loss", f"{file.stem}:mine", {})
+        find_named("trainer.loss", f"{file.stem}:mine", {})
 
     assert str(refused.value).startswith(f"trainer.loss: importing {file.stem} fails in {file}, line {line}: {error}")
 
@@ -144,16 +144,16 @@ def test_the_recipes_folder_comes_before_the_commands_and_both_after_what_can_be
     path = sys.path[:]
     load_recipe(str(beside / "run.toml"))
 
-    assert places() == (str(beside), str(here))
-    assert module_named("mine_rules").WHO == "recipes"
+    assert search_folders() == (str(beside), str(here))
+    assert import_module_named("mine_rules").WHO == "recipes"
     assert sys.path[: len(path)] == path, "nothing of the user's comes first"
-    assert "raise" not in Path(str(module_named("json").__file__)).read_text().splitlines()[0]
+    assert "raise" not in Path(str(import_module_named("json").__file__)).read_text().splitlines()[0]
     del sys.modules["mine_rules"]
     (beside / "mine_rules.py").unlink()
-    assert module_named("mine_rules").WHO == "here"
+    assert import_module_named("mine_rules").WHO == "here"
     del sys.modules["mine_rules"]
     monkeypatch.setattr(sys, "path", [str(installed), *path])
-    assert module_named("mine_rules").WHO == "installed"
+    assert import_module_named("mine_rules").WHO == "installed"
 
 
 def test_a_recipe_that_another_extends_brings_its_folder_too(tmp_path: Path, here: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_recipe_that_another_extends_brings_its_folder_too(tmp_path: Path, her
 
     load_recipe("../tried/run.toml")
 
-    assert places() == (str(tmp_path / "tried"), str(tmp_path / "base"), str(here))
+    assert search_folders() == (str(tmp_path / "tried"), str(tmp_path / "base"), str(here))
 
 
 def test_components_look_where_the_launcher_looks_and_hide_nothing_by_where_they_run(
@@ -199,7 +199,7 @@ def test_an_installed_module_that_hides_the_users_is_told(tmp_path: Path, here: 
 
 @pytest.mark.parametrize("name", ["envs.registry", "consumers.algorithms.pods", "trainers.losses.ppo"])
 def test_a_module_of_ours_is_found_by_the_name_that_recipes_of_the_first_release_have(name: str) -> None:
-    assert module_named(name) is sys.modules[f"headrace.{name}"]
+    assert import_module_named(name) is sys.modules[f"headrace.{name}"]
 
 
 def test_a_module_in_the_users_own_package_of_the_same_name_comes_first(
@@ -211,7 +211,7 @@ def test_a_module_in_the_users_own_package_of_the_same_name_comes_first(
     for known in [known for known in sys.modules if known.partition(".")[0] == "envs"]:
         monkeypatch.delitem(sys.modules, known)
 
-    assert module_named("envs.arithmetic").MINE
-    assert module_named("envs.jsonl").__name__ == "headrace.envs.jsonl"
+    assert import_module_named("envs.arithmetic").MINE
+    assert import_module_named("envs.jsonl").__name__ == "headrace.envs.jsonl"
     with pytest.raises(ModuleNotFoundError, match=r"envs\.nosuch"):
-        module_named("envs.nosuch")
+        import_module_named("envs.nosuch")

@@ -14,10 +14,10 @@ from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.folder import files_of
 from headrace.infra.weights.merging import merge_deltas
-from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, Link, cheapest
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, Link, find_cheapest
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished
 
 VERSIONS = 8
@@ -75,7 +75,7 @@ class Scene:
         self.events[name] = replace(event, weights=claim)
 
     def anchor(self, version: int) -> None:
-        event = WeightsPublished(policy="p", version=version, kind=ANCHOR, weights_hash=weights_hash(weights(version)))
+        event = WeightsPublished(policy="p", version=version, kind=ANCHOR, weights_hash=hash_weights(weights(version)))
         self.put(f"anchor-{version}", write_safetensors(weights(version)), event)
 
     def delta(self, base: int, version: int, data: bytes | None = None, epoch: int = 0, kind: str = DELTA) -> None:
@@ -86,8 +86,8 @@ class Scene:
             epoch=epoch,
             kind=kind,
             base_version=base,
-            base_hash=weights_hash(weights(base)),
-            weights_hash=weights_hash(weights(version)),
+            base_hash=hash_weights(weights(base)),
+            weights_hash=hash_weights(weights(version)),
         )
         made = encode_delta(weights(base), weights(version), label) if data is None else data
         self.put(f"delta-{base}-{version}", made, event)
@@ -132,7 +132,7 @@ def test_of_all_ways_the_one_of_fewest_bytes_is_taken() -> None:
     ]
 
     def way(held: str, target: str) -> list[str] | None:
-        found = cheapest(links, held, target)
+        found = find_cheapest(links, held, target)
         return None if found is None else [link.of for link in found]
 
     assert way(NOTHING, "c") == ["anchor", "m"]
@@ -183,7 +183,7 @@ def of_an_older_epoch(scene: Scene) -> None:
 
 def of_other_contents(scene: Scene) -> None:
     """Hashes and label are right, what it does is not: only what comes out can tell."""
-    hashes = (weights_hash(weights(3)), weights_hash(weights(4)))
+    hashes = (hash_weights(weights(3)), hash_weights(weights(4)))
     scene.delta(3, 4, encode_delta(weights(3), weights(7), Label("p", 0, 3, 4), hashes=hashes))
 
 
@@ -284,7 +284,7 @@ def cut_anchor(scene: Scene) -> WeightsPublished:
         name: Tensor("BF16", (2000,), weights(0)["w"].data[at : at + 4000]) for name, at in (("a", 0), ("b", 4000))
     }
     *shards, index = ((name, b"".join(pieces)) for name, pieces in files_of(named, "", shard_bytes=4000))
-    event = replace(scene.events["anchor-0"], weights_hash=weights_hash(named))
+    event = replace(scene.events["anchor-0"], weights_hash=hash_weights(named))
     for name, data in shards:
         scene.store.objects[name] = data
     claims = [ClaimCheck("main", name, hashlib.sha256(data).hexdigest(), len(data)) for name, data in shards]

@@ -40,7 +40,7 @@ class World:
 
 def played(world: World, *plays: Callable[[], Awaitable[Outcome]]) -> list[Outcome]:
     async def run() -> list[Outcome]:
-        return list(await asyncio.gather(*(world.reachability.played(play) for play in plays)))
+        return list(await asyncio.gather(*(world.reachability.play_when_reachable(play) for play in plays)))
 
     return asyncio.run(run())
 
@@ -67,9 +67,9 @@ def test_while_it_is_away_one_at_a_time_tries_it_and_none_begins() -> None:
         return outcome
 
     async def run() -> list[Outcome]:
-        first = asyncio.create_task(world.reachability.played(watched))
+        first = asyncio.create_task(world.reachability.play_when_reachable(watched))
         await failed.wait()
-        return list(await asyncio.gather(first, *(world.reachability.played(watched) for _ in range(20))))
+        return list(await asyncio.gather(first, *(world.reachability.play_when_reachable(watched) for _ in range(20))))
 
     assert asyncio.run(run()) == [PLAYED] * 21
     assert most == 1
@@ -107,9 +107,9 @@ def test_an_episode_that_alone_cannot_reach_it_fails_after_some_times() -> None:
         return await world.never()
 
     async def run() -> Outcome:
-        waiting = asyncio.create_task(world.reachability.played(alone))
+        waiting = asyncio.create_task(world.reachability.play_when_reachable(alone))
         while not waiting.done():
-            await world.reachability.played(world.play)
+            await world.reachability.play_when_reachable(world.play)
         return await waiting
 
     outcome = asyncio.run(run())

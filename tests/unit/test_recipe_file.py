@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.recipe_file import load_recipe, shipped_recipes
+from headrace.infra.recipe.recipe_file import list_shipped_recipes, load_recipe
 from headrace.infra.recipe.settings import Recipe
 
 BASE = """
@@ -45,13 +45,13 @@ def refusal(name: str, *sets: str) -> str:
 
 
 def test_every_shipped_recipe_is_read_by_name_and_survives_its_topic() -> None:
-    for name in shipped_recipes():
+    for name in list_shipped_recipes():
         recipe = load_recipe(name)
         assert Recipe.from_json(recipe.to_json()) == recipe
 
 
 def test_recipes_in_a_folder_are_found_by_name_and_by_path_and_a_sweep_is_none_of_them() -> None:
-    shipped = shipped_recipes()
+    shipped = list_shipped_recipes()
     variants = [name for name in shipped if name.startswith("efficient-data/")]
     assert len(variants) == 12
     bases = {"efficient-data/base", "efficient-data/scripted"}
@@ -64,7 +64,7 @@ def test_recipes_in_a_folder_are_found_by_name_and_by_path_and_a_sweep_is_none_o
 
 def test_the_scripted_policy_on_the_page_of_experiments_is_that_of_its_recipe() -> None:
     page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
-    shipped = shipped_recipes()["efficient-data/scripted"].read_text(encoding="utf-8")
+    shipped = list_shipped_recipes()["efficient-data/scripted"].read_text(encoding="utf-8")
     [engine] = [line for line in shipped.splitlines() if line.startswith("engine = ")]
     [env] = [line for line in shipped.splitlines() if line.startswith("env = ")]
     assert f"[rollout]\n{engine}\n" in page
@@ -74,7 +74,7 @@ def test_the_scripted_policy_on_the_page_of_experiments_is_that_of_its_recipe() 
 @pytest.mark.parametrize("name", ["moe", "lora"])
 def test_the_recipe_on_a_page_is_the_shipped_one(name: str) -> None:
     page = Path(__file__).parents[2] / "docs" / f"{name}.md"
-    shipped = shipped_recipes()[f"arithmetic-{name}"].read_text(encoding="utf-8")
+    shipped = list_shipped_recipes()[f"arithmetic-{name}"].read_text(encoding="utf-8")
     assert shipped.partition("\n\n")[2] in page.read_text(encoding="utf-8")
     assert len(shipped.splitlines()) <= 16
 

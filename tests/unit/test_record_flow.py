@@ -61,11 +61,11 @@ def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(feeder, "OwnPositions", noted)
     monkeypatch.setattr(evaluator, "OwnPositions", noted)
     monkeypatch.setattr(curator, "GroupConsumer", noted)
-    monkeypatch.setattr(curator, "whole_topics", lambda *_: [0, 1])
+    monkeypatch.setattr(curator, "find_whole_topics", lambda *_: [0, 1])
     monkeypatch.setattr(feeder, "send_examples", lambda *_: None)
     monkeypatch.setattr(feeder, "read_revisions", lambda _: [RecipeRevision()])
     monkeypatch.setattr(compactor, "open_producer", lambda *_: None)
-    monkeypatch.setattr(compactor, "whole_topics", lambda _, topics: dict.fromkeys(topics, 0))
+    monkeypatch.setattr(compactor, "find_whole_topics", lambda _, topics: dict.fromkeys(topics, 0))
     monkeypatch.setattr(compactor, "TopicReader", lambda _, positions, *__: noted(SimpleNamespace(topics=positions)))
     return found
 
@@ -103,11 +103,11 @@ def test_a_curator_takes_what_the_map_says(roles: list[Any], monkeypatch: pytest
 def asked_of_issued(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Topics that a curator reads to see whether a number was issued."""
     asked: set[str] = set()
-    reader = SimpleNamespace(close=lambda: None, until=lambda _: (), catch_up=lambda: (), positions={})
-    monkeypatch.setattr(issued_numbers, "whole_topics", lambda _, topics: asked.update(topics))
-    monkeypatch.setattr(issued_numbers, "stable_ends", lambda *_: {})
+    reader = SimpleNamespace(close=lambda: None, read_until=lambda _: (), catch_up=lambda: (), positions={})
+    monkeypatch.setattr(issued_numbers, "find_whole_topics", lambda _, topics: asked.update(topics))
+    monkeypatch.setattr(issued_numbers, "fetch_stable_ends", lambda *_: {})
     monkeypatch.setattr(issued_numbers, "TopicReader", lambda _, __, name="": reader if name else nullcontext(reader))
-    monkeypatch.setattr(issued_numbers, "newest_snapshot", lambda *_: None)
+    monkeypatch.setattr(issued_numbers, "read_newest_snapshot", lambda *_: None)
     assert not IssuedNumbers(RUN).has(next(iter(RUN.recipe.workflows)), 0)
     return asked
 
@@ -127,9 +127,11 @@ def test_a_compactor_takes_what_the_map_says(roles: list[Any]) -> None:
 def test_a_rollout_worker_takes_what_the_map_says(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = object.__new__(RolloutWorker)
     worker.run, worker.options = RUN, Options("sums", "w", "", 1)
-    monkeypatch.setattr("headrace.producers.rollout.follower.end_offsets", lambda _, places: dict.fromkeys(places, 0))
+    monkeypatch.setattr(
+        "headrace.producers.rollout.follower.fetch_end_offsets", lambda _, places: dict.fromkeys(places, 0)
+    )
     follower = WeightFollower(RUN, ("solver",), "w", Pauses())
-    topics = [*worker._member().topics, *(topic for topic, _ in follower._positions())]
+    topics = [*worker._subscribe().topics, *(topic for topic, _ in follower._find_positions())]
     assert {kind_of(topic) for topic in topics} == taken("rollout")
 
 

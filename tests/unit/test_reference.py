@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.infra.recipe.settings import Reference, Trainer
+from headrace.infra.recipe.settings import Reference, TrainerSettings
 from headrace.trainers.learner.masters import Masters
 from headrace.trainers.learner.reference import ReferencePolicy
 
@@ -37,7 +37,7 @@ def test_an_average_keeps_its_share_at_every_version() -> None:
 
 def test_a_model_computes_with_the_published_values_of_the_reference_for_a_while() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
-    policy = Masters({"weight": weight}, masters(3.0001), Trainer())
+    policy = Masters({"weight": weight}, masters(3.0001), TrainerSettings())
     reference = ReferencePolicy(masters(1.0001))
     with suppress(RuntimeError), reference.in_place_of(policy):
         assert weight.tolist() == [1.0, 1.0], "1.0001 is none in bf16"

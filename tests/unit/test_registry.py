@@ -11,7 +11,7 @@ from headrace.envs.registry import (
     load_environment,
     load_workflow,
 )
-from headrace.infra.recipe.recipe_file import load_recipe, shipped_recipes
+from headrace.infra.recipe.recipe_file import list_shipped_recipes, load_recipe
 
 MY_WORLDS = """
 class Mine:
@@ -35,14 +35,14 @@ def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch
     assert load_workflow("my_worlds:play").__name__ == "play"
     with pytest.raises(UnknownEnvironment, match=r"module my_worlds has no 'Yours' \(.*my_worlds\.py\)"):
         load_environment("my_worlds:Yours", 3, {})
-    with pytest.raises(UnknownEnvironment, match="not_async is no async function"):
+    with pytest.raises(UnknownEnvironment, match="not_async is not an async function"):
         load_workflow("my_worlds:not_async")
     with pytest.raises(EnvironmentSettingsError, match="unexpected keyword argument 'dept'; it takes depth"):
         load_environment("my_worlds:Mine", 3, {"dept": 2})
 
 
 def test_every_shipped_workflow_is_in_a_shipped_recipe() -> None:
-    recipes = (load_recipe(name) for name in shipped_recipes())
+    recipes = (load_recipe(name) for name in list_shipped_recipes())
 
     assert {workflow.workflow for recipe in recipes for workflow in recipe.workflows.values()} == set(WORKFLOWS)
 

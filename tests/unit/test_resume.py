@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import KafkaAway
 from headrace.infra.process import signals as process
-from headrace.infra.process.signals import MustRestart, StopRequested, attempts
+from headrace.infra.process.signals import MustRestart, StopRequested, begin_attempts
 from headrace.ops.offline.retrain import _checkpoint_at
 from headrace.schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
 from headrace.trainers.learner.learner import Learner
@@ -78,7 +78,7 @@ def test_a_long_re_training_says_how_far_it_is_and_hears_that_it_shall_stop() ->
 
 def test_a_process_told_to_stop_in_the_midst_of_long_work_ends_in_peace() -> None:
     stop = threading.Event()
-    for attempt in attempts(stop):
+    for attempt in begin_attempts(stop):
         with attempt:
             stop.set()
             raise StopRequested("told to stop")
@@ -90,7 +90,7 @@ def test_a_component_that_is_built_anew_again_and_again_says_so_once(monkeypatch
     stop, lives = threading.Event(), list[int]()
 
     with structlog.testing.capture_logs() as logs:
-        for attempt in attempts(stop):
+        for attempt in begin_attempts(stop):
             with attempt:
                 lives.append(1)
                 if len(lives) == 5:
@@ -104,7 +104,7 @@ def test_a_component_that_is_told_to_stop_does_not_say_that_it_restarts(error: E
     stop = threading.Event()
 
     with structlog.testing.capture_logs() as logs:
-        for attempt in attempts(stop):
+        for attempt in begin_attempts(stop):
             with attempt:
                 stop.set()
                 raise error

@@ -15,7 +15,7 @@ import pytest
 from headrace.infra.durations import duration_of
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
-from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, in_words
+from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, describe_versions
 from headrace.infra.store.object_store import ListedObject
 from headrace.ops.retention.collector import RETIRED, UNNAMED, CollectionRequest, Counted, Plan, plan
 from headrace.ops.retention.keeping import WrittenVersion, ranges_of, retired_checkpoints, retired_weights
@@ -173,7 +173,7 @@ def test_the_first_checkpoint_the_newest_and_the_last_of_every_epoch_stay() -> N
 
 def test_ranges_hold_no_version_that_is_kept() -> None:
     assert ranges_of([0, 1, 2, 4, 5, 9, 10], {1, 2, 4, 9}) == ((1, 4), (9, 9))
-    assert in_words([4, 0, 5, 6]) == "0, 4 to 6"
+    assert describe_versions([4, 0, 5, 6]) == "0, 4 to 6"
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan

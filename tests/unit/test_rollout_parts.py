@@ -74,7 +74,7 @@ def test_few_versions_are_held_at_once_and_all_are_released() -> None:
         holds = VersionHolds(held.hold, held.release, most=2)
 
         async def evaluate(versions: Mapping[str, int]) -> None:
-            async with holds.held(versions):
+            async with holds.hold(versions):
                 assert set(versions.items()) <= set(held.now)
                 await asyncio.sleep(0.002)
             done.append(versions)
@@ -94,10 +94,10 @@ def test_a_version_that_is_gone_frees_its_place() -> None:
     async def run() -> None:
         holds = VersionHolds(held.hold, held.release, most=1)
         with pytest.raises(VersionGone):
-            async with holds.held({"a": 1, "b": -1}):
+            async with holds.hold({"a": 1, "b": -1}):
                 pass
         assert held.now == []
-        async with holds.held({"b": 2}):
+        async with holds.hold({"b": 2}):
             assert held.now == [("b", 2)]
 
     asyncio.run(run())
@@ -118,7 +118,7 @@ def test_a_hold_that_is_cancelled_while_it_is_made_is_released_in_the_end() -> N
         holds = VersionHolds(slow_hold, release)
 
         async def evaluate() -> None:
-            async with holds.held({"a": 1}):
+            async with holds.hold({"a": 1}):
                 pass
 
         task = asyncio.create_task(evaluate())
@@ -238,9 +238,9 @@ def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
 
 def test_wasted_tokens_are_exact_when_nothing_is_under_way() -> None:
     tally = WorkCounts(delivered_tokens=100)
-    tally.episode_ended(Outcome(0, episode={}, tokens=10))
-    tally.episode_ended(Outcome(1, failure=Failure(1, "error"), tokens=10))
-    tally.episode_ended(Outcome(2, tokens=5))
+    tally.count_episode(Outcome(0, episode={}, tokens=10))
+    tally.count_episode(Outcome(1, failure=Failure(1, "error"), tokens=10))
+    tally.count_episode(Outcome(2, tokens=5))
     assert (tally.episodes_done, tally.episodes_failed) == (1, 1)
     assert tally.wasted_of(generated=180, tasks_open=1) == 15
     assert tally.wasted_of(generated=130, tasks_open=0) == 30

@@ -15,9 +15,9 @@ from headrace.envs.contract import Generation
 from headrace.envs.transcript import Transcript, TranscriptError
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Recipe, Trainer
+from headrace.infra.recipe.settings import Recipe, TrainerSettings
 from headrace.infra.weights.experts import routers_of
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 from headrace.ops.recipe_check import check_names
 from headrace.producers.engines.contract import Generation as Made
 from headrace.producers.engines.contract import Sampling
@@ -33,12 +33,14 @@ from headrace.trainers.learner.model import build_model
 
 LAYERS, EXPERTS, PER_TOKEN = 2, 8, 2
 TINY: dict[str, Any] = {**SHAPE_OF_EXPERTS, "max_position_embeddings": 64}
-SETTINGS = Trainer(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=5e-3)
+SETTINGS = TrainerSettings(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=5e-3)
 REPLAY, BALANCE = {"replay_routing": True}, {"router_aux": 0.1}
 
 
 def learner(**changed: Any) -> Learner:
-    return Learner(build_model(TINY, TOKENIZER, seed=1), Trainer.model_validate(SETTINGS.model_dump() | changed))
+    return Learner(
+        build_model(TINY, TOKENIZER, seed=1), TrainerSettings.model_validate(SETTINGS.model_dump() | changed)
+    )
 
 
 def batch(seed: int) -> list[TrainingSequence]:
@@ -289,7 +291,7 @@ def test_a_resumed_learner_of_experts_makes_the_very_same_weights() -> None:
     resumed.step(batch(9), 1)
     resumed.load_state(decode_checkpoint(data))
     assert resumed.step(batch(2), 2) == metrics
-    assert weights_hash(resumed.published()) == weights_hash(straight.published())
+    assert hash_weights(resumed.published()) == hash_weights(straight.published())
     assert b"".join(encode_checkpoint(resumed.trained.copy())) == b"".join(encode_checkpoint(straight.trained.copy()))
 
 
@@ -298,7 +300,7 @@ def test_recomputed_activations_replay_the_same_experts_to_the_bit() -> None:
     for recomputed in (False, True):
         one = learner(**REPLAY, **BALANCE, activation_checkpointing=recomputed)
         one.step(batch(1), 1)
-        hashes.append(weights_hash(one.published()))
+        hashes.append(hash_weights(one.published()))
     assert hashes[0] == hashes[1]
 
 
@@ -356,7 +358,7 @@ def test_what_experts_are_needed_for_is_refused_without_them(wanted: dict[str, A
         check_names(recipe(dense, **wanted))
     without = build_model({**TINY, "mlp_only_layers": [0, 1, 2]}, TOKENIZER, seed=1)
     with pytest.raises(UsageError, match="has no effect: qwen3_moe has no experts"):
-        Learner(without, Trainer.model_validate(SETTINGS.model_dump() | wanted))
+        Learner(without, TrainerSettings.model_validate(SETTINGS.model_dump() | wanted))
 
 
 def test_a_recipe_that_replays_and_does_not_record_is_refused() -> None:
@@ -371,4 +373,4 @@ def test_routers_that_weigh_experts_in_another_way_are_not_replayed(monkeypatch:
     monkeypatch.setattr(router, "forward", lambda states: (plain(states)[0], plain(states)[1] * 2, plain(states)[2]))
     one = Learner(model, SETTINGS)
     with pytest.raises(UsageError, match="those of qwen3_moe weigh experts in another way"):
-        one.use(Trainer.model_validate(SETTINGS.model_dump() | REPLAY), 1)
+        one.use(TrainerSettings.model_validate(SETTINGS.model_dump() | REPLAY), 1)

@@ -1,11 +1,11 @@
 import pytest
 
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.trainers.learner.schedule import learning_rate
 
 
 def rates(versions: tuple[int, ...], **settings: object) -> list[float]:
-    trainer = Trainer.model_validate({"learning_rate": 1e-3, "warmup_versions": 4, "steps": 24} | settings)
+    trainer = TrainerSettings.model_validate({"learning_rate": 1e-3, "warmup_versions": 4, "steps": 24} | settings)
     return [learning_rate(trainer, version) for version in versions]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from headrace.infra.recipe.settings import Trainer as Settings
+from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.schemas.ids import UseId
 from headrace.trainers.batches.evictions import WAIT_S
 from headrace.trainers.batches.trials import Trials

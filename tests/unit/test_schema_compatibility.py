@@ -12,7 +12,7 @@ from fastavro.read import SchemaResolutionError
 
 import headrace.schemas
 from headrace.schemas import codec
-from headrace.schemas.generate import avsc_texts
+from headrace.schemas.generate import render_avsc
 from headrace.schemas.records import RECORDS
 
 SCHEMAS = Path(headrace.schemas.__file__).parent
@@ -45,7 +45,7 @@ def body(record: Any) -> bytes:
 
 def test_the_avsc_files_are_those_of_the_records() -> None:
     files = {file.name: file.read_text() for file in (SCHEMAS / "avsc").glob("*.avsc")}
-    assert files == avsc_texts(), "run `python -m headrace.schemas.generate`"
+    assert files == render_avsc(), "run `python -m headrace.schemas.generate`"
 
 
 def test_there_is_a_past_release_and_it_has_every_record_of_its_time_as_golden_bytes() -> None:
@@ -67,7 +67,7 @@ def test_a_past_reader_decodes_todays_bytes(file: Path) -> None:
     past = json.loads(file.read_text())
     [record] = [record for record in RECORDS if record.__name__ == file.stem]
     today = codec.FORMS[record].schema
-    for written in (record(), example(json.loads(avsc_texts()[file.name]))):
+    for written in (record(), example(json.loads(render_avsc()[file.name]))):
         found = read(body(written), today, past)
         assert set(found) == {field["name"] for field in past["fields"]}
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.app.views.inspection_page import step_page, trajectory_page
-from headrace.infra.recipe.settings import Trainer, Use
+from headrace.infra.recipe.settings import TrainerSettings, Use
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
 from headrace.ops.lineage.seen import Advantages, advantages_of, see_group, see_sequence
-from headrace.schemas.episode_errors import in_words
+from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import CuratedGroup, Failure, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.trainers.batches.groups import WholeGroup, training_sequences
 from headrace.trainers.batches.token_texts import TokenTexts
@@ -85,8 +85,8 @@ def group(tokenizer: Tokenizer, answer: str = "5") -> WholeGroup:
     return WholeGroup(CuratedGroup(kept=(0, 3), rewards=(1.0, 0.0, math.nan, 0.0)), record)
 
 
-def taken(whole: WholeGroup, settings: Trainer | None = None) -> Advantages:
-    [found] = advantages_of([whole], settings or Trainer())
+def taken(whole: WholeGroup, settings: TrainerSettings | None = None) -> Advantages:
+    [found] = advantages_of([whole], settings or TrainerSettings())
     return found
 
 
@@ -96,7 +96,7 @@ def test_advantages_are_those_of_the_trainer_and_stand_with_their_sequences(toke
     found = taken(whole)
 
     assert list(found) == [(0, 0), (0, 1), (3, 0)]
-    trained = training_sequences(whole, Trainer())
+    trained = training_sequences(whole, TrainerSettings())
     assert [each[-1] for each in found.values()] == [one.advantage for one in trained]
     assert [each[0] for each in found.values()] == [0, 0, 0], "of a prompt"
     assert found[0, 0][-1] > 0 > found[3, 0][-1]
@@ -105,7 +105,7 @@ def test_advantages_are_those_of_the_trainer_and_stand_with_their_sequences(toke
 def test_advantages_that_depend_on_the_batch_are_taken_from_all_of_it(tokenizer: Tokenizer) -> None:
     whole = group(tokenizer)
     other = replace(whole, curated=CuratedGroup(kept=(0, 3), rewards=(5.0, 0.0, math.nan, 0.0)))
-    settings = Trainer(advantage=Use(use="lite_ppo"))
+    settings = TrainerSettings(advantage=Use(use="lite_ppo"))
 
     alone, (beside, _) = taken(whole, settings), advantages_of([whole, other], settings)
 
@@ -122,7 +122,7 @@ def test_a_group_is_seen_with_what_was_not_trained_on(tokenizer: Tokenizer, text
     assert [one.shaped_reward for one in seen.trajectories] == [1.0, 0.0, None, 0.0]
     assert [one.reward for one in seen.trajectories] == [1.0, 0.0, 9.0, 0.0]
     assert seen.failures == ("time_limit",)
-    assert [in_words(error) for error in seen.errors] == ["it took 9 s at own.py:3 in play"]
+    assert [describe_error(error) for error in seen.errors] == ["it took 9 s at own.py:3 in play"]
     assert "1 by it took 9 s at own.py:3 in play" in drawn(step_page(step_of(whole, texts, 1)))
 
 

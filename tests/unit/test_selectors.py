@@ -322,7 +322,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         with pytest.raises(UsageError, match=rf"feed.selector '{name}' refuses its settings .*{setting}"):
             load_selector(Use.model_validate({"use": name, setting: value}), 1)
     for setting, sentence in (
-        ("remember", "remember must be a whole number, got 'many'"),
+        ("remember", "remember must be an integer, got 'many'"),
         ("seed", "no option 'seed'"),
     ):
         with pytest.raises(UsageError, match=f"^feed.selector, filter_solved: {sentence}"):

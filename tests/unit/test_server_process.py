@@ -20,7 +20,7 @@ class Sleeper(ServerProcess):
     def _command(self) -> ServerCommand:
         return ServerCommand([sys.executable, "-c", "import time; time.sleep(600)"], logs=())
 
-    def _answers(self) -> bool:
+    def _does_answer(self) -> bool:
         return True
 
 
@@ -31,5 +31,5 @@ def test_a_server_does_not_run_from_the_moment_it_is_dead(tmp_path: Path) -> Non
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             wait_without_reaping(pid)
-            assert not server.alive(), "or a second start would do nothing"
+            assert not server.is_alive(), "or a second start would do nothing"
             server.start()

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace.infra.recipe.settings import Policy, Recipe, Rollout, Trainer
-from headrace.infra.run.revisions import differences
+from headrace.infra.recipe.settings import Policy, Recipe, Rollout, TrainerSettings
+from headrace.infra.run.revisions import find_differences
 
 
 def plain(**changes: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def test_a_recipe_comes_back_from_its_text_with_all_in_its_order() -> None:
     assert back == recipe
     assert back.to_json() == text
     assert back.curate.chain[0].settings == {"ratio": 0.5, "max_uses": 2, "capacity": 9}
-    assert back.curate.chain[0].in_words() == "replay_latest ratio=0.5 max_uses=2 capacity=9"
+    assert back.curate.chain[0].describe() == "replay_latest ratio=0.5 max_uses=2 capacity=9"
     assert list(back.policies) == ["solver", "judge", "verifier"]
 
 
@@ -80,8 +80,8 @@ def test_a_policy_has_one_origin() -> None:
 def test_a_policy_may_train_differently_and_its_keys_are_checked_too() -> None:
     policies: dict[str, Any] = {"solver": {"path": "x", "trainer": {"learning_rate": 1e-3}}, "verifier": {"path": "x"}}
     recipe = Recipe.model_validate(plain(policies=policies, trainer={"steps": 7}))
-    assert recipe.trainer_of("solver") == Trainer(steps=7, learning_rate=1e-3)
-    assert recipe.trainer_of("verifier") == Trainer(steps=7)
+    assert recipe.trainer_of("solver") == TrainerSettings(steps=7, learning_rate=1e-3)
+    assert recipe.trainer_of("verifier") == TrainerSettings(steps=7)
     policies["verifier"] = {"path": "x", "trainer": {"learning_rat": 1e-3}}
     with pytest.raises(ValidationError, match="learning_rat"):
         Recipe.model_validate(plain(policies=policies))
@@ -97,7 +97,7 @@ def test_a_recipe_of_before_tasks_had_a_count_of_their_own_has_the_same_topics()
     recipe = shadowed()
     old = json.loads(recipe.to_json())
     del old["kafka"]["task_partitions"]
-    assert differences(Recipe.from_json(json.dumps(old)), recipe) == []
+    assert find_differences(Recipe.from_json(json.dumps(old)), recipe) == []
     more = recipe.model_copy(update={"kafka": recipe.kafka.model_copy(update={"task_partitions": 50})})
     before = {spec.name: spec.partitions for spec in recipe.topic_specs}
     after = {spec.name: spec.partitions for spec in more.topic_specs}

@@ -14,7 +14,7 @@ from answering_server import CERTIFICATES, answering_server
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.recipe.settings import Store
-from headrace.infra.run.run import store_of, store_text
+from headrace.infra.run.run import describe_store, parse_store
 from headrace.infra.store.access import find_keys
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
 from headrace.schemas.records import RecipeRevision
@@ -69,9 +69,9 @@ def test_keys_come_from_the_first_place_that_has_some(monkeypatch: pytest.Monkey
 
 def test_without_keys_a_component_ends_as_it_joins_and_says_where_they_may_stand() -> None:
     address = StoreAddress("minio:9000", "bucket")
-    revision = RecipeRevision(recipe="{}", store=store_text(address))
+    revision = RecipeRevision(recipe="{}", store=describe_store(address))
     with pytest.raises(UsageError, match=r"HEADRACE_S3_ACCESS_KEY.*AWS_ACCESS_KEY_ID.*AWS_SHARED_CREDENTIALS_FILE"):
-        store_of(revision)
+        parse_store(revision)
     with pytest.raises(UsageError, match=r"~/.aws/credentials"):
         ObjectStore(address)
 
@@ -81,7 +81,7 @@ def revision_in(folder: Path) -> RecipeRevision:
     folder.mkdir(exist_ok=True)
     (folder / "store.json").write_text(json.dumps({"server": "rclone", "access_key": "own", "secret_key": SECRET}))
     address = StoreAddress("127.0.0.1:9", "bucket", "own", SECRET, keys_file=str(folder / "store.json"))
-    return RecipeRevision(recipe="{}", store=store_text(address))
+    return RecipeRevision(recipe="{}", store=describe_store(address))
 
 
 def test_the_keys_of_an_embedded_store_are_in_no_record_and_are_read_where_it_keeps_them(
@@ -91,12 +91,12 @@ def test_the_keys_of_an_embedded_store_are_in_no_record_and_are_read_where_it_ke
     monkeypatch.setenv("HEADRACE_S3_SECRET_KEY", "other")
     revision = revision_in(tmp_path / "store")
     assert SECRET not in revision.store
-    assert (store_of(revision).access_key, store_of(revision).secret_key) == ("own", SECRET)
+    assert (parse_store(revision).access_key, parse_store(revision).secret_key) == ("own", SECRET)
 
 
 def test_the_records_of_the_first_release_still_name_the_keys_themselves() -> None:
     text = json.dumps({"url": "http://127.0.0.1:9/b/", "access_key": "own", "secret_key": SECRET})
-    found = store_of(RecipeRevision(recipe="{}", store=text))
+    found = parse_store(RecipeRevision(recipe="{}", store=text))
     assert (found.access_key, found.secret_key) == ("own", SECRET)
 
 
@@ -106,14 +106,14 @@ def test_who_cannot_read_the_keys_of_an_embedded_store_joins_and_learns_at_the_s
     revision = revision_in(tmp_path / "store")
     for torn in ("", "[]", '{"access_key": "own"}'):
         (tmp_path / "store" / "store.json").write_text(torn)
-        found = store_of(revision)
+        found = parse_store(revision)
         assert found.access_key == ""
     (tmp_path / "store" / "store.json").unlink()
     with pytest.raises(UsageError, match=r"store\.json, where the run's embedded store.*set HEADRACE_S3_ACCESS_KEY"):
-        ObjectStore(store_of(revision))
+        ObjectStore(parse_store(revision))
     monkeypatch.setenv("HEADRACE_S3_ACCESS_KEY", "given")
     monkeypatch.setenv("HEADRACE_S3_SECRET_KEY", SECRET)
-    ObjectStore(store_of(revision)).close()
+    ObjectStore(parse_store(revision)).close()
 
 
 @pytest.mark.parametrize(

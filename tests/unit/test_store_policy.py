@@ -7,14 +7,14 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from headrace.infra.store.policy import ANY_RUN, KINDS, ROLES, policy_of
+from headrace.infra.store.policy import ANY_RUN, KINDS, ROLES, build_policy
 
 
 def may(role: str, action: str, resource: str, prefix: str = "runs/a/") -> bool:
     """What a store makes of the policy."""
     return any(
         action in statement["Action"] and any(fnmatchcase(resource, pattern) for pattern in statement["Resource"])
-        for statement in json.loads(policy_of(role, "models", prefix))["Statement"]
+        for statement in json.loads(build_policy(role, "models", prefix))["Statement"]
     )
 
 

@@ -19,7 +19,7 @@ from headrace.consumers.curate.curator import CuratorPartition
 from headrace.consumers.curate.revision_chains import chain_of, first_of_chain
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
-from headrace.infra.recipe.recipe_file import with_chain
+from headrace.infra.recipe.recipe_file import replace_chain
 from headrace.infra.recipe.settings import Recipe, Use
 from headrace.infra.run import revisions
 from headrace.infra.store.object_store import StoreAddress
@@ -52,7 +52,7 @@ def test_every_further_number_has_the_new_revision_and_one_that_is_lost_keeps_it
     again = state()
     restore(again, feeder)
     for feeding in (feeder, again):
-        [lost] = [one for one in feeding.again([GroupId("sums", 2)]) if one.task.stream == "sums"]
+        [lost] = [one for one in feeding.reissue_lost([GroupId("sums", 2)]) if one.task.stream == "sums"]
         assert (lost.task.attempt, lost.task.revision) == (1, known), "all attempts of a number are of one revision"
 
 
@@ -191,12 +191,12 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def ask(recipe: Recipe, *before: tuple[Recipe, bool], new_recipe: bool = False) -> RecipeRevision | None:
         told = [
-            replace(revisions.revision_of("run-1", number, one, store), swapped=swapped)
+            replace(revisions.build_revision("run-1", number, one, store), swapped=swapped)
             for number, (one, swapped) in enumerate(before)
         ]
-        monkeypatch.setattr(revisions, "known_revisions", lambda _: told)
+        monkeypatch.setattr(revisions, "read_known_revisions", lambda _: told)
         address = RunAddress(Connection("127.0.0.1:1"), "t")
-        return revisions.settled(address, recipe, where, new_recipe=new_recipe)
+        return revisions.plan_revision(address, recipe, where, new_recipe=new_recipe)
 
     return ask
 
@@ -222,11 +222,11 @@ def test_the_command_that_began_a_run_goes_on_with_the_chain_that_it_was_swapped
 def test_recipes_that_differ_in_more_than_the_chain_are_told_apart(tmp_path: Path) -> None:
     file = tmp_path / "chain.toml"
     file.write_text('[[curate.chain]]\nuse = "validate"\n')
-    swapped = with_chain(RECIPE, file)
+    swapped = replace_chain(RECIPE, file)
     assert swapped != RECIPE
-    assert revisions.differ_by_chain(RECIPE, swapped)
+    assert revisions.differs_by_chain_only(RECIPE, swapped)
     slower = swapped.model_copy(update={"trainer": swapped.trainer.model_copy(update={"learning_rate": 1e-9})})
-    assert not revisions.differ_by_chain(RECIPE, slower)
+    assert not revisions.differs_by_chain_only(RECIPE, slower)
 
 
 def test_every_form_in_which_the_pages_write_a_chain_is_one(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_every_form_in_which_the_pages_write_a_chain_is_one(tmp_path: Path) -> N
     file, lengths = tmp_path / "chain.toml", []
     for text in (in_recipe, in_recipe.removeprefix("[curate]\n"), tables):
         file.write_text(text)
-        swapped = with_chain(RECIPE, file)
+        swapped = replace_chain(RECIPE, file)
         lengths.append(len(swapped.curate.chain))
         chain_of(swapped, "solver")
 
@@ -254,4 +254,4 @@ def test_a_file_that_holds_more_than_a_chain_or_none_is_told_by_its_keys(tmp_pat
     ):
         file.write_text(text)
         with pytest.raises(UsageError, match=told):
-            with_chain(RECIPE, file)
+            replace_chain(RECIPE, file)

@@ -108,7 +108,7 @@ class FakeStore:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def listing(self) -> list[ListedObject]:
+    def list_objects(self) -> list[ListedObject]:
         return [ListedObject(f"{self._prefix}weights", 1, None)]  # type: ignore[arg-type]  # nobody asks when
 
     def delete(self, key: str) -> None:
@@ -257,10 +257,10 @@ def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: P
 
 def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:
     owners: list[tuple[int, str] | None] = []
-    play(scene.sweep, scene.runs, scene.data, lambda _: owners.append(DataFolder(scene.data).owner()))
+    play(scene.sweep, scene.runs, scene.data, lambda _: owners.append(DataFolder(scene.data).find_owner()))
     assert owners[0] == (os.getpid(), "`headrace compare`")
     told = r"runs `headrace compare` on .* now: wait for its end, .* or give this run another folder"
-    with DataFolder(scene.data).owned(owners[0][1]), pytest.raises(FolderInUse, match=told):
+    with DataFolder(scene.data).hold(owners[0][1]), pytest.raises(FolderInUse, match=told):
         scene.play()
 
 
@@ -285,8 +285,8 @@ def refused(run: str | None, data: Path) -> str:
 def test_who_asks_for_a_run_that_a_sweep_deleted_is_told_so(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.scripts["b"] = "sys.exit(1)"
     scene.play()
-    monkeypatch.setattr(opened_runs, "run_names", lambda *_: [])
-    with DataFolder(scene.data).owned("`headrace compare`"):  # so no broker is started for the look
+    monkeypatch.setattr(opened_runs, "list_runs", lambda *_: [])
+    with DataFolder(scene.data).hold("`headrace compare`"):  # so no broker is started for the look
         assert "that is done, and its topics were deleted then" in refused("s-a-1", scene.data)
         assert f"{scene.data} is the folder of a sweep: `headrace compare` deletes" in refused("s-b-1", scene.data)
 

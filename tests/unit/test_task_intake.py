@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from headrace.infra.kafka.clients import Connection
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout import task_intake
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Reservation, Slots
@@ -33,14 +33,14 @@ MOST_LIVES = 60
 class Broker:
     """What outlives a worker."""
 
-    logs: dict[Place, list[bytes]]
-    committed: dict[Place, tuple[int, str]] = field(default_factory=dict)
+    logs: dict[PartitionId, list[bytes]]
+    committed: dict[PartitionId, tuple[int, str]] = field(default_factory=dict)
 
 
 class Raw:
     """A message as librdkafka hands it over."""
 
-    def __init__(self, place: Place, offset: int, value: bytes) -> None:
+    def __init__(self, place: PartitionId, offset: int, value: bytes) -> None:
         self.place, self._offset, self._value = place, offset, value
 
     def __getattr__(self, name: str) -> Callable[[], Any]:
@@ -56,7 +56,7 @@ class Consumer:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.next: dict[Place, int] = {}
+        self.next: dict[PartitionId, int] = {}
 
     def subscribe(self, _topics: list[str], on_assign: Callable[..., None], **_: Any) -> None:
         self.on_assign = on_assign
@@ -107,7 +107,7 @@ class Gate:
 
 
 def broker(count: int) -> Broker:
-    logs: dict[Place, list[bytes]] = {(TOPIC, partition): [] for partition in range(PARTITIONS)}
+    logs: dict[PartitionId, list[bytes]] = {(TOPIC, partition): [] for partition in range(PARTITIONS)}
     for number in range(count):
         task = Task(run_id="r", stream="sums", number=number, n_asked=1, issued_ms=number)
         logs[TOPIC, number % PARTITIONS].append(codec.encode(task))

@@ -131,9 +131,9 @@ def test_a_selector_chooses_among_the_tiers_that_the_recipe_asks_and_each_has_it
 
 def test_what_an_environment_or_a_selector_cannot_give_is_said() -> None:
     with pytest.raises(UsageError, match=r"evaluate.problems is 128.*at most 2"):
-        source().held_out(128)
+        source().list_held_out(128)
     with pytest.raises(EnvironmentFailed, match=r"'sums' of workflow math gave no problem 1 of held_out: RuntimeError"):
-        source().held_out(2)
+        source().list_held_out(2)
     with pytest.raises(UsageError, match="each can be named once"):
         load_selectors([Use(use="greso"), Use(use="greso")], 1)
     with pytest.raises(UsageError, match="names a and b, each to choose the tier"):

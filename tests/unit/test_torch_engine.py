@@ -17,11 +17,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from headrace.infra.weights.experts import in_files
+from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines import torch_engine
 from headrace.producers.engines.contract import Engine, EngineError, Generation, Sampling
-from headrace.producers.engines.sampler import Draw, Filters, sample, stream, uniforms
+from headrace.producers.engines.sampler import Draw, Filters, draw_uniforms, sample, start_stream
 from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 
 VOCABULARY = 48
@@ -54,7 +54,7 @@ def make_model(config: PreTrainedConfig, seed: int) -> Model:
 
 
 def weights_of(model: Model) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in in_files(dict(model.named_parameters())).items()}
+    return {name: tensor.clone() for name, tensor in split_by_files(dict(model.named_parameters())).items()}
 
 
 MODELS = [make_model(qwen3(), seed) for seed in range(3)]
@@ -391,7 +391,7 @@ def test_filters_never_let_a_token_outside_through(engine: TorchEngine, sampling
 def test_draws_follow_the_distribution_and_their_seeds() -> None:
     n = 20_000
     logits = torch.tensor([2.0, 1.0, -1.0, -torch.inf, 0.5]).repeat(n, 1)
-    u = uniforms(np.concatenate([stream(seed) for seed in range(n)]), np.zeros(n, np.uint64))
+    u = draw_uniforms(np.concatenate([start_stream(seed) for seed in range(n)]), np.zeros(n, np.uint64))
     assert 0 < u.min() < u.max() < 1
     assert len(np.unique(u)) > n - 2
     draw = Draw(temperature=torch.full((n, 1), 0.8), greedy=None, filters=None)
@@ -401,7 +401,7 @@ def test_draws_follow_the_distribution_and_their_seeds() -> None:
     np.testing.assert_allclose(counts, p.numpy(), atol=4 * 0.5 / n**0.5)
     assert counts[3] == 0
     torch.testing.assert_close(logprobs, p.log()[tokens])
-    again = uniforms(np.repeat(stream(7), n), np.arange(n, dtype=np.uint64))
+    again = draw_uniforms(np.repeat(start_stream(7), n), np.arange(n, dtype=np.uint64))
     assert again[0] == u[7]
     assert abs(float(np.corrcoef(again[:-1], again[1:])[0, 1])) < 0.03
 

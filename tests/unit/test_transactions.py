@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.infra.kafka import transactions
-from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, Outgoing, translate
+from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, Outgoing, translate_error
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.process.signals import MustRestart
 
@@ -225,4 +225,4 @@ def test_what_time_does_not_heal_is_told(writer: TransactionalWriter, producer: 
     [KafkaError._WAIT_COORD, KafkaError.KAFKA_STORAGE_ERROR, KafkaError._TRANSPORT, KafkaError.NETWORK_EXCEPTION],
 )
 def test_errors_that_time_heals_are_a_kafka_that_is_away(code: int) -> None:
-    assert isinstance(translate(KafkaException(KafkaError(code)), "asking"), KafkaAway)
+    assert isinstance(translate_error(KafkaException(KafkaError(code)), "asking"), KafkaAway)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from headrace.envs.contract import Generation
-from headrace.envs.transcript import Transcript, TranscriptError, merged
+from headrace.envs.transcript import Transcript, TranscriptError, merge_runs
 from headrace.schemas.records import Sampling, Span
 
 SAMPLING = Sampling(temperature=0.5)
@@ -64,7 +64,7 @@ def test_what_is_no_generation_is_refused() -> None:
 
 
 def test_runs_of_one_version_are_joined_and_empty_ones_left_out() -> None:
-    assert merged([]).tolist() == []
-    assert merged([(3, 0)]).tolist() == []
-    assert merged([(3, 1), (3, 2), (4, 0), (3, 1), (4, 5), (3, 1)]).tolist() == [3, 4, 4, 5, 3, 1]
-    assert merged([(-1, 2), (-1, 3), (0, 1)]).tolist() == [-1, 5, 0, 1]
+    assert merge_runs([]).tolist() == []
+    assert merge_runs([(3, 0)]).tolist() == []
+    assert merge_runs([(3, 1), (3, 2), (4, 0), (3, 1), (4, 5), (3, 1)]).tolist() == [3, 4, 4, 5, 3, 1]
+    assert merge_runs([(-1, 2), (-1, 3), (0, 1)]).tolist() == [-1, 5, 0, 1]

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import transformers
 
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 from headrace.trainers.learner.model import build_model, character_tokenizer, publish_weights
 from headrace.trainers.learner.warm_start import (
     BandNotReached,
@@ -37,7 +37,7 @@ def tiny(seed: int = 1) -> transformers.PreTrainedModel:
 def warmed(settings: WarmStartSettings, examples: list[WorkedExample]) -> tuple[WarmStart, str]:
     model = tiny()
     done = warm_start(model, TOKENIZER, examples, examples, settings)
-    return done, weights_hash(publish_weights(dict(model.named_parameters())))
+    return done, hash_weights(publish_weights(dict(model.named_parameters())))
 
 
 @pytest.mark.numerics

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.infra.weights.tensor_file import read_metadata, read_safetensors, write_safetensors
-from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
+from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, hash_weights
 
 
 def tensor(dtype: str, *shape: int, fill: int = 7) -> Tensor:
@@ -42,7 +42,7 @@ def test_what_is_written_is_read_back(named: dict[str, Tensor]) -> None:
     data = write_safetensors(named, {"k": "v"})
     assert read_safetensors(data) == named
     assert read_metadata(data) == {"k": "v"}
-    assert weights_hash(read_safetensors(data)) == weights_hash(named)
+    assert hash_weights(read_safetensors(data)) == hash_weights(named)
 
 
 def test_the_safetensors_library_reads_our_file_and_we_read_its() -> None:
@@ -70,7 +70,7 @@ def test_the_file_does_not_depend_on_the_order_of_names_and_keeps_tensors_aligne
 
 def test_the_hash_is_the_documented_one() -> None:
     expected = blake3(b"a\0F32\x002,2\0" + bytes(NAMED["a"].data) + b"b\0BF16\x003\0" + bytes(NAMED["b"].data))
-    assert weights_hash({"b": NAMED["b"], "a": NAMED["a"]}) == expected.hexdigest()
+    assert hash_weights({"b": NAMED["b"], "a": NAMED["a"]}) == expected.hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_hash_is_the_documented_one() -> None:
     ids=["name", "dtype", "shape", "bytes", "absent"],
 )
 def test_the_hash_sees_every_part_of_a_tensor(other: dict[str, Tensor]) -> None:
-    assert weights_hash(other) != weights_hash({"a": NAMED["a"]})
+    assert hash_weights(other) != hash_weights({"a": NAMED["a"]})
 
 
 def test_a_file_cut_anywhere_is_refused() -> None:

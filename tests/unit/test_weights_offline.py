@@ -17,7 +17,7 @@ from headrace.infra.weights import offline
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.folder import HASH_KEY, INDEX, SINGLE, open_weights, write_weights
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import Tensor, WeightsError, weights_hash
+from headrace.infra.weights.tensors import Tensor, WeightsError, hash_weights
 
 SHAPES = {"embed": (50, 16), "norm": (16,), "head": (16, 50)}
 
@@ -77,7 +77,7 @@ def test_a_delta_applied_to_its_own_result_changes_nothing(
     made = CliRunner().invoke(app, ["apply", str(last), str(deltas[1]), str(tmp_path / "out")])
     assert made.exit_code == 0
     assert f"{deltas[1]}: nothing to apply, the folder already holds these weights" in made.output
-    assert offline.verify(tmp_path / "out").weights_hash == weights_hash(open_weights(last).tensors)
+    assert offline.verify(tmp_path / "out").weights_hash == hash_weights(open_weights(last).tensors)
     assert offline.apply(chain[0], [deltas[0], *deltas], tmp_path / "twice").unneeded == (deltas[0],)
     assert offline.apply(chain[0], deltas, tmp_path / "once").unneeded == ()
 
@@ -152,7 +152,7 @@ def test_large_weights_are_several_files_and_an_index_that_transformers_tools_re
     named = {f"t{n}": Tensor("F32", (100,), memoryview(rng.bytes(400))) for n in range(5)}
     folder = tmp_path / "sharded"
     folder.mkdir()
-    write_weights(named, folder, weights_hash(named), shard_bytes=1000)
+    write_weights(named, folder, hash_weights(named), shard_bytes=1000)
     index = json.loads((folder / INDEX).read_text())
     assert index["metadata"]["total_size"] == 2000
     assert sorted(set(index["weight_map"].values())) == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
@@ -176,7 +176,7 @@ def test_large_weights_are_several_files_and_an_index_that_transformers_tools_re
 
 def test_weights_that_stand_there_twice_are_refused(tmp_path: Path) -> None:
     named = {f"t{n}": Tensor("F32", (10,), memoryview(bytes(40))) for n in range(2)}
-    write_weights(named, tmp_path, weights_hash(named), shard_bytes=40)
+    write_weights(named, tmp_path, hash_weights(named), shard_bytes=40)
     (tmp_path / SINGLE).write_bytes((tmp_path / "model-00001-of-00002.safetensors").read_bytes())
     with pytest.raises(WeightsError, match="remove one"):
         open_weights(tmp_path)
@@ -186,9 +186,9 @@ def test_a_shard_does_not_speak_for_all_of_them(tmp_path: Path) -> None:
     named = {f"t{n}": Tensor("F32", (10,), memoryview(bytes(40))) for n in range(2)}
     write_weights(named, tmp_path, "", shard_bytes=40)
     first = {"t0": named["t0"]}
-    metadata = {"format": "pt", HASH_KEY: weights_hash(first)}
+    metadata = {"format": "pt", HASH_KEY: hash_weights(first)}
     (tmp_path / "model-00001-of-00002.safetensors").write_bytes(write_safetensors(first, metadata))
-    assert offline.verify(tmp_path) == offline.Verified("weights", weights_hash(named), promised=False)
+    assert offline.verify(tmp_path) == offline.Verified("weights", hash_weights(named), promised=False)
 
 
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:

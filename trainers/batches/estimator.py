@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.own_frames import with_place
-from headrace.infra.recipe.named import check_options, named
-from headrace.infra.recipe.settings import Recipe, Trainer
+from headrace.infra.own_frames import describe_with_place
+from headrace.infra.recipe.named import check_options, find_named
+from headrace.infra.recipe.settings import Recipe, TrainerSettings
 from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Advantages, Member, batch_norm
 
 KEY = "trainer.advantage"
@@ -73,10 +73,10 @@ class Estimator:
 
 
 @lru_cache(maxsize=64)
-def estimator_of(settings: Trainer) -> Estimator:
+def estimator_of(settings: TrainerSettings) -> Estimator:
     """Return the estimator of a trainer's table, which has been tried. Raises UsageError that lists the choices."""
     use = settings.advantage
-    function = named(KEY, use.use, ADVANTAGES)
+    function = find_named(KEY, use.use, ADVANTAGES)
     taken = _comparison(settings, function)
     if twice := COMPARISON & use.settings.keys():
         raise UsageError(f"{KEY}: `{min(twice)}` is a key of [trainer] itself, beside this one")
@@ -88,18 +88,18 @@ def estimator_of(settings: Trainer) -> Estimator:
         estimator(PROBE)
     except Exception as error:  # whatever one of the user's own raises
         raise UsageError(
-            f"{KEY}: {use.use} with {use.settings} fails on two groups of rewards 0, 1: {with_place(error)}"
+            f"{KEY}: {use.use} with {use.settings} fails on two groups of rewards 0, 1: {describe_with_place(error)}"
         ) from error
     return estimator
 
 
-def _comparison(settings: Trainer, function: Callable[..., Advantages]) -> dict[str, str]:
+def _comparison(settings: TrainerSettings, function: Callable[..., Advantages]) -> dict[str, str]:
     """Return those keys of the table that the function takes. Raises UsageError for one that would change nothing."""
     parameters = inspect.signature(function).parameters.values()
     all_of_them = any(one.kind is one.VAR_KEYWORD for one in parameters)
     takes = COMPARISON if all_of_them else COMPARISON & {one.name for one in parameters}
     for name in sorted(COMPARISON - takes):
-        if getattr(settings, name) != Trainer.model_fields[name].default:
+        if getattr(settings, name) != TrainerSettings.model_fields[name].default:
             raise UsageError(f"trainer.{name} has no effect on the advantage {settings.advantage.use}: leave it out")
     return {name: getattr(settings, name) for name in takes}
 

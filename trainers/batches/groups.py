@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.schemas.records import CuratedGroup, Routing, Sampling, Sequence, TrajectoryGroup
 from headrace.trainers.advantages import Float32s, Member
 from headrace.trainers.batches.batch import BatchError, Experts, TrainingSequence
@@ -75,7 +75,7 @@ def prepared(whole: WholeGroup) -> PreparedGroup:
     return PreparedGroup(tuple(members), tuple(sequences), whole.curated.weight)
 
 
-def batch_sequences(groups: Iterable[PreparedGroup], settings: Trainer) -> list[TrainingSequence]:
+def batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
     """Return the sequences of a whole batch, group after group, with their advantages and their groups' places.
 
     A pure function of groups and settings, so that a version made again gets the same ones. What `tried` has taken is
@@ -87,7 +87,7 @@ def batch_sequences(groups: Iterable[PreparedGroup], settings: Trainer) -> list[
     return [replace(sequence, group=place) for place, group in enumerate(batch) for sequence in group.sequences]
 
 
-def tried(group: PreparedGroup, settings: Trainer) -> PreparedGroup:
+def tried(group: PreparedGroup, settings: TrainerSettings) -> PreparedGroup:
     """Return a group of which it is known that advantages follow from it.
 
     It has them already, unless they depend on the other groups of its batch: then they were only taken to see that they
@@ -99,7 +99,7 @@ def tried(group: PreparedGroup, settings: Trainer) -> PreparedGroup:
     return replace(group, sequences=tuple(sequences), has_advantages=True)
 
 
-def _with_advantages(batch: list[PreparedGroup], settings: Trainer) -> list[TrainingSequence]:
+def _with_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
     """Return a batch's sequences with their advantages: the one place where these are taken.
 
     A group's weight scales them at last, as importance weights scale the gradient of a prioritised replay (Schaul et
@@ -120,7 +120,7 @@ def _with_advantages(batch: list[PreparedGroup], settings: Trainer) -> list[Trai
     ]
 
 
-def training_sequences(whole: WholeGroup, settings: Trainer) -> list[TrainingSequence]:
+def training_sequences(whole: WholeGroup, settings: TrainerSettings) -> list[TrainingSequence]:
     """Return the sequences of a batch of one group. Raises BatchError and RewardError."""
     return batch_sequences([prepared(whole)], settings)
 

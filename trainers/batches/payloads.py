@@ -9,7 +9,7 @@ from cachetools import LRUCache
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import read_one
-from headrace.infra.run.first_uses import CuratedReplay, find_first_uses, made_whole
+from headrace.infra.run.first_uses import CuratedReplay, complete_replay, find_first_uses
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.ids import GroupId
@@ -91,7 +91,7 @@ class Payloads:
                 return None
             first = codec.decode(found.value, CuratedGroup)
             self._remember(key, found.offset, first)
-        return made_whole(curated, first)
+        return complete_replay(curated, first)
 
     def _read(self, message: Message, curated: CuratedGroup) -> Message | None:
         self.read_again += 1

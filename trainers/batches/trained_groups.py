@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import read_own
-from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all
-from headrace.infra.run.first_uses import find_first_uses, made_whole
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all
+from headrace.infra.run.first_uses import complete_replay, find_first_uses
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
@@ -80,7 +80,7 @@ def _with_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict
         )
     records = {use: curated for use, (_, curated) in found.items()}
     whole_ones = {
-        use: made_whole(records[use], codec.decode(firsts[replay].value, CuratedGroup))
+        use: complete_replay(records[use], codec.decode(firsts[replay].value, CuratedGroup))
         for use, replay in replays.items()
     }
     return records | whole_ones
@@ -88,15 +88,15 @@ def _with_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict
 
 def _at_their_places(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupUse, Read]:
     uses = {(use.partition, use.offset): use for use in wanted}
-    begin: dict[Place, int] = {}
-    end: dict[Place, int] = {}
+    begin: dict[PartitionId, int] = {}
+    end: dict[PartitionId, int] = {}
     for partition, offset in sorted(uses):
         begin.setdefault((topic, partition), offset)
         end[topic, partition] = offset + 1
     found = {}
     with TopicReader(run.connection, begin, "lineage") as reader:
         there = reader.ends()
-        for message in reader.until({place: min(offset, there[place]) for place, offset in end.items()}):
+        for message in reader.read_until({place: min(offset, there[place]) for place, offset in end.items()}):
             use = uses.get((message.partition, message.offset))
             curated = read_own(message, CuratedGroup, run.run_id)
             if use is not None and curated is not None and UseId.of(curated) == UseId.of(use):

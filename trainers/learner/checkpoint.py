@@ -13,7 +13,7 @@ from typing import TypeAlias, Union
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.run.run import Run
-from headrace.infra.weights.tensor_file import Pieces, read_metadata, read_safetensors, safetensors_pieces
+from headrace.infra.weights.tensor_file import Pieces, read_metadata, read_safetensors, split_safetensors
 from headrace.infra.weights.tensors import Tensor
 from headrace.schemas.records import ClaimCheck, NamedObject
 
@@ -59,7 +59,7 @@ def store_whole(run: Run, state: Checkpoint, given_up: threading.Event | None = 
 def encode_checkpoint(state: Checkpoint) -> Pieces:
     """Bytes that `decode_checkpoint` turns back bit for bit; equal states give equal bytes. No tensor is copied."""
     text = json.dumps(state.metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return safetensors_pieces(state.tensors, {_KEY: text})
+    return split_safetensors(state.tensors, {_KEY: text})
 
 
 def decode_checkpoint(data: bytes | memoryview) -> Checkpoint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Recipe, Reference, Trainer, Use
+from headrace.infra.recipe.settings import Recipe, Reference, TrainerSettings, Use
 from headrace.trainers.losses import LOSSES, Objective, objective_of
 
 PER_TOKEN = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline"})
@@ -14,11 +14,11 @@ REJECTING = frozenset({"decoupled_ppo", "m2po"})
 """Losses that may reject tokens."""
 
 
-def objective_for(settings: Trainer) -> Objective:
+def objective_for(settings: TrainerSettings) -> Objective:
     """Return what a trainer's table has minimised. Raises UsageError that lists the choices."""
     if settings.kl is None and settings.reference != Reference():
         raise UsageError("trainer.reference has no effect without a kl term")
-    if settings.schedule == "constant" and settings.final_share != Trainer.model_fields["final_share"].default:
+    if settings.schedule == "constant" and settings.final_share != TrainerSettings.model_fields["final_share"].default:
         raise UsageError("trainer.final_share has no effect on the schedule constant")
     rejects = bool(settings.correction) or settings.loss.use not in LOSSES or settings.loss.use in REJECTING
     if settings.count_rejected and not rejects:

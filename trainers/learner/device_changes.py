@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headrace.infra.weights.coding import FindChanges, Items, Positions, changes
+from headrace.infra.weights.coding import FindChanges, Items, Positions, find_changes
 
 
 def find_changes_on(device: torch.device) -> FindChanges:
-    """Return what does the work of `changes` on a device, beside what else runs there; may be called by many threads.
+    """Build what does the work of `find_changes` on a device; may be called by many threads.
 
     It takes twice a block there, and eight bytes for every item that changed.
     """
@@ -33,7 +33,7 @@ def find_changes_on(device: torch.device) -> FindChanges:
 def find_changes_for(device: str) -> FindChanges:
     """Return how a trainer on that device finds what changed."""
     found = torch.device(device)
-    return changes if found.type == "cpu" else find_changes_on(found)
+    return find_changes if found.type == "cpu" else find_changes_on(found)
 
 
 def _on(device: torch.device, items: Items) -> torch.Tensor:

@@ -12,11 +12,11 @@ import torch
 import transformers
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.weights.experts import compute_experts_plainly
-from headrace.infra.weights.lora import published_names
+from headrace.infra.weights.lora import list_published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.schemas.records import NamedObject
 from headrace.trainers.batches.batch import Minibatch, TrainingSequence, minibatches, staleness
@@ -55,7 +55,7 @@ class Learner:
     def __init__(
         self,
         model: transformers.PreTrainedModel,
-        settings: Trainer,
+        settings: TrainerSettings,
         seed: int = 1,
         adapter: Adapter | None = None,
         backend: Backend | None = None,
@@ -73,7 +73,7 @@ class Learner:
             parameter.grad = None  # a warm start may have left one
         self._backend.place(self._passes.scorer)
         compute_experts_plainly(model)  # it asks where the model computes
-        own, names = dict(model.named_parameters()), published_names(unrounded)
+        own, names = dict(model.named_parameters()), list_published_names(unrounded)
         parameters = {name: own[in_model] for name, in_model in names.items()}
         values = {name: self._backend.spread(unrounded[names[name]], like) for name, like in parameters.items()}
         self._spread_what_is_frozen(own, unrounded)
@@ -81,12 +81,12 @@ class Learner:
         self.trained = TrainedState(self.masters, parameters, self._backend)
         self._take(settings, seed)
 
-    def use(self, settings: Trainer, seed: int) -> None:
+    def use(self, settings: TrainerSettings, seed: int) -> None:
         """Go on with other settings from the next step on; the device stays. Raises UsageError for an unknown loss."""
         self._announce("use", settings, seed)
         self._take(settings, seed)
 
-    def _take(self, settings: Trainer, seed: int) -> None:
+    def _take(self, settings: TrainerSettings, seed: int) -> None:
         self._passes.use(settings)
         self._objective = objective_for(settings)
         self.masters.use(settings)

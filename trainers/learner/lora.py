@@ -20,11 +20,11 @@ import transformers
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Lora, Recipe
 from headrace.infra.store.object_store import Content
-from headrace.infra.weights.experts import in_files
+from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.infra.weights.folder import files_of, open_weights
-from headrace.infra.weights.lora import ADAPTER, adapter_config, add_adapter, base_name
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.lora import ADAPTER, add_adapter, base_name, build_adapter_config
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.trainers.learner.layers import decoder_of
 from headrace.trainers.learner.model import ModelError, config_of, empty_model, publish_weights, to_torch
 
@@ -47,7 +47,7 @@ class Adapter:
                 parameter.copy_(parameter.to(torch.bfloat16))
         self.settings, self.seed = settings, seed
         self._model, self.is_merged = model, settings.publish == "merged"
-        self._config = adapter_config(settings.rank, settings.alpha, targets)
+        self._config = build_adapter_config(settings.rank, settings.alpha, targets)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             add_adapter(model, self._config)
@@ -67,7 +67,7 @@ class Adapter:
     def files(self) -> dict[str, Content]:
         """Return what goes beside a version's anchor by name: the base, and how its adapter is put on it."""
         tensors = self._base()
-        base: dict[str, Content] = dict(files_of(tensors, weights_hash(tensors)))
+        base: dict[str, Content] = dict(files_of(tensors, hash_weights(tensors)))
         return base if self.is_merged else {**base, ADAPTER_CONFIG: json.dumps(self._config, indent=2).encode()}
 
     @cached_property
@@ -85,7 +85,7 @@ def load_base(model: transformers.PreTrainedModel, folder: Path) -> None:
     """Give a model the weights of a folder. Raises WeightsError where there are none, ModelError for another's."""
     tensors = open_weights(folder).tensors
     with torch.no_grad():
-        places = in_files(dict(model.named_parameters()))
+        places = split_by_files(dict(model.named_parameters()))
         if {name: tensor.shape for name, tensor in tensors.items()} != {n: tuple(p.shape) for n, p in places.items()}:
             raise ModelError("the base beside the anchor and the config beside it are of different models")
         for name, place in places.items():

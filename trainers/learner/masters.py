@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch.distributed.tensor import DTensor
 
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 
 State: TypeAlias = dict[str, dict[str, torch.Tensor]]
 """By kind ("masters", and what the optimizer keeps: "exp_avg", "exp_avg_sq", "step"), then by the weight's name."""
@@ -28,7 +28,10 @@ class Masters:
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.nn.Parameter], values: Mapping[str, torch.Tensor], settings: Trainer
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        values: Mapping[str, torch.Tensor],
+        settings: TrainerSettings,
     ) -> None:
         self._parameters = dict(parameters)
         self.values = dict(values)
@@ -46,7 +49,7 @@ class Masters:
         self.use(settings)
         self.round()
 
-    def use(self, settings: Trainer) -> None:
+    def use(self, settings: TrainerSettings) -> None:
         """Go on with other settings. Weight decay is for matrices: norms and biases have none."""
         for group in self._optimizer.param_groups:
             decay = settings.weight_decay if group["decays"] else 0.0

@@ -17,7 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy
-from headrace.infra.weights.experts import in_files
+from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.infra.weights.tensors import Tensor
 
@@ -154,7 +154,9 @@ def publish_weights(masters: Mapping[str, torch.Tensor], into: Mapping[str, Tens
         into: What an earlier call returned and nobody needs any more. Memory that is used again costs a third of
             memory that is new: the system has no pages to clear.
     """
-    return {name: _rounded(part.detach(), into[name] if into else None) for name, part in in_files(masters).items()}
+    return {
+        name: _rounded(part.detach(), into[name] if into else None) for name, part in split_by_files(masters).items()
+    }
 
 
 def _rounded(master: torch.Tensor, spare: Tensor | None) -> Tensor:
@@ -226,7 +228,7 @@ def _check_layout(model: transformers.PreTrainedModel) -> None:
     shapes = {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.named_parameters()}
     if all(tensor.ndim < 3 for tensor in shapes.values()):  # those of experts have three
         return
-    ours, theirs = in_files(shapes), revert_weight_conversion(model, shapes)
+    ours, theirs = split_by_files(shapes), revert_weight_conversion(model, shapes)
     if {name: tensor.shape for name, tensor in ours.items()} != {name: part.shape for name, part in theirs.items()}:
         other = sorted(ours.keys() ^ theirs.keys())[:4]
         raise ModelError(

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from headrace.infra.recipe.plug_in_sources import SHOWN, source_here, top_of, trained
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.plug_in_sources import SHOWN, find_loaded_source, top_of, trainer_plug_ins
+from headrace.infra.recipe.settings import TrainerSettings
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:
@@ -42,10 +42,10 @@ def numerics(name: str) -> dict[str, str]:
     return found
 
 
-def plug_in_parts(settings: Trainer) -> dict[str, str]:
+def plug_in_parts(settings: TrainerSettings) -> dict[str, str]:
     """Return, by plug-in that makes loss or advantage, the part of a fingerprint that names its source here."""
-    tops = dict.fromkeys(map(top_of, trained(settings)))
-    return {f"plug-in {top}": source.hash[:SHOWN] for top in tops if (source := source_here(top)) is not None}
+    tops = dict.fromkeys(map(top_of, trainer_plug_ins(settings)))
+    return {f"plug-in {top}": source.hash[:SHOWN] for top in tops if (source := find_loaded_source(top)) is not None}
 
 
 def other_parts(expected: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

@@ -12,7 +12,7 @@ import structlog
 import torch
 import transformers
 
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.trainers.batches.batch import MicroBatch, Minibatch
 from headrace.trainers.learner.backends.contract import Backend
 from headrace.trainers.learner.layers import arrange_layers
@@ -36,7 +36,7 @@ class Passes:
         """Whether micro-batches are to be packed rather than padded."""
         self._arrangement = (False, False, False)
 
-    def use(self, settings: Trainer) -> None:
+    def use(self, settings: TrainerSettings) -> None:
         """Go on with other settings: make the model pack, checkpoint activations and compile as they ask.
 
         Micro-batches are padded, which is logged, where the model cannot be packed. Raises UsageError for what this

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Recipe, Trainer
+from headrace.infra.recipe.settings import Recipe, TrainerSettings
 from headrace.infra.weights.experts import routers_of
 from headrace.trainers.batches.batch import MicroBatch
 from headrace.trainers.learner.limits import RoutingLimits
@@ -45,7 +45,7 @@ class Routers:
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(partial(self._routed, layer))
 
-    def use(self, settings: Trainer) -> None:
+    def use(self, settings: TrainerSettings) -> None:
         """Go on with other settings. Raises UsageError for those that this model cannot have."""
         self._given = self._load = None
         self._replays, self._balances = settings.replay_routing, settings.router_aux > 0
@@ -140,7 +140,7 @@ def check_experts(recipe: Recipe, policy: str) -> None:
         _refuse_without_experts(settings, has_experts, config.model_type)
 
 
-def _refuse_without_experts(settings: Trainer, has_experts: bool, kind: str) -> None:
+def _refuse_without_experts(settings: TrainerSettings, has_experts: bool, kind: str) -> None:
     for name, wanted in (("replay_routing", settings.replay_routing), ("router_aux", settings.router_aux > 0)):
         if wanted and not has_experts:
             raise UsageError(f"trainer.{name} has no effect: {kind} has no experts")

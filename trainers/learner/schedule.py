@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 
 
-def learning_rate(settings: Trainer, version: int) -> float:
+def learning_rate(settings: TrainerSettings, version: int) -> float:
     """Return the rate for the steps that make `version` (1, 2, ...).
 
     Linear warm-up: version k of the first `warmup_versions` takes k / warmup_versions of the full rate. Then what the

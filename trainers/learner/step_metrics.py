@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.schemas.records import Trajectory
 from headrace.schemas.rewards import EQUAL
 from headrace.schemas.version_records import OFF_POLICY_GAP
@@ -123,7 +123,7 @@ def staleness_metrics(histogram: Sequence[int]) -> StepMetrics:
     return {"staleness_mean": mean, "staleness_max": float(len(histogram) - 1), **shares}
 
 
-def sampled_by(settings: Trainer, wholes: Sequence[WholeGroup], version: int) -> int:
+def sampled_by(settings: TrainerSettings, wholes: Sequence[WholeGroup], version: int) -> int:
     """Return the version by which groups that made `version` are old: the one before it.
 
     In a shadow the newest that a worker knew who played one of them, as its own versions sample nothing.

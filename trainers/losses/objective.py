@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from headrace.infra.errors import UsageError
-from headrace.infra.own_frames import with_place
-from headrace.infra.recipe.named import check_options, named
+from headrace.infra.own_frames import describe_with_place
+from headrace.infra.recipe.named import check_options, find_named
 from headrace.trainers.losses.aggregation import AGGREGATIONS
 from headrace.trainers.losses.correction import (
     CORRECTIONS,
@@ -112,7 +112,7 @@ class Kl:
     unbiased: bool = False
 
     def __post_init__(self) -> None:
-        named("trainer.kl", self.use, DIVERGENCES)
+        find_named("trainer.kl", self.use, DIVERGENCES)
         if not 0 <= self.weight < math.inf or self.place not in PLACES:
             raise UsageError(
                 f"trainer.kl: weight must be at least 0 and place one of {', '.join(PLACES)}, got {self.weight}, "
@@ -329,7 +329,7 @@ def _blamed(where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever a loss of the user's own raises
-        raise UsageError(f"{where}: {with_place(error)}") from error
+        raise UsageError(f"{where}: {describe_with_place(error)}") from error
 
 
 def _with_options(
@@ -339,7 +339,7 @@ def _with_options(
     if "use" not in options:
         raise UsageError(f"{where}: `use` is missing; take one of {', '.join(shipped)}")
     use = options.pop("use")
-    function = named(where, use, shipped)
+    function = find_named(where, use, shipped)
     check_options(f"{where}, {use}", function, options)
     for name, value in options.items():
         if isinstance(value, float) and math.isnan(value):

@@ -9,9 +9,16 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from headrace.infra.kafka.clients import Message, end_offsets
+from headrace.infra.kafka.clients import Message, fetch_end_offsets
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import Place, TopicReader, read_one, read_place, read_range, whole_topics
+from headrace.infra.kafka.topic_reader import (
+    PartitionId,
+    TopicReader,
+    find_whole_topics,
+    read_one,
+    read_partition,
+    read_range,
+)
 from headrace.infra.process.signals import StopRequested
 from headrace.infra.run.retired import CHECKPOINTS, Retired
 from headrace.infra.run.run import Run
@@ -106,10 +113,10 @@ def read_history(run: Run, policy: str, *, recent: bool = False) -> History:
     topics, fold = run.topics, _Fold(run.run_id, run.topics, policy, recent=recent)
     state = run.state_place(trainer_component(policy))
     if not recent:
-        places = whole_topics(run.connection, [topics.batches(policy), topics.weights(policy)])
+        places = find_whole_topics(run.connection, [topics.batches(policy), topics.weights(policy)])
         with TopicReader(run.connection, {**places, state: 0}, f"history.{policy}") as reader:
             return fold.of(reader.catch_up())
-    history = fold.of(read_place(run.connection, state))
+    history = fold.of(read_partition(run.connection, state))
     batches = 0 if history.checkpoint is None else max(0, history.checkpoint.batches_offset)
     history.offsets = BatchOffsets(batches)
     begin = {(topics.batches(policy), 0): batches, (topics.weights(policy), 0): _newest_whole(run, policy)}
@@ -120,7 +127,7 @@ def read_history(run: Run, policy: str, *, recent: bool = False) -> History:
 def _newest_whole(run: Run, policy: str) -> int:
     """Return where the record of the newest whole weights stands, as the newest record names it; 0 where none does."""
     place = (run.topics.weights(policy), 0)
-    end = end_offsets(run.connection, [place])[place]
+    end = fetch_end_offsets(run.connection, [place])[place]
     found = 0
     for message in read_range(run.connection, place, max(0, end - LAST_RECORDS), end):
         if (event := read_record(message, WeightsPublished)) and event.run_id == run.run_id:
@@ -205,20 +212,20 @@ def _take_event(history: History, event: WeightsPublished, offset: int) -> None:
     history.files = event.files or history.files
 
 
-def what_waited(run: Run, policy: str, history: History) -> tuple[list[Message], dict[Place, int]]:
+def what_waited(run: Run, policy: str, history: History) -> tuple[list[Message], dict[PartitionId, int]]:
     """Return the curated records that the last incarnation's window held, and where it had read to.
 
     That is all between the newest checkpoint's positions and the last record's that was neither trained nor evicted,
     nor became a dead letter. Known by their places, not by their groups: a group that was dead and is driven here once
     more is another record, and one that nobody could read then may be readable now.
     """
-    places = whole_topics(run.connection, [run.topics.curated(policy)])
+    places = find_whole_topics(run.connection, [run.topics.curated(policy)])
     begin = _offsets(places, history.checkpoint.positions if history.checkpoint else ())
     end = _offsets(places, history.last.positions if history.last else ())
     with TopicReader(run.connection, begin, f"window.{policy}") as reader:
         waited = [
             message
-            for message in reader.until(end)
+            for message in reader.read_until(end)
             if message.offset < end[message.topic, message.partition]
             and (message.partition, message.offset) not in history.concluded
             and _is_ours(message, run.run_id)
@@ -226,7 +233,7 @@ def what_waited(run: Run, policy: str, history: History) -> tuple[list[Message],
     return sorted(waited, key=lambda message: (message.partition, message.offset)), end
 
 
-def _offsets(places: Iterable[Place], positions: Iterable[Position]) -> dict[Place, int]:
+def _offsets(places: Iterable[PartitionId], positions: Iterable[Position]) -> dict[PartitionId, int]:
     known = {position.partition: position.offset for position in positions}
     return {place: known.get(place[1], 0) for place in places}
 

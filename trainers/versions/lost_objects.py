@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from headrace.infra.backoff import Backoff
 from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, ObjectStore
-from headrace.infra.weights.paths import claims_of
+from headrace.infra.weights.paths import list_claims
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights, name_of
 from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas.records import WeightsPublished
@@ -35,7 +35,7 @@ def what_is_lost(
             beginning. Takes the memory of a version.
     """
     for event in events:
-        for claim in claims_of(event):
+        for claim in list_claims(event):
             try:
                 if read:
                     store.verify(claim.key, claim.sha256, claim.size_bytes)

@@ -23,7 +23,7 @@ from headrace.infra.errors import Unavailable
 from headrace.infra.failpoints import reach
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreDenied
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import WeightsPublished
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.window import Waiting
@@ -235,7 +235,7 @@ class Pipeline:
         if self._closed.is_set():
             version.future.cancel()
             return
-        version.future.set_result(Published(weights_hash(version.snapshot), None, None))
+        version.future.set_result(Published(hash_weights(version.snapshot), None, None))
         self._spares.append(version.snapshot)
 
     def _arrive(self, version: _Copied) -> None:

@@ -22,7 +22,7 @@ from headrace.infra.weights.delta import NeedsAnchor, encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.folder import SHARD_BYTES, files_of
 from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE, is_whole
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
@@ -93,7 +93,7 @@ class Publisher:
         up while the store is away.
         """
         begin = time.monotonic()
-        found = weights_hash(named)
+        found = hash_weights(named)
         delta = self._delta(named, found, version, epoch)
         encoded = time.monotonic()
         reach("train.before_upload")

@@ -16,7 +16,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.weights.files import write_files
-from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.weights.tensors import hash_weights
 from headrace.schemas.records import BatchTrained, CheckpointPointer, NamedObject
 from headrace.schemas.topics import policy_variant_of
 from headrace.trainers.batches.groups import WholeGroup, batch_sequences, prepared
@@ -70,7 +70,7 @@ def learner_at(
 
 def hash_of(learner: Learner) -> str:
     """Return the hash of the learner's weights as they are published."""
-    return weights_hash(learner.published())
+    return hash_weights(learner.published())
 
 
 def remake(

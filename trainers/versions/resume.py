@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import structlog
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.process.signals import StopRequested
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
-from headrace.infra.weights.tensors import WeightsError, weights_hash
+from headrace.infra.weights.tensors import WeightsError, hash_weights
 from headrace.schemas.records import NamedObject, StepBegun
 from headrace.trainers.batches.trained_groups import LineageBroken
 from headrace.trainers.health import LOOK_BACK
@@ -41,7 +41,7 @@ class Incarnation:
     epoch: int
     weights_hash: str
     """Of the learner's weights, as published."""
-    positions: dict[Place, int]
+    positions: dict[PartitionId, int]
     """Where to read on."""
     waiting: list[Message] = field(default_factory=list)
     """Curated records before these positions that the window held."""
@@ -72,7 +72,7 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> In
     learner.use(run.recipe.trainer_of(policy), run.recipe.seed)
     waiting, positions = what_waited(run, policy, history)
     tensors = learner.published()
-    got = weights_hash(tensors)
+    got = hash_weights(tensors)
     epoch = _epoch(policy, learner, history, got)
     is_published = (published.weights_hash, published.epoch) == (got, epoch)
     version = published.version if is_published else learner.version

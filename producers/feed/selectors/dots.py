@@ -32,7 +32,7 @@ class Dots:
     tau: float = 1e-3
     """Almost greedy; 0.1 is a soft preference."""
     share: float = 0.25
-    """Of the problems offered, how many are rolled out."""
+    """Share of the problems offered that is rolled out."""
     window: int = 256
     """Problems that one is compared with; the paper's reference set has as many."""
     decay: float = 0.5

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.envs.contract import Problem
 from headrace.infra.recipe.ranges import at_least, within
 from headrace.producers.feed.selectors.draws import HashedDraws
-from headrace.producers.feed.selectors.task_memory import REMEMBER, TaskMemory, finite_rewards
+from headrace.producers.feed.selectors.task_memory import REMEMBER, TaskMemory, list_finite_rewards
 from headrace.schemas.records import Outcome
 from headrace.schemas.rewards import EQUAL
 
@@ -104,7 +104,7 @@ class Greso:
 
     def observe(self, outcome: Outcome) -> None:
         """Lengthen or end the task's streak."""
-        rewards = finite_rewards(outcome)
+        rewards = list_finite_rewards(outcome)
         if len(rewards) < 2:
             return
         self.counts.total += 1
@@ -127,11 +127,11 @@ class Greso:
         """Move p when armed, and count anew."""
         counts, self.counts = self.counts, Counts()
         if self.arming.armed and counts.total:
-            self.p_easy = self._moved(self.p_easy, falls=counts.easy >= self.target_easy * counts.total)
-            self.p_hard = self._moved(self.p_hard, falls=counts.hard >= self.target_hard * counts.total)
+            self.p_easy = self._move(self.p_easy, falls=counts.easy >= self.target_easy * counts.total)
+            self.p_hard = self._move(self.p_hard, falls=counts.hard >= self.target_hard * counts.total)
         self.arming.begun = self.arming.begun or version > 0
 
-    def _moved(self, p: float, *, falls: bool) -> float:
+    def _move(self, p: float, *, falls: bool) -> float:
         return max(self.p_min, p - self.step) if falls else min(self.p_max, p + self.step)
 
     def snapshot(self) -> dict[str, Any]:

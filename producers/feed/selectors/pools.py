@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.envs.contract import Problem
 from headrace.producers.feed.selectors.draws import HashedDraws
-from headrace.producers.feed.selectors.task_memory import REMEMBER, TaskMemory, finite_rewards
+from headrace.producers.feed.selectors.task_memory import REMEMBER, TaskMemory, list_finite_rewards
 from headrace.schemas.records import Outcome
 
 
@@ -56,7 +56,7 @@ class Pools:
 
     def observe(self, outcome: Outcome) -> None:
         """Put the task into the pool of this group."""
-        rewards = finite_rewards(outcome)
+        rewards = list_finite_rewards(outcome)
         if rewards:
             self.means.note(outcome.task_id, fmean(rewards))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.envs.contract import Problem
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.named import check_settings, named
+from headrace.infra.recipe.named import check_settings, find_named
 from headrace.infra.recipe.settings import Use
 from headrace.producers.feed.selectors.contract import ChoosesTier, KnowsSize, Selector
 from headrace.schemas.records import Outcome
@@ -87,7 +87,7 @@ def load_selectors(uses: Sequence[Use], seed: int) -> AllOf:
 
 def load_selector(use: Use, seed: int) -> Selector:
     """Build one selector, by its name or as `package.module:Name`. Raises UsageError."""
-    build = named("feed.selector", use.use, SELECTORS)
+    build = find_named("feed.selector", use.use, SELECTORS)
     try:
         check_settings(f"feed.selector, {use.use}", build, use.settings, elsewhere=("seed",))
         selector: Selector = build(seed=seed, **use.settings)

@@ -34,18 +34,18 @@ class TaskMemory:
 
     def get(self, task_id: str, unseen: float) -> float:
         """Return a task's number, or `unseen`."""
-        return self._numbers.get(_key(task_id), unseen)
+        return self._numbers.get(_hash_task_id(task_id), unseen)
 
     def note(self, task_id: str, number: float) -> None:
         """Remember a number as the newest."""
-        key = _key(task_id)
+        key = _hash_task_id(task_id)
         self._numbers.pop(key, None)  # a key that is set again would keep its old place
         self._numbers[key] = number
         self._forget()
 
     def drop(self, task_id: str) -> None:
         """Forget a task."""
-        self._numbers.pop(_key(task_id), None)
+        self._numbers.pop(_hash_task_id(task_id), None)
 
     def snapshot(self) -> dict[str, float]:
         """Return the numbers by key, noted longest ago first."""
@@ -80,7 +80,7 @@ class SuccessRates:
 
     def observe(self, name: str, outcome: Outcome) -> None:
         """Take in a group; one without rewards changes nothing."""
-        rewards = finite_rewards(outcome)
+        rewards = list_finite_rewards(outcome)
         if rewards:
             success = fmean(float(reward > self._above) for reward in rewards)
             self._rates.note(name, self._decay * self.rate(name) + (1 - self._decay) * success)
@@ -94,12 +94,12 @@ class SuccessRates:
         self._rates.restore(rates)
 
 
-def finite_rewards(outcome: Outcome) -> tuple[float, ...]:
+def list_finite_rewards(outcome: Outcome) -> tuple[float, ...]:
     """Return the members' rewards as they were before any filter, those that are numbers."""
     return tuple(reward for reward in outcome.rewards if math.isfinite(reward))
 
 
-def _key(task_id: str) -> str:
+def _hash_task_id(task_id: str) -> str:
     if len(task_id) <= LONGEST_ID:
         return task_id
     return hashlib.blake2b(task_id.encode(), digest_size=8).hexdigest()

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.group_offsets import Commit
-from headrace.infra.kafka.topic_reader import Place, spot
+from headrace.infra.kafka.topic_reader import PartitionId, name_offset
 from headrace.infra.run.retired import Retired
 from headrace.infra.run.run import read_revision
 from headrace.ops.audit import commits
@@ -35,7 +35,7 @@ class ModelLog:
     def topics(self) -> set[str]:
         return set(self._broker.partitions)
 
-    def places(self, topics: Iterable[str]) -> dict[Place, int]:
+    def places(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         return {(topic, partition): 0 for topic in topics for partition in range(self._broker.partitions[topic])}
 
     def read(self, topics: Iterable[str], _what: str = "") -> Iterator[Message]:
@@ -44,11 +44,11 @@ class ModelLog:
 
     again = read_in_order = read
 
-    def ends(self, topics: Iterable[str]) -> dict[Place, int]:
+    def ends(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         return {place: self._broker.end(place) for place in self.places(topics)}
 
     def revisions(self) -> list[tuple[str, RecipeRevision]]:
-        found = [(spot(message), read_revision(message)) for message in self.read([TOPICS.recipe])]
+        found = [(name_offset(message), read_revision(message)) for message in self.read([TOPICS.recipe])]
         return [(place, revision) for place, revision in found if revision is not None]
 
     def schemas(self) -> list[RecipeRevision]:

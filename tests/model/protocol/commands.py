@@ -94,7 +94,7 @@ class Up(Command):
         self.recipe = recipe.model_copy(update={"curate": curate})
 
     def run(self) -> None:
-        settle = partial(revisions.settled, ADDRESS, self.recipe, STORE, new_recipe=True)
+        settle = partial(revisions.plan_revision, ADDRESS, self.recipe, STORE, new_recipe=True)
         if settle() is not None:
             revisions.write_later(ADDRESS, settle)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from headrace.infra.kafka.clients import Outgoing
 from headrace.ops.audit.bounds import MOST_AHEAD
-from headrace.producers.rollout.group_records import encode_group, outgoing
+from headrace.producers.rollout.group_records import build_outgoing, encode_group
 from protocol.broker import STAGE, Broker, Entry, Harm, Place
 from protocol.frozen import thaw
 from protocol.processes import FeederProcess, Looped, Process, TrainerProcess
@@ -130,7 +130,7 @@ def forge_versions(world: World, state: State) -> Iterator[Step]:
     def forge(broker: Broker) -> None:
         for number in numbers:
             broker.append(
-                outgoing(TOPICS, encode_group(played(number=number, version=900, head=900)), broker.partitions)
+                build_outgoing(TOPICS, encode_group(played(number=number, version=900, head=900)), broker.partitions)
             )
 
     if numbers:

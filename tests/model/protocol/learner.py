@@ -16,7 +16,7 @@ from typing import Any
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreUnavailable
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import BatchTrained, CheckpointPointer, WeightsPublished
 from headrace.trainers.learner.checkpoint import Stored
 from headrace.trainers.versions.pipeline import MOST_AHEAD, Made, PlannedStep, Published
@@ -80,7 +80,7 @@ def remake(
 
 
 def hash_of(learner: Learner) -> str:
-    return weights_hash(learner.published())
+    return hash_weights(learner.published())
 
 
 @contextmanager
@@ -143,7 +143,7 @@ class Pipeline:
 
     def _leave_out(self, flight: Flight) -> None:
         if not (flight.planned.must_publish or flight.stored):
-            flight.published = Published(weights_hash(flight.tensors), None, None)
+            flight.published = Published(hash_weights(flight.tensors), None, None)
 
     def under_way(self) -> Iterator[PlannedStep]:
         return (flight.planned for flight in self.flights)

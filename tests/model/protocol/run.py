@@ -10,8 +10,8 @@ import numpy as np
 
 from headrace.infra.kafka.clients import Outgoing, RunAddress
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import revision_of
-from headrace.infra.run.run import Run, read_revisions, store_text
+from headrace.infra.run.revisions import build_revision
+from headrace.infra.run.run import Run, describe_store, read_revisions
 from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.store_address import StoreAddress
 from headrace.schemas import codec
@@ -63,7 +63,7 @@ def began(chosen: Recipe) -> Broker:
 
 def write_revision(chosen: Recipe, number: int) -> None:
     """Write a revision of the recipe, as the launcher does."""
-    made = revision_of(RUN_ID, number, chosen, store_text(STORE))
+    made = build_revision(RUN_ID, number, chosen, describe_store(STORE))
     revision = replace(made, asks_for_published=True, asks_for_issued=True)
     STAGE.broker.append(Outgoing(TOPICS.recipe, codec.encode(revision), str(number).encode(), partition=0))
 

@@ -63,7 +63,7 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(clients, "open_admin", lambda _cluster: Admin())
     patch.setattr(group_offsets, "open_admin", lambda _cluster: Admin())
     patch.setattr(run, "open_admin", lambda _cluster: Admin())
-    patch.setattr(clients, "_offsets", offsets)
+    patch.setattr(clients, "_fetch_offsets", offsets)
     patch.setattr(topic_reader.TopicReader, "_while", follow)
     patch.setattr(topic_reader, "SETTLING_S", -1.0)
     patch.setattr(task_intake, "COMMIT_EVERY_S", 0.0)
@@ -71,7 +71,7 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(codec, "schema_texts", dict)  # there is one build
     # commands
     patch.setattr(revisions, "TransactionalWriter", commands.SteppedWriter)
-    patch.setattr(revisions, "first_message", lambda _address: None)  # what is known of a revision's own schema
+    patch.setattr(revisions, "read_first_revision", lambda _address: None)  # what is known of a revision's own schema
     patch.setattr(revisions, "read_revisions", commands.stepped_read)
     patch.setattr(swap, "read_revisions", commands.stepped_read)
     # the learner

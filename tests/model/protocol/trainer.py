@@ -8,12 +8,12 @@ from typing import Any
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import Rejected
-from headrace.infra.recipe.settings import Trainer as Settings
+from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import CuratedGroup, TrajectoryGroup
-from headrace.schemas.versions import version_range
+from headrace.schemas.versions import find_version_range
 from headrace.trainers import start
 from headrace.trainers.batches.groups import PreparedGroup, WholeGroup
 from headrace.trainers.batches.trials import Trials
@@ -70,7 +70,7 @@ class Intake:
         self._arrivals += 1
         self.arrived_at = now()
         group = codec.decode(curated.group, TrajectoryGroup)
-        newest = version_range(group.trajectories)[1]
+        newest = find_version_range(group.trajectories)[1]
         if newest > self._newest_version():
             raise Rejected("unusable", f"it has tokens of version {newest}")
         bare = WholeGroup(curated, group)

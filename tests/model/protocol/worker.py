@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.kafka.dead_letters import dead_letter
-from headrace.infra.kafka.topic_reader import Place, TopicReader
+from headrace.infra.kafka.dead_letters import build_dead_letter
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader
 from headrace.producers.rollout.admission import Admission
 from headrace.producers.rollout.follower import WeightFollower
-from headrace.producers.rollout.group_records import encode_group, outgoing
+from headrace.producers.rollout.group_records import build_outgoing, encode_group
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.started_task import StartedTask
@@ -49,7 +49,7 @@ class WorkerProcess(Process):
     def start(self) -> None:
         run = join()
         self.follower = WeightFollower(run, (POLICY,), self.name, Pauses())
-        self.reader = TopicReader(run.connection, self.follower._positions(), self.name)
+        self.reader = TopicReader(run.connection, self.follower._find_positions(), self.name)
         self.engine = Engine()
         self.follower.serve(self.engine)
         self.playing: list[tuple[StartedTask, TrajectoryGroup | None]] = []
@@ -90,7 +90,7 @@ class WorkerProcess(Process):
             group = replace(group, trajectories=(), failures=failures, reason=started.why[0])
         self.playing.append((started, group))
 
-    def drop(self, places: frozenset[Place]) -> None:
+    def drop(self, places: frozenset[PartitionId]) -> None:
         """Cancel what is played of partitions that are ours no more."""
         self.playing = [one for one in self.playing if one[0].place not in places]
 
@@ -106,8 +106,8 @@ class WorkerProcess(Process):
 
     def _record(self, started: StartedTask, group: TrajectoryGroup | None) -> Outgoing:
         if group is None:
-            return dead_letter(TOPICS, RUN_ID, "rollout", started.message, started.why)
-        return outgoing(TOPICS, encode_group(group), STAGE.broker.partitions)
+            return build_dead_letter(TOPICS, RUN_ID, "rollout", started.message, started.why)
+        return build_outgoing(TOPICS, encode_group(group), STAGE.broker.partitions)
 
     def wake(self) -> None:
         self.hangs = False

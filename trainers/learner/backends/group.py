@@ -26,11 +26,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from headrace.infra.environment import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, environment, is_alone
+from headrace.infra.environment import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, is_alone, read_environment
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.process.child_process import die_with_parent
-from headrace.infra.recipe.plug_in_sources import check_sources, hashes_of, trained
-from headrace.infra.recipe.settings import Lora, Trainer
+from headrace.infra.recipe.plug_in_sources import check_sources, hash_sources, trainer_plug_ins
+from headrace.infra.recipe.settings import Lora, TrainerSettings
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.store.object_store import StoreUnavailable
@@ -83,7 +83,7 @@ def leading() -> Iterator[None]:
 
 
 def new_learner(
-    model: transformers.PreTrainedModel, settings: Trainer, seed: int, adapter: Adapter | None = None
+    model: transformers.PreTrainedModel, settings: TrainerSettings, seed: int, adapter: Adapter | None = None
 ) -> Learner:
     """Return a learner on all processes of this one's group, or on this one alone where there is no group.
 
@@ -100,7 +100,7 @@ def new_learner(
     return LeadingLearner(model, settings, seed, adapter)
 
 
-def numerics_here(settings: Trainer) -> dict[str, str]:
+def numerics_here(settings: TrainerSettings) -> dict[str, str]:
     """Return the fingerprint that a learner of these settings would have in this process."""
     alone = {**numerics(settings.device), **plug_in_parts(settings)}
     if not dist.is_initialized():
@@ -117,20 +117,32 @@ class LeadingLearner(Learner):
     _newest: ClassVar[LeadingLearner | None] = None
 
     def __init__(
-        self, model: transformers.PreTrainedModel, settings: Trainer, seed: int = 1, adapter: Adapter | None = None
+        self,
+        model: transformers.PreTrainedModel,
+        settings: TrainerSettings,
+        seed: int = 1,
+        adapter: Adapter | None = None,
     ) -> None:
         _refuse_other_numbers(settings, dist.get_world_size())
         LeadingLearner._newest = self
         _uploads().give_up()
         lora = (adapter.settings, adapter.seed) if adapter is not None else None
-        _say("build", model.config, settings, seed, lora, torch.get_num_threads(), hashes_of(trained(settings)))
+        _say(
+            "build",
+            model.config,
+            settings,
+            seed,
+            lora,
+            torch.get_num_threads(),
+            hash_sources(trainer_plug_ins(settings)),
+        )
         super().__init__(model, settings, seed, adapter, backend=_backend(settings))
 
     def _announce(self, command: str, *arguments: object) -> None:
         assert LeadingLearner._newest is self, "the others have built another learner since"  # noqa: S101 - a mistake
         _say(command, *arguments)
 
-    def use(self, settings: Trainer, seed: int) -> None:
+    def use(self, settings: TrainerSettings, seed: int) -> None:
         """As a learner's."""
         if settings.tensor_parallel != self.settings.tensor_parallel:
             raise UsageError("trainer.tensor_parallel is fixed for a trainer's life: start it again")
@@ -217,10 +229,10 @@ def _join() -> None:
     die_with_parent()  # torchrun gives each a session of its own, so that no signal for its group reaches them
     has_gpu = torch.cuda.is_available()
     if has_gpu:
-        torch.cuda.set_device(int(environment(LOCAL_RANK_VARIABLE, "0")))
+        torch.cuda.set_device(int(read_environment(LOCAL_RANK_VARIABLE, "0")))
     store, rank, size = next(rendezvous("env://"))
     # torchrun keeps its store when it starts all anew: they would look for those who died at the old addresses.
-    attempt = PrefixStore(environment(RESTARTS_VARIABLE, "0"), store)
+    attempt = PrefixStore(read_environment(RESTARTS_VARIABLE, "0"), store)
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", store=attempt, rank=rank, world_size=size)
     _commands()
     _uploads()
@@ -251,20 +263,20 @@ def _leave() -> None:
 
 def _built(
     config: transformers.PreTrainedConfig,
-    settings: Trainer,
+    settings: TrainerSettings,
     seed: int,
     lora: tuple[Lora, int] | None,
     threads: int,
     plug_ins: Mapping[str, str],
 ) -> _FollowingLearner:
     pin_threads(threads)
-    check_sources(plug_ins, trained(settings))
+    check_sources(plug_ins, trainer_plug_ins(settings))
     model = empty_model(config)
     adapter = None if lora is None else Adapter(model, *lora)
     return _FollowingLearner(model, settings, seed, adapter, _backend(settings))
 
 
-def _refuse_other_numbers(settings: Trainer, processes: int) -> None:
+def _refuse_other_numbers(settings: TrainerSettings, processes: int) -> None:
     asked = settings.tensor_parallel
     if asked not in {1, processes}:
         raise UsageError(
@@ -273,14 +285,14 @@ def _refuse_other_numbers(settings: Trainer, processes: int) -> None:
         )
 
 
-def _backend(settings: Trainer) -> Backend:
+def _backend(settings: TrainerSettings) -> Backend:
     device = torch.device(settings.device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     return _kind(settings)(init_device_mesh(device.type, (dist.get_world_size(),)), device)
 
 
-def _kind(settings: Trainer) -> type[FullyShardedBackend | TensorParallelBackend]:
+def _kind(settings: TrainerSettings) -> type[FullyShardedBackend | TensorParallelBackend]:
     return TensorParallelBackend if settings.tensor_parallel > 1 else FullyShardedBackend
 
 

@@ -34,7 +34,7 @@ from torch.futures import Future
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.store.object_store import StoreUnavailable
-from headrace.infra.weights.tensor_file import read_safetensors, safetensors_pieces
+from headrace.infra.weights.tensor_file import read_safetensors, split_safetensors
 from headrace.infra.weights.tensors import Tensor
 from headrace.schemas.records import ClaimCheck, NamedObject
 from headrace.trainers.learner.checkpoint import CheckpointError, Json, Stored
@@ -134,7 +134,7 @@ class _Writer(StorageWriter):
         if self._given_up is not None and self._given_up.is_set():
             raise StoreUnavailable("given up while the parts of a checkpoint are stored")
         named = {_name_of(index): tensor for index, tensor in part.items()}
-        claim = self._run.put(safetensors_pieces(named, {}), "checkpoints", ".safetensors", self._given_up)
+        claim = self._run.put(split_safetensors(named, {}), "checkpoints", ".safetensors", self._given_up)
         stored = NamedObject(f"{self._rank:05}-{number:05}.safetensors", claim)
         return [WriteResult(index, tensor.data.nbytes, stored) for index, tensor in part.items()]
 
