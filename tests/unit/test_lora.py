@@ -348,7 +348,7 @@ def test_a_revision_with_another_adapter_is_refused(monkeypatch: pytest.MonkeyPa
         return Recipe.model_validate({**whole, "trainer": {"steps": steps}})
 
     store = StoreAddress("127.0.0.1:1", "bucket", "key", "secret", prefix="run-1/", keys_file="/store.json")
-    text = revisions.store_text(store)
+    text = revisions.describe_store(store)
     first = revisions.build_revision("run-1", 0, recipe({"rank": 4}, 10), text)
     monkeypatch.setattr(revisions, "read_known_revisions", lambda _address: [first])
     address = RunAddress(Connection("127.0.0.1:1"), "run")

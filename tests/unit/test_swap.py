@@ -187,7 +187,7 @@ def test_the_audit_names_a_number_that_carries_another_revision_than_it_was_issu
 def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`settled` over revisions that stand on no topic."""
     where = StoreAddress("127.0.0.1:1", "b", "key", "secret", prefix="run-1/", keys_file="/store.json")
-    store = revisions.store_text(where)
+    store = revisions.describe_store(where)
 
     def ask(recipe: Recipe, *before: tuple[Recipe, bool], new_recipe: bool = False) -> RecipeRevision | None:
         told = [
