@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
-from headrace.infra.recipe.settings import Trainer
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.producers.engines.contract import Generation, Sampling
 from headrace.producers.engines.torch_engine import TorchEngine
 from headrace.trainers.advantages import grpo
@@ -147,7 +147,7 @@ def run(settings: Settings) -> Iterator[tuple[float, list[float]]]:
     model, tokenizer = build(settings, environment)
     values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     # The model computes with the bf16 values that the engine serves, so both agree on every log-probability.
-    masters = Masters(dict(model.named_parameters()), values, Trainer(betas=(0.9, 0.95)))
+    masters = Masters(dict(model.named_parameters()), values, TrainerSettings(betas=(0.9, 0.95)))
     engine = TorchEngine({"solver": model.config})
     try:
         for step in range(settings.steps):

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from headrace.infra.recipe import settings
-from headrace.schemas.field_texts import field_texts
+from headrace.schemas.field_texts import read_field_texts
 
 PAGE = Path("docs") / "settings.md"
 HEAD = """\
@@ -37,7 +37,7 @@ SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 def render_page() -> str:
     """Return the text of the page: a section for each table, in the order of the fields."""
-    texts = field_texts(settings)
+    texts = read_field_texts(settings)
     return "\n".join([HEAD, *_render_tables(settings.Recipe, "", texts)])
 
 

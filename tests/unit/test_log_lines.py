@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.infra.process.log_lines import last_lines, lines_from
-from headrace.infra.process.supervisor import last_error
+from headrace.infra.process.log_lines import read_last_lines, read_lines
+from headrace.infra.process.supervisor import find_last_error
 
 LEAKS = """nanobind: leaked 12 functions!
  - leaked function "add"
@@ -20,8 +20,8 @@ nanobind: this is likely caused by a reference counting issue in the binding cod
 def test_what_extensions_leak_at_the_exit_does_not_bury_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text("starting\n\nerror: the disk is full\n" + LEAKS)
-    assert last_lines(path, 2) == lines_from(path, 0) == ["starting", "error: the disk is full"]
-    assert last_error(lines_from(path, 0)) == "the disk is full"
+    assert read_last_lines(path, 2) == read_lines(path, 0) == ["starting", "error: the disk is full"]
+    assert find_last_error(read_lines(path, 0)) == "the disk is full"
 
     path.write_text("starting\n" + LEAKS * 500)
-    assert last_error(lines_from(path, 0)) == "starting"
+    assert find_last_error(read_lines(path, 0)) == "starting"

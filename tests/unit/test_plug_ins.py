@@ -174,8 +174,8 @@ def test_components_look_where_the_launcher_looks_and_hide_nothing_by_where_they
     environment = {**os.environ, PLUG_INS_VARIABLE: str(beside)}
     [command] = [c.command for c in components_of(load_recipe("arithmetic"), "kafka://h:1/r", here) if c.name == "feed"]
     python = command[: command.index("-m")]
-    importing = "import queue; from headrace.infra.recipe.plug_ins import module_named"
-    code = f"{importing}; print(module_named('mine_handed').WHO)"
+    importing = "import queue; from headrace.infra.recipe.plug_ins import import_module_named"
+    code = f"{importing}; print(import_module_named('mine_handed').WHO)"
 
     done = subprocess.run([*python, "-c", code], env=environment, capture_output=True, text=True, check=False, cwd=here)
     version = subprocess.run(

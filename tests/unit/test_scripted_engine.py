@@ -161,5 +161,5 @@ def test_only_the_right_digit_alone_is_right() -> None:
 
 @pytest.mark.parametrize("settings", [{"levels": []}, {"levels": [-1]}, {"levels": 2}, {"levels": [0.5]}, {"tasks": 0}])
 def test_settings_that_the_questions_do_not_take_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"levels is a list|tasks is the number"):
+    with pytest.raises(ValueError, match=r"levels must be a list|tasks is the number"):
         Scripted(seed=1, **settings)  # type: ignore[arg-type]

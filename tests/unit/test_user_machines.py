@@ -58,7 +58,7 @@ def test_a_file_system_without_locks_is_named_with_the_remedy(
     monkeypatch.setattr(fcntl, "flock", flock)
     with (
         pytest.raises(UsageError, match=f"{tmp_path}: this file system has no locks") as refused,
-        DataFolder(tmp_path).owned(UP),
+        DataFolder(tmp_path).hold(UP),
     ):
         pass
     assert "Errno" not in str(refused.value)

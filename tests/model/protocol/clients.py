@@ -196,7 +196,7 @@ def _partitions(places: Iterable[Place]) -> list[TopicPartition]:
 
 
 def follow(reader: TopicReader, goes_on: Callable[[], bool], ends: Mapping[Place, int], _s: float) -> Iterator[Message]:
-    """Stand in for `TopicReader._while`: where nothing comes, whoever reads waits for another process."""
+    """Stand in for `TopicReader._read_while`: where nothing comes, whoever reads waits for another process."""
     while goes_on():
         before = dict(reader.positions)
         found = reader.poll(timeout_s=0)

@@ -64,7 +64,7 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(group_offsets, "open_admin", lambda _cluster: Admin())
     patch.setattr(run, "open_admin", lambda _cluster: Admin())
     patch.setattr(clients, "_fetch_offsets", offsets)
-    patch.setattr(topic_reader.TopicReader, "_while", follow)
+    patch.setattr(topic_reader.TopicReader, "_read_while", follow)
     patch.setattr(topic_reader, "SETTLING_S", -1.0)
     patch.setattr(task_intake, "COMMIT_EVERY_S", 0.0)
     patch.setattr(run_loop, "reach", lambda _name: None)
