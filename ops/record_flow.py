@@ -40,8 +40,8 @@ from headrace.schemas.records import (
     WeightsPublished,
     WorkerStatus,
 )
-from headrace.trainers.component import Trainer
 from headrace.trainers.messages import Messages
+from headrace.trainers.trainer import Trainer
 from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.publisher import Publisher
 
@@ -116,7 +116,7 @@ WRITES: Mapping[str, tuple[Flow, ...]] = {
         Flow("outcomes", Outcome, Messages.version),
         Flow("state", CheckpointPointer, Messages.version),
         Flow("state", StepBegun, Messages.begun),
-        Flow("weights", WeightsPublished, Publisher.message),
+        Flow("weights", WeightsPublished, Publisher.build_message),
         Flow("workers", WorkerStatus, heartbeat),
         Flow("dead-letters", DeadLetter, Messages.dead),
     ),

@@ -21,12 +21,12 @@ from headrace.schemas.records import CuratedGroup, NamedObject, TrajectoryGroup
 from headrace.trainers.advantages import RewardError
 from headrace.trainers.batches.batch import BatchError
 from headrace.trainers.batches.estimator import AdvantageError
-from headrace.trainers.batches.groups import PreparedGroup, WholeGroup
+from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup
 from headrace.trainers.batches.payloads import LoggedFirstUses, Payloads
-from headrace.trainers.batches.trained_groups import whole
+from headrace.trainers.batches.trained_groups import decode_group
 from headrace.trainers.batches.window import Eviction, Waiting
 from headrace.trainers.learner.limits import Limits
-from headrace.trainers.windowed_groups import WindowedGroup, windowed_group
+from headrace.trainers.windowed_groups import WindowedGroup, build_windowed_group
 
 UNUSABLE = (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError)
 """What decoding raises for a group that cannot be trained on."""
@@ -84,7 +84,7 @@ class Intake:
         with self._watch.measure("consume"):
             found = self._payloads.whole(message, curated)
         if found is None:
-            nothing = WindowedGroup(WholeGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
+            nothing = WindowedGroup(DecodedGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
             return Eviction(self._waiting(message, curated, nothing), "missing")
         with self._watch.measure("decode"):
             return self._waiting(message, curated, self._windowed_group(found))
@@ -103,9 +103,9 @@ class Intake:
 
     def _windowed_group(self, curated: CuratedGroup) -> WindowedGroup:
         """Return the decoded group. Raises what makes it unusable."""
-        group = whole(self._run, curated)
+        group = decode_group(self._run, curated)
         known = math.inf if self._settings.is_shadow else self._newest_version()
-        found = windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
+        found = build_windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
         if self._settings.is_shadow:
             self._head = max(self._head, found.newest, group.group.head_version)
         return found

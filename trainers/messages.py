@@ -17,8 +17,8 @@ from headrace.schemas.records import BatchTrained, GroupUse, Outcome, Position, 
 from headrace.schemas.topics import policy_of, step_key, trainer_component, variant_of
 from headrace.trainers.batches.window import Eviction, Waiting
 from headrace.trainers.versions.batch_offsets import BatchOffsets
-from headrace.trainers.versions.pipeline import Made
-from headrace.trainers.versions.publisher import WindowMark, pointer
+from headrace.trainers.versions.pipeline import MadeVersion
+from headrace.trainers.versions.publisher import WindowMark, build_pointer
 from headrace.trainers.windowed_groups import WindowedGroup
 
 UNKNOWN = UseId("", -1, 0)
@@ -89,7 +89,7 @@ class Messages:
 
     def version(
         self,
-        made: Made,
+        made: MadeVersion,
         metrics: dict[str, float],
         evictions: Sequence[Eviction[WindowedGroup]],
         window: Mapping[int, int],
@@ -118,7 +118,7 @@ class Messages:
         if published.checkpoint is not None:
             begin = self.offsets.first_needed(window)
             mark = WindowMark(planned.version, self.epoch, published.weights_hash, _positions(window), begin)
-            outgoing.append(pointer(self.run, self.policy_variant, self.fingerprint, mark, published.checkpoint))
+            outgoing.append(build_pointer(self.run, self.policy_variant, self.fingerprint, mark, published.checkpoint))
         self.weights_hash = published.weights_hash
         return outgoing
 

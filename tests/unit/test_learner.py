@@ -75,7 +75,7 @@ def test_a_resumed_learner_makes_the_very_same_weights(changed: dict[str, Any]) 
     assert second.version == 2
     assert b"".join(encode_checkpoint(second.trained.copy())) == data
     second.step(batch(3), 3)
-    assert weights_hash(second.published()) == weights_hash(straight.published())
+    assert weights_hash(second.snapshot_weights()) == weights_hash(straight.snapshot_weights())
     assert b"".join(encode_checkpoint(second.trained.copy())) == b"".join(encode_checkpoint(straight.trained.copy()))
 
 
@@ -94,11 +94,11 @@ def test_a_version_made_again_from_a_checkpoint_has_the_very_same_bits_whatever_
 
 def test_a_copy_taken_before_a_step_does_not_change_with_it() -> None:
     one = learner()
-    published, state = one.published(), one.trained.copy()
+    published, state = one.snapshot_weights(), one.trained.copy()
     before = weights_hash(published), b"".join(encode_checkpoint(state))
     one.step(batch(1), 1)
     assert (weights_hash(published), b"".join(encode_checkpoint(state))) == before
-    assert weights_hash(one.published()) != before[0]
+    assert weights_hash(one.snapshot_weights()) != before[0]
 
 
 @pytest.mark.parametrize("objective", named(OBJECTIVES, *FEW))
@@ -121,7 +121,7 @@ def test_on_a_gpu_a_resumed_learner_makes_the_very_same_weights(changed: dict[st
     straight.step(batch(1), 1)
     resumed.load_state(straight.trained.copy())
     assert resumed.step(batch(2), 2) == straight.step(batch(2), 2)
-    assert weights_hash(resumed.published()) == weights_hash(straight.published())
+    assert weights_hash(resumed.snapshot_weights()) == weights_hash(straight.snapshot_weights())
 
 
 def test_an_optimizer_step_whose_loss_is_not_finite_is_skipped_and_the_others_are_taken() -> None:
@@ -137,20 +137,20 @@ def test_an_optimizer_step_whose_loss_is_not_finite_is_skipped_and_the_others_ar
 def test_a_version_without_a_finite_step_has_the_weights_of_the_one_before() -> None:
     one = learner()
     one.step(batch(1), 1)
-    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), weights_hash(one.published())
+    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), weights_hash(one.snapshot_weights())
     metrics = one.step([replace(sequence, advantage=3e38) for sequence in batch(5)], 2)
     assert metrics["steps_skipped"] == 3
     assert one.version == 2
     assert (
         b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))),
-        weights_hash(one.published()),
+        weights_hash(one.snapshot_weights()),
     ) == before
 
 
 def test_weights_that_an_optimizer_step_made_infinite_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     one = learner()
     one.step(batch(1), 1)
-    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), weights_hash(one.published())
+    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), weights_hash(one.snapshot_weights())
     take = Masters.step
 
     def overflowing(masters: Masters, rate: float) -> None:
@@ -162,13 +162,13 @@ def test_weights_that_an_optimizer_step_made_infinite_are_not_kept(monkeypatch: 
     assert (metrics["optimizer_steps"], metrics["steps_skipped"], one.version) == (0, 3, 2)
     assert (
         b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))),
-        weights_hash(one.published()),
+        weights_hash(one.snapshot_weights()),
     ) == before
 
 
 def test_a_step_that_fails_leaves_the_whole_version_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     one, untouched = learner(), learner()
-    before = b"".join(encode_checkpoint(one.trained.copy())), weights_hash(one.published())
+    before = b"".join(encode_checkpoint(one.trained.copy())), weights_hash(one.snapshot_weights())
     compute = [parameter.clone() for parameter in one.model.parameters()]
     steps: list[float] = []
 
@@ -182,12 +182,12 @@ def test_a_step_that_fails_leaves_the_whole_version_as_it_was(monkeypatch: pytes
         patched.setattr(one.masters, "step", fails)
         with pytest.raises(RuntimeError, match="out of memory"):
             one.step(batch(5), 1)
-    assert (b"".join(encode_checkpoint(one.trained.copy())), weights_hash(one.published())) == before
+    assert (b"".join(encode_checkpoint(one.trained.copy())), weights_hash(one.snapshot_weights())) == before
     assert one.version == 0
     assert all(torch.equal(old, new) for old, new in zip(compute, one.model.parameters(), strict=True))
     one.step(batch(5), 1)
     untouched.step(batch(5), 1)
-    assert weights_hash(one.published()) == weights_hash(untouched.published())
+    assert weights_hash(one.snapshot_weights()) == weights_hash(untouched.snapshot_weights())
 
 
 def test_a_step_that_fails_leaves_the_reference_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,11 @@ def test_a_recipe_of_another_seed_orders_the_groups_by_it() -> None:
         each.step(batch(1), 1)
     first = learner()
     first.step(batch(1), 1)
-    assert weights_hash(changed.published()) == weights_hash(other.published()) != weights_hash(first.published())
+    assert (
+        weights_hash(changed.snapshot_weights())
+        == weights_hash(other.snapshot_weights())
+        != weights_hash(first.snapshot_weights())
+    )
 
 
 def test_gradients_left_by_an_earlier_training_change_nothing() -> None:
@@ -220,7 +224,7 @@ def test_gradients_left_by_an_earlier_training_change_nothing() -> None:
     clean, used = learner(), Learner(trained, SETTINGS)
     clean.step(batch(1), 1)
     used.step(batch(1), 1)
-    assert weights_hash(used.published()) == weights_hash(clean.published())
+    assert weights_hash(used.snapshot_weights()) == weights_hash(clean.snapshot_weights())
 
 
 def test_recomputed_activations_change_no_bit_and_hold_less_memory() -> None:
@@ -238,7 +242,7 @@ def test_recomputed_activations_change_no_bit_and_hold_less_memory() -> None:
             token_logprobs(one.model, micro)
         held.append(sum(saved))
         one.step(batch(1), 1)
-        hashes.append(weights_hash(one.published()))
+        hashes.append(weights_hash(one.snapshot_weights()))
     assert hashes[0] == hashes[1]
     assert held[1] < held[0] / 3
 
@@ -253,11 +257,11 @@ def test_settings_that_change_on_the_way_give_what_a_learner_of_those_settings_g
     one.use(two.settings, 1)
     two.step(batch(2), 2)
     one.step(batch(2), 2)
-    assert weights_hash(one.published()) == weights_hash(two.published())
+    assert weights_hash(one.snapshot_weights()) == weights_hash(two.snapshot_weights())
     for each in (one, two):
         each.use(SETTINGS, 1)
         each.step(batch(3), 3)
-    assert weights_hash(one.published()) == weights_hash(two.published())
+    assert weights_hash(one.snapshot_weights()) == weights_hash(two.snapshot_weights())
 
 
 def test_a_model_that_cannot_be_packed_is_padded_and_says_so() -> None:
@@ -355,7 +359,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing() -> None:
 
 def test_bytes_that_are_no_checkpoint_are_refused() -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        decode_checkpoint(write_safetensors(learner().published()))
+        decode_checkpoint(write_safetensors(learner().snapshot_weights()))
     with pytest.raises(WeightsError):
         decode_checkpoint(b"".join(encode_checkpoint(learner().trained.copy()))[:-1])
 
@@ -374,7 +378,7 @@ def test_a_shadow_trains_on_tokens_of_versions_that_it_has_not_made() -> None:
     alike = learner()
     beside.step(ahead, 1)
     alike.step(batch(0), 1)
-    assert weights_hash(beside.published()) == weights_hash(alike.published())
+    assert weights_hash(beside.snapshot_weights()) == weights_hash(alike.snapshot_weights())
 
 
 def test_the_off_policy_gap_is_the_mean_of_k3_from_the_policy_that_sampled() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.schemas.ids import UseId
-from headrace.trainers.batches.window import ServingOrder, Waiting, Window, next_batch
+from headrace.trainers.batches.window import ServingOrder, Waiting, Window, count_next_batch
 
 
 def waiting(min_version: int, arrival: int, bound: int = 8) -> Waiting[None]:
@@ -107,7 +107,7 @@ def test_a_batch_waits_to_be_whole_or_for_so_long_and_is_never_empty() -> None:
         (31, 5.0, 5.0, 28),
         (3, 5.0, 5.0, 0),
     ):
-        assert next_batch(waiting, 32, 4, waited_s, limit_s) == groups, (waiting, waited_s, limit_s)
+        assert count_next_batch(waiting, 32, 4, waited_s, limit_s) == groups, (waiting, waited_s, limit_s)
 
 
 @pytest.mark.parametrize("order", ["edf", "fifo", "lifo", "random"])

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-class Lane:
+class SerialExecutor:
     """Work in order, in one thread for all of it: how torch computes is set per thread.
 
     Args:

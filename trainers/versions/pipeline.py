@@ -28,7 +28,7 @@ from headrace.schemas.records import WeightsPublished
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.window import Waiting
 from headrace.trainers.learner.checkpoint import Stored, Storing
-from headrace.trainers.learner.lane import Lane
+from headrace.trainers.learner.lane import SerialExecutor
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import pin_threads
 from headrace.trainers.learner.step_metrics import StepMetrics
@@ -42,7 +42,7 @@ MOST_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStep:
+class StepRequest:
     """A step that the learner is to take."""
 
     version: int
@@ -68,10 +68,10 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MadeVersion:
     """A version."""
 
-    planned: PlannedStep
+    planned: StepRequest
     metrics: StepMetrics
     published: Published
 
@@ -80,7 +80,7 @@ class Made:
 class _Copied:
     """A version that was copied, and the promise of its publication."""
 
-    planned: PlannedStep
+    planned: StepRequest
     snapshot: dict[str, Tensor]
     storing: Storing | None
     future: Future[Published]
@@ -98,7 +98,7 @@ class Pipeline:
     Args:
         run: Whose store takes checkpoints.
         learner: Nobody else may touch it until `close`.
-        publisher: Nobody else may call its `publish`.
+        publisher: Nobody else may call its `upload_version`.
     """
 
     def __init__(self, run: Run, learner: Learner, publisher: Publisher) -> None:
@@ -106,19 +106,19 @@ class Pipeline:
         self.version = learner.version
         """The newest that the learner has made; set in its thread."""
         threads = torch.get_num_threads()
-        self._steps = Lane("step", lambda: pin_threads(threads))
-        self._publications = Lane("publish")
+        self._steps = SerialExecutor("step", lambda: pin_threads(threads))
+        self._publications = SerialExecutor("publish")
         self._lock = threading.Lock()
-        self._on_their_way = 0
+        self._publishing = 0
         """Publications that were begun; both threads count them."""
         self._waiting: _Copied | None = None
         """The version that is published next, unless a newer one comes first."""
         self._closed = threading.Event()
-        self._flights: deque[tuple[PlannedStep, Future[_Stepped]]] = deque()
+        self._in_flight: deque[tuple[StepRequest, Future[_Stepped]]] = deque()
         """Versions that were begun and were not taken, oldest first."""
-        self._looking: Future[WeightsPublished | None] | None = None
+        self._look: Future[WeightsPublished | None] | None = None
         """A look at the store that was begun."""
-        self._spares: deque[Mapping[str, Tensor]] = deque(maxlen=2)
+        self._free_buffers: deque[Mapping[str, Tensor]] = deque(maxlen=2)
         """Copies that nobody needs any more: the next ones are written over them. What a burst took is given back."""
         self.free_since = time.monotonic()
         """Since when the learner rests; while it does."""
@@ -128,54 +128,54 @@ class Pipeline:
     @property
     def is_free(self) -> bool:
         """Whether the learner rests and may be given a step."""
-        rests = all(stepped.done() and stepped.exception() is None for _, stepped in self._flights)
-        return rests and len(self._flights) < MOST_AHEAD
+        rests = all(stepped.done() and stepped.exception() is None for _, stepped in self._in_flight)
+        return rests and len(self._in_flight) < MOST_AHEAD
 
     @property
     def is_empty(self) -> bool:
         """Whether all versions that were begun have come out."""
-        return not self._flights
+        return not self._in_flight
 
-    def begin(self, planned: PlannedStep) -> None:
+    def begin(self, planned: StepRequest) -> None:
         """Let the learner make a version, in its thread: `_step`."""
         self.held_up_s = 0.0
-        self._flights.append((planned, self._steps.submit(partial(self._step, planned))))
+        self._in_flight.append((planned, self._steps.submit(partial(self._step, planned))))
 
-    def under_way(self) -> Iterator[PlannedStep]:
+    def under_way(self) -> Iterator[StepRequest]:
         """Yield the planned steps of all versions that were begun and have not come out, oldest first."""
-        return (planned for planned, _ in self._flights)
+        return (planned for planned, _ in self._in_flight)
 
     @property
     def has_version(self) -> bool:
         """Whether `take_version` returns the oldest version that was begun, or raises why there is none."""
-        if not self._flights or not self._flights[0][1].done():
+        if not self._in_flight or not self._in_flight[0][1].done():
             return False
-        _, stepping = self._flights[0]
+        _, stepping = self._in_flight[0]
         return stepping.exception() is not None or stepping.result().publishing.done()
 
     @property
     def has_look(self) -> bool:
         """Whether a look at the store has ended, and `take_whole` returns what it found."""
-        return self._looking is not None and self._looking.done()
+        return self._look is not None and self._look.done()
 
-    def take_version(self) -> Made:
+    def take_version(self) -> MadeVersion:
         """Return the oldest version, which is ready. Raises what its step or its publication raised."""
-        planned, stepping = self._flights[0]
+        planned, stepping = self._in_flight[0]
         stepped = stepping.result()
-        if len(self._flights) == MOST_AHEAD and self._flights[-1][1].done():
+        if len(self._in_flight) == MOST_AHEAD and self._in_flight[-1][1].done():
             self.held_up_s = time.monotonic() - self.free_since
-        self._flights.popleft()
-        return Made(planned, stepped.metrics, stepped.publishing.result())
+        self._in_flight.popleft()
+        return MadeVersion(planned, stepped.metrics, stepped.publishing.result())
 
     def look(self, *, read: bool, apply: bool) -> None:
         """See in the thread of the publications whether what was published is there, unless that is under way."""
-        if self._looking is None:
-            look = partial(self._publisher.publish_what_is_lost, read=read, apply=apply, given_up=self._closed)
-            self._looking = self._publications.submit(look)
+        if self._look is None:
+            look = partial(self._publisher.reupload_lost_version, read=read, apply=apply, given_up=self._closed)
+            self._look = self._publications.submit(look)
 
     def take_whole(self) -> WeightsPublished | None:
         """Return the event of whole weights that a look has published; before any version that comes after it."""
-        looking, self._looking = self._looking, None
+        looking, self._look = self._look, None
         try:
             return looking.result() if looking is not None else None
         except (Unavailable, StoreDenied) as error:  # a later look may see more
@@ -191,7 +191,7 @@ class Pipeline:
         self._publications.close(wait=False)
         self._steps.close(wait=True)
 
-    def _step(self, planned: PlannedStep) -> _Stepped:
+    def _step(self, planned: StepRequest) -> _Stepped:
         """Make a version and copy it, in the learner's thread; then the learner is free."""
         try:
             begin = time.monotonic()
@@ -199,46 +199,46 @@ class Pipeline:
             self.version = planned.version
             reach("train.stepped")
             stepped = time.monotonic()
-            snapshot = self._learner.published(self._spare())
+            snapshot = self._learner.snapshot_weights(self._take_buffer())
             storing = self._learner.checkpoint(self._run) if planned.checkpoint else None
             reach("train.copied")
             metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
-            return self._depart(_Copied(planned, snapshot, storing, Future()), metrics)
+            return self._enqueue_publish(_Copied(planned, snapshot, storing, Future()), metrics)
         finally:
             self.free_since = time.monotonic()
 
-    def _depart(self, version: _Copied, metrics: StepMetrics) -> _Stepped:
+    def _enqueue_publish(self, version: _Copied, metrics: StepMetrics) -> _Stepped:
         """Let a version be published next, or wait for the one on its way; leave out the one that waited."""
         with self._lock:
             left_out, self._waiting = self._waiting, None
             if left_out is not None:
-                self._publications.submit(lambda: self._leave_out(left_out))
-            if self._on_their_way and not version.planned.must_publish and version.storing is None:
+                self._publications.submit(lambda: self._hash_only(left_out))
+            if self._publishing and not version.planned.must_publish and version.storing is None:
                 self._waiting = version
             else:
-                self._set_out(version)
+                self._start_publish(version)
         return _Stepped(metrics, version.future)
 
-    def _spare(self) -> Mapping[str, Tensor] | None:
+    def _take_buffer(self) -> Mapping[str, Tensor] | None:
         try:
-            return self._spares.popleft()
+            return self._free_buffers.popleft()
         except IndexError:
             return None
 
-    def _set_out(self, version: _Copied) -> None:
+    def _start_publish(self, version: _Copied) -> None:
         """Begin a publication; the lock is held."""
-        self._on_their_way += 1
-        self._publications.submit(lambda: self._arrive(version))
+        self._publishing += 1
+        self._publications.submit(lambda: self._run_publish(version))
 
-    def _leave_out(self, version: _Copied) -> None:
+    def _hash_only(self, version: _Copied) -> None:
         """Only hash a version, in the thread of the publications."""
         if self._closed.is_set():
             version.future.cancel()
             return
         version.future.set_result(Published(weights_hash(version.snapshot), None, None))
-        self._spares.append(version.snapshot)
+        self._free_buffers.append(version.snapshot)
 
-    def _arrive(self, version: _Copied) -> None:
+    def _run_publish(self, version: _Copied) -> None:
         """Publish, in the thread of the publications; then what waits."""
         if self._closed.is_set():
             version.future.cancel()
@@ -248,15 +248,15 @@ class Pipeline:
         except BaseException as error:  # noqa: BLE001 - whoever takes the version raises it
             version.future.set_exception(error)
         with self._lock:
-            self._on_their_way -= 1
-            if self._waiting is not None and not self._on_their_way:
+            self._publishing -= 1
+            if self._waiting is not None and not self._publishing:
                 waiting, self._waiting = self._waiting, None
-                self._set_out(waiting)
+                self._start_publish(waiting)
 
-    def _publish(self, planned: PlannedStep, snapshot: dict[str, Tensor], storing: Storing | None) -> Published:
+    def _publish(self, planned: StepRequest, snapshot: dict[str, Tensor], storing: Storing | None) -> Published:
         base = self._publisher.base
-        event = self._publisher.publish(snapshot, planned.version, epoch=planned.epoch, given_up=self._closed)
+        event = self._publisher.upload_version(snapshot, planned.version, epoch=planned.epoch, given_up=self._closed)
         if base is not None:
-            self._spares.append(base.tensors)
+            self._free_buffers.append(base.tensors)
         stored = upload_checkpoint(storing, self._closed) if storing else None
         return Published(event.weights_hash, event, stored)

@@ -7,7 +7,7 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-from headrace.consumers.curate.curator import curator
+from headrace.consumers.curate.curator import open_curator
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.infra.errors import HeadraceError
@@ -170,7 +170,7 @@ class CuratorProcess(Looped):
         self.writer = Writer(f"m.curate.{POLICY}.{self.name}")
         run = join()
         self.published, self.issued = PublishedVersions(run, POLICY), IssuedNumbers(run)
-        self.body = curator(run, POLICY, self.published, self.issued)
+        self.body = open_curator(run, POLICY, self.published, self.issued)
         self.is_up = True
 
     def expel(self) -> None:

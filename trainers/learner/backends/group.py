@@ -40,7 +40,7 @@ from headrace.trainers.learner.backends.fsdp import FullyShardedBackend
 from headrace.trainers.learner.backends.shards import read_parts, store_parts
 from headrace.trainers.learner.backends.tensor_parallel import TensorParallelBackend
 from headrace.trainers.learner.checkpoint import Checkpoint, Stored, Storing
-from headrace.trainers.learner.lane import Lane
+from headrace.trainers.learner.lane import SerialExecutor
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import empty_model, pin_threads, to_torch
@@ -184,7 +184,7 @@ class _Uploads:
 
     def __init__(self) -> None:
         self._group: Any = dist.new_group(backend="gloo", timeout=NO_HURRY)
-        self._lane = Lane("checkpoint")
+        self._lane = SerialExecutor("checkpoint")
         self._given_up = threading.Event()
 
     def begin(self, run: Run, learner: Learner) -> Future[Stored | None]:
