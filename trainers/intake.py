@@ -76,20 +76,22 @@ class Intake:
         self._arrivals += 1
         self.arrived_at = time.monotonic()
         try:
-            return self._entry(message, curated)
+            return self._decode_entry(message, curated)
         except UNUSABLE as error:
             raise Rejected("unusable", str(error)) from error
 
-    def _entry(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
+    def _decode_entry(
+        self, message: Message, curated: CuratedGroup
+    ) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
         with self._watch.measure("consume"):
             found = self._payloads.whole(message, curated)
         if found is None:
             nothing = WindowedGroup(DecodedGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
-            return Eviction(self._waiting(message, curated, nothing), "missing")
+            return Eviction(self._build_waiting(message, curated, nothing), "missing")
         with self._watch.measure("decode"):
-            return self._waiting(message, curated, self._windowed_group(found))
+            return self._build_waiting(message, curated, self._decode_windowed_group(found))
 
-    def _waiting(self, message: Message, curated: CuratedGroup, payload: WindowedGroup) -> Waiting[WindowedGroup]:
+    def _build_waiting(self, message: Message, curated: CuratedGroup, payload: WindowedGroup) -> Waiting[WindowedGroup]:
         return Waiting(
             key=UseId.of(curated),
             min_version=curated.min_version,
@@ -101,7 +103,7 @@ class Intake:
             size_bytes=payload.size_bytes,
         )
 
-    def _windowed_group(self, curated: CuratedGroup) -> WindowedGroup:
+    def _decode_windowed_group(self, curated: CuratedGroup) -> WindowedGroup:
         """Return the decoded group. Raises what makes it unusable."""
         group = decode_group(self._run, curated)
         known = math.inf if self._settings.is_shadow else self._newest_version()

@@ -165,9 +165,9 @@ class Scheduler(Generic[T]):
         """Take a group into the window, or one that never gets there."""
         self._evictions.add(self.window.add(group) if isinstance(group, Waiting) else [group])
 
-    def passed(self, version: int, groups: int) -> None:
+    def note_version(self, version: int, groups: int) -> None:
         """Learn that a version of so many groups is being committed."""
-        self._trials.passed(version, groups)
+        self._trials.note_version(version, groups)
 
     def finish(self) -> None:
         """Begin nothing more."""
@@ -202,7 +202,7 @@ class Scheduler(Generic[T]):
         version = at.version + 1
         if self._trials.is_poison(version):
             batch = self._take_batch(at)
-            self._trials.evicted()
+            self._trials.start_over()
             return PoisonBatch(version, batch)
         if times := self._trials.note(version):
             return NoteStep(version, times, self._trials.groups(version), self._trials.suspects)
@@ -239,7 +239,7 @@ class Scheduler(Generic[T]):
             under_way: The batches of versions that are begun and not on the log.
         """
         first = dict(read)
-        for entry in chain(self.window.leftovers(), *under_way):
+        for entry in chain(self.window.list_waiting(), *under_way):
             first[entry.partition] = min(first[entry.partition], entry.offset)
         return first
 

@@ -139,10 +139,12 @@ class Trainer:
             key = UseId.of(curated)
             found = self._intake.entry(message, curated)
         except Rejected as rejected:
-            return self._messages.dead(message, rejected.why, key)
+            return self._messages.build_dead_letter(message, rejected.why, key)
         if self._holds(key):  # without its headers the dead letter concludes nothing: the other record does
             unnamed = replace(message, headers=[])
-            return self._messages.dead(unnamed, ("unusable", f"another record of {key} is here, and not trained yet"))
+            return self._messages.build_dead_letter(
+                unnamed, ("unusable", f"another record of {key} is here, and not trained yet")
+            )
         self.scheduler.take(found)
         return ()
 
@@ -171,10 +173,10 @@ class Trainer:
             case CommitVersion(evictions):
                 return self._commit_version(self._pipeline.take_version(), evictions)
             case ReportEvictions(evictions):
-                return self._messages.evicted(evictions)
+                return self._messages.report_evictions(evictions)
             case PoisonBatch(version, batch):
                 log.error("batch.poison", policy=self.policy_variant, version=version, groups=len(batch))
-                return self._messages.poison(batch, version)
+                return self._messages.build_poison_letters(batch, version)
             case NoteStep() as step:
                 return self._note_step(step)
             case BeginStep() as step:
@@ -208,7 +210,7 @@ class Trainer:
             log.warning(
                 "step.tried", policy=self.policy_variant, version=step.version, time=step.times, groups=step.groups
             )
-        return [self._messages.begun(step.version, step.times, step.suspects)]
+        return [self._messages.build_step_begun(step.version, step.times, step.suspects)]
 
     def _plan_step(self, step: BeginStep[WindowedGroup]) -> StepRequest:
         """Return what the learner is to make of a batch."""
@@ -233,12 +235,12 @@ class Trainer:
         metrics = self._metrics.of(made)
         under_way = (planned.batch for planned in self._pipeline.under_way())
         first_needed = self.scheduler.first_needed(self._messages.curated_positions(), under_way)
-        outgoing = self._messages.version(made, metrics, evictions, first_needed)
+        outgoing = self._messages.build_version(made, metrics, evictions, first_needed)
         self._announced = made.published.event
         if self._announced is not None:
             outgoing.append(self._publisher.build_message(self._announced))
         self._metrics.add(metrics)
-        self.scheduler.passed(made.planned.version, len(made.planned.batch))
+        self.scheduler.note_version(made.planned.version, len(made.planned.batch))
         log.info(
             "version.trained",
             policy=self.policy_variant,
@@ -254,7 +256,7 @@ class Trainer:
         """Learn where a version's records stand: deltas name the place of an anchor, checkpoints that of batches."""
         if self._made_version:
             self._made_version = False
-            self._messages.written(ticked[0].offset)
+            self._messages.note_offset(ticked[0].offset)
         if self._announced is not None:
             event, self._announced = self._announced, None
             self._publisher.note_announced(event, ticked[-1].offset)

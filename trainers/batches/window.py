@@ -155,7 +155,7 @@ class Window(Generic[T]):
             self._inside[entry.is_replay].remove(entry.key)
             self._bytes[entry.is_replay] -= entry.size_bytes
 
-    def leftovers(self) -> tuple[Waiting[T], ...]:
+    def list_waiting(self) -> tuple[Waiting[T], ...]:
         """Show what waits now, in the order in which it would be served; the window keeps it."""
         return tuple(self._entries)
 

@@ -219,7 +219,7 @@ class TrainerProcess(Looped):
 
     def memory(self) -> Key:
         body, scheduler, pipeline = self.body, self.body.scheduler, self.pipeline
-        window = tuple((entry.key, entry.arrival) for entry in scheduler.window.leftovers())
+        window = tuple((entry.key, entry.arrival) for entry in scheduler.window.list_waiting())
         evictions = tuple((one.entry.key, one.verdict) for one in scheduler._evictions._waiting)
         flights = tuple(
             (flight.planned.version, tuple(entry.key for entry in flight.planned.batch), flight.published is not None)
