@@ -157,14 +157,14 @@ def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_le
     """The transaction of the version that was to stand for it never came."""
     with Life(run) as life:
         life.steps_all()
-        version = Trainer._version
+        version = Trainer._commit_version
 
         def dies_at_the_third(trainer: Trainer, made: Made, evictions: list[Eviction[WindowedGroup]]) -> list[Outgoing]:
             if made.planned.version == BEGUN:
                 raise InterruptedError
             return version(trainer, made, evictions)
 
-        monkeypatch.setattr(Trainer, "_version", dies_at_the_third)
+        monkeypatch.setattr(Trainer, "_commit_version", dies_at_the_third)
         monkeypatch.setattr(threading, "excepthook", lambda _: None)
         life.gate.set()
         life._thread.join(120)

@@ -105,7 +105,7 @@ def test_the_look_at_a_whole_group_lets_nothing_pass_that_the_closer_look_finds(
     for _ in range(4000):
         one = altered(draw)
         members = [Trajectory("a", 1.0, {}, (sequence(4),)), Trajectory("b", 0.0, {}, (one,))]
-        fault = validate._fault(members[1], 3)
+        fault = validate._find_fault(members[1], 3)
         if are_all_sound(members, 3, 10):
             assert fault is None, one
         seen[fault is None and are_all_sound(members, 3, 10)] += 1

@@ -42,7 +42,7 @@ class Scene:
         """All memory that published values were copied into."""
         self.may_publish = threading.Semaphore(0)
         self.broken = 0
-        learner = SimpleNamespace(version=0, step=self.step, published=self.copy, checkpoint=self.storing)
+        learner = SimpleNamespace(version=0, step=self.step, snapshot_weights=self.copy, checkpoint=self.storing)
         self.publisher = SimpleNamespace(upload_version=self.upload_version, base=None)
         self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("Publisher", self.publisher))
 

@@ -85,5 +85,5 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resume, "heartbeat", learner.heartbeat)
     patch.setattr(start, "pin_threads", lambda: None)
     patch.setattr(start, "check_loss", lambda *_: None)
-    patch.setattr(start, "_size", lambda _model: 0)
+    patch.setattr(start, "_count_parameters", lambda _model: 0)
     patch.setattr(start, "_begin", begin)
