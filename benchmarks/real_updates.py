@@ -24,7 +24,7 @@ from headrace.producers.engines.contract import Generation, Sampling
 from headrace.producers.engines.torch_engine import TorchEngine
 from headrace.trainers.advantages import Member
 from headrace.trainers.batches.batch import TrainingSequence
-from headrace.trainers.batches.groups import PreparedGroup, batch_sequences
+from headrace.trainers.batches.groups import PreparedGroup, build_batch_sequences
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import build_model, character_tokenizer, encode, to_torch
 from headrace.trainers.learner.warm_start import Follower, WarmStartSettings, WorkedExample, warm_start
@@ -104,7 +104,7 @@ def versions(
     Version v is made of what version v - 1 - `staleness` played, as far as there was one.
     """
     learner = Learner(copy.deepcopy(start.model), settings, training.seed)
-    published: deque[tuple[int, dict[str, Tensor]]] = deque([(0, learner.published())], maxlen=staleness + 1)
+    published: deque[tuple[int, dict[str, Tensor]]] = deque([(0, learner.snapshot_weights())], maxlen=staleness + 1)
     yield published[0][1], start.reward
     engine = TorchEngine({"policy": start.model.config})
     try:
@@ -114,7 +114,7 @@ def versions(
             problems = range((version - 1) * training.groups, version * training.groups)
             batch, rewards = _played(engine, start, problems, settings)
             learner.step(batch, version)
-            published.append((version, learner.published()))
+            published.append((version, learner.snapshot_weights()))
             yield published[-1][1], float(np.mean(rewards))
     finally:
         engine.close()
@@ -142,7 +142,7 @@ def _played(
         )
         groups.append(PreparedGroup(members, tuple(_sequence(prompt, answer) for answer in group)))
         rewards += scores
-    return batch_sequences(groups, settings), rewards
+    return build_batch_sequences(groups, settings), rewards
 
 
 async def _answers(engine: TorchEngine, prompts: list[list[int]], eos: int, seed: int) -> list[Generation]:

@@ -40,7 +40,7 @@ from headrace.schemas.records import (
 )
 from headrace.schemas.topics import Topics, checkpoint_key
 from headrace.trainers.versions.batch_offsets import BatchOffsets
-from headrace.trainers.versions.history import read_history, what_waited
+from headrace.trainers.versions.history import read_history, read_waiting_groups
 
 WINDOW = 64
 ANCHOR_EVERY, CHECKPOINT_EVERY = 50, 10
@@ -118,7 +118,7 @@ def come_back(address: str, groups: int, how: str) -> Return:
     run = join(parse_run(address))
     before, begin = _resident_kib(), time.perf_counter()
     history = read_history(run, "solver", recent=how != "all there is")
-    waiting, _ = what_waited(run, "solver", history)
+    waiting, _ = read_waiting_groups(run, "solver", history)
     seconds = time.perf_counter() - begin
     assert (history.batches[-1].version, len(waiting)) == (groups // BATCH, WINDOW)  # noqa: S101 - it is all there
     return Return(groups, how, round(seconds, 2), round((_resident_kib() - before) / 1024, 1), len(waiting))

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.infra.recipe.settings import TrainerSettings
-from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, minibatches, pack
+from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, cut_minibatches, pack
 from headrace.trainers.learner.attention import enable_packing
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.logprobs import LOGITS_MIB, token_logprobs
@@ -144,7 +144,7 @@ def measure_speed(name: str, lengths: npt.NDArray[np.int64], size: Size, rounds:
     inputs = [
         sum(micro.ids.size for step in steps for micro in step.micro_batches)
         for steps in (
-            minibatches(sequences, 1, settings.micro_batch_tokens, seed=1, version=1, packed=packing)
+            cut_minibatches(sequences, 1, settings.micro_batch_tokens, seed=1, version=1, packed=packing)
             for packing in (False, True)
         )
     ]

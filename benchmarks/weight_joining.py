@@ -139,8 +139,8 @@ def _publish(run: Run, parameters: float, compactor: Compactor, tell: Tell) -> i
     weights = made(qwen3_shapes(parameters))
     publisher, producer = Publisher(run, POLICY, ()), open_producer(run.connection, "publisher")
     for version in range(VERSIONS + 1):
-        event = publisher.publish(weights.tensors, version)
-        message = publisher.message(event)
+        event = publisher.upload_version(weights.tensors, version)
+        message = publisher.build_message(event)
         producer.produce(message.topic, message.value, message.key, message.partition)
         assert producer.flush(30) == 0, "Kafka does not answer"  # noqa: S101 - nothing is measured then
         compactor.catch_up()

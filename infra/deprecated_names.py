@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 
-def deprecated_names(module: str, names: Mapping[str, type]) -> Callable[[str], type]:
-    """Return a module's `__getattr__`, which answers for the old names of its classes. Raises AttributeError."""
+def deprecated_names(module: str, names: Mapping[str, Any]) -> Callable[[str], Any]:
+    """Return a module's `__getattr__`, which finds classes and functions by their old names. Raises AttributeError."""
 
-    def find(name: str) -> type:
+    def find(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         new = names[name]

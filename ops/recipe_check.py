@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.consumers.curate.revision_chains import chain_of
+from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.registry import check_characters, load_environment, load_workflow
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
@@ -25,7 +25,7 @@ def check_names(recipe: Recipe) -> None:
     check_engine(recipe)
     _check_sampling(recipe)
     for policy_variant in recipe.policy_variants:
-        chain_of(recipe, policy_variant)
+        load_policy_chain(recipe, policy_variant)
         check_advantage(recipe, policy_variant)
         trainer = recipe.trainer_of(policy_variant)
         _check_processes(policy_variant, trainer, recipe.policies[policy_of(policy_variant)].lora)

@@ -40,8 +40,8 @@ from headrace.schemas.records import (
     WeightsPublished,
     WorkerStatus,
 )
-from headrace.trainers.component import Trainer
 from headrace.trainers.messages import Messages
+from headrace.trainers.trainer import Trainer
 from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.publisher import Publisher
 
@@ -112,13 +112,13 @@ WRITES: Mapping[str, tuple[Flow, ...]] = {
         Flow("state", Snapshot, Evaluator.tick),
     ),
     "train": (
-        Flow("batches", BatchTrained, Messages.version),
-        Flow("outcomes", Outcome, Messages.version),
-        Flow("state", CheckpointPointer, Messages.version),
-        Flow("state", StepBegun, Messages.begun),
-        Flow("weights", WeightsPublished, Publisher.message),
+        Flow("batches", BatchTrained, Messages.build_version),
+        Flow("outcomes", Outcome, Messages.build_version),
+        Flow("state", CheckpointPointer, Messages.build_version),
+        Flow("state", StepBegun, Messages.build_step_begun),
+        Flow("weights", WeightsPublished, Publisher.build_message),
         Flow("workers", WorkerStatus, heartbeat),
-        Flow("dead-letters", DeadLetter, Messages.dead),
+        Flow("dead-letters", DeadLetter, Messages.build_dead_letter),
     ),
     "compact": (Flow("weights", WeightsPublished, Compactor.merge_due),),
 }

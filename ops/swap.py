@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.consumers.curate.revision_chains import chain_of
+from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.plug_in_sources import curator_plug_ins, find_source_differences, newest_sources, sources_of
 from headrace.infra.recipe.recipe_file import replace_chain
@@ -63,7 +63,7 @@ def _prepared(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
     new = replace_chain(old, path)
     for policy_variant in new.policy_variants:
         try:
-            chain_of(new, policy_variant)
+            load_policy_chain(new, policy_variant)
         except UsageError as error:
             raise type(error)(f"{path}: {error}") from error
     if newest.ended:

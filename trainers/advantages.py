@@ -21,6 +21,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from headrace.infra.deprecated_names import deprecated_names
 from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.ranges import at_least, within
 from headrace.schemas.rewards import EQUAL
@@ -111,19 +112,21 @@ def grpo(
     if ddof is None:
         raise ValueError(f"std is sample or population, not {std!r}")
     at_least(0, eps=eps)
-    return _by_key(
+    return _apply_by_key(
         members, group_by, weight, lambda key: (key.values - key.values.mean()) / (key.values.std(ddof=ddof) + eps)
     )
 
 
 def dr_grpo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
     """Dr. GRPO (arXiv 2503.20783): r - mu, float32[n]; meant for the loss aggregation `constant`."""
-    return _by_key(members, group_by, weight, _centred)
+    return _apply_by_key(members, group_by, weight, _centre)
 
 
 def rloo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
     """RLOO (arXiv 2402.14740): r_i less the mean of the others, m / (m-1) * (r - mu), float32[n]."""
-    return _by_key(members, group_by, weight, lambda key: _centred(key) * (key.values.size / (key.values.size - 1)))
+    return _apply_by_key(
+        members, group_by, weight, lambda key: _centre(key) * (key.values.size / (key.values.size - 1))
+    )
 
 
 def maxrl(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
@@ -131,9 +134,9 @@ def maxrl(members: Members, *, group_by: GroupBy = "task", weight: Weight = "tra
 
     def formula(key: Compared) -> Floats:
         mean = key.values.mean()
-        return _centred(key) / mean if mean > 0 else np.zeros_like(key.values)
+        return _centre(key) / mean if mean > 0 else np.zeros_like(key.values)
 
-    return _by_key(members, group_by, weight, formula)
+    return _apply_by_key(members, group_by, weight, formula)
 
 
 def opo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
@@ -147,7 +150,7 @@ def opo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "traje
         advantages: Floats = key.values - (weights * key.values).sum() / weights.sum()
         return advantages
 
-    return _by_key(members, group_by, weight, formula)
+    return _apply_by_key(members, group_by, weight, formula)
 
 
 def pass_at_k(
@@ -161,7 +164,7 @@ def pass_at_k(
         lead = (best - second) / (key.values.std(ddof=1) + eps)
         return np.where(key.values == best, lead, 0.0)
 
-    return _by_key(members, group_by, weight, formula)
+    return _apply_by_key(members, group_by, weight, formula)
 
 
 def given(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
@@ -170,16 +173,16 @@ def given(members: Members, *, group_by: GroupBy = "task", weight: Weight = "tra
     So ReMax (arXiv 2310.10505) is one whose workflow gives the reward of a greedy completion. Where the workflow gives
     none, the mean mu of the member's key is the baseline. Raises RewardError for a group without any.
     """
-    known = _checked(members)
-    _some_baseline(known)
+    known = _check_members(members)
+    _check_baselines(known)
     advantages = np.array([member.reward for member in known], np.float64)
     baselines = np.zeros_like(advantages)
-    for key in compared(known, group_by, weight):
+    for key in iterate_comparisons(known, group_by, weight):
         baselines[key.members] = key.values.mean()
     for place, member in enumerate(known):
         if member.baseline is not None:
             baselines[place] = member.baseline
-    return _float32(np.where(np.abs(advantages - baselines) <= EQUAL, 0.0, advantages - baselines))
+    return _to_float32(np.where(np.abs(advantages - baselines) <= EQUAL, 0.0, advantages - baselines))
 
 
 # --------------------------------------------------------------------------------------- compared within a whole batch
@@ -190,9 +193,9 @@ def gpg(members: Members, *, group_by: GroupBy = "task", weight: Weight = "traje
 
     B counts the batch's sequences, `nonzero` those whose reward is not 0, and is at least 1.
     """
-    known = _checked(members)
+    known = _check_members(members)
     nonzero = sum(member.reward != 0 for member in known)
-    return _by_key(known, group_by, weight, lambda key: _centred(key) * (len(known) / max(nonzero, 1)))
+    return _apply_by_key(known, group_by, weight, lambda key: _centre(key) * (len(known) / max(nonzero, 1)))
 
 
 def lite_ppo(
@@ -203,10 +206,10 @@ def lite_ppo(
     sigma_batch is the unbiased deviation of all values of the batch, whatever their key.
     """
     at_least(0, eps=eps)
-    known = _checked(members)
-    values = np.concatenate([np.empty(0), *(key.values for key in compared(known, group_by, weight))])
+    known = _check_members(members)
+    values = np.concatenate([np.empty(0), *(key.values for key in iterate_comparisons(known, group_by, weight))])
     sigma = values.std(ddof=1) if values.size > 1 else 0.0
-    return _by_key(known, group_by, weight, lambda key: _centred(key) / (sigma + eps))
+    return _apply_by_key(known, group_by, weight, lambda key: _centre(key) / (sigma + eps))
 
 
 def reinforce_pp(members: Members, *, gamma: float = 1.0, eps: float = 1e-5) -> list[Float32s]:
@@ -216,18 +219,18 @@ def reinforce_pp(members: Members, *, gamma: float = 1.0, eps: float = 1e-5) -> 
     the batch, as `batch_norm`.
     """
     within(0, 1, gamma=gamma)
-    known = _checked(members)
-    returns = [_discounted_sums(_rewards_of(member), gamma) for member in known]
-    return _float32s(_whitened(returns, known, eps))
+    known = _check_members(members)
+    returns = [_sum_discounted(_rewards_of(member), gamma) for member in known]
+    return _to_float32s(_whiten(returns, known, eps))
 
 
 def reinforce_pp_baseline(
     members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
 ) -> Float32s:
     """REINFORCE++ with the group as baseline (arXiv 2501.03262): r - mu, whitened as `batch_norm`, float32[n]."""
-    known = _checked(members)
-    centred = _by_key_exact(known, group_by, weight, _centred)
-    return _whitened_each(centred, known, eps)
+    known = _check_members(members)
+    centred = _apply_by_key_exactly(known, group_by, weight, _centre)
+    return _whiten_each(centred, known, eps)
 
 
 def batch_norm(advantages: Advantages, members: Members, *, eps: float = 1e-5) -> Advantages:
@@ -236,10 +239,10 @@ def batch_norm(advantages: Advantages, members: Members, *, eps: float = 1e-5) -
     The deviation is unbiased, and a sequence weighs as much as it has tokens. Fewer than 2 tokens, or equal advantages,
     give exactly 0.
     """
-    known = _checked(members)
+    known = _check_members(members)
     if isinstance(advantages, np.ndarray):
-        return _whitened_each(advantages.astype(np.float64), known, eps)
-    return _float32s(_whitened([each.astype(np.float64) for each in advantages], known, eps))
+        return _whiten_each(advantages.astype(np.float64), known, eps)
+    return _to_float32s(_whiten([each.astype(np.float64) for each in advantages], known, eps))
 
 
 # ------------------------------------------------------------------------------------------------------- token by token
@@ -256,13 +259,13 @@ def gae(
     if length_adaptive is not None and not length_adaptive > 0:
         raise ValueError(f"length_adaptive must be above 0, got {length_adaptive}")
     found = []
-    for member in _checked(members):
+    for member in _check_members(members):
         decay = lam
         if length_adaptive is not None:
             decay = max(0.0, 1 - 1 / (length_adaptive * max(member.length, 1)))
         advantages, _ = generalized_advantage(_rewards_of(member), member.token_values, gamma=gamma, lam=decay)
         found.append(advantages)
-    return _float32s(found)
+    return _to_float32s(found)
 
 
 def generalized_advantage(
@@ -297,7 +300,7 @@ def generalized_advantage(
         moved = np.bincount(np.maximum(np.cumsum(chosen) - 1, 0), each, minlength=int(chosen.sum()))
         before = critic[chosen]
         delta = moved + gamma * np.append(before[1:], 0.0) - before
-        advantages[chosen] = _discounted_sums(delta, gamma * lam)
+        advantages[chosen] = _sum_discounted(delta, gamma * lam)
         returns[chosen] = advantages[chosen] + before
     return advantages, returns
 
@@ -311,11 +314,11 @@ def rae(
     """
     within(0, 1, decay=decay)
     known, advantages = dict(baselines or {}), np.zeros(len(rewards), np.float64)
-    for place, (member, role) in enumerate(zip(_checked(rewards), roles, strict=True)):
+    for place, (member, role) in enumerate(zip(_check_members(rewards), roles, strict=True)):
         before = known.get(role, 0.0)
         advantages[place] = member.reward - before
         known[role] = decay * before + (1 - decay) * member.reward
-    return _float32(advantages), known
+    return _to_float32(advantages), known
 
 
 ADVANTAGES: Mapping[str, Callable[..., Advantages]] = {
@@ -344,7 +347,7 @@ WHOLE_BATCH = frozenset({"gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseli
 # ---------------------------------------------------------------------------------------------------------------- parts
 
 
-def compared(members: Sequence[Member], group_by: GroupBy, weight: Weight) -> Iterator[Compared]:
+def iterate_comparisons(members: Sequence[Member], group_by: GroupBy, weight: Weight) -> Iterator[Compared]:
     """Yield the values of every key, keys in the order of their first members. For estimators of your own, too."""
     if group_by not in _KEYS or weight not in ("trajectory", "sequence"):
         raise ValueError(
@@ -364,22 +367,24 @@ def compared(members: Sequence[Member], group_by: GroupBy, weight: Weight) -> It
         yield Compared(np.array(those, np.int64), value_of, rewards, lengths)
 
 
-def _by_key(members: Members, group_by: GroupBy, weight: Weight, formula: Callable[[Compared], Floats]) -> Float32s:
-    return _float32(_by_key_exact(_checked(members), group_by, weight, formula))
+def _apply_by_key(
+    members: Members, group_by: GroupBy, weight: Weight, formula: Callable[[Compared], Floats]
+) -> Float32s:
+    return _to_float32(_apply_by_key_exactly(_check_members(members), group_by, weight, formula))
 
 
-def _by_key_exact(
+def _apply_by_key_exactly(
     members: Sequence[Member], group_by: GroupBy, weight: Weight, formula: Callable[[Compared], Floats]
 ) -> Floats:
     """Return float64[n]; `formula` sees keys of at least two values that differ."""
     advantages = np.zeros(len(members), np.float64)
-    for key in compared(members, group_by, weight):
+    for key in iterate_comparisons(members, group_by, weight):
         if _differ(key.values):
             advantages[key.members] = formula(key)[key.value_of]
     return advantages
 
 
-def _centred(key: Compared) -> Floats:
+def _centre(key: Compared) -> Floats:
     centred: Floats = key.values - key.values.mean()
     return centred
 
@@ -388,12 +393,12 @@ def _differ(values: Floats) -> bool:
     return values.size > 1 and bool(values.max() - values.min() > EQUAL)
 
 
-def _whitened_each(advantages: Floats, members: Sequence[Member], eps: float) -> Float32s:
+def _whiten_each(advantages: Floats, members: Sequence[Member], eps: float) -> Float32s:
     """Return float32[n] for float64[n], whitened."""
-    return _float32(np.concatenate([np.empty(0), *_whitened(list(advantages[:, None]), members, eps)]))
+    return _to_float32(np.concatenate([np.empty(0), *_whiten(list(advantages[:, None]), members, eps)]))
 
 
-def _whitened(advantages: Sequence[Floats], members: Sequence[Member], eps: float) -> list[Floats]:
+def _whiten(advantages: Sequence[Floats], members: Sequence[Member], eps: float) -> list[Floats]:
     """Normalise n arrays, float64[length] or float64[1] for all tokens, over all tokens of kept members."""
     at_least(0, eps=eps)
     kept = [
@@ -415,7 +420,7 @@ def _rewards_of(member: Member) -> Floats:
     return rewards
 
 
-def _discounted_sums(values: Floats, factor: float) -> Floats:
+def _sum_discounted(values: Floats, factor: float) -> Floats:
     """Return S_t = sum_{s >= t} factor^(s-t) v_s, float64[T], in log2(T) passes over windows that double."""
     sums, width, share = values.copy(), 1, factor
     while width < sums.size and share > 0:
@@ -424,32 +429,34 @@ def _discounted_sums(values: Floats, factor: float) -> Floats:
     return sums
 
 
-def _checked(members: Members) -> list[Member]:
+def _check_members(members: Members) -> list[Member]:
     """Return members, plain rewards as trajectories of one token. Raises RewardError for what nothing follows from."""
     known = [
         member if isinstance(member, Member) else Member(place, "", float(member))
         for place, member in enumerate(members)
     ]
-    _finite("rewards", [member.reward for member in known], "mend the environment's scorer")
-    _finite("baselines", [m.baseline for m in known if m.baseline is not None], "mend the workflow that gives them")
+    _check_finite("rewards", [member.reward for member in known], "mend the environment's scorer")
+    _check_finite(
+        "baselines", [m.baseline for m in known if m.baseline is not None], "mend the workflow that gives them"
+    )
     for member in known:
         for what, values in (("token rewards", member.token_rewards), ("token values", member.token_values)):
             if values is None:
                 continue
             if values.shape != (member.length,):
                 raise RewardError(f"{what} of shape {values.shape} for a sequence of {member.length} generated tokens")
-            _finite(what, values, "mend what gives them")
+            _check_finite(what, values, "mend what gives them")
     return known
 
 
-def _finite(what: str, numbers: npt.ArrayLike, remedy: str) -> None:
+def _check_finite(what: str, numbers: npt.ArrayLike, remedy: str) -> None:
     values = np.asarray(numbers, np.float64)
     wrong = values[~(np.abs(values) < _LARGEST)]
     if wrong.size:
         raise RewardError(f"a group's {what} must be finite and below {_LARGEST:g}, got {wrong[:_SHOWN]}: {remedy}")
 
 
-def _some_baseline(members: Sequence[Member]) -> None:
+def _check_baselines(members: Sequence[Member]) -> None:
     bare = {member.group for member in members} - {m.group for m in members if m.baseline is not None}
     if bare:
         raise RewardError(
@@ -458,10 +465,13 @@ def _some_baseline(members: Sequence[Member]) -> None:
         )
 
 
-def _float32(advantages: Floats) -> Float32s:
+def _to_float32(advantages: Floats) -> Float32s:
     with np.errstate(over="ignore"):  # infinite then, which `Estimator` refuses
         return advantages.astype(np.float32)
 
 
-def _float32s(advantages: Sequence[Floats]) -> list[Float32s]:
-    return [_float32(each) for each in advantages]
+def _to_float32s(advantages: Sequence[Floats]) -> list[Float32s]:
+    return [_to_float32(each) for each in advantages]
+
+
+__getattr__ = deprecated_names(__name__, {"compared": iterate_comparisons})

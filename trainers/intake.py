@@ -21,12 +21,12 @@ from headrace.schemas.records import CuratedGroup, NamedObject, TrajectoryGroup
 from headrace.trainers.advantages import RewardError
 from headrace.trainers.batches.batch import BatchError
 from headrace.trainers.batches.estimator import AdvantageError
-from headrace.trainers.batches.groups import PreparedGroup, WholeGroup
+from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup
 from headrace.trainers.batches.payloads import LoggedFirstUses, Payloads
-from headrace.trainers.batches.trained_groups import whole
+from headrace.trainers.batches.trained_groups import decode_group
 from headrace.trainers.batches.window import Eviction, Waiting
 from headrace.trainers.learner.limits import Limits
-from headrace.trainers.windowed_groups import WindowedGroup, windowed_group
+from headrace.trainers.windowed_groups import WindowedGroup, build_windowed_group
 
 UNUSABLE = (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError)
 """What decoding raises for a group that cannot be trained on."""
@@ -76,20 +76,22 @@ class Intake:
         self._arrivals += 1
         self.arrived_at = time.monotonic()
         try:
-            return self._entry(message, curated)
+            return self._decode_entry(message, curated)
         except UNUSABLE as error:
             raise Rejected("unusable", str(error)) from error
 
-    def _entry(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
+    def _decode_entry(
+        self, message: Message, curated: CuratedGroup
+    ) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
         with self._watch.measure("consume"):
             found = self._payloads.whole(message, curated)
         if found is None:
-            nothing = WindowedGroup(WholeGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
-            return Eviction(self._waiting(message, curated, nothing), "missing")
+            nothing = WindowedGroup(DecodedGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
+            return Eviction(self._build_waiting(message, curated, nothing), "missing")
         with self._watch.measure("decode"):
-            return self._waiting(message, curated, self._windowed_group(found))
+            return self._build_waiting(message, curated, self._decode_windowed_group(found))
 
-    def _waiting(self, message: Message, curated: CuratedGroup, payload: WindowedGroup) -> Waiting[WindowedGroup]:
+    def _build_waiting(self, message: Message, curated: CuratedGroup, payload: WindowedGroup) -> Waiting[WindowedGroup]:
         return Waiting(
             key=UseId.of(curated),
             min_version=curated.min_version,
@@ -101,11 +103,11 @@ class Intake:
             size_bytes=payload.size_bytes,
         )
 
-    def _windowed_group(self, curated: CuratedGroup) -> WindowedGroup:
+    def _decode_windowed_group(self, curated: CuratedGroup) -> WindowedGroup:
         """Return the decoded group. Raises what makes it unusable."""
-        group = whole(self._run, curated)
+        group = decode_group(self._run, curated)
         known = math.inf if self._settings.is_shadow else self._newest_version()
-        found = windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
+        found = build_windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
         if self._settings.is_shadow:
             self._head = max(self._head, found.newest, group.group.head_version)
         return found

@@ -17,8 +17,8 @@ from headrace.schemas.records import BatchTrained, GroupUse, Outcome, Position, 
 from headrace.schemas.topics import policy_of, step_key, trainer_component, variant_of
 from headrace.trainers.batches.window import Eviction, Waiting
 from headrace.trainers.versions.batch_offsets import BatchOffsets
-from headrace.trainers.versions.pipeline import Made
-from headrace.trainers.versions.publisher import WindowMark, pointer
+from headrace.trainers.versions.pipeline import MadeVersion
+from headrace.trainers.versions.publisher import WindowMark, build_pointer
 from headrace.trainers.windowed_groups import WindowedGroup
 
 UNKNOWN = UseId("", -1, 0)
@@ -41,7 +41,7 @@ class Messages:
     offsets: BatchOffsets
     """Of the records on `batches`."""
 
-    def dead(self, message: Message, why: tuple[str, str], key: UseId = UNKNOWN) -> list[Outgoing]:
+    def build_dead_letter(self, message: Message, why: tuple[str, str], key: UseId = UNKNOWN) -> list[Outgoing]:
         """Return a record's dead letter and, beside how far we are, its place as dead; `why` is (reason, detail).
 
         By these no successor writes the dead letter again, or takes in the record once it can read it: one sent back
@@ -49,16 +49,16 @@ class Messages:
         """
         if variant_of(self.policy_variant):
             outcome = build_shadow_loss(self.run.run_id, self.policy_variant, message, why)
-            reported = [] if outcome is None else [self._outcome_message(outcome, message.partition)]
+            reported = [] if outcome is None else [self._build_outcome_message(outcome, message.partition)]
             key = UNKNOWN if outcome is None else UseId.of(outcome)
         else:
             component = f"train.{self.policy_variant}"
             reported = [build_dead_letter(self.run.topics, self.run.run_id, component, message, why)]
         use = GroupUse(*key, message.partition, message.offset)
-        dead = replace(self._record(), evictions=(records.Eviction(use, "dead"),))
-        return [*reported, self._batch_message(dead)]
+        dead = replace(self._build_record(), evictions=(records.Eviction(use, "dead"),))
+        return [*reported, self._build_batch_message(dead)]
 
-    def begun(self, version: int, times: int, suspects: int) -> Outgoing:
+    def build_step_begun(self, version: int, times: int, suspects: int) -> Outgoing:
         """Return the note of a step that is about to begin; what it says is as in StepBegun."""
         record = StepBegun(
             run_id=self.run.run_id,
@@ -71,25 +71,25 @@ class Messages:
         topic, partition = self.run.state_place(trainer_component(self.policy_variant))
         return Outgoing(topic, codec.encode(record), step_key(self.policy_variant), partition=partition)
 
-    def poison(self, batch: Sequence[Waiting[WindowedGroup]], version: int) -> list[Outgoing]:
+    def build_poison_letters(self, batch: Sequence[Waiting[WindowedGroup]], version: int) -> list[Outgoing]:
         """Return the dead letters of a batch over which the step to a version ended the process again and again."""
         topic = self.run.topics.curated(self.policy_variant)
         why = f"the step to version {version} over these {len(batch)} groups ends the trainer's process, each time"
-        outgoing = [self.begun(version, 0, 0)]
+        outgoing = [self.build_step_begun(version, 0, 0)]
         for entry in batch:
             message = read_one(self.run.connection, (topic, entry.partition), entry.offset)
             if message is not None:
-                outgoing += self.dead(message, ("poison", why), entry.key)
+                outgoing += self.build_dead_letter(message, ("poison", why), entry.key)
         return outgoing
 
-    def evicted(self, evictions: Sequence[Eviction[WindowedGroup]]) -> list[Outgoing]:
+    def report_evictions(self, evictions: Sequence[Eviction[WindowedGroup]]) -> list[Outgoing]:
         """Return a record of evictions, which makes no version, and their outcomes."""
-        record = replace(self._record(), evictions=tuple(_eviction(e) for e in evictions))
-        return [self._batch_message(record), *(self._outcome(e) for e in evictions)]
+        record = replace(self._build_record(), evictions=tuple(_build_eviction(e) for e in evictions))
+        return [self._build_batch_message(record), *(self._build_outcome(e) for e in evictions)]
 
-    def version(
+    def build_version(
         self,
-        made: Made,
+        made: MadeVersion,
         metrics: dict[str, float],
         evictions: Sequence[Eviction[WindowedGroup]],
         window: Mapping[int, int],
@@ -104,31 +104,31 @@ class Messages:
         """
         planned, published = made.planned, made.published
         record = replace(
-            self._record(),
+            self._build_record(),
             version=planned.version,
             revision=self.run.revision,
-            groups=tuple(_use(entry) for entry in planned.batch),
-            evictions=tuple(_eviction(e) for e in evictions),
+            groups=tuple(_build_use(entry) for entry in planned.batch),
+            evictions=tuple(_build_eviction(e) for e in evictions),
             base_hash=self.weights_hash,
             weights_hash=published.weights_hash,
             fingerprint=self.fingerprint,
             metrics=metrics,
         )
-        outgoing = [self._batch_message(record), *(self._outcome(e) for e in evictions)]
+        outgoing = [self._build_batch_message(record), *(self._build_outcome(e) for e in evictions)]
         if published.checkpoint is not None:
             begin = self.offsets.first_needed(window)
-            mark = WindowMark(planned.version, self.epoch, published.weights_hash, _positions(window), begin)
-            outgoing.append(pointer(self.run, self.policy_variant, self.fingerprint, mark, published.checkpoint))
+            mark = WindowMark(planned.version, self.epoch, published.weights_hash, _to_positions(window), begin)
+            outgoing.append(build_pointer(self.run, self.policy_variant, self.fingerprint, mark, published.checkpoint))
         self.weights_hash = published.weights_hash
         return outgoing
 
-    def _record(self) -> BatchTrained:
+    def _build_record(self) -> BatchTrained:
         return BatchTrained(
             run_id=self.run.run_id,
             policy=policy_of(self.policy_variant),
             variant=variant_of(self.policy_variant),
             epoch=self.epoch,
-            positions=_positions(self.curated_positions()),
+            positions=_to_positions(self.curated_positions()),
             created_ms=now_ms(),
         )
 
@@ -137,16 +137,16 @@ class Messages:
         curated = self.run.topics.curated(self.policy_variant)
         return {partition: offset for (topic, partition), offset in self.positions.items() if topic == curated}
 
-    def written(self, offset: int) -> None:
+    def note_offset(self, offset: int) -> None:
         """Learn where the record of the newest version stands."""
         self.offsets.written(offset)
 
-    def _batch_message(self, record: BatchTrained) -> Outgoing:
+    def _build_batch_message(self, record: BatchTrained) -> Outgoing:
         self.offsets.conclude(record)
         key = f"{record.version}".encode()
         return Outgoing(self.run.topics.batches(self.policy_variant), codec.encode(record), key, partition=0)
 
-    def _outcome(self, eviction: Eviction[WindowedGroup]) -> Outgoing:
+    def _build_outcome(self, eviction: Eviction[WindowedGroup]) -> Outgoing:
         held = eviction.entry.payload.whole
         curated, group = held.curated, held.group
         outcome = Outcome(
@@ -167,21 +167,21 @@ class Messages:
             min_version=curated.min_version,
             head_version=group.head_version,
         )
-        return self._outcome_message(outcome, eviction.entry.partition)
+        return self._build_outcome_message(outcome, eviction.entry.partition)
 
-    def _outcome_message(self, outcome: Outcome, partition: int) -> Outgoing:
+    def _build_outcome_message(self, outcome: Outcome, partition: int) -> Outgoing:
         outcome = replace(outcome, component="train")
         topic, stamp = self.run.topics.outcomes(self.policy_variant), outcome_stamp(outcome)
         return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), partition)
 
 
-def _use(entry: Waiting[WindowedGroup]) -> GroupUse:
+def _build_use(entry: Waiting[WindowedGroup]) -> GroupUse:
     return GroupUse(*entry.key, entry.partition, entry.offset)
 
 
-def _eviction(eviction: Eviction[WindowedGroup]) -> records.Eviction:
-    return records.Eviction(_use(eviction.entry), eviction.verdict)
+def _build_eviction(eviction: Eviction[WindowedGroup]) -> records.Eviction:
+    return records.Eviction(_build_use(eviction.entry), eviction.verdict)
 
 
-def _positions(offsets: Mapping[int, int]) -> tuple[Position, ...]:
+def _to_positions(offsets: Mapping[int, int]) -> tuple[Position, ...]:
     return tuple(Position(partition, offset) for partition, offset in offsets.items())

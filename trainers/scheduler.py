@@ -1,6 +1,6 @@
 """What a trainer does next. A state machine without I/O: from how far learner and input are to an action.
 
-`Trainer` (component.py) takes the action, on a real learner and log. A model of the protocol may take it on others.
+`Trainer` (trainer.py) takes the action, on a real learner and log. A model of the protocol may take it on others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeAlias
 from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.trainers.batches.evictions import Evictions
 from headrace.trainers.batches.trials import Trials
-from headrace.trainers.batches.window import Eviction, T, Waiting, Window, next_batch
+from headrace.trainers.batches.window import Eviction, T, Waiting, Window, count_next_batch
 from headrace.trainers.versions.lost_objects import StoreLooks
 
 RUN_DRY_S = 3.0
@@ -165,9 +165,9 @@ class Scheduler(Generic[T]):
         """Take a group into the window, or one that never gets there."""
         self._evictions.add(self.window.add(group) if isinstance(group, Waiting) else [group])
 
-    def passed(self, version: int, groups: int) -> None:
+    def note_version(self, version: int, groups: int) -> None:
         """Learn that a version of so many groups is being committed."""
-        self._trials.passed(version, groups)
+        self._trials.note_version(version, groups)
 
     def finish(self) -> None:
         """Begin nothing more."""
@@ -202,7 +202,7 @@ class Scheduler(Generic[T]):
         version = at.version + 1
         if self._trials.is_poison(version):
             batch = self._take_batch(at)
-            self._trials.evicted()
+            self._trials.start_over()
             return PoisonBatch(version, batch)
         if times := self._trials.note(version):
             return NoteStep(version, times, self._trials.groups(version), self._trials.suspects)
@@ -239,7 +239,7 @@ class Scheduler(Generic[T]):
             under_way: The batches of versions that are begun and not on the log.
         """
         first = dict(read)
-        for entry in chain(self.window.leftovers(), *under_way):
+        for entry in chain(self.window.list_waiting(), *under_way):
             first[entry.partition] = min(first[entry.partition], entry.offset)
         return first
 
@@ -250,7 +250,9 @@ class Scheduler(Generic[T]):
     def _next_batch(self, at: Progress) -> int:
         """Return how many groups the next batch takes; 0 while it is to wait."""
         full, waited_s = self._trials.groups(at.version + 1), self._clock() - at.free_since
-        return next_batch(len(self.window), full, self._settings.minibatches, waited_s, self._settings.batch_limit_s)
+        return count_next_batch(
+            len(self.window), full, self._settings.minibatches, waited_s, self._settings.batch_limit_s
+        )
 
     def _take_batch(self, at: Progress) -> list[Waiting[T]]:
         return self.window.take(self._next_batch(at)) or []

@@ -29,9 +29,9 @@ from headrace.trainers.learner.model import build_model, character_tokenizer, lo
 from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, in_words, warm_start
 from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.history import History, read_history, wait_for_examples
-from headrace.trainers.versions.publisher import Publisher, WindowMark, checkpoint, upload_files
-from headrace.trainers.versions.remake import learner_at
-from headrace.trainers.versions.resume import Incarnation, resume
+from headrace.trainers.versions.publisher import Publisher, WindowMark, store_checkpoint, upload_files
+from headrace.trainers.versions.remake import load_learner_at
+from headrace.trainers.versions.resume import ResumedTrainer, resume
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class NoCheckpoint(HeadraceError):
     """The policy has versions, and no checkpoint to resume from."""
 
 
-def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
+def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> ResumedTrainer:
     """Return a trainer's memory: from version 0, made and published here, or from the newest checkpoint.
 
     Raises UsageError for a recipe that names an estimator there is not, OtherSource or SourceChanged for one that is
@@ -56,7 +56,7 @@ def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: th
     history = read_history(run, policy, recent=True)
     if history.checkpoint is not None:
         incarnation = resume(run, policy, history, stop)
-        _publish_what_was_left_out(incarnation, history, writer, stop)
+        _publish_unpublished(incarnation, history, writer, stop)
         return incarnation
     if history.published is not None or history.last is not None:
         raise NoCheckpoint(
@@ -64,12 +64,12 @@ def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: th
             "Beginning again would publish other weights under versions that are there; begin a new run"
         )
     if variant_of(policy):
-        return _begin_beside(run, policy, writer, stop)
+        return _begin_shadow(run, policy, writer, stop)
     return _begin(run, policy, writer, stop)
 
 
-def _publish_what_was_left_out(
-    incarnation: Incarnation, history: History, writer: TransactionalWriter, stop: threading.Event
+def _publish_unpublished(
+    incarnation: ResumedTrainer, history: History, writer: TransactionalWriter, stop: threading.Event
 ) -> None:
     """Publish the newest version if it is not: it was to be part of the next, which died with the last incarnation.
 
@@ -80,18 +80,20 @@ def _publish_what_was_left_out(
     is_known = bool(history.batches) and history.batches[-1].epoch == incarnation.epoch
     if not is_known or learner.version <= history.published.version:
         return
-    event = publisher.publish(learner.published(), learner.version, epoch=incarnation.epoch, given_up=stop)
+    event = publisher.upload_version(
+        learner.snapshot_weights(), learner.version, epoch=incarnation.epoch, given_up=stop
+    )
     writer.begin()
-    (ticket,) = writer.produce([publisher.message(event)])
+    (ticket,) = writer.produce([publisher.build_message(event)])
     writer.commit()
-    publisher.announced(event, ticket.offset)
+    publisher.note_announced(event, ticket.offset)
     log.info("version.published", policy=event.policy, version=event.version)
 
 
-def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
+def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> ResumedTrainer:
     """Make version 0 and publish it."""
     settings = run.recipe.policies[policy]
-    model, tokenizer = first_model(settings, run.recipe.seed)
+    model, tokenizer = build_first_model(settings, run.recipe.seed)
     if settings.warm_start is not None:
         _warm_start(run, policy, model, tokenizer, stop)
     seed = run.recipe.seed
@@ -102,7 +104,7 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     return _publish_first(run, policy, learner, files, writer, stop)
 
 
-def _begin_beside(run: Run, shadow: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
+def _begin_shadow(run: Run, shadow: str, writer: TransactionalWriter, stop: threading.Event) -> ResumedTrainer:
     """Take version 0 of a shadow's policy, which `headrace gc` keeps for ever, for its own. Raises StopRequested."""
     policy, was_logged = policy_of(shadow), False
     while True:
@@ -114,7 +116,7 @@ def _begin_beside(run: Run, shadow: str, writer: TransactionalWriter, stop: thre
             was_logged = True
         if stop.wait(WAIT_S):
             raise StopRequested(f"stopped while waiting for version 0 of {policy}")
-    learner = learner_at(run, beside.checkpoints[0], beside.files, run.recipe, shadow)
+    learner = load_learner_at(run, beside.checkpoints[0], beside.files, run.recipe, shadow)
     return _publish_first(run, shadow, learner, beside.files, writer, stop)
 
 
@@ -125,24 +127,29 @@ def _publish_first(
     files: tuple[NamedObject, ...],
     writer: TransactionalWriter,
     stop: threading.Event,
-) -> Incarnation:
+) -> ResumedTrainer:
     """Publish version 0 with checkpoint 0, in one transaction."""
     publisher = Publisher(run, policy, files)
-    event = publisher.publish(learner.published(), 0, given_up=stop)
-    pointer = checkpoint(run, policy, learner, WindowMark(learner.version, 0, event.weights_hash), stop)
+    event = publisher.upload_version(learner.snapshot_weights(), 0, given_up=stop)
+    pointer = store_checkpoint(run, policy, learner, WindowMark(learner.version, 0, event.weights_hash), stop)
     if read_history(run, policy) != History():
         # Whoever takes an empty past for the truth once destroys the run: a second look costs a tenth of a second.
         raise MustRestart(f"the past of {policy} was not to be seen at first, and is there")
     writer.begin()
-    ticket, _ = writer.produce([publisher.message(event), pointer])
+    ticket, _ = writer.produce([publisher.build_message(event), pointer])
     writer.commit()
-    publisher.announced(event, ticket.offset)
-    log.info("policy.started", policy=policy, weights_hash=event.weights_hash[:12], parameters=_size(learner.model))
+    publisher.note_announced(event, ticket.offset)
+    log.info(
+        "policy.started",
+        policy=policy,
+        weights_hash=event.weights_hash[:12],
+        parameters=_count_parameters(learner.model),
+    )
     positions = find_whole_topics(run.connection, [run.topics.curated(policy)])
-    return Incarnation(learner, publisher, 0, event.weights_hash, positions)
+    return ResumedTrainer(learner, publisher, 0, event.weights_hash, positions)
 
 
-def first_model(
+def build_first_model(
     settings: Policy, seed: int
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
     """Return a policy's model as it is before any warm start, and its tokenizer. Raises ModelError."""
@@ -152,7 +159,7 @@ def first_model(
     return build_model(settings.model, tokenizer, seed=seed), tokenizer
 
 
-def _examples(run: Run, policy: str, stop: threading.Event) -> list[WorkedExample]:
+def _fetch_examples(run: Run, policy: str, stop: threading.Event) -> list[WorkedExample]:
     claim = wait_for_examples(run, policy, stop).examples
     assert claim is not None  # noqa: S101 - the feeder always sets it
     return [WorkedExample(**json.loads(line)) for line in run.get(claim).decode().splitlines()]
@@ -171,7 +178,7 @@ def _warm_start(
     """
     settings = run.recipe.policies[policy].warm_start
     assert settings is not None  # noqa: S101 - the caller asked
-    examples = _examples(run, policy, stop)
+    examples = _fetch_examples(run, policy, stop)
     # Held out by content: a problem that is drawn twice is either learnt from or measured on.
     distinct = list(dict.fromkeys(examples))
     cut = max(1, min(settings.held_out, len(distinct) // 4))
@@ -210,5 +217,5 @@ def _warm_start(
             log.info("warm_start.taken", policy=policy, steps=taken.steps, reward=round(taken.reward, 3))
 
 
-def _size(model: transformers.PreTrainedModel) -> int:
+def _count_parameters(model: transformers.PreTrainedModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())

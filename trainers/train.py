@@ -26,9 +26,9 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
     configure_logging("train", **{name: given for name, given in (("policy", policy), ("variant", variant)) if given})
     address, stop = parse_run(run), stop_on_signals()
     # torch takes seconds to import: broker and recipe come up meanwhile
-    from headrace.trainers.component import Trainer
     from headrace.trainers.learner.backends.group import leading
     from headrace.trainers.start import begin_or_resume
+    from headrace.trainers.trainer import Trainer
 
     def train() -> None:
         joined, watch = join_to_write(address, JOIN_PATIENCE_S, stop), Stopwatch()

@@ -9,7 +9,7 @@ import structlog
 
 from headrace.infra.stopwatch import Stopwatch, log_share
 from headrace.trainers.health import ENTROPY_FIRST, LOOK_BACK, findings
-from headrace.trainers.versions.pipeline import Made
+from headrace.trainers.versions.pipeline import MadeVersion
 
 log = structlog.get_logger()
 
@@ -27,7 +27,7 @@ class VersionMetrics:
         self._policy_variant, self._watch = policy_variant, watch
         self._recent = deque(recent, maxlen=LOOK_BACK)
 
-    def of(self, made: Made) -> dict[str, float]:
+    def of(self, made: MadeVersion) -> dict[str, float]:
         """Return a version's metrics: of its step, of what was known before it, and of the loop's time."""
         self._watch.seconds["train"] += made.metrics["step_s"] + made.metrics["blocked_s"]
         metrics = {**made.metrics, **made.planned.metrics, "log_share": log_share(self._watch.seconds)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headrace.infra.recipe.settings import TrainerSettings
 from headrace.trainers.batches.batch import BatchError
-from headrace.trainers.batches.groups import PreparedGroup, WholeGroup, prepared, tried
+from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup, check_advantages, prepare_group
 from headrace.trainers.learner.limits import Limits
 
 
@@ -15,7 +15,7 @@ from headrace.trainers.learner.limits import Limits
 class WindowedGroup:
     """A group in the window, and what the learner would be given of it."""
 
-    whole: WholeGroup
+    whole: DecodedGroup
     prepared: PreparedGroup
     newest: int
     """Version of its newest token."""
@@ -34,8 +34,8 @@ class WindowedGroup:
         )
 
 
-def windowed_group(
-    group: WholeGroup,
+def build_windowed_group(
+    group: DecodedGroup,
     limits: Limits,
     settings: TrainerSettings,
     tokenizer_hash: Callable[[], str],
@@ -55,7 +55,7 @@ def windowed_group(
     """
     if group.group.tokenizer_hash and group.group.tokenizer_hash != tokenizer_hash():
         raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is another one's")
-    ready = tried(prepared(group), settings)
+    ready = check_advantages(prepare_group(group), settings)
     if not any(sequence.mask.any() for sequence in ready.sequences):
         raise BatchError("it has no token to train on")
     for sequence in ready.sequences:

@@ -26,7 +26,7 @@ CURATE = (*ALL, "headrace.consumers.curate.curator")
 EVALUATE = (*ALL, "headrace.consumers.evaluate.evaluator")
 ROLLOUT = (*ALL, "headrace.producers.rollout.worker")
 ROLLOUT_WITH_TORCH = (*ROLLOUT, *_MODELS, "headrace.producers.engines.torch_engine")
-TRAIN = (*ALL, "headrace.trainers.train", "headrace.trainers.start", "headrace.trainers.component", *_MODELS)
+TRAIN = (*ALL, "headrace.trainers.train", "headrace.trainers.start", "headrace.trainers.trainer", *_MODELS)
 
 
 def of_trainer(trainer: TrainerSettings) -> tuple[str, ...]:

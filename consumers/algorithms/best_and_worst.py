@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.consumers.algorithms.contract import Candidate
-from headrace.consumers.algorithms.subset import Subset, both_ways, ends
+from headrace.consumers.algorithms.subset import Subset, rank_both_ways, take_ends
 
 
 class BestAndWorst(Subset):
@@ -14,6 +14,6 @@ class BestAndWorst(Subset):
     Of equal rewards the smaller id is taken at both ends.
     """
 
-    def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
+    def choose(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
         """Take both ends."""
-        return ends(*both_ways(ranked, candidate.rewards), self._m - self._m // 2, self._m // 2)
+        return take_ends(*rank_both_ways(ranked, candidate.rewards), self._m - self._m // 2, self._m // 2)

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from headrace.consumers.algorithms.contract import Algorithm, Candidate, Drop, Keep, Replay, Result
 from headrace.consumers.algorithms.degenerate import Watching
-from headrace.consumers.algorithms.order import wrong_order
+from headrace.consumers.algorithms.order import find_wrong_order
 from headrace.consumers.algorithms.replay import ReplayMemory
-from headrace.consumers.algorithms.sizes import nothing_left
+from headrace.consumers.algorithms.sizes import drop_if_nothing_left
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.recipe.named import check_settings, find_named
 from headrace.schemas.ids import GroupId
@@ -83,7 +83,7 @@ class Chain:
         replaying = [algorithm for _, algorithm in self._algorithms if hasattr(algorithm, "holds")]
         return {GroupId(*group) for algorithm in replaying for group in algorithm.holds()}
 
-    def flagged(self) -> dict[str, int]:
+    def count_flagged(self) -> dict[str, int]:
         """Return how many trajectories were flagged, by algorithm, those that only watch among them."""
         counts: dict[str, int] = {}
         for use, algorithm in self._algorithms:
@@ -107,7 +107,7 @@ class Chain:
         nothing. Raises AlgorithmFailed when an algorithm raises, and ChainError when one does not return exactly one
         Keep or Drop.
         """
-        verdict: Keep | Drop = nothing_left(candidate) or Keep(candidate)
+        verdict: Keep | Drop = drop_if_nothing_left(candidate) or Keep(candidate)
         again: list[Result] = []
         for use, algorithm in self._algorithms:
             if isinstance(verdict, Drop):
@@ -116,11 +116,11 @@ class Chain:
                 found = algorithm.process(verdict.candidate, clock)
                 results = (found,) if isinstance(found, _VERDICT) else tuple(found)
             except Exception as error:
-                raise AlgorithmFailed(f"algorithm {use} failed: {_in_words(error)}") from error
+                raise AlgorithmFailed(f"algorithm {use} failed: {_describe(error)}") from error
             if len(results) == 1 and isinstance(results[0], _VERDICT):
                 verdict = results[0]
                 continue
-            verdict = _verdict(use, results)
+            verdict = _check_verdict(use, results)
             again += [result for result in results if isinstance(result, Replay)]
         return (verdict, *again)
 
@@ -142,14 +142,14 @@ _VERDICT = (Keep, Drop)
 MOST_FRAMES = 4
 
 
-def _in_words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Return an error and the innermost lines of code that it came from, in one line."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
     where = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-MOST_FRAMES:])
     return f"{type(error).__name__}: {error} ({where or 'in the call itself'})"
 
 
-def _verdict(use: str, results: Sequence[Result]) -> Keep | Drop:
+def _check_verdict(use: str, results: Sequence[Result]) -> Keep | Drop:
     verdicts = [result for result in results if isinstance(result, _VERDICT)]
     if len(verdicts) != 1:
         raise ChainError(f"algorithm {use} returned {len(verdicts)} verdicts for one group: one Keep or Drop is due")
@@ -165,13 +165,15 @@ def load_chain(uses: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> 
     built = [
         _load(f"algorithm {number} of the chain, {use}", use, own, seed) for number, (use, own) in enumerate(uses, 1)
     ]
-    wrong = wrong_order([_shipped_name(use, algorithm) for (use, _), algorithm in zip(uses, built, strict=True)])
+    wrong = find_wrong_order(
+        [_find_shipped_name(use, algorithm) for (use, _), algorithm in zip(uses, built, strict=True)]
+    )
     if wrong:
         raise UnknownAlgorithm(f"the chain's order: {wrong}")
     return Chain([(use, algorithm) for (use, _), algorithm in zip(uses, built, strict=True)])
 
 
-def _shipped_name(use: str, algorithm: Algorithm) -> str:
+def _find_shipped_name(use: str, algorithm: Algorithm) -> str:
     """Return the name of a shipped algorithm, by whatever way it was named; else `use`."""
     kind = type(algorithm)
     target = f"{kind.__module__}:{kind.__qualname__}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection, Result
-from headrace.consumers.algorithms.sizes import kept_or_dropped
+from headrace.consumers.algorithms.sizes import keep_or_drop
 from headrace.schemas.records import Sequence, Trajectory
 
 
@@ -26,21 +26,21 @@ class Watching:
         self._reason = reason
         self._monitor = monitor
 
-    def fault(self, trajectory: Trajectory) -> str:
+    def find_fault(self, trajectory: Trajectory) -> str:
         """Return why a trajectory is flagged, or nothing."""
         raise NotImplementedError
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
         """Look at every kept trajectory."""
         members = candidate.group.trajectories
-        faults = [(index, self.fault(members[index])) for index in candidate.kept]
+        faults = [(index, self.find_fault(members[index])) for index in candidate.kept]
         found = tuple(Rejection(index, self._reason, fault) for index, fault in faults if fault)
         self.flagged += len(found)
         if not found:
             return [Keep(candidate)]
         if self._monitor:
             return [Keep(replace(candidate, flagged=candidate.flagged + found))]
-        return [kept_or_dropped(candidate.without(found), self._reason)]
+        return [keep_or_drop(candidate.without(found), self._reason)]
 
     def snapshot(self) -> dict[str, Any]:
         """Return the count."""
@@ -51,7 +51,7 @@ class Watching:
         self.flagged = int(state["flagged"])
 
 
-def generated_stretches(sequence: Sequence, tokens: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+def iterate_generated_stretches(sequence: Sequence, tokens: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     """Yield the tokens [n] of every stretch of generated ones that nothing else interrupts; `tokens` is [T]."""
     begin = end = 0
     for span in sequence.spans:

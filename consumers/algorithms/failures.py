@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
-from headrace.consumers.algorithms.sizes import kept_or_dropped, nothing_left
+from headrace.consumers.algorithms.sizes import drop_if_nothing_left, keep_or_drop
 from headrace.infra.recipe.ranges import one_of
 
 POLICIES = ("drop_group", "keep_survivors", "count_as_zero")
@@ -26,7 +26,7 @@ class Failures(Stateless):
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
         """Look at the group's failures."""
-        if (nothing := nothing_left(candidate)) is not None:
+        if (nothing := drop_if_nothing_left(candidate)) is not None:
             return [nothing]
         failed = len(candidate.group.failures)
         if not failed:
@@ -34,5 +34,5 @@ class Failures(Stateless):
         if self._policy == "drop_group":
             return [Drop("failures", f"{failed} of {candidate.group.n_asked} failed")]
         if self._policy == "keep_survivors":
-            return [kept_or_dropped(candidate, "failures")]
-        return [kept_or_dropped(candidate.with_rewards(candidate.rewards + (0.0,) * failed), "failures")]
+            return [keep_or_drop(candidate, "failures")]
+        return [keep_or_drop(candidate.with_rewards(candidate.rewards + (0.0,) * failed), "failures")]

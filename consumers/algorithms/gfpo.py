@@ -20,7 +20,7 @@ class Gfpo(Subset):
         one_of(("length", "reward_per_token"), by=by)
         self._by_length = by == "length"
 
-    def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
+    def choose(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
         """Sort by length, or by reward per token."""
         lengths = generated_lengths(candidate.group)
         if self._by_length:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from headrace.consumers.algorithms.degenerate import Watching, generated_stretches
+from headrace.consumers.algorithms.degenerate import Watching, iterate_generated_stretches
 from headrace.infra.recipe.ranges import at_least, finite
 from headrace.schemas.records import Trajectory
 
@@ -29,13 +29,16 @@ class Gibberish(Watching):
         self._rare_id = rare_id
         self._unlikely = -math.log(vocabulary) - offset
 
-    def fault(self, trajectory: Trajectory) -> str:
+    def find_fault(self, trajectory: Trajectory) -> str:
         """Return how many tokens are rare and unlikely, or nothing."""
         count = 0
         for sequence in trajectory.sequences:
             if not sequence.logprobs.size or sequence.logprobs.min() >= self._unlikely:
                 continue
-            stretches = generated_stretches(sequence, sequence.ids), generated_stretches(sequence, sequence.logprobs)
+            stretches = (
+                iterate_generated_stretches(sequence, sequence.ids),
+                iterate_generated_stretches(sequence, sequence.logprobs),
+            )
             for ids, logprobs in zip(*stretches, strict=True):
                 count += int(np.count_nonzero((ids > self._rare_id) & (logprobs < self._unlikely)))
         return f"{count} tokens above id {self._rare_id} of log-probability below {self._unlikely:.4g}" if count else ""

@@ -23,7 +23,7 @@ def mean_and_deviation(rewards: Iterable[float]) -> tuple[float, float]:
     return mean, math.sqrt(math.fsum([(reward - mean) ** 2 for reward in counted]) / (len(counted) - 1))
 
 
-def standardised(rewards: Sequence[float]) -> list[float]:
+def standardise(rewards: Sequence[float]) -> list[float]:
     """Return (r - mean) / (deviation + 1e-5), 0 where all rewards are equal; NaN stays NaN (GRPO, 2402.03300)."""
     mean, deviation = mean_and_deviation(rewards)
     if deviation == 0:

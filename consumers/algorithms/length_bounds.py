@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless, generated_lengths
-from headrace.consumers.algorithms.sizes import kept_or_dropped
+from headrace.consumers.algorithms.sizes import keep_or_drop
 from headrace.infra.recipe.ranges import at_least
 
 
@@ -30,7 +30,7 @@ class LengthBounds(Stateless):
         rejections = [r for index in candidate.kept if (r := self._rejection(index, lengths[index]))]
         if not rejections:
             return [Keep(candidate)]
-        return [kept_or_dropped(candidate.without(rejections, counted=False), "length")]
+        return [keep_or_drop(candidate.without(rejections, counted=False), "length")]
 
     def _rejection(self, index: int, length: int) -> Rejection | None:
         if length < self._shortest:

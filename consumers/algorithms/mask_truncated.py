@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless
-from headrace.consumers.algorithms.sizes import kept_or_dropped
+from headrace.consumers.algorithms.sizes import keep_or_drop
 from headrace.schemas.records import Trajectory
 
 
@@ -28,7 +28,7 @@ class MaskTruncated(Stateless):
         rejections = [Rejection(index, "truncated", f"it ended by {cut}") for index, cut in ends if cut]
         if not rejections:
             return [Keep(candidate)]
-        return [kept_or_dropped(candidate.without(rejections, counted=self._counted), "truncated")]
+        return [keep_or_drop(candidate.without(rejections, counted=self._counted), "truncated")]
 
     def _cut(self, trajectory: Trajectory) -> str:
         """Return the finish reason of a sequence's last generation that is one of ours, or nothing."""

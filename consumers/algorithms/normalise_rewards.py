@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
-from headrace.consumers.algorithms.group_statistics import mean_and_deviation, standardised
+from headrace.consumers.algorithms.group_statistics import mean_and_deviation, standardise
 from headrace.infra.recipe.ranges import one_of
 
 
@@ -23,6 +23,6 @@ class NormaliseRewards(Stateless):
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
         """Shape all rewards together."""
         if self._divides:
-            return [Keep(candidate.with_rewards(tuple(standardised(candidate.rewards))))]
+            return [Keep(candidate.with_rewards(tuple(standardise(candidate.rewards))))]
         mean, _ = mean_and_deviation(candidate.rewards)
         return [Keep(candidate.with_rewards(tuple([reward - mean for reward in candidate.rewards])))]

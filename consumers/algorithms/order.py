@@ -16,30 +16,30 @@ REPLAYS = frozenset({"replay_latest", "replay_uniform", "replay_dots", "replay_r
 FIRST = ("failures", "validate")
 
 
-def wrong_order(uses: Sequence[str]) -> str:
+def find_wrong_order(uses: Sequence[str]) -> str:
     """Return a sentence on the first two algorithms that are the wrong way round, or nothing.
 
     An algorithm of the user's own may come anywhere, but not behind a replay.
     """
     for place, use in enumerate(uses):
         for later in uses[place + 1 :]:
-            why = _why_not(use, later)
+            why = _explain_order(use, later)
             if why:
                 return f"{later} cannot come after {use}: {why}"
     return ""
 
 
-def _why_not(use: str, later: str) -> str:
+def _explain_order(use: str, later: str) -> str:
     if use in REPLAYS:
         if later in REPLAYS:
             return "both would count the uses of one group; take one of them"
         return "what it drops or changes would be replayed as it was; put the replay last"
     if use == later or ":" in use:
         return ""
-    return _why_not_yet(use, later)
+    return _explain_not_yet(use, later)
 
 
-def _why_not_yet(use: str, later: str) -> str:
+def _explain_not_yet(use: str, later: str) -> str:
     if later in FIRST and use not in FIRST[: FIRST.index(later)]:
         what = "whether failed episodes count" if later == "failures" else "what is malformed"
         return f"{what} must be known before anything looks at the group"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless, generated_lengths
-from headrace.consumers.algorithms.sizes import kept_or_dropped
+from headrace.consumers.algorithms.sizes import keep_or_drop
 from headrace.infra.recipe.ranges import above, at_least, one_of
 
 
@@ -37,7 +37,7 @@ class Overlong(Stateless):
         if self._masks:
             why = f"longer than {self._limit} generated tokens"
             rejections = [Rejection(index, "overlong", why) for index in candidate.kept if lengths[index] > self._limit]
-            return [kept_or_dropped(candidate.without(rejections), "overlong")]
+            return [keep_or_drop(candidate.without(rejections), "overlong")]
         pairs = zip(candidate.rewards, lengths, strict=False)
         return [Keep(candidate.shaped(reward + self.penalty(length) for reward, length in pairs))]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.consumers.algorithms.contract import Candidate
-from headrace.consumers.algorithms.subset import Subset, both_ways, ends
+from headrace.consumers.algorithms.subset import Subset, rank_both_ways, take_ends
 
 ROUNDING = 1e-12
 """Sums of squares closer than this share of the squared spread of rewards are equal."""
@@ -18,19 +18,19 @@ class Pods(Subset):
     equal rewards the smaller id is taken at both ends; of two k of equal variance, that of the smaller sorted ids.
     """
 
-    def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
+    def choose(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
         """Try every k."""
         rewards, m = candidate.rewards, self._m
-        falling, rising = both_ways(ranked, rewards)
-        best = best_counts([rewards[index] for index in rising], m)
-        sets = [ends(falling, rising, k, m - k) for k in best]
+        falling, rising = rank_both_ways(ranked, rewards)
+        best = find_best_counts([rewards[index] for index in rising], m)
+        sets = [take_ends(falling, rising, k, m - k) for k in best]
         if len(sets) == 1:
             return sets[0]
         place = {index: rank for rank, index in enumerate(ranked)}
         return min(sets, key=lambda members: sorted(place[index] for index in members))
 
 
-def best_counts(ascending: Sequence[float], m: int) -> list[int]:
+def find_best_counts(ascending: Sequence[float], m: int) -> list[int]:
     """Return every k for which the k largest and m - k smallest rewards have the largest variance; one k of each set.
 
     From k to k + 1 the sum of squares about the mean rises, then falls, so that no more than two sets can be equal.

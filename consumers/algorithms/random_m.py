@@ -20,7 +20,7 @@ class RandomM(Subset):
         super().__init__(m)
         self._seed = seed
 
-    def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
+    def choose(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
         """Draw from the group's identity."""
         group = candidate.group
         begin = hashlib.blake2b(f"{self._seed}/{group.policy}/{group.stream}/{group.number}/".encode(), digest_size=16)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from headrace.consumers.algorithms.degenerate import Watching, generated_stretches
+from headrace.consumers.algorithms.degenerate import Watching, iterate_generated_stretches
 from headrace.infra.recipe.ranges import at_least
 from headrace.schemas.records import Sequence, Trajectory
 
@@ -27,7 +27,7 @@ class Repetition(Watching):
         self._sure = float(np.float32(math.log(probability)))
         """Rounded as a comparison with a float32 array rounds it."""
 
-    def fault(self, trajectory: Trajectory) -> str:
+    def find_fault(self, trajectory: Trajectory) -> str:
         """Return the longest run where it is long enough, else nothing."""
         longest = 0
         for sequence in trajectory.sequences:
@@ -38,7 +38,7 @@ class Repetition(Watching):
     def _longest(self, sequence: Sequence) -> int:
         """Return the length of the longest run of generated tokens that are sure, 0 where none reaches `run`."""
         longest = 0
-        for logprobs in generated_stretches(sequence, sequence.logprobs):
+        for logprobs in iterate_generated_stretches(sequence, sequence.logprobs):
             # Whatever is `run` tokens long holds one of every so many: most stretches need no closer look.
             if not [logprob for logprob in logprobs[self._run - 1 :: self._run].tolist() if logprob > self._sure]:
                 continue

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.consumers.algorithms.contract import Candidate
 from headrace.consumers.algorithms.draws import PhiloxDraws
-from headrace.consumers.algorithms.group_statistics import standardised
+from headrace.consumers.algorithms.group_statistics import standardise
 from headrace.consumers.algorithms.replay import ReplayMemory
 from headrace.consumers.algorithms.sum_tree import SumTree
 from headrace.infra.recipe.ranges import above, at_least, within
@@ -58,7 +58,7 @@ class ReplayPrioritised(ReplayMemory):
 
     def priority(self, candidate: Candidate) -> float:
         """Return p."""
-        advantages = standardised(_own_rewards(candidate))
+        advantages = standardise(_own_rewards(candidate))
         counted = [abs(advantages[index]) for index in candidate.kept if math.isfinite(advantages[index])]
         return (math.fsum(counted) / len(counted) if counted else 0.0) + self._epsilon
 

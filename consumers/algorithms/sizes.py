@@ -16,7 +16,7 @@ def is_single(group: TrajectoryGroup) -> bool:
     return group.n_asked == 1
 
 
-def nothing_left(candidate: Candidate) -> Drop | None:
+def drop_if_nothing_left(candidate: Candidate) -> Drop | None:
     """Return the drop of a group without trajectories, for the reason that it came with; else None."""
     group = candidate.group
     if group.trajectories:
@@ -24,7 +24,7 @@ def nothing_left(candidate: Candidate) -> Drop | None:
     return Drop(group.reason or "no_trajectories", f"{len(group.failures)} of {group.n_asked} failed")
 
 
-def kept_or_dropped(candidate: Candidate, reason: str) -> Keep | Drop:
+def keep_or_drop(candidate: Candidate, reason: str) -> Keep | Drop:
     """Keep a group of which something is trained on and at least two rewards count; else drop it for `reason`.
 
     One reward is enough where one trajectory was asked for. Rewards of failed episodes count where the chain has it so.

@@ -21,7 +21,7 @@ _FLOAT32, _UINT32 = np.dtype(np.float32), np.dtype(np.uint32)
 _WRITABLE = bytearray()
 
 
-def all_sound(members: Several[Trajectory], head_version: int, vocabulary: int) -> bool:
+def are_all_sound(members: Several[Trajectory], head_version: int, vocabulary: int) -> bool:
     """Return True where `validate` finds no fault in any member; False where it has to look at each of them.
 
     False does not mean that there is one: what is rare, as a span of length 0, is left to the closer look.
@@ -33,13 +33,13 @@ def all_sound(members: Several[Trajectory], head_version: int, vocabulary: int) 
     # Arrays that are no tensors of a record are left to the closer look.
     try:
         ids, logprobs = _WRITABLE.join(map(_IDS, sequences)), _WRITABLE.join(map(_LOGPROBS, sequences))
-        tokens, rewards = _walked(sequences, logprobs, head_version)
+        tokens, rewards = _walk(sequences, logprobs, head_version)
     except (_Unclear, IndexError, TypeError):
         return False
     rewards += sum([member.reward for member in members])
     if not (tokens and len(ids) == len(logprobs) == 4 * tokens and math.isfinite(rewards)):
         return False
-    return _in_range(ids, logprobs, vocabulary)
+    return _is_in_range(ids, logprobs, vocabulary)
 
 
 class _Unclear(Exception):
@@ -47,7 +47,7 @@ class _Unclear(Exception):
 
 
 # One function, as a call for each sequence would cost a tenth of all.
-def _walked(  # noqa: C901, PLR0912
+def _walk(  # noqa: C901, PLR0912
     sequences: Several[Sequence], logprobs: bytearray, head_version: int
 ) -> tuple[int, float]:
     """Walk through the spans of all sequences, and beside them through their version runs and all log-probabilities.
@@ -106,7 +106,7 @@ def _walked(  # noqa: C901, PLR0912
     return tokens, rewards
 
 
-def _in_range(ids: bytearray, logprobs: bytearray, vocabulary: int) -> bool:
+def _is_in_range(ids: bytearray, logprobs: bytearray, vocabulary: int) -> bool:
     """Return whether int32 ids are in the vocabulary, and float32 log-probabilities finite and not above 0."""
     numbers, values = np.frombuffer(ids, _UINT32), np.frombuffer(logprobs, _FLOAT32)
     # Finding where costs a third of `max`. The largest is NaN when any is.

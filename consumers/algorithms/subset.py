@@ -20,7 +20,7 @@ class Subset(Stateless):
         at_least(2, m=m)
         self._m = m
 
-    def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
+    def choose(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
         """Return m of the indices, which come in the order of the trajectories' ids; there are more than m."""
         raise NotImplementedError
 
@@ -29,8 +29,8 @@ class Subset(Stateless):
         if len(candidate.kept) <= self._m:
             return [Keep(candidate)]
         rewards = candidate.rewards
-        ranked = [index for index in _in_order_of_ids(candidate) if rewards[index] == rewards[index]]  # not NaN
-        chosen = set(self.chosen(candidate, ranked) if len(ranked) > self._m else ranked)
+        ranked = [index for index in _sort_by_id(candidate) if rewards[index] == rewards[index]]  # not NaN
+        chosen = set(self.choose(candidate, ranked) if len(ranked) > self._m else ranked)
         why = f"not among the {self._m} chosen"
         rejections = [Rejection(index, "down_sampled", why) for index in candidate.kept if index not in chosen]
         left = candidate.without(rejections, counted=False)
@@ -41,18 +41,18 @@ class Subset(Stateless):
         return [Keep(left.with_rewards(tuple(counted)))]
 
 
-def both_ways(ranked: Sequence[int], rewards: Sequence[float]) -> tuple[list[int], list[int]]:
+def rank_both_ways(ranked: Sequence[int], rewards: Sequence[float]) -> tuple[list[int], list[int]]:
     """Return the indices by reward, largest first and smallest first; equal ones stay as they are in both."""
     return sorted(ranked, key=rewards.__getitem__, reverse=True), sorted(ranked, key=rewards.__getitem__)
 
 
-def ends(falling: Sequence[int], rising: Sequence[int], largest: int, smallest: int) -> set[int]:
+def take_ends(falling: Sequence[int], rising: Sequence[int], largest: int, smallest: int) -> set[int]:
     """Return so many indices of the largest and of the smallest rewards, of equal ones those that come first."""
     taken = set(falling[:largest])
     return taken.union([index for index in rising if index not in taken][:smallest])
 
 
-def _in_order_of_ids(candidate: Candidate) -> list[int]:
+def _sort_by_id(candidate: Candidate) -> list[int]:
     """Return the kept indices, smallest id first: `sums:7:2` before `sums:7:10`."""
     members = candidate.group.trajectories
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from headrace.consumers.algorithms.contract import Candidate, Rejection, Result, Stateless
-from headrace.consumers.algorithms.sizes import kept_or_dropped, nothing_left
-from headrace.consumers.algorithms.soundness import LOGPROB_SLACK, SPAN_KINDS, all_sound
+from headrace.consumers.algorithms.sizes import drop_if_nothing_left, keep_or_drop
+from headrace.consumers.algorithms.soundness import LOGPROB_SLACK, SPAN_KINDS, are_all_sound
 from headrace.infra.recipe.ranges import at_least
 from headrace.schemas.records import Sequence, Span, Trajectory
 
@@ -38,33 +38,33 @@ class Validate(Stateless):
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
         """Keep the sound trajectories."""
         group = candidate.group
-        if (nothing := nothing_left(candidate)) is not None:
+        if (nothing := drop_if_nothing_left(candidate)) is not None:
             return [nothing]
         members = group.trajectories
         if len(candidate.kept) < len(members):
             members = tuple([members[index] for index in candidate.kept])
-        if all_sound(members, group.head_version, self._vocabulary):
-            return [kept_or_dropped(candidate, "failures" if group.failures else "too_few")]
-        rejections = list(self._rejections(candidate))
+        if are_all_sound(members, group.head_version, self._vocabulary):
+            return [keep_or_drop(candidate, "failures" if group.failures else "too_few")]
+        rejections = list(self._find_rejections(candidate))
         sound = candidate.without(rejections, counted=False) if rejections else candidate
-        return [kept_or_dropped(sound, "invalid")]
+        return [keep_or_drop(sound, "invalid")]
 
-    def _rejections(self, candidate: Candidate) -> Iterator[Rejection]:
+    def _find_rejections(self, candidate: Candidate) -> Iterator[Rejection]:
         seen: set[str] = set()
         for index in candidate.kept:
             trajectory = candidate.group.trajectories[index]
-            fault = self._fault(trajectory, candidate.group.head_version)
+            fault = self._find_fault(trajectory, candidate.group.head_version)
             if fault is None and trajectory.id in seen:
                 fault = "duplicate", f"trajectory {trajectory.id} is in the group twice"
             seen.add(trajectory.id)
             if fault is not None:
                 yield Rejection(index, *fault)
 
-    def _fault(self, trajectory: Trajectory, head_version: int) -> Fault | None:
+    def _find_fault(self, trajectory: Trajectory, head_version: int) -> Fault | None:
         if not math.isfinite(trajectory.reward):
             return "reward", f"reward {trajectory.reward}"
         for number, sequence in enumerate(trajectory.sequences):
-            fault = sequence_fault(sequence, head_version, self._vocabulary)
+            fault = find_sequence_fault(sequence, head_version, self._vocabulary)
             if fault is not None:
                 return fault[0], f"sequence {number}: {fault[1]}"
         spans = (span for sequence in trajectory.sequences for span in sequence.spans)
@@ -73,17 +73,17 @@ class Validate(Stateless):
         return None
 
 
-def sequence_fault(sequence: Sequence, head_version: int, vocabulary: int = 0) -> Fault | None:
+def find_sequence_fault(sequence: Sequence, head_version: int, vocabulary: int = 0) -> Fault | None:
     """Return why a sequence cannot be trained on, or None."""
     return (
-        _span_fault(sequence)
-        or _length_fault(sequence)
-        or _token_fault(sequence, vocabulary)
-        or _version_fault(sequence, head_version)
+        _find_span_fault(sequence)
+        or _find_length_fault(sequence)
+        or _find_token_fault(sequence, vocabulary)
+        or _find_version_fault(sequence, head_version)
     )
 
 
-def _span_fault(sequence: Sequence) -> Fault | None:
+def _find_span_fault(sequence: Sequence) -> Fault | None:
     length, lengths = sequence.ids.size, [span.length for span in sequence.spans]
     if min(lengths, default=0) < 0 or sum(lengths) != length:
         return "spans", f"spans of {lengths} do not add up to {length} ids"
@@ -99,7 +99,7 @@ def _span_fault(sequence: Sequence) -> Fault | None:
     return None
 
 
-def _length_fault(sequence: Sequence) -> Fault | None:
+def _find_length_fault(sequence: Sequence) -> Fault | None:
     length = sequence.ids.size
     if sequence.logprobs.size != length:
         return "lengths", f"{length} ids, {sequence.logprobs.size} log-probabilities"
@@ -112,7 +112,7 @@ def _length_fault(sequence: Sequence) -> Fault | None:
     return None
 
 
-def _token_fault(sequence: Sequence, vocabulary: int) -> Fault | None:
+def _find_token_fault(sequence: Sequence, vocabulary: int) -> Fault | None:
     ids, logprobs = sequence.ids, sequence.logprobs
     if not ids.size:
         return None
@@ -126,8 +126,8 @@ def _token_fault(sequence: Sequence, vocabulary: int) -> Fault | None:
     return None
 
 
-def _version_fault(sequence: Sequence, head_version: int) -> Fault | None:
-    for span, start, versions in _span_versions(sequence):
+def _find_version_fault(sequence: Sequence, head_version: int) -> Fault | None:
+    for span, start, versions in _iterate_span_versions(sequence):
         if span.kind == "generated":
             if min(versions) < 0:
                 return "versions", f"a token generated after position {start} has no weight version"
@@ -138,7 +138,7 @@ def _version_fault(sequence: Sequence, head_version: int) -> Fault | None:
     return None
 
 
-def _span_versions(sequence: Sequence) -> Iterator[tuple[Span, int, list[int]]]:
+def _iterate_span_versions(sequence: Sequence) -> Iterator[tuple[Span, int, list[int]]]:
     """Yield every span that has tokens, where it starts, and the versions of the runs that it touches."""
     runs = sequence.version_runs.tolist()
     position = end = run = 0

@@ -30,7 +30,7 @@ class ChainEnds:
         if number < lowest.get(stream, number + 1):
             lowest[stream] = number
 
-    def over(self, streams: Collection[str], settled: Callable[[str], int]) -> list[int]:
+    def pop_finished(self, streams: Collection[str], settled: Callable[[str], int]) -> list[int]:
         """Return the revisions that are finished, and forget them.
 
         Args:

@@ -44,7 +44,7 @@ class UnknownRevision(LookupError):
     """The recipe topic has no such revision."""
 
 
-def recipe_for(recipes: Mapping[int, Recipe], revision: int, policy_variant: str) -> Recipe:
+def find_recipe(recipes: Mapping[int, Recipe], revision: int, policy_variant: str) -> Recipe:
     """Return the recipe of a revision, or where that lacks the shadow, of the first after it that has it.
 
     Raises UnknownRevision.

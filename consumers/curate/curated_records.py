@@ -11,7 +11,7 @@ from headrace.schemas.headers import Stamp
 from headrace.schemas.records import CuratedGroup, Outcome, TrajectoryGroup
 
 
-def fresh_stamp(candidate: Candidate) -> Stamp:
+def build_stamp(candidate: Candidate) -> Stamp:
     """Return key and headers of a group's first curated record."""
     group = candidate.group
     return Stamp(
@@ -27,7 +27,7 @@ def fresh_stamp(candidate: Candidate) -> Stamp:
     )
 
 
-def fresh_record(candidate: Candidate, value: bytes, max_staleness: int) -> CuratedGroup:
+def build_curated(candidate: Candidate, value: bytes, max_staleness: int) -> CuratedGroup:
     """Return the curated record of a group that was kept; `value` is the group as its worker wrote it."""
     group = candidate.group
     return CuratedGroup(
@@ -43,7 +43,7 @@ def fresh_record(candidate: Candidate, value: bytes, max_staleness: int) -> Cura
     )
 
 
-def replay_record(replay: Replay, stamp: Stamp, first_back: int) -> CuratedGroup:
+def build_replay(replay: Replay, stamp: Stamp, first_back: int) -> CuratedGroup:
     """Return the curated record of a group that is to be trained on once more."""
     return CuratedGroup(
         run_id=stamp.run_id,
@@ -58,7 +58,7 @@ def replay_record(replay: Replay, stamp: Stamp, first_back: int) -> CuratedGroup
     )
 
 
-def group_outcome(policy: str, candidate: Candidate) -> Outcome:
+def build_group_outcome(policy: str, candidate: Candidate) -> Outcome:
     """Return the outcome of a group, less its verdict."""
     group = candidate.group
     return Outcome(
@@ -81,7 +81,7 @@ def group_outcome(policy: str, candidate: Candidate) -> Outcome:
     )
 
 
-def replay_outcome(stamp: Stamp) -> Outcome:
+def build_replay_outcome(stamp: Stamp) -> Outcome:
     """Return the outcome of one more use of a group; that of the first use describes the group."""
     return Outcome(
         run_id=stamp.run_id,
@@ -98,7 +98,7 @@ def replay_outcome(stamp: Stamp) -> Outcome:
     )
 
 
-def rejection_outcome(outcome: Outcome, group: TrajectoryGroup, rejection: Rejection) -> Outcome:
+def build_rejection_outcome(outcome: Outcome, group: TrajectoryGroup, rejection: Rejection) -> Outcome:
     """Return the outcome of a trajectory that an algorithm rejected, from that of its group."""
     return replace(
         outcome,

@@ -20,20 +20,20 @@ import structlog
 
 from headrace.consumers.algorithms.chain import AlgorithmFailed, ChainError
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Replay, Result
-from headrace.consumers.curate.context import CuratorContext, UnknownRevision, recipe_for
+from headrace.consumers.curate.context import CuratorContext, UnknownRevision, find_recipe
 from headrace.consumers.curate.curated_records import (
-    fresh_record,
-    fresh_stamp,
-    group_outcome,
-    rejection_outcome,
-    replay_outcome,
-    replay_record,
+    build_curated,
+    build_group_outcome,
+    build_rejection_outcome,
+    build_replay,
+    build_replay_outcome,
+    build_stamp,
 )
 from headrace.consumers.curate.dedupe import Dedupe
 from headrace.consumers.curate.end_watch import EndWatch
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.published_versions import PublishedVersions
-from headrace.consumers.curate.revision_chains import RevisionChains, chain_of
+from headrace.consumers.curate.revision_chains import RevisionChains, load_policy_chain
 from headrace.consumers.curate.uses import Uses
 from headrace.infra.kafka.clients import Message, Outgoing, parse_run
 from headrace.infra.kafka.dead_letters import (
@@ -90,12 +90,12 @@ def main(run: str, policy: str | None = None, slot: str | None = None, variant: 
                 closing(writer),
                 closing(published),
                 closing(issued),
-                closing(curator(joined, name, published, issued)) as consumer,
+                closing(open_curator(joined, name, published, issued)) as consumer,
             ):
                 run_loop(consumer, writer, stop, Stopwatch())
 
 
-def curator(run: Run, policy_variant: str, published: PublishedVersions, issued: IssuedNumbers) -> GroupConsumer:
+def open_curator(run: Run, policy_variant: str, published: PublishedVersions, issued: IssuedNumbers) -> GroupConsumer:
     """Return the group consumer of the curators of a policy or shadow; the chain is checked before it joins the group.
 
     Groups that are older than a shadow go through the first chain that it had. Raises OtherSource or SourceChanged
@@ -103,7 +103,7 @@ def curator(run: Run, policy_variant: str, published: PublishedVersions, issued:
     """
     topics, topic = run.topics, run.topics.trajectories(policy_variant)
     check_sources(run.plug_ins, curator_plug_ins(run.recipe, policy_variant))
-    chain_of(run.recipe, policy_variant)
+    load_policy_chain(run.recipe, policy_variant)
     partitions = len(find_whole_topics(run.connection, [topic]))
 
     recipes, news = dict(enumerate(run.revisions)), RecipeNews(run.address, run.recipe_end)
@@ -114,7 +114,7 @@ def curator(run: Run, policy_variant: str, published: PublishedVersions, issued:
                 if new.run_id == run.run_id:
                     recipes[new.revision] = Recipe.from_json(new.recipe)
                     check_sources(new.plug_ins, curator_plug_ins(recipes[new.revision], policy_variant))
-        return recipe_for(recipes, revision, policy_variant)
+        return find_recipe(recipes, revision, policy_variant)
 
     context = CuratorContext(
         run.run_id,
@@ -165,40 +165,40 @@ class CuratorPartition:
         """
         self.was_unread = False
         try:
-            stamp = self._stamp(message)
+            stamp = self._read_stamp(message)
         except Rejected as rejected:
             # Such a number stays open: without its headers the dead letter concludes nothing.
             named = replace(message, headers=[]) if rejected.reason in {"misrouted", NOT_ISSUED} else message
-            return self._dead(named, rejected)
+            return self._build_dead_letter(named, rejected)
         stream, number = stamp.stream, stamp.number
         is_new, is_back = self._dedupe.conclude(stream, number), was_sent_back(message) and not self._context.is_shadow
-        if not is_new and not (is_back and self._dedupe.revive(stream, number)):
-            if is_back and self._dedupe.forgot(stream):
+        if not is_new and not (is_back and self._dedupe.reopen(stream, number)):
+            if is_back and self._dedupe.has_forgotten_dead(stream):
                 # When it was sent back its number was opened, which this dead letter concludes again.
                 detail = "more numbers of its stream are dead than are kept: it may be a repetition"
-                return self._dead(message, Rejected("forgotten", detail))
+                return self._build_dead_letter(message, Rejected("forgotten", detail))
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
             return []
         try:
-            group = self._group(message, stamp)
+            group = self._read_group(message, stamp)
         except Rejected as rejected:
             self._dedupe.mark_dead(stream, number)
-            return self._dead(message, rejected)
+            return self._build_dead_letter(message, rejected)
         self._clock = max(self._clock, group.head_version)
         first, chain = self._chains.first(group.revision), self._chains.of(group.revision)
         try:
             results = chain.process(Candidate.of(group), self._clock)
         except AlgorithmFailed as error:
-            return self._failed(message, stamp, error)
+            return self._report_failure(message, stamp, error)
         self._failures = 0
-        outgoing = self._messages_of(results, group, message.value)
+        outgoing = self._build_messages(results, group, message.value)
         self._uses.forget(first, chain)
         for name in self._chains.end(group, self._dedupe.settled):
             self._uses.drop(name)
             log.info("chain.ended", revision=name, partition=self._partition)
         return outgoing
 
-    def _failed(self, message: Message, stamp: Stamp, error: AlgorithmFailed) -> list[Outgoing]:
+    def _report_failure(self, message: Message, stamp: Stamp, error: AlgorithmFailed) -> list[Outgoing]:
         """Return the dead letter of a group over which an algorithm failed. Raises ChainError for too many in a row.
 
         The snapshot that follows what cannot be read keeps what the chain has learnt from the group until it failed.
@@ -208,9 +208,9 @@ class CuratorPartition:
         if self._failures >= MOST_FAILURES:
             raise ChainError(f"{self._failures} groups in a row are dead, the last as {error}") from error
         self._dedupe.mark_dead(stamp.stream, stamp.number)
-        return self._dead(message, Rejected("algorithm_failed", str(error)))
+        return self._build_dead_letter(message, Rejected("algorithm_failed", str(error)))
 
-    def _stamp(self, message: Message) -> Stamp:
+    def _read_stamp(self, message: Message) -> Stamp:
         stamp = stamp_own(message, self._context.run_id)
         if stamp.policy != self._context.policy:
             raise Rejected("misrouted", f"a group of policy {stamp.policy!r} is on the topic of {self._context.policy}")
@@ -223,7 +223,7 @@ class CuratorPartition:
             raise Rejected("misrouted", f"number {stamp.number} of {stamp.stream} is one gap too many")
         return stamp
 
-    def _group(self, message: Message, stamp: Stamp) -> TrajectoryGroup:
+    def _read_group(self, message: Message, stamp: Stamp) -> TrajectoryGroup:
         value = message.value
         if len(value) > LARGEST_MESSAGE:
             raise Rejected("unusable", f"a group of {len(value)} bytes inline: put it behind a claim check")
@@ -253,50 +253,52 @@ class CuratorPartition:
         elif version > self._clock and not is_published(message, group):
             raise Rejected(TIME_TRAVEL, f"head_version {version}, and no such version is published")
 
-    def _messages_of(self, results: Sequence[Result], group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
+    def _build_messages(self, results: Sequence[Result], group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
         """Return the records of what the chain made of a group, which came in the bytes `value`."""
-        outcome, outgoing = group_outcome(self._context.policy, Candidate.of(group)), []
+        outcome, outgoing = build_group_outcome(self._context.policy, Candidate.of(group)), []
         for result in results:
             if isinstance(result, Keep):
-                outgoing.append(self._outcome_message(replace(outcome, verdict="kept")))
+                outgoing.append(self._build_outcome_message(replace(outcome, verdict="kept")))
                 rejected = result.candidate.rejected
-                outgoing += [self._outcome_message(rejection_outcome(outcome, group, one)) for one in rejected]
-                outgoing.append(self._fresh(result.candidate, value))
+                outgoing += [
+                    self._build_outcome_message(build_rejection_outcome(outcome, group, one)) for one in rejected
+                ]
+                outgoing.append(self._build_first_use(result.candidate, value))
             elif isinstance(result, Drop):
-                outgoing.append(self._outcome_message(replace(outcome, verdict="dropped", reason=result.reason)))
+                outgoing.append(self._build_outcome_message(replace(outcome, verdict="dropped", reason=result.reason)))
             else:
-                outgoing += self._replay(result, self._chains.first(group.revision))
+                outgoing += self._build_replay(result, self._chains.first(group.revision))
         return outgoing
 
-    def _fresh(self, candidate: Candidate, value: bytes) -> Outgoing:
+    def _build_first_use(self, candidate: Candidate, value: bytes) -> Outgoing:
         """Return the curated record of a group that was kept."""
-        revision, stamp = candidate.group.revision, fresh_stamp(candidate)
+        revision, stamp = candidate.group.revision, build_stamp(candidate)
         self._uses.add(stamp, self._chains.first(revision) if self._chains.of(revision).replays else None)
-        return self._curated_message(fresh_record(candidate, value, self._chains.max_staleness(revision)), stamp)
+        return self._build_curated_message(build_curated(candidate, value, self._chains.max_staleness(revision)), stamp)
 
-    def _replay(self, replay: Replay, chain: int) -> list[Outgoing]:
+    def _build_replay(self, replay: Replay, chain: int) -> list[Outgoing]:
         """Return outcome and curated record of a group that is to be trained on once more. Raises ChainError."""
         stamp, back = self._uses.replay(replay, chain)
-        curated = replay_record(replay, stamp, back)
-        return [self._outcome_message(replay_outcome(stamp)), self._curated_message(curated, stamp)]
+        curated = build_replay(replay, stamp, back)
+        return [self._build_outcome_message(build_replay_outcome(stamp)), self._build_curated_message(curated, stamp)]
 
-    def _curated_message(self, curated: CuratedGroup, stamp: Stamp) -> Outgoing:
+    def _build_curated_message(self, curated: CuratedGroup, stamp: Stamp) -> Outgoing:
         topic = self._context.topics.curated(self._context.policy_variant)
         return Outgoing(topic, codec.encode(curated), stamp.key, stamp.to_headers(), self._partition)
 
-    def _outcome_message(self, outcome: Outcome) -> Outgoing:
+    def _build_outcome_message(self, outcome: Outcome) -> Outgoing:
         stamp = outcome_stamp(outcome)
         topic = self._context.topics.outcomes(self._context.policy_variant)
         return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), self._partition)
 
-    def _dead(self, message: Message, rejected: Rejected) -> list[Outgoing]:
+    def _build_dead_letter(self, message: Message, rejected: Rejected) -> list[Outgoing]:
         self.was_unread = True
         context = self._context
         if not context.is_shadow or rejected.reason == NOT_ISSUED:  # that concludes no number, of no policy
             component = f"curate.{context.policy_variant}"
             return [build_dead_letter(context.topics, context.run_id, component, message, rejected.why)]
         outcome = build_shadow_loss(context.run_id, context.policy_variant, message, rejected.why)
-        return [self._outcome_message(replace(outcome, component="curate"))] if outcome is not None else []
+        return [self._build_outcome_message(replace(outcome, component="curate"))] if outcome is not None else []
 
     @property
     def flagged(self) -> Counter[str]:

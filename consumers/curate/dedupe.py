@@ -4,7 +4,7 @@ A group's partition is its number modulo the partitions, so what a partition see
 `number // partitions`: its *index*. Per stream the concluded indices are kept as runs, so memory grows with the gaps
 (numbers under way, or lost before any curator saw them), not with the length of a training. Numbers that were concluded
 by a dead letter are kept too: a copy of one that `headrace redrive` sends back is new, once. Beyond MOST_DEAD these are
-forgotten, and what is sent back of such a stream may be a repetition or not: `forgot` returns True for it.
+forgotten, and what is sent back of such a stream may be a repetition or not: `has_forgotten_dead` returns True for it.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class Dedupe:
         else:
             self._forgot.add(stream)
 
-    def forgot(self, stream: str) -> bool:
+    def has_forgotten_dead(self, stream: str) -> bool:
         """Return whether a dead number of this stream was ever forgotten."""
         return stream in self._forgot
 
-    def revive(self, stream: str, number: int) -> bool:
+    def reopen(self, stream: str, number: int) -> bool:
         """Take a number, which stays concluded, from the dead; False when it was not among them."""
         dead, index = self._dead.get(stream, set()), number // self._partitions
         if index not in dead:

@@ -14,32 +14,32 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.records import TrajectoryGroup
 
 
-def chain_of(recipe: Recipe, policy_variant: str) -> Chain:
+def load_policy_chain(recipe: Recipe, policy_variant: str) -> Chain:
     """Return the chain of a policy or shadow; `max_staleness` takes the trainer's limit, what draws the recipe's seed.
 
     What the recipe's chain gives them itself comes first.
     """
-    return load_chain(_uses_of(recipe, policy_variant), recipe.seed)
+    return load_chain(_list_plug_ins(recipe, policy_variant), recipe.seed)
 
 
-def _uses_of(recipe: Recipe, policy_variant: str) -> list[tuple[str, dict[str, Any]]]:
+def _list_plug_ins(recipe: Recipe, policy_variant: str) -> list[tuple[str, dict[str, Any]]]:
     limits = {"max_staleness": {"limit": recipe.trainer_of(policy_variant).max_staleness}}
     return [(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.chain_of(policy_variant)]
 
 
-def first_of_chain(recipe_of: Callable[[int], Recipe], revision: int, policy_variant: str) -> int:
+def find_first_of_chain(recipe_of: Callable[[int], Recipe], revision: int, policy_variant: str) -> int:
     """Return the first of the revisions up to this one, without a gap, that have its chain.
 
     They share one: its memory outlives a change elsewhere in the recipe. Raises UnknownRevision.
     """
 
-    def built(number: int) -> tuple[Any, ...]:
+    def read_chain_settings(number: int) -> tuple[Any, ...]:
         recipe = recipe_of(number)
-        return recipe.seed, _uses_of(recipe, policy_variant)
+        return recipe.seed, _list_plug_ins(recipe, policy_variant)
 
-    own = built(revision)
+    own = read_chain_settings(revision)
     with suppress(UnknownRevision):
-        while revision > 0 and built(revision - 1) == own:
+        while revision > 0 and read_chain_settings(revision - 1) == own:
             revision -= 1
     return revision
 
@@ -60,14 +60,14 @@ class RevisionChains:
         """Return the chain of a revision. Raises UnknownRevision."""
         first = self.first(revision)
         if first not in self._chains:
-            self._chains[first] = chain_of(self._context.recipe_of(first), self._context.policy_variant)
+            self._chains[first] = load_policy_chain(self._context.recipe_of(first), self._context.policy_variant)
         return self._chains[first]
 
     def first(self, revision: int) -> int:
         """Return the name of a revision's chain. Raises UnknownRevision."""
         if revision not in self._firsts:
             context = self._context
-            self._firsts[revision] = first_of_chain(context.recipe_of, revision, context.policy_variant)
+            self._firsts[revision] = find_first_of_chain(context.recipe_of, revision, context.policy_variant)
         return self._firsts[revision]
 
     def max_staleness(self, revision: int) -> int:
@@ -84,16 +84,16 @@ class RevisionChains:
     def end(self, group: TrajectoryGroup, settled: Callable[[str], int]) -> list[int]:
         """Drop the chains, with their memory, through which no group can come after this one; return their names.
 
-        `settled` is as in `ChainEnds.over`.
+        `settled` is as in `ChainEnds.pop_finished`.
         """
         self._ends.see(group.revision, group.stream, group.number)
         if len(self._ends.revisions) <= 1:
             return []
         streams = self._context.recipe_of(max(self._ends.revisions)).streams_of(self._context.policy)
-        over = {self.first(revision) for revision in self._ends.over(streams, settled)}
+        over = {self.first(revision) for revision in self._ends.pop_finished(streams, settled)}
         ended = sorted(over - {self.first(revision) for revision in self._ends.revisions})
         for first in ended:
-            self._flagged.update(self._chains.pop(first).flagged())
+            self._flagged.update(self._chains.pop(first).count_flagged())
         return ended
 
     @property
@@ -101,7 +101,7 @@ class RevisionChains:
         """Trajectories that `repetition` and `gibberish` flagged, by algorithm; those that only watch too."""
         counts = self._flagged.copy()
         for chain in self._chains.values():
-            counts.update(chain.flagged())
+            counts.update(chain.count_flagged())
         return counts
 
     def forget_stale(self, clock: int) -> None:

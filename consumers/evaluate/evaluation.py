@@ -26,7 +26,7 @@ class EvaluationId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Answers:
     """What one problem adds to a result."""
 
     samples: int
@@ -40,10 +40,10 @@ class Answered:
     failures: int
 
 
-def answered(group: TrajectoryGroup) -> Answered:
+def count_answers(group: TrajectoryGroup) -> Answers:
     """Return what a group adds. An episode that gave no trajectory has reward 0 and is wrong."""
     rewards = [trajectory.reward for trajectory in group.trajectories]
-    return Answered(
+    return Answers(
         samples=max(group.n_asked, len(rewards)),
         right=sum(reward > RIGHT_ABOVE for reward in rewards),
         score=fsum(min(max(0.0, reward), 1.0) for reward in rewards),
@@ -53,7 +53,7 @@ def answered(group: TrajectoryGroup) -> Answered:
     )
 
 
-def stamp_of_lost(headers: Headers, run_id: str) -> Stamp | None:
+def read_lost_stamp(headers: Headers, run_id: str) -> Stamp | None:
     """Return the stamp by which a group that cannot be read counts as unanswered, so that its evaluation concludes.
 
     The version asked for is that of its tokens. None when the headers do not name it: then its number stays open.
@@ -79,7 +79,7 @@ class EvaluationFold:
     def __init__(self, run_id: str, problems: int) -> None:
         self.run_id = run_id
         self.problems = problems
-        self._open: dict[EvaluationId, dict[int, Answered]] = {}
+        self._open: dict[EvaluationId, dict[int, Answers]] = {}
         self._done: set[EvaluationId] = set()
 
     def take(self, group: TrajectoryGroup) -> EvalResult | None:
@@ -88,13 +88,13 @@ class EvaluationFold:
         if key in self._done:
             return None
         found = self._open.setdefault(key, {})
-        found.setdefault(group.number, answered(group))
+        found.setdefault(group.number, count_answers(group))
         if len(found) < self.problems:
             return None
         self._done.add(key)
-        return self._result(key, list(self._open.pop(key).values()))
+        return self._build_result(key, list(self._open.pop(key).values()))
 
-    def _result(self, key: EvaluationId, found: list[Answered]) -> EvalResult:
+    def _build_result(self, key: EvaluationId, found: list[Answers]) -> EvalResult:
         workflow, policy, version = key
         samples = min(one.samples for one in found)
         counts = [(one.samples, one.right) for one in found]
@@ -108,7 +108,7 @@ class EvaluationFold:
             asked=self.problems,
             samples=samples,
             avg_at_k=fsum(one.score / one.samples if one.samples else 0.0 for one in found) / len(found),
-            pass_at_k={str(k): mean_pass_at_k(counts, k) for k in _sizes(samples)},
+            pass_at_k={str(k): mean_pass_at_k(counts, k) for k in _iterate_ks(samples)},
             mean_length=sum(one.tokens for one in found) / trajectories if trajectories else 0.0,
             failures=sum(one.failures for one in found),
         )
@@ -123,7 +123,7 @@ class EvaluationFold:
         self._done = {EvaluationId(*key) for key in state["done"]}
         self._open = {}
         for workflow, policy, version, number, one in state["open"]:
-            self._open.setdefault(EvaluationId(workflow, policy, version), {})[number] = Answered(**one)
+            self._open.setdefault(EvaluationId(workflow, policy, version), {})[number] = Answers(**one)
 
 
 def workflow_of(stream: str) -> str:
@@ -131,7 +131,7 @@ def workflow_of(stream: str) -> str:
     return stream.removeprefix("eval.").partition(".")[0]
 
 
-def _sizes(samples: int) -> Iterator[int]:
+def _iterate_ks(samples: int) -> Iterator[int]:
     """Yield the k of pass@k: powers of two below the number of samples, and that number."""
     k = 1
     while k < samples:

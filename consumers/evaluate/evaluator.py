@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
-from headrace.consumers.evaluate.evaluation import EvaluationFold, stamp_of_lost
+from headrace.consumers.evaluate.evaluation import EvaluationFold, read_lost_stamp
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.kafka.decoding import MOST_EPISODES, Rejected, decode_own
@@ -35,7 +35,7 @@ class Evaluator:
         if own.restored is not None:
             self.fold.restore(json.loads(own.restored))
         self._policies = {run.topics.eval_groups(policy): policy for policy in run.recipe.policies}
-        self._changed = self._said = False
+        self._changed = self._has_news = False
         self._snapshot_due = 0.0
 
     def poll(self, watch: Stopwatch) -> list[Message]:
@@ -47,14 +47,14 @@ class Evaluator:
         self._changed = True
         policy = self._policies[message.topic]
         try:
-            group = self._group(message.value, policy)
+            group = self._read_group(message.value, policy)
         except Rejected as rejected:
-            lost = self._lost(message, policy) if rejected.reason != "other_run" else None
+            lost = self._build_unanswered(message, policy) if rejected.reason != "other_run" else None
             concluded = self.fold.take(lost) if lost is not None else None
-            return [self._dead(message, rejected), *self._messages_of(concluded)]
-        return self._messages_of(self.fold.take(group))
+            return [self._build_dead_letter(message, rejected), *self._build_messages(concluded)]
+        return self._build_messages(self.fold.take(group))
 
-    def _group(self, value: bytes, policy: str) -> TrajectoryGroup:
+    def _read_group(self, value: bytes, policy: str) -> TrajectoryGroup:
         """Return the group of a message, with its trajectories. Raises Rejected."""
 
         def describe(group: TrajectoryGroup) -> str:
@@ -69,11 +69,11 @@ class Evaluator:
             raise Rejected("undecodable", f"{len(group.trajectories)} trajectories of {group.n_asked} asked for")
         return group
 
-    def _messages_of(self, result: EvalResult | None) -> list[Outgoing]:
+    def _build_messages(self, result: EvalResult | None) -> list[Outgoing]:
         """Return the message of a result; nothing when a group completed none."""
         if result is None:
             return []
-        self._said = True
+        self._has_news = True
         log.info(
             "evaluation.concluded",
             policy=result.policy,
@@ -85,13 +85,13 @@ class Evaluator:
         key = f"{result.workflow}|{result.version}".encode()
         return [Outgoing(self.run.topics.evals(result.policy), codec.encode(result), key, partition=0)]
 
-    def _dead(self, message: Message, rejected: Rejected) -> Outgoing:
-        self._said = True
+    def _build_dead_letter(self, message: Message, rejected: Rejected) -> Outgoing:
+        self._has_news = True
         return build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)
 
-    def _lost(self, message: Message, policy: str) -> TrajectoryGroup | None:
+    def _build_unanswered(self, message: Message, policy: str) -> TrajectoryGroup | None:
         """Return a group without answers for one that is unreadable; None when its headers do not name it."""
-        stamp = stamp_of_lost(message.headers, self.run.run_id)
+        stamp = read_lost_stamp(message.headers, self.run.run_id)
         if stamp is None:
             return None
         return TrajectoryGroup(
@@ -105,9 +105,9 @@ class Evaluator:
     def tick(self) -> Iterable[Outgoing]:
         """Return the snapshot that belongs to the results of this turn, or that is due."""
         now = time.monotonic()
-        if not self._said and not (self._changed and now >= self._snapshot_due):
+        if not self._has_news and not (self._changed and now >= self._snapshot_due):
             return ()
-        self._changed = self._said = False
+        self._changed = self._has_news = False
         self._snapshot_due = now + SNAPSHOT_EVERY_S
         return self.own.snapshot(json.dumps(self.fold.snapshot()).encode())
 

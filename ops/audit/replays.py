@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.consumers.curate.revision_chains import chain_of
+from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.deep import UnfitValue
@@ -101,7 +101,7 @@ class ReplayChecks:
 def _limits(recipe: Recipe, variant: str) -> ReplayLimits | None:
     """Return those of a chain; None where only an algorithm of the user's own, or one that is not here, knows."""
     try:
-        found = chain_of(recipe, variant).replay_limits
+        found = load_policy_chain(recipe, variant).replay_limits
     except HeadraceError:
         return None
     return ReplayLimits(*found) if found else None

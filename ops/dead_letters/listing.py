@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
-from headrace.consumers.evaluate.evaluation import stamp_of_lost
+from headrace.consumers.evaluate.evaluation import read_lost_stamp
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REASONS, REDRIVEN
@@ -161,7 +161,7 @@ def _listed(offset: int, record: DeadLetter) -> ListedDeadLetter:
         value_bytes=len(record.value),
         cut_bytes=record.cut_bytes,
         is_counted=kind_of(record.topic) == "eval-groups"
-        and stamp_of_lost(list(record.headers.items()), record.run_id) is not None,
+        and read_lost_stamp(list(record.headers.items()), record.run_id) is not None,
     )
 
 

@@ -21,10 +21,10 @@ from headrace.schemas.headers import task_key
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup
 from headrace.schemas.topics import is_eval
-from headrace.trainers.batches.estimator import estimator_of
-from headrace.trainers.batches.groups import WholeGroup
+from headrace.trainers.batches.estimator import load_estimator
+from headrace.trainers.batches.groups import DecodedGroup
 from headrace.trainers.batches.token_texts import token_texts
-from headrace.trainers.batches.trained_groups import trained_groups, whole
+from headrace.trainers.batches.trained_groups import decode_group, read_trained_groups
 from headrace.trainers.versions.history import History, read_history
 
 
@@ -95,12 +95,12 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
 
 def _with_advantages(
     run: Run, policy: str, batch: BatchTrained, places: Sequence[int]
-) -> list[tuple[WholeGroup, Advantages]]:
+) -> list[tuple[DecodedGroup, Advantages]]:
     """Return some groups of a batch with the advantages that they had; the others are read only if these need them."""
     settings = run.revisions[batch.revision].trainer_of(policy)
-    needed = range(len(batch.groups)) if estimator_of(settings).whole_batch else places
+    needed = range(len(batch.groups)) if load_estimator(settings).whole_batch else places
     part = replace(batch, groups=tuple(batch.groups[place] for place in needed))
-    [(_, wholes)] = trained_groups(find_groups_run(run), policy, [part])
+    [(_, wholes)] = read_trained_groups(find_groups_run(run), policy, [part])
     found = dict(zip(needed, zip(wholes, advantages_of(wholes, settings), strict=True), strict=True))
     return [found[place] for place in places]
 
@@ -155,7 +155,7 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    group: WholeGroup
+    group: DecodedGroup
     where: str
     version: int | None = None
     place: int | None = None
@@ -190,7 +190,7 @@ def _produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:
             uncurated = CuratedGroup(stream=stream, number=number, group=message.value, rewards=())
             if group.run_id == run.run_id:
                 where = name_offset(message)
-                return _Found(whole(run, uncurated), where)
+                return _Found(decode_group(run, uncurated), where)
         except SchemaError:
             continue
     return None

@@ -17,7 +17,13 @@ from headrace.infra.recipe.settings import TrainerSettings
 from headrace.schemas.episode_errors import group_errors
 from headrace.schemas.records import EpisodeError, Trajectory
 from headrace.schemas.records import Sequence as TokenSequence
-from headrace.trainers.batches.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions
+from headrace.trainers.batches.groups import (
+    DecodedGroup,
+    build_batch_sequences,
+    build_loss_mask,
+    expand_token_versions,
+    prepare_group,
+)
 from headrace.trainers.batches.token_texts import TokenTexts
 
 GENERATED = "generated"
@@ -116,12 +122,12 @@ class GroupSeen:
     """How those failed that failed by an error, the most frequent first."""
 
 
-def advantages_of(batch: Sequence[WholeGroup], settings: TrainerSettings) -> list[Advantages]:
+def advantages_of(batch: Sequence[DecodedGroup], settings: TrainerSettings) -> list[Advantages]:
     """Return, by group, the advantages of every sequence that was trained on, taken as the trainer took them.
 
     Where `Estimator.whole_batch` says so, that needs all groups of the batch, in their order.
     """
-    trained = iter(batch_sequences(map(prepared, batch), settings))
+    trained = iter(build_batch_sequences(map(prepare_group, batch), settings))
     return [
         {
             (member, place): np.where(sequence.mask, sequence.advantages, np.float32(0))
@@ -134,7 +140,7 @@ def advantages_of(batch: Sequence[WholeGroup], settings: TrainerSettings) -> lis
 
 
 def see_group(
-    found: WholeGroup,
+    found: DecodedGroup,
     advantages: Advantages,
     texts: TokenTexts,
     *,
@@ -196,7 +202,7 @@ def see_sequence(
 ) -> SequenceSeen:
     """Return a sequence as it is shown; with `each`, every token of it."""
     tokens = _tokens(sequence, advantages, texts)
-    mask = loss_mask(sequence)
+    mask = build_loss_mask(sequence)
     logprobs = sequence.logprobs[mask]
     versions = Counter(token.version for token in tokens if token.version is not None)
     return SequenceSeen(
@@ -223,7 +229,7 @@ def _tokens(sequence: TokenSequence, advantages: TokenAdvantages | None, texts: 
         ids,
         texts.pieces(ids),
         spans,
-        token_versions(sequence).tolist(),
+        expand_token_versions(sequence).tolist(),
         sequence.logprobs.tolist(),
         [None] * len(ids) if advantages is None else advantages.tolist(),
         strict=True,

@@ -16,10 +16,10 @@ from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp, task_key
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse
-from headrace.trainers.batches.groups import WholeGroup
+from headrace.trainers.batches.groups import DecodedGroup
 from headrace.trainers.batches.payloads import Payloads
-from headrace.trainers.batches.trained_groups import LineageBroken, whole
-from headrace.trainers.versions.history import History, history_in
+from headrace.trainers.batches.trained_groups import LineageBroken, decode_group
+from headrace.trainers.versions.history import History, fold_history
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,12 @@ def archived_history(archive: Archive, policy: str) -> History:
         if name in archive.manifest.topics
     ]
     messages = (message for name in there for place in archive.places(name) for message in archive.messages(place))
-    return history_in(messages, archive.manifest.run_id, topics, policy)
+    return fold_history(messages, archive.manifest.run_id, topics, policy)
 
 
 def archived_batches(
     archive: Archive, policy: str, batches: Sequence[BatchTrained]
-) -> Iterator[tuple[BatchTrained, list[WholeGroup]]]:
+) -> Iterator[tuple[BatchTrained, list[DecodedGroup]]]:
     """Yield a run's batches with their groups, in their order, as `trained_groups` does from the log.
 
     Each partition is read once; what a later batch is to have waits in memory, which is no more than the run's trainer
@@ -114,7 +114,7 @@ def archived_batches(
     partitions = {partition: archive.messages((topic, partition)) for partition in wanted}
     held: dict[tuple[int, int], tuple[Message, CuratedGroup]] = {}
 
-    def found(use: GroupUse) -> WholeGroup:
+    def found(use: GroupUse) -> DecodedGroup:
         place = (use.partition, use.offset)
         while place not in held:
             message = next(partitions[use.partition], None)
@@ -131,7 +131,7 @@ def archived_batches(
         first = payloads.whole(message, curated)
         if first is None:
             raise LineageBroken(f"the first use of {use.stream}:{use.number} is not in {archive.root}")
-        return whole(archive, first)
+        return decode_group(archive, first)
 
     for batch in batches:
         try:

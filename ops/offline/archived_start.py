@@ -22,8 +22,8 @@ from headrace.trainers.learner.checkpoint import CheckpointError
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import load_model, save_model_files
-from headrace.trainers.start import first_model
-from headrace.trainers.versions.remake import learner_at
+from headrace.trainers.start import build_first_model
+from headrace.trainers.versions.remake import load_learner_at
 
 HOW = "name by --start an archive made with `headrace archive --with-weights`, or a folder in Hugging Face's layout"
 
@@ -80,7 +80,7 @@ def _at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start | None
         return None
     pointer = history.checkpoints[min(history.checkpoints)]
     try:
-        learner = learner_at(source, pointer, history.files, recipe)
+        learner = load_learner_at(source, pointer, history.files, recipe)
         files = {file.name: source.get(file.claim) for file in history.files if file.claim is not None}
     except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
         raise LineageBroken(f"the checkpoint of version {pointer.version} cannot be read: {error}; {HOW}") from error
@@ -106,7 +106,7 @@ def start_from_model(recipe: Recipe, policy: str, trainer: TrainerSettings, plac
         model, tokenizer = load_model(Path(place))
         origin = f"the weights in {place}"
     else:
-        model, tokenizer = first_model(settings, recipe.seed)
+        model, tokenizer = build_first_model(settings, recipe.seed)
         origin = f"the model {settings.path}" if settings.path else f"a new model, seed {recipe.seed}"
     adapter = Adapter(model, settings.lora, recipe.seed) if settings.lora is not None else None
     base = adapter.files() if adapter is not None else {}

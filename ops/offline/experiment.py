@@ -35,8 +35,8 @@ from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import pin_threads
 from headrace.trainers.learner.step_metrics import group_metrics, sampled_by
 from headrace.trainers.versions.history import History, read_history
-from headrace.trainers.versions.publisher import Publisher, WindowMark, checkpoint
-from headrace.trainers.versions.remake import Remade, hash_of, remake
+from headrace.trainers.versions.publisher import Publisher, WindowMark, store_checkpoint
+from headrace.trainers.versions.remake import Remade, hash_learner, remake
 
 ENDED = "steps"
 """Why an experiment is over: it has all the versions that it was asked for."""
@@ -199,16 +199,16 @@ class _Output:
 
     def write(self, event: WeightsPublished, outgoing: Sequence[Outgoing]) -> None:
         self.writer.begin()
-        ticket, *_ = self.writer.produce([self.publisher.message(event), *outgoing])
+        ticket, *_ = self.writer.produce([self.publisher.build_message(event), *outgoing])
         self.writer.commit()
-        self.publisher.announced(event, ticket.offset)
+        self.publisher.note_announced(event, ticket.offset)
 
     def checkpoint(self, learner: Learner, weights_hash: str) -> Outgoing:
-        return checkpoint(self.run, self.policy, learner, WindowMark(learner.version, 0, weights_hash))
+        return store_checkpoint(self.run, self.policy, learner, WindowMark(learner.version, 0, weights_hash))
 
-    def publish(self, learner: Learner) -> WeightsPublished:
+    def upload_version(self, learner: Learner) -> WeightsPublished:
         """Store the weights; return their event."""
-        return self.publisher.publish(learner.published(), learner.version)
+        return self.publisher.upload_version(learner.snapshot_weights(), learner.version)
 
 
 def _make(
@@ -227,7 +227,7 @@ def _make(
     learner = begin_at(run, pointer, output.publisher.files, run.revisions[batches[0].revision])
     base_hash = pointer.weights_hash
     if not past.checkpoints:
-        output.write(output.publish(learner), [output.checkpoint(learner, base_hash)])
+        output.write(output.upload_version(learner), [output.checkpoint(learner, base_hash)])
     made = {batch.version: batch.weights_hash for batch in past.batches}
     rest = [batch for batch in batches if batch.version > learner.version]
     for done, remade in enumerate(remake(find_groups_run(source), policy, learner, rest, run.revisions), 1):
@@ -236,7 +236,7 @@ def _make(
         else:
             last = remade.batch is rest[-1]
             output.write(*_version(output, learner, remade, base_hash, last=last))
-        base_hash = hash_of(learner)
+        base_hash = hash_learner(learner)
         tell(done, len(rest))
 
 
@@ -245,7 +245,7 @@ def _version(
 ) -> tuple[WeightsPublished, list[Outgoing]]:
     """Return the event and the other records of a version: the source's batch and the result of it here."""
     run, policy, batch = output.run, output.policy, remade.batch
-    event = output.publish(learner)
+    event = output.upload_version(learner)
     settings = run.revisions[batch.revision].trainer_of(policy)
     base = sampled_by(settings, remade.groups, batch.version)
     record = BatchTrained(
@@ -269,7 +269,7 @@ def _version(
 
 
 def _check_same(run: Run, learner: Learner, expected: str) -> None:
-    if hash_of(learner) != expected:
+    if hash_learner(learner) != expected:
         raise HeadraceError(
             f"version {learner.version} of the experiment {run.address.run} came out otherwise here than before it was "
             "interrupted: go on with it on the machine that began it, or begin another by --into"

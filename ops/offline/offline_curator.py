@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.consumers.curate.context import CuratorContext, recipe_for
+from headrace.consumers.curate.context import CuratorContext, find_recipe
 from headrace.consumers.curate.curator import CuratorPartition
-from headrace.consumers.curate.revision_chains import chain_of
+from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
@@ -160,7 +160,7 @@ def curate_offline(
     if variant is not None:
         policies = _shadow(recipes[max(recipes)], policies, variant)
     for name in policies:
-        chain_of(recipes[max(recipes)], name)
+        load_policy_chain(recipes[max(recipes)], name)
         note_sources(newest_sources(archive.revisions()), curator_plug_ins(recipes[max(recipes)], name))
     tallies = {name: CuratedCounts() for name in policies}
     with _new_archive(archive, out) as writer, open_progress("curating") as tell:
@@ -214,7 +214,7 @@ def _curate(
     topics, (tally, tell) = archive.topics, progress
 
     def recipe_of(revision: int) -> Recipe:
-        return recipe_for(recipes, revision, policy_variant)
+        return find_recipe(recipes, revision, policy_variant)
 
     refused, first = refusals(archive, policy_variant), first_revision(archive)
 

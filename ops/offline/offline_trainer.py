@@ -249,7 +249,7 @@ def _write(folder: Path, start: Start, found: TrainedOffline) -> None:
 def write_model(start: Start, folder: Path) -> None:
     """Write the learner's weights as they are now into a folder, and what lies beside them."""
     folder.mkdir(parents=True, exist_ok=True)
-    named = start.learner.published()
+    named = start.learner.snapshot_weights()
     if start.is_adapter:
         write_adapter(named, folder / ADAPTER_WEIGHTS, hash_weights(named))
     else:

@@ -24,15 +24,15 @@ from headrace.ops.offline.archived_start import Start
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup
 from headrace.trainers.batches.batch import TrainingSequence
-from headrace.trainers.batches.groups import WholeGroup, batch_sequences
+from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences
 from headrace.trainers.batches.payloads import Payloads
-from headrace.trainers.batches.trained_groups import whole
-from headrace.trainers.batches.window import Eviction, Waiting, Window, next_batch
+from headrace.trainers.batches.trained_groups import decode_group
+from headrace.trainers.batches.window import Eviction, Waiting, Window, count_next_batch
 from headrace.trainers.intake import UNUSABLE
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.step_metrics import StepMetrics, group_metrics
-from headrace.trainers.versions.remake import hash_of, trained_again
-from headrace.trainers.windowed_groups import WindowedGroup, windowed_group
+from headrace.trainers.versions.remake import hash_learner, train_again
+from headrace.trainers.windowed_groups import WindowedGroup, build_windowed_group
 
 NOT_HERE = ("logprob_gap", "staleness_")
 """How metrics begin that a step tells by the number of its version: of an engine that has the same weights, which there
@@ -44,7 +44,7 @@ class Version:
     """One that was made."""
 
     version: int
-    groups: list[WholeGroup]
+    groups: list[DecodedGroup]
     base_hash: str
     weights_hash: str
     metrics: StepMetrics
@@ -135,10 +135,10 @@ def retrained_versions(
     archive: Archive, policy: str, learner: Learner, recipes: Sequence[Recipe], batches: Sequence[BatchTrained]
 ) -> Iterator[Version]:
     """Make the versions of these batches. Raises as `archived_batches` and `Learner.step`."""
-    base = hash_of(learner)
-    for one in trained_again(archived_batches(archive, policy, batches), policy, learner, recipes):
+    base = hash_learner(learner)
+    for one in train_again(archived_batches(archive, policy, batches), policy, learner, recipes):
         metrics = {**one.metrics, **group_metrics(one.groups, learner.version - 1)}
-        found = hash_of(learner)
+        found = hash_learner(learner)
         yield Version(learner.version, one.groups, base, found, metrics, expected=one.batch.weights_hash)
         base = found
 
@@ -153,13 +153,13 @@ def trained_versions(archive: Archive, policy: str, start: Start, counts: Counts
     """
     topic, learner = archive.topics.curated(policy), start.learner
     intake, records = _Intake(archive, topic, start, counts), arrivals(archive, topic)
-    base = hash_of(learner)
+    base = hash_learner(learner)
     while learner.version < learner.settings.steps and (record := next(records, None)) is not None:
         intake.take(record)
         batch = intake.batch()
         if batch:
             step = learner.step(_sequences(batch, learner, intake.clock), learner.version + 1)
-            groups, found = [one.whole for one in batch], hash_of(learner)
+            groups, found = [one.whole for one in batch], hash_learner(learner)
             metrics = {**_true_here(step), **group_metrics(groups, intake.clock)}
             yield Version(learner.version, groups, base, found, metrics, clock=intake.clock)
             base = found
@@ -174,7 +174,7 @@ def _sequences(batch: Sequence[WindowedGroup], learner: Learner, clock: int) -> 
     shift, most = learner.version - clock, learner.version
     return [
         replace(one, versions=np.where(one.mask, np.clip(one.versions + shift, 0, most), -1).astype(np.int32))
-        for one in batch_sequences((each.prepared for each in batch), learner.settings)
+        for one in build_batch_sequences((each.prepared for each in batch), learner.settings)
     ]
 
 
@@ -236,8 +236,8 @@ class _Intake:
         found = self._payloads.whole(message, curated)
         if found is None:
             return None
-        group = whole(self._archive, found)
-        return windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, self.clock)
+        group = decode_group(self._archive, found)
+        return build_windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, self.clock)
 
     def _deadline(self, curated: CuratedGroup) -> int:
         """Return the last clock at which it may be trained on: as the settings say, of a replay as its chain said."""
@@ -246,7 +246,7 @@ class _Intake:
     def batch(self) -> list[WindowedGroup]:
         """Return the next batch; nothing while it is to wait."""
         self._count(self._window.expire(self.clock))
-        size = next_batch(self.waiting, self._settings.groups_per_batch, self._settings.minibatches, 0.0, 0.0)
+        size = count_next_batch(self.waiting, self._settings.groups_per_batch, self._settings.minibatches, 0.0, 0.0)
         return [entry.payload for entry in self._window.take(size) or ()]
 
     def _count(self, evictions: Sequence[Eviction[WindowedGroup]]) -> None:

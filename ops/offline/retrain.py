@@ -25,7 +25,7 @@ from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import pin_threads
 from headrace.trainers.learner.numerics import other_parts
 from headrace.trainers.versions.history import History, read_history
-from headrace.trainers.versions.remake import hash_of, learner_at, remake
+from headrace.trainers.versions.remake import hash_learner, load_learner_at, remake
 
 Span = tuple[int | None, int | None]
 """From the newest checkpoint at or below the first (None: the oldest one) to the second (None: the newest version)."""
@@ -178,7 +178,7 @@ def _compare(run: Run, policy: str, history: History, part: Stretch) -> Iterator
     learner = begin_at(run, part.checkpoint, history.files, run.revisions[part.batches[0].revision])
     batches = (*part.lead, *part.batches)
     for remade in remake(find_groups_run(run), policy, learner, batches, run.revisions):
-        batch, got = remade.batch, hash_of(learner)
+        batch, got = remade.batch, hash_learner(learner)
         if batch in part.lead:
             yield None
         else:
@@ -188,7 +188,7 @@ def _compare(run: Run, policy: str, history: History, part: Stretch) -> Iterator
 def begin_at(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
     """Return a learner at a checkpoint. Raises LineageBroken when its object is gone or is another."""
     try:
-        return learner_at(run, pointer, files, recipe)
+        return load_learner_at(run, pointer, files, recipe)
     except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
         raise LineageBroken(
             f"the checkpoint of version {pointer.version} cannot be read: {error}; give another --from"

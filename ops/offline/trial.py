@@ -155,7 +155,7 @@ def _played(
     inner, build = open_engine(folders, recipe.rollout, sum(task.n_asked for task, _ in asked))
     with closing(inner):
         for policy, start in starts.items():
-            inner.load(policy, 0, start.learner.published())
+            inner.load(policy, 0, start.learner.snapshot_weights())
         learners = {policy: start.learner for policy, start in starts.items()}
         engine: Engine = GivenAnswers(inner, answers, tokenizers, learners) if answers else inner
         context = RolloutContext(

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from headrace.consumers.algorithms.contract import Candidate
 from headrace.consumers.curate.context import CuratorContext
-from headrace.consumers.curate.curated_records import fresh_record
+from headrace.consumers.curate.curated_records import build_curated
 from headrace.consumers.curate.curator import CuratorPartition
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
@@ -22,7 +22,7 @@ from headrace.ops.offline.archived_start import Start
 from headrace.producers.rollout.group_records import Encoded, build_outgoing
 from headrace.schemas import codec
 from headrace.schemas.records import ClaimCheck, CuratedGroup, DeadLetter, Outcome, TrajectoryGroup
-from headrace.trainers.batches.groups import WholeGroup, batch_sequences, prepared
+from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences, prepare_group
 from headrace.trainers.batches.token_texts import TokenTexts
 
 RUN_ID = "trial"
@@ -84,7 +84,7 @@ def try_policy(recipe: Recipe, start: Start, groups: Sequence[Encoded], told: bo
     texts = TokenTexts(Tokenizer.from_buffer(start.files[TOKENIZER_FILE]))
     seen = []
     for fate in fates:
-        whole = fate.kept or WholeGroup(CuratedGroup(), fate.group)
+        whole = fate.kept or DecodedGroup(CuratedGroup(), fate.group)
         of_group = advantages[taken.index(fate)] if fate in taken else {}
         seen.append(
             GroupTried(
@@ -104,7 +104,7 @@ class _Fate:
 
     group: TrajectoryGroup
     value: bytes
-    kept: WholeGroup | None = None
+    kept: DecodedGroup | None = None
     verdict: str = ""
     reason: str = ""
     rejected: dict[str, str] = field(default_factory=dict)
@@ -126,7 +126,7 @@ def _curated(recipe: Recipe, policy: str, groups: Sequence[Encoded]) -> list[_Fa
             if one.topic == topics.curated(policy):
                 curated = codec.decode(one.value, CuratedGroup)
                 if curated.use == 0:
-                    fate.kept = WholeGroup(curated, fate.group)
+                    fate.kept = DecodedGroup(curated, fate.group)
             elif one.topic == topics.dead_letters:
                 letter = codec.decode(one.value, DeadLetter)
                 fate.verdict, fate.reason = "dead", f"{letter.reason}: {letter.detail}"
@@ -152,12 +152,13 @@ def _stepped(start: Start, fates: Sequence[_Fate]) -> tuple[list[_Fate], list[Ad
     if not taken:
         return [], [], None, "there is no trajectory"
     batch = [
-        fate.kept or WholeGroup(fresh_record(Candidate.of(fate.group), fate.value, settings.max_staleness), fate.group)
+        fate.kept
+        or DecodedGroup(build_curated(Candidate.of(fate.group), fate.value, settings.max_staleness), fate.group)
         for fate in taken
     ]
     try:
         advantages = advantages_of(batch, settings)
-        sequences = batch_sequences(map(prepared, batch), settings)
+        sequences = build_batch_sequences(map(prepare_group, batch), settings)
         metrics = learner.step(sequences, learner.version + 1)
     except HeadraceError as error:
         return [], [], None, str(error)

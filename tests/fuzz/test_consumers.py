@@ -76,16 +76,16 @@ from headrace.schemas.records import (
     WeightsPublished,
     WorkerStatus,
 )
-from headrace.trainers.batches.batch import minibatches
-from headrace.trainers.batches.groups import batch_sequences
+from headrace.trainers.batches.batch import cut_minibatches
+from headrace.trainers.batches.groups import build_batch_sequences
 from headrace.trainers.batches.payloads import Payloads
 from headrace.trainers.batches.trials import Trials
-from headrace.trainers.component import Trainer, handlers
 from headrace.trainers.intake import Intake
 from headrace.trainers.learner.limits import Limits
 from headrace.trainers.learner.routing import Routers
 from headrace.trainers.messages import Messages
 from headrace.trainers.scheduler import Scheduler
+from headrace.trainers.trainer import Trainer, build_handlers
 from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.pipeline import Pipeline
 
@@ -333,7 +333,7 @@ def trainer() -> Trainer:
     made._intake = Intake(RUN, "solver", limits, (), made._watch, lambda: 3)
     made._intake._payloads = Payloads(RUN)
     made._intake._payloads._read = lambda *_: None  # type: ignore[method-assign]  # no log to look for a first use in
-    made._handlers = handlers(made)
+    made._handlers = build_handlers(made)
     made._pipeline = cast(Pipeline, SimpleNamespace(under_way=lambda: iter(())))
     return made
 
@@ -354,8 +354,8 @@ def test_a_trainer_takes_in_what_can_be_trained_on_and_buries_the_rest(fuzz: Fuz
         told = [fits(outgoing) for outgoing in one.handle(message)]
         assert all(isinstance(record, DeadLetter | BatchTrained) for record in told)
         for entry in one.scheduler.window.take(len(one.scheduler.window)) or []:
-            sequences = batch_sequences([entry.payload.prepared], one.settings)
-            assert minibatches(sequences, 1, 4096, seed=1, version=4)
+            sequences = build_batch_sequences([entry.payload.prepared], one.settings)
+            assert cut_minibatches(sequences, 1, 4096, seed=1, version=4)
 
     fuzz.run("trainer", 0.02, make, check)
 

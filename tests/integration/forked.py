@@ -23,7 +23,7 @@ PRELOADED = [
     "headrace.producers.engines.torch_engine",
     "headrace.producers.feed.feeder",
     "headrace.producers.rollout.worker",
-    "headrace.trainers.component",
+    "headrace.trainers.trainer",
     "headrace.trainers.start",
     "torch._dynamo",
     "transformers.models.qwen3.modeling_qwen3",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.consumers.curate.context import CuratorContext, recipe_for
+from headrace.consumers.curate.context import CuratorContext, find_recipe
 from headrace.consumers.curate.curator import CuratorPartition
 from headrace.envs.arithmetic import Arithmetic
 from headrace.envs.payload import problem_to_json
@@ -83,7 +83,7 @@ def curator_partitions(run: Run, line: str = "solver") -> list[CuratorPartition]
     """The memory of a curator that has seen nothing yet, by partition."""
     recipes = dict(enumerate(run.revisions))
     context = CuratorContext(
-        run.run_id, line, run.topics, lambda revision: recipe_for(recipes, revision, line), run.get
+        run.run_id, line, run.topics, lambda revision: find_recipe(recipes, revision, line), run.get
     )
     partitions = run.recipe.kafka.partitions
     topic = run.topics.trajectories("solver")

@@ -14,7 +14,7 @@ from said import say
 from structlog.testing import capture_logs
 
 from headrace.consumers.curate import end_watch
-from headrace.consumers.curate.curator import curator
+from headrace.consumers.curate.curator import open_curator
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.infra.kafka.clients import Outgoing
@@ -50,7 +50,7 @@ def test_a_curator_that_has_nothing_to_do_says_once_that_the_run_is_over(
     monkeypatch.setattr(end_watch, "LOOK_EVERY_S", 0.0)
     run = make_run(bootstrap, store, tiny_recipe(run_name))
     given = PublishedVersions(run, "solver"), IssuedNumbers(run)
-    with closing(curator(run, "solver", *given)) as consumer, capture_logs() as said:
+    with closing(open_curator(run, "solver", *given)) as consumer, capture_logs() as said:
 
         def turn() -> object:
             return consumer.poll(Stopwatch())

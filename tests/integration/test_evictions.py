@@ -30,8 +30,8 @@ from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.avro import schema_of
 from headrace.schemas.records import BatchTrained, CuratedGroup, Outcome, RecipeRevision
-from headrace.trainers.component import Trainer
 from headrace.trainers.start import begin_or_resume
+from headrace.trainers.trainer import Trainer
 
 
 @contextmanager

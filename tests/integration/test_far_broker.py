@@ -16,7 +16,7 @@ from said import say
 from tcp_proxy import TcpProxy
 from test_issued_numbers import issue
 
-from headrace.consumers.curate.curator import curator
+from headrace.consumers.curate.curator import open_curator
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
@@ -105,7 +105,7 @@ def curating(run: Run) -> Iterator[Timed]:
     stop, given = threading.Event(), (PublishedVersions(run, "solver"), IssuedNumbers(run))
     with (
         closing(Timed(run.connection, f"{run.topics.curate_group('solver')}.0")) as writer,
-        closing(curator(run, "solver", *given)) as consumer,
+        closing(open_curator(run, "solver", *given)) as consumer,
     ):
         loop = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()))
         loop.start()

@@ -16,7 +16,7 @@ import pytest
 from made_run import make_run, tiny_recipe
 from said import say
 
-from headrace.consumers.curate.curator import curator
+from headrace.consumers.curate.curator import open_curator
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.infra.errors import UsageError
@@ -51,8 +51,8 @@ from headrace.schemas.records import (
     Trajectory,
     TrajectoryGroup,
 )
-from headrace.trainers.component import Trainer
 from headrace.trainers.start import begin_or_resume
+from headrace.trainers.trainer import Trainer
 
 QUOTA = 8
 """(max_staleness 1 + 1) * 4 groups per batch."""
@@ -78,7 +78,7 @@ def curating(run: Run, slot: str = "0") -> Iterator[None]:
     stop = threading.Event()
     writer = TransactionalWriter(run.connection, f"{run.topics.curate_group('solver')}.{slot}")
     published, issued = PublishedVersions(run, "solver"), IssuedNumbers(run)
-    with closing(writer), closing(curator(run, "solver", published, issued)) as consumer:
+    with closing(writer), closing(open_curator(run, "solver", published, issued)) as consumer:
         loop = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()))
         loop.start()
         try:

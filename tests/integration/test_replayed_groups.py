@@ -39,8 +39,8 @@ from headrace.ops.lineage import inspection
 from headrace.ops.lineage.lineage import version_lineage
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup, Outcome
-from headrace.trainers import component
-from headrace.trainers.batches.trained_groups import LineageBroken, trained_groups
+from headrace.trainers import trainer as trainer_module
+from headrace.trainers.batches.trained_groups import LineageBroken, read_trained_groups
 
 STEPS = 8
 BATCH = 4
@@ -152,7 +152,7 @@ def test_lineage_and_inspection_show_the_group_of_a_replay_and_its_weight(undist
     made_of = version_lineage(undisturbed, "solver", batch.version).groups
     assert not any(group.missing for group in made_of)
     assert (made_of[place].use, made_of[place].kept, made_of[place].rewards) == (2, (0, 1, 2, 3), (0.0, 1.0, 0.0, 1.0))
-    [(_, wholes)] = trained_groups(undisturbed, "solver", [batch])
+    [(_, wholes)] = read_trained_groups(undisturbed, "solver", [batch])
     first = curated(batch.groups[place].number, stale=100)
     assert (wholes[place].curated.group, wholes[place].curated.weight) == (first.group, 0.5)
     seen = inspection.step(undisturbed, "solver", batch.version, slice(None)).groups[place]
@@ -178,14 +178,14 @@ def test_a_replay_whose_first_use_has_left_the_log_is_evicted_and_the_trainer_go
     assert (outcome.number, outcome.use, outcome.verdict, outcome.component) == (0, 1, "missing", "train")
     shorten(run, 4)
     with pytest.raises(LineageBroken, match="no longer holds"):
-        list(trained_groups(run, "solver", batches(run)))
+        list(read_trained_groups(run, "solver", batches(run)))
 
 
 @pytest.mark.training
 def test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replays_that_it_holds(
     bootstrap: str, store: ObjectStore, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(component, "FINISH_S", 300.0)  # a busy machine takes longer than a trainer has
+    monkeypatch.setattr(trainer_module, "FINISH_S", 300.0)  # a busy machine takes longer than a trainer has
     run = make_run(bootstrap, store, tiny_recipe(run_name, trainer={**TRAINER, "steps": 1}, kafka={"partitions": 1}))
     groups = [curated(number, stale=100) for number in range(4)]
     feed(run, groups)

@@ -53,14 +53,14 @@ def publish(run: Run, versions: int) -> list[WeightsPublished]:
     publisher = Publisher(run, "solver", files, shard_bytes=SHARD_BYTES)
     events: list[WeightsPublished] = []
     for version in range(versions):
-        event = replace(publisher.publish(weights(version), version), final=False)
-        outgoing = [publisher.message(event)]
+        event = replace(publisher.upload_version(weights(version), version), final=False)
+        outgoing = [publisher.build_message(event)]
         if version:
             batch = BatchTrained(run.run_id, "solver", version=version, weights_hash=event.weights_hash)
             batch = replace(batch, base_hash=events[-1].weights_hash)
             outgoing.append(Outgoing(run.topics.batches("solver"), codec.encode(batch), partition=0))
         say(run, *outgoing)
-        publisher.announced(event, version)
+        publisher.note_announced(event, version)
         events.append(event)
     return events
 

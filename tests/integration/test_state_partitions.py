@@ -33,7 +33,7 @@ from headrace.schemas.topics import state_partition, trainer_component
 from headrace.trainers.messages import Messages
 from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.history import read_history, wait_for_examples
-from headrace.trainers.versions.publisher import Stored, WindowMark, pointer
+from headrace.trainers.versions.publisher import Stored, WindowMark, build_pointer
 
 PARTITIONS = 7
 WARM = {"solver": {"model": TINY_MODEL, "alphabet": ALPHABET, "warm_start": {"examples": 20, "held_out": 16}}}
@@ -56,7 +56,9 @@ def test_each_component_goes_on_from_its_partition(run: Run) -> None:
     assert len(read_progress(run).answers) == 1
     claim = ClaimCheck("main", "checkpoints/a", "a", 1)
     begun = Messages(run, "solver", 0, {}, "", {}, BatchOffsets()).begun(3, 1, 4)
-    checkpoints = [pointer(run, "solver", {}, WindowMark(version, 0, "hash"), Stored(claim, ())) for version in (1, 2)]
+    checkpoints = [
+        build_pointer(run, "solver", {}, WindowMark(version, 0, "hash"), Stored(claim, ())) for version in (1, 2)
+    ]
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.gc")) as writer:
         say(run, begun, *checkpoints)
         announce(run, writer, Plan({("solver", CHECKPOINTS): ((1, 1),)}, {}, [], {}))

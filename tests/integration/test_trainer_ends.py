@@ -22,12 +22,12 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.tensors import hash_weights
 from headrace.schemas.records import WeightsPublished
-from headrace.trainers import component
+from headrace.trainers import trainer as trainer_module
 from headrace.trainers.batches.window import Eviction
-from headrace.trainers.component import Trainer
 from headrace.trainers.start import begin_or_resume
+from headrace.trainers.trainer import Trainer
 from headrace.trainers.versions.pipeline import Made
-from headrace.trainers.versions.resume import Incarnation
+from headrace.trainers.versions.resume import ResumedTrainer
 from headrace.trainers.windowed_groups import WindowedGroup
 
 POLICY = "solver"
@@ -81,8 +81,8 @@ class Life:
     def _live(self) -> None:
         name = f"{self.run.address.run}.train.{POLICY}"
         with closing(TransactionalWriter(self.run.connection, name, self.run.topic_names)) as writer:
-            self.incarnation: Incarnation = begin_or_resume(self.run, POLICY, writer, self.stop)
-            self._wait_at_the_gate(self.incarnation.publisher.publish)
+            self.incarnation: ResumedTrainer = begin_or_resume(self.run, POLICY, writer, self.stop)
+            self._wait_at_the_gate(self.incarnation.publisher.upload_version)
             with closing(Trainer(self.run, POLICY, self.incarnation, Stopwatch())) as trainer:
                 self._ready.set()
                 if run_loop(trainer, writer, self.stop, Stopwatch()):
@@ -94,7 +94,7 @@ class Life:
             assert self.gate.wait(120)
             return publish(*args, **more)
 
-        self.incarnation.publisher.publish = gated  # type: ignore[method-assign]
+        self.incarnation.publisher.upload_version = gated  # type: ignore[method-assign]
 
     def steps_all(self) -> None:
         """Wait until the learner has made what there are groups for, and the first of it is being published."""
@@ -104,7 +104,7 @@ class Life:
 def test_versions_that_are_made_when_the_trainer_is_told_to_stop_are_committed(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(component, "FINISH_S", 100)
+    monkeypatch.setattr(trainer_module, "FINISH_S", 100)
     with Life(run) as life:
         life.steps_all()
         assert not batches(run)
@@ -118,13 +118,13 @@ def test_versions_that_are_made_when_the_trainer_is_told_to_stop_are_committed(
 def test_versions_that_take_too_long_are_dropped_and_made_again_to_the_same_bits(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(component, "FINISH_S", 0.1)
+    monkeypatch.setattr(trainer_module, "FINISH_S", 0.1)
     with Life(run) as life:
         life.steps_all()
-        made = hash_weights(life.incarnation.learner.published())
+        made = hash_weights(life.incarnation.learner.snapshot_weights())
         life.end()
         assert not batches(run)
-    monkeypatch.setattr(component, "FINISH_S", 100)
+    monkeypatch.setattr(trainer_module, "FINISH_S", 100)
     with Life(run) as life:
         life.gate.set()
         life.steps_all()
@@ -136,7 +136,7 @@ def test_versions_that_take_too_long_are_dropped_and_made_again_to_the_same_bits
 def test_a_publication_under_way_ends_with_its_trainer_though_the_store_is_away(
     run: Run, between: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(component, "FINISH_S", 0.1)
+    monkeypatch.setattr(trainer_module, "FINISH_S", 0.1)
     with Life(run) as life:
         with between.failing("cut"):
             life.gate.set()
@@ -157,14 +157,14 @@ def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_le
     """The transaction of the version that was to stand for it never came."""
     with Life(run) as life:
         life.steps_all()
-        version = Trainer._version
+        version = Trainer._commit_version
 
         def dies_at_the_third(trainer: Trainer, made: Made, evictions: list[Eviction[WindowedGroup]]) -> list[Outgoing]:
             if made.planned.version == BEGUN:
                 raise InterruptedError
             return version(trainer, made, evictions)
 
-        monkeypatch.setattr(Trainer, "_version", dies_at_the_third)
+        monkeypatch.setattr(Trainer, "_commit_version", dies_at_the_third)
         monkeypatch.setattr(threading, "excepthook", lambda _: None)
         life.gate.set()
         life._thread.join(120)

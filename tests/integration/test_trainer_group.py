@@ -21,7 +21,7 @@ from trained_run import batches, command, curated, feed, has_made, published, un
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.trainers.versions.history import read_history
-from headrace.trainers.versions.remake import learner_at
+from headrace.trainers.versions.remake import load_learner_at
 from headrace.trainers.versions.resume import resume
 
 STEPS = 6
@@ -119,7 +119,7 @@ def _goes_on_with_one(run: Run) -> None:
     """A trainer of one process reads what two have stored; and an older one where a part is gone."""
     history = read_history(run, "solver")
     newest = history.checkpoints[STEPS]
-    learner = learner_at(run, newest, history.files, run.recipe)  # compares the weights' hash
+    learner = load_learner_at(run, newest, history.files, run.recipe)  # compares the weights' hash
     assert learner.version == STEPS
     assert newest.parts[-1].claim is not None
     run.store.delete(newest.parts[-1].claim.key)

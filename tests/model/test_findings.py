@@ -36,8 +36,8 @@ from headrace.producers.feed import feed_state
 from headrace.producers.feed.overdue import Overdue
 from headrace.producers.rollout.admission import Admission
 from headrace.trainers.batches.evictions import Evictions
-from headrace.trainers.component import Trainer
 from headrace.trainers.scheduler import Scheduler
+from headrace.trainers.trainer import Trainer
 from headrace.trainers.versions.lost_objects import StoreLooks
 
 

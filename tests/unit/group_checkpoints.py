@@ -106,7 +106,7 @@ def damage(folder: Folder, learner: Learner, batch: Batch) -> dict[str, Any]:
     learner.step(batch(1), 1)
     first = learner.checkpoint(folder.run)(None)
     learner.step(batch(2), 2)
-    before = hash_weights(learner.published())
+    before = hash_weights(learner.snapshot_weights())
     errors = []
     for part in first.parts:
         assert part.claim is not None
@@ -117,10 +117,10 @@ def damage(folder: Folder, learner: Learner, batch: Batch) -> dict[str, Any]:
         file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         errors.append([part.name, tried(lambda: load(learner, folder, first))])
         file.write_bytes(data)
-    unchanged = (learner.version, hash_weights(learner.published())) == (2, before)
+    unchanged = (learner.version, hash_weights(learner.snapshot_weights())) == (2, before)
     load(learner, folder, first)
     learner.step(batch(2), 2)
-    healed = hash_weights(learner.published()) == before
+    healed = hash_weights(learner.snapshot_weights()) == before
     return {"errors": errors, "unchanged": unchanged, "healed": healed}
 
 

@@ -81,10 +81,10 @@ def told(changed: dict[str, Any], folder: Folder) -> dict[str, Any]:
     """Two versions in one go; the second of them also from the checkpoint of the first, which is stored meanwhile."""
     straight, sequences = made(changed), sequences_of(changed)
     found = [straight.step(sequences(1), 1)]
-    storing, first_hash = straight.checkpoint(folder.run), hash_weights(straight.published())
+    storing, first_hash = straight.checkpoint(folder.run), hash_weights(straight.snapshot_weights())
     found.append(straight.step(sequences(2), 2))
     first, end = storing(None), straight.checkpoint(folder.run)(None)
-    published = hash_weights(straight.published())
+    published = hash_weights(straight.snapshot_weights())
     fingerprint = straight.fingerprint()
     resumed = made(changed)
     resumed.step(sequences(99), 1)  # what loading must replace
@@ -92,7 +92,7 @@ def told(changed: dict[str, Any], folder: Folder) -> dict[str, Any]:
         folder.bytes_read(process)
     load(resumed, folder, first)
     read = [folder.bytes_read(process) for process in (0, 1)]
-    again, hash_again = resumed.step(sequences(2), 2), hash_weights(resumed.published())
+    again, hash_again = resumed.step(sequences(2), 2), hash_weights(resumed.snapshot_weights())
     same_state = end == resumed.checkpoint(folder.run)(None)
     return {
         "metrics": found,

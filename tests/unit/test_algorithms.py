@@ -16,7 +16,7 @@ from headrace.consumers.algorithms.contract import (
 )
 from headrace.consumers.algorithms.drop_zero_variance import DropZeroVariance
 from headrace.consumers.algorithms.max_staleness import MaxStaleness
-from headrace.consumers.algorithms.validate import Validate, sequence_fault
+from headrace.consumers.algorithms.validate import Validate, find_sequence_fault
 from headrace.envs.transcript import merge_runs
 from headrace.schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.schemas.versions import find_version_range
@@ -151,7 +151,7 @@ def test_fewer_than_two_sound_trajectories_are_no_group() -> None:
 
 def test_rounding_above_zero_is_no_flaw() -> None:
     certain = replaced(logprobs=np.array([0, 0, 1e-6, 0], np.float32))
-    assert sequence_fault(certain, head_version=3) is None
+    assert find_sequence_fault(certain, head_version=3) is None
 
 
 def test_one_sequence_without_a_generated_token_is_no_flaw_beside_another() -> None:
@@ -174,9 +174,9 @@ def test_versions_are_compared_with_spans_token_by_token() -> None:
     """Against the plain rule over every pattern of six tokens: a version on generated tokens, and there alone."""
     generated = (False, True, True, False, False, True)
     for pattern in itertools.product((-1, 2, 3), repeat=6):
-        fault = sequence_fault(spread(*pattern), head_version=3)
+        fault = find_sequence_fault(spread(*pattern), head_version=3)
         assert (fault is None) == (tuple(version >= 0 for version in pattern) == generated), pattern
-        ahead = sequence_fault(spread(*pattern), head_version=2)
+        ahead = find_sequence_fault(spread(*pattern), head_version=2)
         assert (ahead is None) == (fault is None and 3 not in pattern), pattern
 
 

@@ -6,11 +6,11 @@ import pytest
 from headrace.trainers.batches.batch import (
     BatchError,
     TrainingSequence,
-    micro_batch_cuts,
-    minibatches,
+    count_staleness,
+    cut_micro_batches,
+    cut_minibatches,
     pack,
     pad,
-    staleness,
 )
 
 
@@ -71,7 +71,7 @@ def test_every_token_meets_its_own_advantage_where_each_has_one() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_trained_token_is_in_the_batch_exactly_once(*, packed: bool) -> None:
     sequences = batch()
-    steps = minibatches(sequences, 3, 64, seed=1, version=7, packed=packed)
+    steps = cut_minibatches(sequences, 3, 64, seed=1, version=7, packed=packed)
     assert len(steps) == 3
     got = sorted(np.concatenate([micro.targets for step in steps for micro in step.micro_batches]).tolist())
     assert got == sorted(np.concatenate([one.ids[one.mask] for one in sequences]).tolist())
@@ -79,7 +79,7 @@ def test_every_trained_token_is_in_the_batch_exactly_once(*, packed: bool) -> No
 
 
 def groups_of(sequences: list[TrainingSequence], count: int, *, seed: int = 1, version: int = 7) -> list[set[int]]:
-    steps = minibatches(sequences, count, 64, seed=seed, version=version)
+    steps = cut_minibatches(sequences, count, 64, seed=seed, version=version)
     return [{int(token) // 100 for micro in step.micro_batches for token in micro.targets} for step in steps]
 
 
@@ -98,7 +98,7 @@ def test_the_split_is_the_same_in_every_release() -> None:
 
 def test_micro_batches_keep_to_the_token_budget_and_a_longer_sequence_goes_alone() -> None:
     sequences = [*batch(), sequence(50, 50)]
-    cuts = micro_batch_cuts(sequences, 64)
+    cuts = cut_micro_batches(sequences, 64)
     assert sum(map(len, cuts)) == len(sequences)
     assert len(cuts[0]) == 1
     assert all(len(cut) * max(one.ids.size for one in cut) <= 64 for cut in cuts[1:])
@@ -106,27 +106,27 @@ def test_micro_batches_keep_to_the_token_budget_and_a_longer_sequence_goes_alone
 
 def test_packed_micro_batches_count_no_padding_and_are_filled_up() -> None:
     sequences = [*batch(), sequence(50, 50)]
-    cuts = micro_batch_cuts(sequences, 64, packed=True)
+    cuts = cut_micro_batches(sequences, 64, packed=True)
     sizes = [sum(one.ids.size for one in cut) for cut in cuts]
     assert sum(map(len, cuts)) == len(sequences)
     assert sizes[0] == 100
     assert all(size <= 64 < size + after[0].ids.size for size, after in zip(sizes[1:], cuts[2:], strict=False))
-    assert len(cuts) < len(micro_batch_cuts(sequences, 64))
+    assert len(cuts) < len(cut_micro_batches(sequences, 64))
 
 
 def test_a_sequence_without_a_trained_token_costs_nothing() -> None:
     silent = sequence(5, 0, group=3)
-    (step,) = minibatches([silent, sequence(1, 2)], 1, 64, seed=1, version=1)
+    (step,) = cut_minibatches([silent, sequence(1, 2)], 1, 64, seed=1, version=1)
     assert step.micro_batches[0].ids.shape == (1, 2)
     with pytest.raises(BatchError, match="none of 1 sequences"):
-        minibatches([silent], 1, 64, seed=1, version=1)
+        cut_minibatches([silent], 1, 64, seed=1, version=1)
 
 
 def test_staleness_counts_tokens_by_age_and_version_zero_has_one() -> None:
-    steps = minibatches([sequence(1, 3, version=0), sequence(1, 2, version=2)], 1, 64, seed=1, version=4)
-    assert staleness(steps, 3).tolist() == [0, 2, 0, 3]
+    steps = cut_minibatches([sequence(1, 3, version=0), sequence(1, 2, version=2)], 1, 64, seed=1, version=4)
+    assert count_staleness(steps, 3).tolist() == [0, 2, 0, 3]
     with pytest.raises(BatchError, match="a token of version 2 came to a trainer at 1"):
-        staleness(steps, 1)
+        count_staleness(steps, 1)
 
 
 def test_a_sequence_whose_parts_do_not_agree_is_refused() -> None:

@@ -9,7 +9,7 @@ from made_groups import candidate, dropped, kept
 from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Replay, Result, Stateless
 from headrace.consumers.algorithms.pods import Pods
-from headrace.consumers.curate.revision_chains import chain_of
+from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.records import GroupUse, TrajectoryGroup
@@ -233,6 +233,6 @@ def test_a_recipes_chain_draws_by_the_recipes_seed_and_ages_by_its_trainers_boun
                 "curate": {"chain": ["max_staleness", {"use": f"{__name__}:Drawing", **own}]},
             }
         )
-        made = chain_of(recipe, "solver")
+        made = load_policy_chain(recipe, "solver")
         assert made.process(candidate(1.0, 0.0), 5) == (Drop(str(seed)),)
         assert made.process(candidate(1.0, 0.0), 6) == (Drop("stale", "version 3 is 3 behind 6, limit 2"),)

@@ -13,7 +13,7 @@ from made_recipes import sums_recipe
 from headrace.consumers.algorithms.chain import ChainError
 from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
 from headrace.consumers.curate import dedupe
-from headrace.consumers.curate.context import CuratorContext, UnknownRevision, recipe_for
+from headrace.consumers.curate.context import CuratorContext, UnknownRevision, find_recipe
 from headrace.consumers.curate.curator import MOST_FAILURES, CuratorPartition
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import REDRIVE_HEADER
@@ -346,7 +346,7 @@ def test_what_is_sent_back_is_a_repetition_to_a_shadow() -> None:
 def test_groups_of_before_a_shadow_was_there_go_through_the_first_chain_that_it_had() -> None:
     later = Recipe.model_validate({**RECIPE.model_dump(), "shadows": {"free": {"chain": []}}})
     recipes = {0: RECIPE, 1: SHADOWED, 2: later}
-    assert [recipe_for(recipes, revision, "solver.free") for revision in recipes] == [SHADOWED, SHADOWED, later]
-    assert recipe_for(recipes, 0, "solver") is RECIPE
+    assert [find_recipe(recipes, revision, "solver.free") for revision in recipes] == [SHADOWED, SHADOWED, later]
+    assert find_recipe(recipes, 0, "solver") is RECIPE
     with pytest.raises(UnknownRevision):
-        recipe_for(recipes, 3, "solver.free")
+        find_recipe(recipes, 3, "solver.free")

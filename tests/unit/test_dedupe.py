@@ -58,9 +58,9 @@ def test_a_dead_number_is_new_once_more_and_that_survives_a_restore() -> None:
         dedupe.conclude("sums", number)
     dedupe.mark_dead("sums", 4)
     again.restore(dedupe.snapshot())
-    assert not again.revive("sums", 1)
-    assert not again.revive("other", 4)
-    assert again.revive("sums", 4)
-    assert not again.revive("sums", 4)
+    assert not again.reopen("sums", 1)
+    assert not again.reopen("other", 4)
+    assert again.reopen("sums", 4)
+    assert not again.reopen("sums", 4)
     assert not again.conclude("sums", 4)
     assert again.snapshot()["sums"]["dead"] == []

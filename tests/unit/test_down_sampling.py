@@ -14,8 +14,8 @@ from made_groups import candidate, kept
 from headrace.consumers.algorithms.best_and_worst import BestAndWorst
 from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection
 from headrace.consumers.algorithms.gfpo import Gfpo
-from headrace.consumers.algorithms.group_statistics import standardised
-from headrace.consumers.algorithms.pods import Pods, best_counts
+from headrace.consumers.algorithms.group_statistics import standardise
+from headrace.consumers.algorithms.pods import Pods, find_best_counts
 from headrace.consumers.algorithms.random_m import RandomM
 
 GOLDEN = (0.0, 0.1, 0.5, 0.5, 0.6, 0.9, 1.0, 1.0)
@@ -42,7 +42,7 @@ def test_the_golden_subset_has_the_golden_variance_and_advantages() -> None:
     left = kept(Pods(4).process(candidate(*GOLDEN), 3))
     assert left.kept == (0, 1, 6, 7)
     assert np.nanvar(left.rewards) == pytest.approx(0.226875, abs=1e-12)
-    advantages = [advantage for advantage in standardised(left.rewards) if not math.isnan(advantage)]
+    advantages = [advantage for advantage in standardise(left.rewards) if not math.isnan(advantage)]
     assert advantages == pytest.approx([-0.95453, -0.77271, 0.86362, 0.86362], abs=1e-5)
 
 
@@ -80,8 +80,8 @@ def test_one_end_alone_is_taken_only_where_all_of_it_is_equal() -> None:
     assert chosen(Pods(2), candidate(9, 5, 0, 0)) == (0, 2)
     assert chosen(Pods(3), candidate(0, 0, 0, 1)) == (0, 1, 3)
     assert chosen(Pods(3), candidate(1, 1, 1, 0)) == (0, 1, 3)
-    assert best_counts([1.0] * 5, 3) == [0]
-    assert best_counts([0.0, 1.0, 1.0], 2) == [0]
+    assert find_best_counts([1.0] * 5, 3) == [0]
+    assert find_best_counts([0.0, 1.0, 1.0], 2) == [0]
 
 
 def test_rounding_does_not_decide_between_sets_of_equal_variance() -> None:

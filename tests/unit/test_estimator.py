@@ -21,7 +21,7 @@ from headrace.infra.run.run import Run
 from headrace.ops.recipe_check import check_names
 from headrace.trainers import start
 from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Member, grpo
-from headrace.trainers.batches.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, estimator_of
+from headrace.trainers.batches.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, load_estimator
 
 
 def settings(use: str, **changes: Any) -> TrainerSettings:
@@ -39,26 +39,26 @@ def test_settings_and_the_keys_beside_them_reach_the_function() -> None:
     members = [Member(0, "a", 1.0), Member(0, "a", 0.0), Member(1, "b", 0.0), Member(1, "a", 0.5)]
     chosen = settings("grpo", std="population", eps=0.1, group_by="task+role", weight="sequence")
     expected = grpo(members, std="population", eps=0.1, group_by="task+role", weight="sequence")
-    assert np.asarray(estimator_of(chosen)(members)).tobytes() == expected.tobytes()
+    assert np.asarray(load_estimator(chosen)(members)).tobytes() == expected.tobytes()
     assert not np.array_equal(expected, grpo(members))
 
 
 def test_advantages_are_normalised_over_the_batch_on_demand() -> None:
     members = [replace(one, length=length) for one, length in zip(batch((1, 0), (1, 0.5)), (3, 1, 1, 1), strict=True)]
-    plain = estimator_of(settings("dr_grpo"))(members)
+    plain = load_estimator(settings("dr_grpo"))(members)
     tokens = np.repeat(np.asarray(plain, np.float64), (3, 1, 1, 1))
-    normalised = np.asarray(estimator_of(settings("dr_grpo", batch_norm=True))(members))
+    normalised = np.asarray(load_estimator(settings("dr_grpo", batch_norm=True))(members))
     np.testing.assert_allclose(normalised, (np.asarray(plain) - tokens.mean()) / (tokens.std(ddof=1) + 1e-5), atol=1e-6)
 
 
 def test_an_estimator_says_whether_it_needs_the_whole_batch() -> None:
     members = batch((1, 0, 0), (1, 0.5))
     for use in ADVANTAGES:
-        found = estimator_of(settings(use))
+        found = load_estimator(settings(use))
         alone = [np.asarray(one).tolist() for one in found(members[:3])]
         beside = [np.asarray(one).tolist() for one in found(members)][:3]
         assert found.whole_batch == (use in WHOLE_BATCH) == (alone != beside), use
-    assert estimator_of(settings("grpo", batch_norm=True)).whole_batch
+    assert load_estimator(settings("grpo", batch_norm=True)).whole_batch
 
 
 # ------------------------------------------------------------------------------------------------------- the user's own
@@ -90,14 +90,14 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
         wide=lambda members: [[one.reward] * 7 for one in members],
     )
     monkeypatch.setitem(sys.modules, "my_estimators", module)
-    estimator_of.cache_clear()
+    load_estimator.cache_clear()
     return "my_estimators"
 
 
 def test_an_estimator_of_your_own_is_taken_by_its_place(own: str) -> None:
     members = batch((1, 0))
-    assert list(estimator_of(settings(f"{own}:scaled", scale=3.0))(members)) == [3, 0]
-    found = estimator_of(settings(f"{own}:by_token", group_by="task+role", weight="sequence"))
+    assert list(load_estimator(settings(f"{own}:scaled", scale=3.0))(members)) == [3, 0]
+    found = load_estimator(settings(f"{own}:by_token", group_by="task+role", weight="sequence"))
     assert [np.asarray(one).tolist() for one in found(members)] == [[1, 1], [0, 0]]
     assert found.whole_batch, "nobody knows"
 
@@ -115,7 +115,7 @@ def test_an_estimator_of_your_own_is_taken_by_its_place(own: str) -> None:
 )
 def test_an_estimator_of_your_own_that_cannot_serve_is_refused_at_once(own: str, name: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        estimator_of(settings(f"{own}:{name}"))
+        load_estimator(settings(f"{own}:{name}"))
 
 
 def test_what_an_estimator_returns_is_looked_at_every_time() -> None:
@@ -184,5 +184,5 @@ def test_the_pages_estimator_works(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("my_page")
     exec(PAGE.partition("```python\n")[2].partition("```")[0], module.__dict__)  # noqa: S102 - ours
     monkeypatch.setitem(sys.modules, "my_page", module)
-    found = estimator_of(settings("my_page:worst_as_baseline", scale=2.0))
+    found = load_estimator(settings("my_page:worst_as_baseline", scale=2.0))
     assert list(found(batch((1, 0, 0.5), (3, 3)))) == [2, 0, 1, 0, 0]

@@ -15,7 +15,7 @@ from headrace.consumers.algorithms.gibberish import Gibberish
 from headrace.consumers.algorithms.length_bounds import LengthBounds
 from headrace.consumers.algorithms.mask_truncated import MaskTruncated
 from headrace.consumers.algorithms.repetition import Repetition
-from headrace.consumers.algorithms.soundness import all_sound
+from headrace.consumers.algorithms.soundness import are_all_sound
 from headrace.consumers.algorithms.validate import Validate
 from headrace.schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
 
@@ -105,23 +105,23 @@ def test_the_look_at_a_whole_group_lets_nothing_pass_that_the_closer_look_finds(
     for _ in range(4000):
         one = altered(draw)
         members = [Trajectory("a", 1.0, {}, (sequence(4),)), Trajectory("b", 0.0, {}, (one,))]
-        fault = validate._fault(members[1], 3)
-        if all_sound(members, 3, 10):
+        fault = validate._find_fault(members[1], 3)
+        if are_all_sound(members, 3, 10):
             assert fault is None, one
-        seen[fault is None and all_sound(members, 3, 10)] += 1
+        seen[fault is None and are_all_sound(members, 3, 10)] += 1
     assert seen[True] > 500
     assert seen[False] > 2000
     sound = [Trajectory("a", 1.0, {}, (sequence(4), sequence(2))), Trajectory("b", math.nan, {}, (sequence(4),))]
-    assert not all_sound(sound, 3, 10)
-    assert not all_sound(sound[:1] * 2, 3, 10)
-    assert all_sound(sound[:1], 3, 10)
+    assert not are_all_sound(sound, 3, 10)
+    assert not are_all_sound(sound[:1] * 2, 3, 10)
+    assert are_all_sound(sound[:1], 3, 10)
 
 
 def test_a_group_made_by_hand_of_other_arrays_is_sound_by_the_closer_look() -> None:
     one = sequence(4)
     for array in (np.repeat(one.logprobs, 2)[::2], one.logprobs.astype(np.float64)):
         whole = Candidate.of(group((1.0, 0.0), sequences=(one, dataclasses.replace(one, logprobs=array))))
-        assert not all_sound(whole.group.trajectories, 3, 10)
+        assert not are_all_sound(whole.group.trajectories, 3, 10)
         assert kept(Validate(10).process(whole, 3)).kept == (0, 1)
 
 
@@ -200,7 +200,7 @@ def test_so_many_consecutive_sure_tokens_are_a_repetition() -> None:
         (sure(prompt, (made, [0.999] * 3000)), None, True),
     ):
         algorithm = Repetition(run=run) if run else Repetition()
-        assert bool(algorithm.fault(Trajectory(sequences=(sequence(), one)))) is flagged, one.spans
+        assert bool(algorithm.find_fault(Trajectory(sequences=(sequence(), one)))) is flagged, one.spans
 
 
 def test_a_token_that_is_rare_and_was_unlikely_is_gibberish() -> None:
@@ -208,7 +208,7 @@ def test_a_token_that_is_rare_and_was_unlikely_is_gibberish() -> None:
     for token, logprob, flagged in ((90, -7.0, True), (90, -6.0, False), (89, -7.0, False), (91, -100.0, True)):
         ids, logprobs = np.array([95, 95, 1, token], np.int32), np.array([0, 0, -1, logprob], np.float32)
         one = dataclasses.replace(sequence(2), ids=ids, logprobs=logprobs)
-        assert bool(Gibberish(vocabulary=100, rare_id=89).fault(Trajectory(sequences=(one,)))) is flagged
+        assert bool(Gibberish(vocabulary=100, rare_id=89).find_fault(Trajectory(sequences=(one,)))) is flagged
 
 
 def repeating() -> Candidate:

@@ -13,13 +13,13 @@ from headrace.schemas.records import CuratedGroup, Failure, Sampling, Sequence, 
 from headrace.trainers.advantages import ADVANTAGES, RewardError
 from headrace.trainers.batches.batch import BatchError, pack
 from headrace.trainers.batches.groups import (
-    WholeGroup,
-    batch_sequences,
-    loss_mask,
-    prepared,
-    token_versions,
+    DecodedGroup,
+    build_batch_sequences,
+    build_loss_mask,
+    check_advantages,
+    expand_token_versions,
+    prepare_group,
     training_sequences,
-    tried,
 )
 from headrace.trainers.learner.step_metrics import group_metrics
 
@@ -40,15 +40,15 @@ def sequence(role: str = "", reward: float | None = None, temperature: float = 0
     )
 
 
-def whole(rewards: tuple[float, ...], kept: tuple[int, ...], *sequences: tuple[Sequence, ...]) -> WholeGroup:
+def whole(rewards: tuple[float, ...], kept: tuple[int, ...], *sequences: tuple[Sequence, ...]) -> DecodedGroup:
     members = sequences or tuple((sequence(),) for _ in rewards)
     trajectories = tuple(Trajectory(str(i), r, {}, s) for i, (r, s) in enumerate(zip(rewards, members, strict=True)))
-    return WholeGroup(CuratedGroup(kept=kept, rewards=rewards), TrajectoryGroup(trajectories=trajectories))
+    return DecodedGroup(CuratedGroup(kept=kept, rewards=rewards), TrajectoryGroup(trajectories=trajectories))
 
 
 def test_the_mask_is_true_on_generated_spans_only_and_versions_follow_their_runs() -> None:
-    assert loss_mask(sequence()).tolist() == [False, False, True, False, True, True]
-    assert token_versions(sequence()).tolist() == [-1, -1, 3, -1, 4, 4]
+    assert build_loss_mask(sequence()).tolist() == [False, False, True, False, True, True]
+    assert expand_token_versions(sequence()).tolist() == [-1, -1, 3, -1, 4, 4]
 
 
 def test_statistics_are_over_all_members_but_only_the_kept_are_trained() -> None:
@@ -91,9 +91,9 @@ def test_what_validation_refused_is_left_out_of_the_statistics() -> None:
     assert [s.advantage for s in found] == pytest.approx([0.70710, -0.70710], abs=1e-4)
 
 
-def with_failures(some: WholeGroup, failed: int, rewards: tuple[float, ...]) -> WholeGroup:
+def with_failures(some: DecodedGroup, failed: int, rewards: tuple[float, ...]) -> DecodedGroup:
     group = replace(some.group, failures=tuple(Failure(9 + number) for number in range(failed)))
-    return WholeGroup(replace(some.curated, rewards=rewards), group)
+    return DecodedGroup(replace(some.curated, rewards=rewards), group)
 
 
 def test_failed_episodes_that_count_are_zeros_that_nothing_is_trained_on() -> None:
@@ -122,7 +122,7 @@ def test_every_advantage_that_compares_takes_failed_episodes() -> None:
 @pytest.mark.parametrize("rewards", [(1.0,), (1.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0)])
 def test_rewards_of_no_trajectory_and_no_failure_are_refused(rewards: tuple[float, ...]) -> None:
     with pytest.raises(BatchError, match="these do not belong together"):
-        prepared(with_failures(whole((1.0, 0.0), (0,)), 2, rewards))
+        prepare_group(with_failures(whole((1.0, 0.0), (0,)), 2, rewards))
 
 
 def test_sequences_with_rewards_of_their_own_are_compared_within_their_role() -> None:
@@ -137,7 +137,7 @@ def test_sequences_with_rewards_of_their_own_are_compared_within_their_role() ->
 
 def test_a_member_carries_what_estimators_ask_for() -> None:
     one = replace(sequence("solver", 2.0), baseline=0.5, spans=turns(3, (0.25, None, 0.5, 1.0)))
-    [member, *_] = prepared(whole((1.0, 0.0), (1,), (one,), (sequence(),))).members
+    [member, *_] = prepare_group(whole((1.0, 0.0), (1,), (one,), (sequence(),))).members
     assert (member.trajectory, member.role, member.reward, member.turn) == (0, "solver", 2.0, 3)
     assert (member.length, member.baseline, member.kept) == (3, 0.5, False)
     # The prompt's reward falls on the first generated token, the observation's on the one before it, the rest last.
@@ -152,24 +152,28 @@ def turns(turn: int, rewards: tuple[float | None, ...]) -> tuple[Span, ...]:
 
 
 def test_a_sequence_without_rewards_of_its_spans_earns_its_reward_at_the_end() -> None:
-    [member] = prepared(whole((1.0,), (0,))).members
+    [member] = prepare_group(whole((1.0,), (0,))).members
     assert (member.token_rewards, member.length, member.turn) == (None, 3, 0)
     [found] = training_sequences(whole((1.0,), (0,)), TrainerSettings(advantage=Use(use="gae", gamma=0.5)))
     assert found.advantages.tolist() == [0, 0, 0.25, 0, 0.5, 1.0], "gamma steps over the observation"
 
 
 def test_the_sequences_of_a_batch_stand_group_after_group_with_their_places() -> None:
-    groups = [prepared(whole((1.0, 0.0), (1, 0))), prepared(whole((1.0,), ())), prepared(whole((0.5, 3.5), (1,)))]
-    found = batch_sequences(groups, TrainerSettings(advantage=Use(use="dr_grpo")))
+    groups = [
+        prepare_group(whole((1.0, 0.0), (1, 0))),
+        prepare_group(whole((1.0,), ())),
+        prepare_group(whole((0.5, 3.5), (1,))),
+    ]
+    found = build_batch_sequences(groups, TrainerSettings(advantage=Use(use="dr_grpo")))
     assert [(one.group, one.advantage) for one in found] == [(0, 0.5), (0, -0.5), (2, 1.5)]
 
 
 def test_the_advantages_of_a_batch_are_the_same_bits_every_time_whatever_the_estimator() -> None:
     draw = np.random.default_rng(3)
-    groups = [prepared(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
+    groups = [prepare_group(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
     for use in ("grpo", "gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline", "gae"):
         settings = TrainerSettings(advantage=Use(use=use), batch_norm=True)
-        once, again = ([one.advantages.tobytes() for one in batch_sequences(groups, settings)] for _ in range(2))
+        once, again = ([one.advantages.tobytes() for one in build_batch_sequences(groups, settings)] for _ in range(2))
         assert once == again
         assert len(once) == 15
 
@@ -177,42 +181,44 @@ def test_the_advantages_of_a_batch_are_the_same_bits_every_time_whatever_the_est
 @pytest.mark.parametrize("use", ["grpo", "dr_grpo", "gae"])
 def test_advantages_that_are_taken_when_a_group_comes_in_are_those_of_its_batch_to_the_bit(use: str) -> None:
     draw, settings = np.random.default_rng(4), TrainerSettings(advantage=Use(use=use))
-    groups = [prepared(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
-    early = [tried(group, settings) for group in groups]
+    groups = [prepare_group(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
+    early = [check_advantages(group, settings) for group in groups]
     assert all(group.has_advantages for group in early)
-    then, now = batch_sequences(early, settings), batch_sequences(groups, settings)
+    then, now = build_batch_sequences(early, settings), build_batch_sequences(groups, settings)
     assert [one.advantages.tobytes() for one in then] == [one.advantages.tobytes() for one in now]
     assert [one.group for one in then] == [one.group for one in now]
 
 
 def test_advantages_that_depend_on_the_whole_batch_are_only_tried_when_a_group_comes_in() -> None:
     for settings in (TrainerSettings(advantage=Use(use="lite_ppo")), TrainerSettings(batch_norm=True)):
-        group = prepared(whole((1.0, 0.0), (0, 1)))
-        assert tried(group, settings) is group
+        group = prepare_group(whole((1.0, 0.0), (0, 1)))
+        assert check_advantages(group, settings) is group
         with pytest.raises(RewardError):
-            tried(prepared(whole((float("inf"), 0.0), (0, 1))), settings)
+            check_advantages(prepare_group(whole((float("inf"), 0.0), (0, 1))), settings)
 
 
 def test_a_group_whose_spans_do_not_cover_its_tokens_is_refused() -> None:
     torn = replace(sequence(), spans=(Span("prompt", 2), Span("generated", 2)))
     with pytest.raises(BatchError, match="spans add up to 4, not to the 6 ids"):
-        prepared(whole((1.0, 0.0), (0,), (sequence(),), (torn,)))
+        prepare_group(whole((1.0, 0.0), (0,), (sequence(),), (torn,)))
 
 
-def weighed(group: WholeGroup, weight: float, **more: int) -> WholeGroup:
+def weighed(group: DecodedGroup, weight: float, **more: int) -> DecodedGroup:
     return replace(group, curated=replace(group.curated, weight=weight, **more))
 
 
 def test_a_weight_scales_the_advantages_of_its_group_and_takes_no_part_in_statistics_of_the_batch() -> None:
     groups = [whole((1.0, 0.0), (0, 1)), whole((1.0, 0.0, 0.0), (0, 1))]
     settings = TrainerSettings(advantage=Use.model_validate("lite_ppo"))
-    plain = batch_sequences(map(prepared, groups), settings)
+    plain = build_batch_sequences(map(prepare_group, groups), settings)
     groups[1] = weighed(groups[1], 0.25, use=1)
-    found = batch_sequences(map(prepared, groups), settings)
+    found = build_batch_sequences(map(prepare_group, groups), settings)
     assert [one.advantage for one in found[:2]] == [one.advantage for one in plain[:2]]
     assert [one.advantage for one in found[2:]] == pytest.approx([one.advantage * 0.25 for one in plain[2:]])
     turns_of = TrainerSettings(advantage=Use.model_validate({"use": "reinforce_pp", "gamma": 0.9}))
-    whole_one, scaled = (batch_sequences([prepared(weighed(groups[0], w))], turns_of)[0].advantages for w in (1.0, 0.5))
+    whole_one, scaled = (
+        build_batch_sequences([prepare_group(weighed(groups[0], w))], turns_of)[0].advantages for w in (1.0, 0.5)
+    )
     assert scaled.tolist() == (whole_one * np.float32(0.5)).tolist()
     assert any(scaled)
 
@@ -220,12 +226,12 @@ def test_a_weight_scales_the_advantages_of_its_group_and_takes_no_part_in_statis
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -0.5])
 def test_a_weight_that_is_none_makes_a_group_unusable(weight: float) -> None:
     with pytest.raises(BatchError, match="its weight"):
-        prepared(weighed(whole((1.0, 0.0), (0, 1)), weight))
+        prepare_group(weighed(whole((1.0, 0.0), (0, 1)), weight))
 
 
 def test_two_uses_of_a_group_in_one_batch_are_two_groups() -> None:
     first = whole((1.0, 0.0), (0, 1))
-    sequences = batch_sequences(map(prepared, [first, weighed(first, 1.0, use=1)]), TrainerSettings())
+    sequences = build_batch_sequences(map(prepare_group, [first, weighed(first, 1.0, use=1)]), TrainerSettings())
     assert [one.group for one in sequences] == [0, 0, 1, 1]
 
 

@@ -77,7 +77,7 @@ def test_a_resumed_learner_makes_the_very_same_weights(changed: dict[str, Any]) 
     assert second.version == 2
     assert b"".join(encode_checkpoint(second.trained.copy())) == data
     second.step(batch(3), 3)
-    assert hash_weights(second.published()) == hash_weights(straight.published())
+    assert hash_weights(second.snapshot_weights()) == hash_weights(straight.snapshot_weights())
     assert b"".join(encode_checkpoint(second.trained.copy())) == b"".join(encode_checkpoint(straight.trained.copy()))
 
 
@@ -96,11 +96,11 @@ def test_a_version_made_again_from_a_checkpoint_has_the_very_same_bits_whatever_
 
 def test_a_copy_taken_before_a_step_does_not_change_with_it() -> None:
     one = learner()
-    published, state = one.published(), one.trained.copy()
+    published, state = one.snapshot_weights(), one.trained.copy()
     before = hash_weights(published), b"".join(encode_checkpoint(state))
     one.step(batch(1), 1)
     assert (hash_weights(published), b"".join(encode_checkpoint(state))) == before
-    assert hash_weights(one.published()) != before[0]
+    assert hash_weights(one.snapshot_weights()) != before[0]
 
 
 @pytest.mark.parametrize("objective", named(OBJECTIVES, *FEW))
@@ -123,7 +123,7 @@ def test_on_a_gpu_a_resumed_learner_makes_the_very_same_weights(changed: dict[st
     straight.step(batch(1), 1)
     resumed.load_state(straight.trained.copy())
     assert resumed.step(batch(2), 2) == straight.step(batch(2), 2)
-    assert hash_weights(resumed.published()) == hash_weights(straight.published())
+    assert hash_weights(resumed.snapshot_weights()) == hash_weights(straight.snapshot_weights())
 
 
 def test_an_optimizer_step_whose_loss_is_not_finite_is_skipped_and_the_others_are_taken() -> None:
@@ -139,20 +139,20 @@ def test_an_optimizer_step_whose_loss_is_not_finite_is_skipped_and_the_others_ar
 def test_a_version_without_a_finite_step_has_the_weights_of_the_one_before() -> None:
     one = learner()
     one.step(batch(1), 1)
-    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), hash_weights(one.published())
+    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), hash_weights(one.snapshot_weights())
     metrics = one.step([replace(sequence, advantage=3e38) for sequence in batch(5)], 2)
     assert metrics["steps_skipped"] == 3
     assert one.version == 2
     assert (
         b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))),
-        hash_weights(one.published()),
+        hash_weights(one.snapshot_weights()),
     ) == before
 
 
 def test_weights_that_an_optimizer_step_made_infinite_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     one = learner()
     one.step(batch(1), 1)
-    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), hash_weights(one.published())
+    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), hash_weights(one.snapshot_weights())
     take = Masters.step
 
     def overflowing(masters: Masters, rate: float) -> None:
@@ -164,13 +164,13 @@ def test_weights_that_an_optimizer_step_made_infinite_are_not_kept(monkeypatch: 
     assert (metrics["optimizer_steps"], metrics["steps_skipped"], one.version) == (0, 3, 2)
     assert (
         b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))),
-        hash_weights(one.published()),
+        hash_weights(one.snapshot_weights()),
     ) == before
 
 
 def test_a_step_that_fails_leaves_the_whole_version_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     one, untouched = learner(), learner()
-    before = b"".join(encode_checkpoint(one.trained.copy())), hash_weights(one.published())
+    before = b"".join(encode_checkpoint(one.trained.copy())), hash_weights(one.snapshot_weights())
     compute = [parameter.clone() for parameter in one.model.parameters()]
     steps: list[float] = []
 
@@ -184,12 +184,12 @@ def test_a_step_that_fails_leaves_the_whole_version_as_it_was(monkeypatch: pytes
         patched.setattr(one.masters, "step", fails)
         with pytest.raises(RuntimeError, match="out of memory"):
             one.step(batch(5), 1)
-    assert (b"".join(encode_checkpoint(one.trained.copy())), hash_weights(one.published())) == before
+    assert (b"".join(encode_checkpoint(one.trained.copy())), hash_weights(one.snapshot_weights())) == before
     assert one.version == 0
     assert all(torch.equal(old, new) for old, new in zip(compute, one.model.parameters(), strict=True))
     one.step(batch(5), 1)
     untouched.step(batch(5), 1)
-    assert hash_weights(one.published()) == hash_weights(untouched.published())
+    assert hash_weights(one.snapshot_weights()) == hash_weights(untouched.snapshot_weights())
 
 
 def test_a_step_that_fails_leaves_the_reference_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,11 @@ def test_a_recipe_of_another_seed_orders_the_groups_by_it() -> None:
         each.step(batch(1), 1)
     first = learner()
     first.step(batch(1), 1)
-    assert hash_weights(changed.published()) == hash_weights(other.published()) != hash_weights(first.published())
+    assert (
+        hash_weights(changed.snapshot_weights())
+        == hash_weights(other.snapshot_weights())
+        != hash_weights(first.snapshot_weights())
+    )
 
 
 def test_gradients_left_by_an_earlier_training_change_nothing() -> None:
@@ -222,7 +226,7 @@ def test_gradients_left_by_an_earlier_training_change_nothing() -> None:
     clean, used = learner(), Learner(trained, SETTINGS)
     clean.step(batch(1), 1)
     used.step(batch(1), 1)
-    assert hash_weights(used.published()) == hash_weights(clean.published())
+    assert hash_weights(used.snapshot_weights()) == hash_weights(clean.snapshot_weights())
 
 
 def test_recomputed_activations_change_no_bit_and_hold_less_memory() -> None:
@@ -240,7 +244,7 @@ def test_recomputed_activations_change_no_bit_and_hold_less_memory() -> None:
             token_logprobs(one.model, micro)
         held.append(sum(saved))
         one.step(batch(1), 1)
-        hashes.append(hash_weights(one.published()))
+        hashes.append(hash_weights(one.snapshot_weights()))
     assert hashes[0] == hashes[1]
     assert held[1] < held[0] / 3
 
@@ -255,11 +259,11 @@ def test_settings_that_change_on_the_way_give_what_a_learner_of_those_settings_g
     one.use(two.settings, 1)
     two.step(batch(2), 2)
     one.step(batch(2), 2)
-    assert hash_weights(one.published()) == hash_weights(two.published())
+    assert hash_weights(one.snapshot_weights()) == hash_weights(two.snapshot_weights())
     for each in (one, two):
         each.use(SETTINGS, 1)
         each.step(batch(3), 3)
-    assert hash_weights(one.published()) == hash_weights(two.published())
+    assert hash_weights(one.snapshot_weights()) == hash_weights(two.snapshot_weights())
 
 
 def test_a_model_that_cannot_be_packed_is_padded_and_says_so() -> None:
@@ -357,7 +361,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing() -> None:
 
 def test_bytes_that_are_no_checkpoint_are_refused() -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        decode_checkpoint(write_safetensors(learner().published()))
+        decode_checkpoint(write_safetensors(learner().snapshot_weights()))
     with pytest.raises(WeightsError):
         decode_checkpoint(b"".join(encode_checkpoint(learner().trained.copy()))[:-1])
 
@@ -376,7 +380,7 @@ def test_a_shadow_trains_on_tokens_of_versions_that_it_has_not_made() -> None:
     alike = learner()
     beside.step(ahead, 1)
     alike.step(batch(0), 1)
-    assert hash_weights(beside.published()) == hash_weights(alike.published())
+    assert hash_weights(beside.snapshot_weights()) == hash_weights(alike.snapshot_weights())
 
 
 def test_the_off_policy_gap_is_the_mean_of_k3_from_the_policy_that_sampled() -> None:

@@ -123,22 +123,24 @@ def test_a_learner_that_comes_back_makes_the_very_same_weights(
     again = come_back(folder, publish, **changed)
     again.load_state(decode_checkpoint(data))
     step(again, 2)
-    assert hash_weights(again.published()) == hash_weights(straight.published())
+    assert hash_weights(again.snapshot_weights()) == hash_weights(straight.snapshot_weights())
     assert b"".join(encode_checkpoint(again.trained.copy())) == b"".join(encode_checkpoint(straight.trained.copy()))
 
 
 def test_the_adapter_begins_as_the_seed_says_and_as_the_base(tmp_path: Path) -> None:
     first, second = made()[0], made()[0]
-    assert hash_weights(first.published()) == hash_weights(second.published())
+    assert hash_weights(first.snapshot_weights()) == hash_weights(second.snapshot_weights())
     model = tiny()
     other = Learner(model, SETTINGS, 1, Adapter(model, LORA, 2))
-    assert hash_weights(other.published()) != hash_weights(first.published())
+    assert hash_weights(other.snapshot_weights()) != hash_weights(first.snapshot_weights())
     sequences = batch(0)
     rounded = tiny()
     for parameter in rounded.parameters():
         parameter.data = parameter.data.to(torch.bfloat16).float()
     torch.testing.assert_close(logprobs(first.model, sequences), logprobs(rounded, sequences), atol=1e-6, rtol=0)
-    assert hash_weights(made("merged")[0].published()) == hash_weights(Learner(rounded, SETTINGS).published())
+    assert hash_weights(made("merged")[0].snapshot_weights()) == hash_weights(
+        Learner(rounded, SETTINGS).snapshot_weights()
+    )
 
 
 def test_a_checkpoint_of_another_rank_is_refused() -> None:
@@ -155,18 +157,18 @@ def changed_tensors(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[
 
 def test_a_delta_of_an_adapter_holds_the_adapter_alone_and_so_does_an_anchor() -> None:
     learner, _ = made()
-    before = learner.published()
+    before = learner.snapshot_weights()
     step(learner, 1)
-    after = learner.published()
+    after = learner.snapshot_weights()
     assert after.keys() == {f"base_model.model.{name}.lora_{one}.weight" for name in ADAPTED for one in "AB"}
     assert changed_tensors(before, after) == after.keys()
 
 
 def test_a_delta_of_merged_weights_holds_the_adapted_matrices_alone() -> None:
     learner, _ = made("merged")
-    before = learner.published()
+    before = learner.snapshot_weights()
     step(learner, 1)
-    after = learner.published(learner.published())
+    after = learner.snapshot_weights(learner.snapshot_weights())
     assert after.keys() == {name for name, _ in tiny().named_parameters()}
     assert changed_tensors(before, after) == {f"{name}.weight" for name in ADAPTED}
     frozen = after.keys() - {f"{name}.weight" for name in ADAPTED}
@@ -177,7 +179,7 @@ def test_merged_weights_are_base_and_adapter_rounded_and_the_trainer_computes_wi
     learner, adapter = made("merged")
     base = {name: to_torch(tensor).double() for name, tensor in adapter._base().items()}
     step(learner, 1)
-    published = learner.published()
+    published = learner.snapshot_weights()
     for name, product in products(learner).items():
         exact = base[f"{name}.weight"] + product
         assert product.abs().max() > 0
@@ -239,14 +241,14 @@ def test_the_engine_generates_with_an_adapter_what_the_trainer_computes_version_
     config = tiny().config
     engine = engine_of(solver=Adapted(config, written(adapter, tmp_path)), other=config)
     assert engine.versions() == {}, "a base is no version"
-    engine.load("solver", 0, learner.published())
-    engine.load("other", 0, whole.published())
+    engine.load("solver", 0, learner.snapshot_weights())
+    engine.load("other", 0, whole.snapshot_weights())
     engine.hold("solver", 0)
     first = generated(engine, "solver")
     np.testing.assert_allclose(first.logprobs, trained_logprobs(learner, first), atol=2e-5)
     for version in (1, 2):
         step(learner, version)
-        engine.load("solver", version, learner.published())
+        engine.load("solver", version, learner.snapshot_weights())
         got = generated(engine, "solver")
         assert got.version_runs == ((version, 20),)
         np.testing.assert_allclose(got.logprobs, trained_logprobs(learner, got), atol=2e-5)
@@ -271,10 +273,10 @@ def test_the_engine_refuses_weights_that_are_not_this_adapter(
 ) -> None:
     learner, adapter = made()
     engine = engine_of(solver=Adapted(tiny().config, written(adapter, tmp_path)))
-    engine.load("solver", 0, learner.published())
+    engine.load("solver", 0, learner.snapshot_weights())
     before = generated(engine, "solver")
     with pytest.raises(EngineError, match="do not fit the model"):
-        engine.load("solver", 1, made("merged")[0].published())
+        engine.load("solver", 1, made("merged")[0].snapshot_weights())
     assert generated(engine, "solver").logprobs.tolist() == before.logprobs.tolist()
 
 
@@ -290,7 +292,7 @@ def test_an_adapter_on_a_mixture_of_experts_has_its_base_as_hugging_face_files_h
     assert "model.layers.0.mlp.experts.3.up_proj.weight" in open_weights(folder).tensors
     step(learner, 1)
     engine = engine_of(solver=Adapted(model.config, folder))
-    engine.load("solver", 1, learner.published())
+    engine.load("solver", 1, learner.snapshot_weights())
     got = generated(engine, "solver")
     np.testing.assert_allclose(got.logprobs, trained_logprobs(learner, got), atol=2e-5)
     again = build_model({**shape, "moe_intermediate_size": 24}, TOKENIZER, seed=9)
@@ -299,13 +301,13 @@ def test_an_adapter_on_a_mixture_of_experts_has_its_base_as_hugging_face_files_h
     back.load_state(learner.trained.copy())
     for one in (learner, back):
         step(one, 2)
-    assert hash_weights(back.published()) == hash_weights(learner.published())
+    assert hash_weights(back.snapshot_weights()) == hash_weights(learner.snapshot_weights())
 
 
 def test_an_exported_adapter_is_a_folder_that_transformers_reads(tmp_path: Path) -> None:
     learner, adapter = made()
     step(learner, 1)
-    published = learner.published()
+    published = learner.snapshot_weights()
     write_adapter(published, written(adapter, tmp_path) / ADAPTER_WEIGHTS, hash_weights(published))
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     sequences = batch(3)

@@ -17,7 +17,7 @@ from headrace.trainers.losses import (
     Objective,
     Totals,
     TrainedTokens,
-    added,
+    add_metrics,
     means,
     objective_of,
     policy_loss,
@@ -109,7 +109,7 @@ def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(loss: dict[str, 
             part = bounds.part(index) if bounds is not None else None
             share, metrics = objective.share(tokens.part(index), totals, part)
             shares = shares + share
-            told = added(told, metrics)
+            told = add_metrics(told, metrics)
         assert shares.item() == pytest.approx(whole.item(), rel=1e-9, abs=1e-12)
         for got, right in zip(gradients(shares, tokens), gradients(whole, tokens), strict=True):
             assert (got - right).abs().max().item() < 1e-12

@@ -112,7 +112,7 @@ class Store:
 def test_a_delta_that_was_wrong_from_the_beginning_is_found_when_it_is_applied() -> None:
     store = Store()
     publisher = store.publisher()
-    first, wrong = publisher.publish(weights(0), 0), publisher.publish(weights(1), 1)
+    first, wrong = publisher.upload_version(weights(0), 0), publisher.upload_version(weights(1), 1)
     other = encode_delta(
         weights(0), weights(2), Label("solver", 0, 0, 1), hashes=(first.weights_hash, wrong.weights_hash)
     )
@@ -121,29 +121,29 @@ def test_a_delta_that_was_wrong_from_the_beginning_is_found_when_it_is_applied()
     publisher.base = replace(publisher.base, stretch=stretch)
     newest = stretch.events[-1]
 
-    assert publisher.publish_what_is_lost(read=True) is None, "its bytes are those that were stored"
-    found = publisher.publish_what_is_lost(read=True, apply=True)
+    assert publisher.reupload_lost_version(read=True) is None, "its bytes are those that were stored"
+    found = publisher.reupload_lost_version(read=True, apply=True)
     assert found is not None
     assert (found.kind, found.version, found.weights_hash) == (WHOLE, 1, newest.weights_hash)
     assert PolicyWeights(Uncached(store.store)).bring([first, newest, found], newest) == weights(1)
-    assert publisher.publish_what_is_lost(read=True, apply=True) is None, "once"
+    assert publisher.reupload_lost_version(read=True, apply=True) is None, "once"
 
 
 def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_anchor_of_the_version() -> None:
     store = Store()
     last = store.publisher()
-    first, second = last.publish(weights(0), 0), last.publish(weights(1), 1)
+    first, second = last.upload_version(weights(0), 0), last.upload_version(weights(1), 1)
     assert last.base is not None
     here = Base(1, 1, weights(2), hash_weights(weights(2)), last.base.stretch, is_published=False)
     publisher = store.publisher(base=here)
-    assert publisher.publish_what_is_lost() is None
+    assert publisher.reupload_lost_version() is None
     assert second.weights is not None
     del store.objects[second.weights.key]
 
-    begun = publisher.publish_what_is_lost()
+    begun = publisher.reupload_lost_version()
     assert begun is not None
     assert (begun.kind, begun.version, begun.epoch, begun.weights_hash) == (ANCHOR, 1, 1, here.weights_hash)
-    third = publisher.publish(weights(3), 2, epoch=1)
+    third = publisher.upload_version(weights(3), 2, epoch=1)
     assert (third.kind, third.base_hash) == (DELTA, here.weights_hash)
     told = PublishedWeights()
     for event in (first, second, begun, third):
@@ -156,5 +156,5 @@ def test_a_version_that_is_published_first_ends_the_chance_to_begin_an_epoch_by_
     store = Store()
     here = Base(1, 1, weights(2), hash_weights(weights(2)), Stretch(), is_published=False)
     publisher = store.publisher(base=here)
-    assert publisher.publish(weights(3), 2, epoch=1).kind == ANCHOR
-    assert publisher.publish_what_is_lost(read=True, apply=True) is None
+    assert publisher.upload_version(weights(3), 2, epoch=1).kind == ANCHOR
+    assert publisher.reupload_lost_version(read=True, apply=True) is None

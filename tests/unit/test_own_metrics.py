@@ -15,7 +15,7 @@ from headrace.infra.recipe.settings import TrainerSettings
 from headrace.ops.lineage.own_metrics import own_metrics
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import build_model
-from headrace.trainers.losses import CORRECTIONS, LOSSES, TrainedTokens, added, means, objective_of
+from headrace.trainers.losses import CORRECTIONS, LOSSES, TrainedTokens, add_metrics, means, objective_of
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -46,7 +46,7 @@ def test_no_metric_of_a_shipped_loss_or_of_a_step_is_taken_for_an_own_one() -> N
         tokens = some_tokens()
         bounds = objective.bounds(tokens)
         _, sums = objective.share(tokens, objective.totals(tokens, None, bounds), bounds)
-        names |= dict.fromkeys((*sums, *means(added(sums, sums))), 0.0)
+        names |= dict.fromkeys((*sums, *means(add_metrics(sums, sums))), 0.0)
     assert len(names) > 20
     for settings in (TrainerSettings(), TrainerSettings(entropy=0.1, kl={"use": "k3"})):
         names |= Learner(build_model(SHAPE, TOKENIZER, seed=1), settings).step(batch(1), 1)

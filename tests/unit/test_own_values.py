@@ -12,7 +12,7 @@ from tiny_models import SHAPE, TOKENIZER, batch
 
 from headrace.consumers.algorithms.chain import Chain
 from headrace.consumers.algorithms.contract import Candidate, Keep, Stateless
-from headrace.consumers.curate.curated_records import fresh_record
+from headrace.consumers.curate.curated_records import build_curated
 from headrace.envs.contract import Problem, RoleTrajectory, Score
 from headrace.envs.transcript import Transcript
 from headrace.infra.errors import UsageError
@@ -22,7 +22,7 @@ from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup, Sequence, Trajectory, TrajectoryGroup
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import build_model
-from headrace.trainers.losses import TokenLoss, TrainedTokens, added, objective_of
+from headrace.trainers.losses import TokenLoss, TrainedTokens, add_metrics, objective_of
 
 NUMBERS: Mapping[str, Any] = {
     "int": 1,
@@ -103,7 +103,7 @@ def test_whole_numbers_are_shaped_rewards_and_one_verdict_needs_no_list() -> Non
     [kept] = Chain([("own", Shaped())]).process(Candidate.of(group), 0)
 
     assert isinstance(kept, Keep)
-    record = fresh_record(kept.candidate, b"", 1)
+    record = build_curated(kept.candidate, b"", 1)
     assert codec.decode(codec.encode(record), CuratedGroup).rewards == (1.0, 0.0)
     with pytest.raises(ValueError, match="1 rewards for 2 trajectories: each member has one"):
         Candidate.of(group).shaped([1])
@@ -147,7 +147,7 @@ def test_a_metric_of_a_loss_may_be_any_number(give: str) -> None:
     for name, value in {"mine": 2.0, "mine_max": 3.0}.items():
         assert (sums[name].dtype, sums[name].shape, sums[name].requires_grad) == (torch.float64, (), False)
         assert sums[name] == value
-    both = added(sums, sums)
+    both = add_metrics(sums, sums)
     assert (both["mine"], both["mine_max"]) == (4, 3)
 
 

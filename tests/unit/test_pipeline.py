@@ -16,7 +16,7 @@ from headrace.schemas.records import ClaimCheck, WeightsPublished
 from headrace.trainers.learner.checkpoint import Stored
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.versions.history import Stretch
-from headrace.trainers.versions.pipeline import MOST_AHEAD, Made, Pipeline, PlannedStep
+from headrace.trainers.versions.pipeline import MOST_AHEAD, MadeVersion, Pipeline, StepRequest
 from headrace.trainers.versions.publisher import Base, Publisher
 
 
@@ -42,8 +42,8 @@ class Scene:
         """All memory that published values were copied into."""
         self.may_publish = threading.Semaphore(0)
         self.broken = 0
-        learner = SimpleNamespace(version=0, step=self.step, published=self.copy, checkpoint=self.storing)
-        self.publisher = SimpleNamespace(publish=self.publish, base=None)
+        learner = SimpleNamespace(version=0, step=self.step, snapshot_weights=self.copy, checkpoint=self.storing)
+        self.publisher = SimpleNamespace(upload_version=self.upload_version, base=None)
         self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("Publisher", self.publisher))
 
     def copy(self, into: dict[str, Tensor] | None) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ class Scene:
         self.version = version
         return {}
 
-    def publish(
+    def upload_version(
         self, named: dict[str, Tensor], version: int, *, epoch: int, given_up: threading.Event
     ) -> WeightsPublished:
         self.begun.append(version)
@@ -78,13 +78,13 @@ class Scene:
 
     def begin(self, version: int, *, must_publish: bool = False, checkpoint: bool = False) -> None:
         until(lambda: self.pipeline.is_free)
-        self.pipeline.begin(PlannedStep(version, 0, (), must_publish, checkpoint))
+        self.pipeline.begin(StepRequest(version, 0, (), must_publish, checkpoint))
         until(lambda: (self.version == version and self.pipeline.is_free) or self.last_is_done())
 
     def last_is_done(self) -> bool:
-        return self.pipeline._flights[-1][1].done()
+        return self.pipeline._in_flight[-1][1].done()
 
-    def out(self) -> Made:
+    def out(self) -> MadeVersion:
         until(lambda: self.pipeline.has_version)
         return self.pipeline.take_version()
 
@@ -114,7 +114,7 @@ def test_the_next_step_is_taken_while_a_version_is_on_its_way_and_nothing_comes_
 def test_a_version_that_a_newer_one_overtakes_is_left_out_and_still_has_its_hash(scene: Scene) -> None:
     for version in (1, 2, 3):
         scene.begin(version)
-    assert not scene.pipeline._flights[1][1].result().publishing.done(), "the learner does not hash it"
+    assert not scene.pipeline._in_flight[1][1].result().publishing.done(), "the learner does not hash it"
     scene.may_publish.release(2)
     made = [scene.out() for _ in range(3)]
     assert scene.published == [1, 3]
@@ -170,7 +170,7 @@ def test_the_learner_waits_when_too_many_versions_are_on_their_way(scene: Scene)
 def test_a_step_that_fails_is_told_in_its_turn_and_no_other_is_taken(scene: Scene) -> None:
     scene.broken = 2
     scene.begin(1)
-    scene.pipeline.begin(PlannedStep(2, 0, (), must_publish=False, checkpoint=False))
+    scene.pipeline.begin(StepRequest(2, 0, (), must_publish=False, checkpoint=False))
     until(scene.last_is_done)
     assert not scene.pipeline.is_free
     scene.may_publish.release(1)

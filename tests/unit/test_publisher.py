@@ -44,8 +44,8 @@ def test_weights_are_announced_once_they_are_stored_and_not_where_the_store_was_
     for version, kind in ((0, ANCHOR), (1, DELTA)):
         base, store.is_away = publisher.base, True
         with pytest.raises(StoreUnavailable):
-            publisher.publish(weights(version), version)
+            publisher.upload_version(weights(version), version)
         assert publisher.base is base, "the next delta is still one on what was announced"
         store.is_away = False
-        event = publisher.publish(weights(version), version)
+        event = publisher.upload_version(weights(version), version)
         assert (event.kind, event.weights) == (kind, store.stored[-1])

@@ -31,7 +31,7 @@ from headrace.producers.rollout.worker import Options, RolloutWorker
 from headrace.schemas.records import (
     RecipeRevision,
 )
-from headrace.trainers.component import Trainer, handlers
+from headrace.trainers.trainer import Trainer, build_handlers
 
 ROOT = Path(__file__).parents[2]
 RECIPE = sums_recipe(policies={"solver": {"path": "/models/any", "warm_start": {"examples": 1}}})
@@ -86,7 +86,7 @@ def test_the_feeder_takes_what_the_map_says(roles: list[Any]) -> None:
 def test_a_trainer_takes_what_the_map_says() -> None:
     trainer = object.__new__(Trainer)
     trainer.run, trainer.policy_variant = RUN, "solver"
-    dispatch = {(kind_of(topic), without_wrapping(take)) for topic, take in handlers(trainer).items()}
+    dispatch = {(kind_of(topic), without_wrapping(take)) for topic, take in build_handlers(trainer).items()}
     assert dispatch == {(flow.topic, flow.by) for flow in TAKES["train"]}
 
 
@@ -94,7 +94,7 @@ def test_a_curator_takes_what_the_map_says(roles: list[Any], monkeypatch: pytest
     looked: list[RunAddress] = []
     monkeypatch.setattr(curator, "RecipeNews", lambda address, _: looked.append(address))
     published = PublishedVersions(RUN, "solver")
-    curator.curator(RUN, "solver", published, IssuedNumbers(RUN))
+    curator.open_curator(RUN, "solver", published, IssuedNumbers(RUN))
     [membership] = roles
     topics = {*membership.topics, published._topic, *asked_of_issued(monkeypatch)}
     assert {kind_of(topic) for topic in topics} | {"recipe" for _ in looked} == taken("curate")

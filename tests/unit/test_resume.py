@@ -17,7 +17,7 @@ from headrace.ops.offline.retrain import _checkpoint_at
 from headrace.schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.versions.history import History, _take_event
-from headrace.trainers.versions.resume import _epoch, _Progress
+from headrace.trainers.versions.resume import _choose_epoch, _Progress
 
 HERE = {"torch": "2.8", "threads": "1"}
 
@@ -37,7 +37,7 @@ def history(fingerprint: dict[str, str], epoch: int = 2) -> History:
 
 
 def epoch(past: History, got: str) -> int:
-    return _epoch("solver", cast(Learner, Resumed()), past, got)
+    return _choose_epoch("solver", cast(Learner, Resumed()), past, got)
 
 
 def test_an_epoch_goes_on_where_hash_and_fingerprint_are_those_of_the_last_version() -> None:

@@ -25,7 +25,7 @@ from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSett
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup, Routing, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.trainers.batches.batch import BatchError, TrainingSequence, pack, pad
-from headrace.trainers.batches.groups import WholeGroup, prepared, routed_experts
+from headrace.trainers.batches.groups import DecodedGroup, decode_routing, prepare_group
 from headrace.trainers.learner.checkpoint import decode_checkpoint, encode_checkpoint
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.logprobs import token_logprobs
@@ -84,7 +84,7 @@ def recorded() -> list[tuple[list[int], Made]]:
     one = learner()
     engine = TorchEngine({"p": one.model.config}, TorchEngineSettings(max_batch=5, record_routing=True))
     try:
-        engine.load("p", 0, one.published())
+        engine.load("p", 0, one.snapshot_weights())
         prompts = [[2, 3, 4], [5], [2, 3, 4], list(range(2, 14))] * 2
         made = played(engine, *prompts, sampling=Sampling(max_tokens=20))
     finally:
@@ -114,11 +114,11 @@ def test_a_swap_and_a_held_set_leave_the_experts_that_predicted_a_token() -> Non
             await asyncio.sleep(0.0005)
         await asyncio.to_thread(engine.hold, "p", 0)
         await engine.generate("p", [2, 3, 4], Sampling(max_tokens=9), seed=0, version=0)
-        await asyncio.to_thread(engine.load, "p", 1, two.published())
+        await asyncio.to_thread(engine.load, "p", 1, two.snapshot_weights())
         return await call
 
     try:
-        engine.load("p", 0, one.published())
+        engine.load("p", 0, one.snapshot_weights())
         made = asyncio.run(play())
     finally:
         engine.close()
@@ -146,7 +146,7 @@ def test_a_token_keeps_the_experts_that_predicted_the_one_after_it() -> None:
     transcript.generated(generation(2, np.full((7, 2, 2), 2, np.uint8)))
     routing = transcript.sequence().routing
     assert routing is not None
-    experts = routed_experts(routing)
+    experts = decode_routing(routing)
     assert experts.shape == (7, 2, 2)
     assert experts[:, 0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2]
     with pytest.raises(TranscriptError, match="has the experts of 7, not of all but the last"):
@@ -161,8 +161,8 @@ def test_routing_comes_back_from_a_message_as_it_was(dtype: type) -> None:
     transcript.generated(generation(3, experts))
     group = TrajectoryGroup(trajectories=(Trajectory(sequences=(transcript.sequence(),)),))
     [trajectory] = codec.decode(codec.encode(group), TrajectoryGroup).trajectories
-    [found] = prepared(
-        WholeGroup(CuratedGroup(kept=(0,), rewards=(1.0,)), replace(group, trajectories=(trajectory,)))
+    [found] = prepare_group(
+        DecodedGroup(CuratedGroup(kept=(0,), rewards=(1.0,)), replace(group, trajectories=(trajectory,)))
     ).sequences
     assert found.routing is not None
     assert found.routing.dtype == dtype
@@ -187,7 +187,7 @@ def test_routing_that_does_not_fit_its_sequence_is_unusable(routing: Routing) ->
     one = Sequence(ids, np.zeros(3, np.float32), runs, spans=spans, routing=routing)
     group = TrajectoryGroup(trajectories=(Trajectory(sequences=(one,)),))
     with pytest.raises(BatchError, match="routing"):
-        prepared(WholeGroup(CuratedGroup(kept=(0,), rewards=(1.0,)), group))
+        prepare_group(DecodedGroup(CuratedGroup(kept=(0,), rewards=(1.0,)), group))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_resumed_learner_of_experts_makes_the_very_same_weights() -> None:
     resumed.step(batch(9), 1)
     resumed.load_state(decode_checkpoint(data))
     assert resumed.step(batch(2), 2) == metrics
-    assert hash_weights(resumed.published()) == hash_weights(straight.published())
+    assert hash_weights(resumed.snapshot_weights()) == hash_weights(straight.snapshot_weights())
     assert b"".join(encode_checkpoint(resumed.trained.copy())) == b"".join(encode_checkpoint(straight.trained.copy()))
 
 
@@ -300,7 +300,7 @@ def test_recomputed_activations_replay_the_same_experts_to_the_bit() -> None:
     for recomputed in (False, True):
         one = learner(**REPLAY, **BALANCE, activation_checkpointing=recomputed)
         one.step(batch(1), 1)
-        hashes.append(hash_weights(one.published()))
+        hashes.append(hash_weights(one.snapshot_weights()))
     assert hashes[0] == hashes[1]
 
 

@@ -61,7 +61,7 @@ class Scene:
         assert isinstance(begun, BeginStep)
         version = begun.version
         assert self.next(version=version, version_now=version, is_empty=False, has_version=True) == CommitVersion([])
-        self.scheduler.passed(begun.version, len(begun.batch))
+        self.scheduler.note_version(begun.version, len(begun.batch))
         self.at = replace(self.at, has_version=False, is_empty=True)
         return begun
 

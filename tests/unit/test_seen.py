@@ -17,7 +17,7 @@ from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
 from headrace.ops.lineage.seen import Advantages, advantages_of, see_group, see_sequence
 from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import CuratedGroup, Failure, Sequence, Span, Trajectory, TrajectoryGroup
-from headrace.trainers.batches.groups import WholeGroup, training_sequences
+from headrace.trainers.batches.groups import DecodedGroup, training_sequences
 from headrace.trainers.batches.token_texts import TokenTexts
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -73,7 +73,7 @@ def test_a_sequence_is_seen_with_texts_statistics_and_tokens(tokenizer: Tokenize
     assert see_sequence(sequence(tokenizer), None, texts).each == ()
 
 
-def group(tokenizer: Tokenizer, answer: str = "5") -> WholeGroup:
+def group(tokenizer: Tokenizer, answer: str = "5") -> DecodedGroup:
     """Of four members, one malformed and one kept back; the first has two sequences."""
     one = sequence(tokenizer, answer=answer)
     members = tuple(
@@ -82,10 +82,10 @@ def group(tokenizer: Tokenizer, answer: str = "5") -> WholeGroup:
     )
     failure = Failure(4, "time_limit", "it took 9 s", "own.py:3 in play")
     record = TrajectoryGroup(stream="sums", number=9, task_id="[b]2+3?", trajectories=members, failures=(failure,))
-    return WholeGroup(CuratedGroup(kept=(0, 3), rewards=(1.0, 0.0, math.nan, 0.0)), record)
+    return DecodedGroup(CuratedGroup(kept=(0, 3), rewards=(1.0, 0.0, math.nan, 0.0)), record)
 
 
-def taken(whole: WholeGroup, settings: TrainerSettings | None = None) -> Advantages:
+def taken(whole: DecodedGroup, settings: TrainerSettings | None = None) -> Advantages:
     [found] = advantages_of([whole], settings or TrainerSettings())
     return found
 
@@ -133,7 +133,7 @@ def drawn(page: Any, width: int = 80) -> str:
     return captured.get()
 
 
-def step_of(whole: WholeGroup, texts: TokenTexts, count: int) -> StepSeen:
+def step_of(whole: DecodedGroup, texts: TokenTexts, count: int) -> StepSeen:
     seen = see_group(whole, taken(whole), texts, place=0)
     return StepSeen(
         "demo",

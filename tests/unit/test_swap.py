@@ -16,7 +16,7 @@ from test_feed_state import names, recipe, restore, state, version
 from headrace.consumers.curate.chain_ends import ChainEnds
 from headrace.consumers.curate.context import CuratorContext
 from headrace.consumers.curate.curator import CuratorPartition
-from headrace.consumers.curate.revision_chains import chain_of, first_of_chain
+from headrace.consumers.curate.revision_chains import find_first_of_chain, load_policy_chain
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.recipe.recipe_file import replace_chain
@@ -128,7 +128,7 @@ def is_replay(record: object) -> bool:
 
 def test_a_chain_that_takes_the_trainers_limit_or_the_seed_is_another_one_with_another() -> None:
     def first(*recipes: Recipe) -> int:
-        return first_of_chain(recipes.__getitem__, len(recipes) - 1, "solver")
+        return find_first_of_chain(recipes.__getitem__, len(recipes) - 1, "solver")
 
     stricter = RECIPE.trainer.model_copy(update={"max_staleness": RECIPE.trainer.max_staleness + 1})
     assert "max_staleness" in {use.use for use in RECIPE.chain_of("solver")}
@@ -152,12 +152,12 @@ def test_a_chain_does_not_end_while_another_stream_of_its_policy_may_still_have_
     for stream, number, revision in (("sums", 0, 0), ("sums", 4, 1), ("debate", 0, 0)):
         ends.see(revision, stream, number)
     settled = {"sums": 8, "debate": 4}
-    assert ends.over(("sums", "debate"), settled.__getitem__) == []
+    assert ends.pop_finished(("sums", "debate"), settled.__getitem__) == []
     ends.see(1, "debate", 4)
-    assert ends.over(("sums", "debate"), settled.__getitem__) == [0]
+    assert ends.pop_finished(("sums", "debate"), settled.__getitem__) == [0]
     assert ends.snapshot() == {"1": {"debate": 4, "sums": 4}}
     ends.see(0, "sums", 0)  # sent back by redrive, after its chain was over
-    assert ends.over(("sums", "debate"), settled.__getitem__) == [0]
+    assert ends.pop_finished(("sums", "debate"), settled.__getitem__) == [0]
 
 
 # --------------------------------------------------------------------------------------------------------------- audit
@@ -238,7 +238,7 @@ def test_every_form_in_which_the_pages_write_a_chain_is_one(tmp_path: Path) -> N
         file.write_text(text)
         swapped = replace_chain(RECIPE, file)
         lengths.append(len(swapped.curate.chain))
-        chain_of(swapped, "solver")
+        load_policy_chain(swapped, "solver")
 
     assert lengths == [6, 6, 2]
 

@@ -28,7 +28,7 @@ def lives(full: int, unit: int, lethal: int, most: int = 50) -> tuple[list[int],
                 break
             made += 1
             del window[: len(batch)]
-            trials.passed(made, len(batch))
+            trials.note_version(made, len(batch))
     raise AssertionError("never poison")
 
 
@@ -74,14 +74,14 @@ def test_small_batches_go_on_until_as_many_groups_as_a_whole_batch_has_are_throu
     trials = Trials(10, 3, version=5, died=3, is_noted=True)
     for version in (5, 6, 7, 8):
         assert (trials.groups(version), trials.note(version)) == (3, 4)
-        trials.passed(version, 3)
+        trials.note_version(version, 3)
     assert (trials.groups(9), trials.note(9)) == (10, 0)
 
 
 def test_after_poison_the_next_batch_is_whole_and_noted_anew() -> None:
     trials = Trials(32, 2, version=5, died=5)
     assert trials.is_poison(5)
-    trials.evicted()
+    trials.start_over()
     assert (trials.groups(5), trials.is_poison(5), trials.note(5)) == (32, False, 1)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.schemas.ids import UseId
-from headrace.trainers.batches.window import ServingOrder, Waiting, Window, next_batch
+from headrace.trainers.batches.window import ServingOrder, Waiting, Window, count_next_batch
 
 
 def waiting(min_version: int, arrival: int, bound: int = 8) -> Waiting[None]:
@@ -22,7 +22,7 @@ def test_the_earliest_deadline_is_served_first_and_the_expired_never() -> None:
         window.add(waiting(version, arrival, bound))
     gone = [(one.entry.arrival, one.verdict) for one in window.expire(12)]
     assert sorted(gone) == [(1, "expired"), (3, "expired")], "a replay lives as long as its own bound"
-    assert [entry.arrival for entry in window.leftovers()] == [2, 4, 0, 5], "of equal deadlines the first to come"
+    assert [entry.arrival for entry in window.list_waiting()] == [2, 4, 0, 5], "of equal deadlines the first to come"
     assert window.take(5) is None
     assert len(window) == 4, "a batch that comes up short takes nothing"
     assert [versions(window.take(1)) for _ in range(4)] == [[4], [4], [5], [3]]
@@ -46,9 +46,9 @@ def test_beyond_its_bytes_groups_leave_by_the_same_rule_and_a_successor_holds_th
         for arrival in range(12):
             entry = replace(waiting(5 + arrival % 3, arrival), size_bytes=10)
             assert window.add(entry) == by_count.add(entry)
-        assert window.leftovers() == by_count.leftovers()
+        assert window.list_waiting() == by_count.list_waiting()
         successor = Window[None](20, order, most_bytes=50, least=2)
-        assert [gone for entry in sorted(window.leftovers(), key=hash) for gone in successor.add(entry)] == []
+        assert [gone for entry in sorted(window.list_waiting(), key=hash) for gone in successor.add(entry)] == []
         assert len(successor) == len(window) == 5
 
 
@@ -107,7 +107,7 @@ def test_a_batch_waits_to_be_whole_or_for_so_long_and_is_never_empty() -> None:
         (31, 5.0, 5.0, 28),
         (3, 5.0, 5.0, 0),
     ):
-        assert next_batch(waiting, 32, 4, waited_s, limit_s) == groups, (waiting, waited_s, limit_s)
+        assert count_next_batch(waiting, 32, 4, waited_s, limit_s) == groups, (waiting, waited_s, limit_s)
 
 
 @pytest.mark.parametrize("order", ["edf", "fifo", "lifo", "random"])
@@ -124,7 +124,7 @@ def test_who_leaves_a_full_window_is_found_without_looking_at_all_that_wait(orde
     for arrival in range(1500):
         key = UseId("sums", arrival, int(draw.integers(2)))
         entry = replace(waiting(arrival // 10 + int(draw.integers(9)), arrival, 1 + int(draw.integers(8))), key=key)
-        before = [one for one in (*window.leftovers(), entry) if one.is_replay == entry.is_replay]
+        before = [one for one in (*window.list_waiting(), entry) if one.is_replay == entry.is_replay]
         expected = [max(before, key=leaves)] if len(before) > 20 else []
         assert [eviction.entry for eviction in window.add(entry)] == expected
         if arrival % 7 == 0:

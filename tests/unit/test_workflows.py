@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from headrace.consumers.algorithms.validate import sequence_fault
+from headrace.consumers.algorithms.validate import find_sequence_fault
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.contract import Generation, Problem
 from headrace.envs.workflows.single_turn import single_turn
@@ -58,7 +58,7 @@ def test_one_turn_is_one_sequence_with_the_environments_reward() -> None:
         assert actor.decode(sequence.ids) == PROBLEM.prompt + line
         generated = Span("generated", len(line) + 1, 0, None, "stop", Sampling())
         assert sequence.spans == (Span("prompt", 7), generated)
-        assert sequence_fault(sequence, head_version=3) is None
+        assert find_sequence_fault(sequence, head_version=3) is None
     for roles in ([], ["a", "b"]):
         with pytest.raises(ValueError, match="single_turn has one role"):
             asyncio.run(single_turn(PROBLEM, ENV, {role: Scripted([]) for role in roles}))
@@ -84,7 +84,7 @@ def test_a_rejected_solver_tries_again_and_sees_the_verifiers_words_as_an_observ
     _, second = solver.sequences
     assert [(span.kind, span.turn) for span in second.spans] == [("prompt", 1), ("observation", 1), ("generated", 1)]
     assert actors["solver"].decode(second.ids[7 : 7 + second.spans[1].length]) == " no, reject "
-    assert all(sequence_fault(sequence, 3) is None for role in episode.values() for sequence in role.sequences)
+    assert all(find_sequence_fault(sequence, 3) is None for role in episode.values() for sequence in role.sequences)
 
 
 def test_the_verifier_earns_a_reward_when_its_verdict_is_right() -> None:

@@ -124,7 +124,7 @@ class Minibatch:
     micro_batches: tuple[MicroBatch, ...]
 
 
-def minibatches(
+def cut_minibatches(
     sequences: Sequence[TrainingSequence],
     count: int,
     token_budget: int,
@@ -148,13 +148,13 @@ def minibatches(
         chosen = set(part.tolist())
         every = [sequence for sequence in sequences if sequence.group in chosen]
         members = [sequence for sequence in every if sequence.mask.any()]
-        micro_batches = tuple(assemble(cut) for cut in micro_batch_cuts(members, token_budget, packed=packed))
+        micro_batches = tuple(assemble(cut) for cut in cut_micro_batches(members, token_budget, packed=packed))
         if micro_batches:
             steps.append(Minibatch(len(every), micro_batches))
     return tuple(steps)
 
 
-def micro_batch_cuts(
+def cut_micro_batches(
     sequences: Sequence[TrainingSequence], token_budget: int, *, packed: bool = False
 ) -> list[list[TrainingSequence]]:
     """Longest first, as many sequences at a time as fit into `token_budget` tokens, padding included; at least one."""
@@ -174,25 +174,25 @@ def micro_batch_cuts(
 
 def pack(sequences: Sequence[TrainingSequence]) -> MicroBatch:
     """Lay sequences end to end into one row; attention must not cross from one to the other."""
-    lengths = [_inputs(sequence) for sequence in sequences]
+    lengths = [_count_inputs(sequence) for sequence in sequences]
     ids = np.concatenate([sequence.ids[:length] for sequence, length in zip(sequences, lengths, strict=True)])
-    return _lined_up(sequences, ids[None].astype(np.int64), np.cumsum([0, *lengths[:-1]], dtype=np.int64), lengths)
+    return _line_up(sequences, ids[None].astype(np.int64), np.cumsum([0, *lengths[:-1]], dtype=np.int64), lengths)
 
 
 def pad(sequences: Sequence[TrainingSequence]) -> MicroBatch:
     """Lay every sequence into a row of its own, as wide as the longest."""
-    lengths = [_inputs(sequence) for sequence in sequences]
+    lengths = [_count_inputs(sequence) for sequence in sequences]
     ids = np.zeros((len(sequences), max(lengths)), np.int64)
     for row, sequence, length in zip(ids, sequences, lengths, strict=True):
         row[:length] = sequence.ids[:length]
-    return _lined_up(sequences, ids, np.arange(len(sequences), dtype=np.int64) * ids.shape[1], ())
+    return _line_up(sequences, ids, np.arange(len(sequences), dtype=np.int64) * ids.shape[1], ())
 
 
-def _inputs(sequence: TrainingSequence) -> int:
+def _count_inputs(sequence: TrainingSequence) -> int:
     return max(sequence.ids.size - 1, 1)
 
 
-def _lined_up(sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s, lengths: Sequence[int]) -> MicroBatch:
+def _line_up(sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s, lengths: Sequence[int]) -> MicroBatch:
     """Line every trained token up with the position that predicts it; `starts` are the sequences' in the flat ids."""
     mask = np.concatenate([sequence.mask for sequence in sequences])
     owners = np.repeat(np.arange(len(sequences)), [sequence.ids.size for sequence in sequences])[mask]
@@ -206,13 +206,15 @@ def _lined_up(sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s
         temperatures=np.concatenate([sequence.temperatures for sequence in sequences])[mask],
         versions=np.concatenate([sequence.versions for sequence in sequences])[mask].astype(np.int32),
         sequences=owners,
-        inputs=np.concatenate([start + np.arange(_inputs(one)) for start, one in zip(starts, sequences, strict=True)]),
+        inputs=np.concatenate(
+            [start + np.arange(_count_inputs(one)) for start, one in zip(starts, sequences, strict=True)]
+        ),
         lengths=tuple(lengths),
-        routing=_routing(sequences, starts, ids.size),
+        routing=_flatten_routing(sequences, starts, ids.size),
     )
 
 
-def _routing(sequences: Sequence[TrainingSequence], starts: Int64s, size: int) -> npt.NDArray[np.int16] | None:
+def _flatten_routing(sequences: Sequence[TrainingSequence], starts: Int64s, size: int) -> npt.NDArray[np.int16] | None:
     shapes = {sequence.routing.shape[1:] for sequence in sequences if sequence.routing is not None}
     if not shapes:
         return None
@@ -221,12 +223,12 @@ def _routing(sequences: Sequence[TrainingSequence], starts: Int64s, size: int) -
     flat = np.full((size, *shapes.pop()), -1, np.int16)
     for start, sequence in zip(starts.tolist(), sequences, strict=True):
         if sequence.routing is not None:
-            known = sequence.routing[: _inputs(sequence)]
+            known = sequence.routing[: _count_inputs(sequence)]
             flat[start : start + len(known)] = known
     return flat
 
 
-def staleness(steps: Sequence[Minibatch], base_version: int) -> Int64s:
+def count_staleness(steps: Sequence[Minibatch], base_version: int) -> Int64s:
     """Histogram int64[max+1] of base_version - version over the trained tokens.
 
     Raises BatchError for a token of a version newer than `base_version`: it cannot have been generated yet.

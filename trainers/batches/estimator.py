@@ -73,11 +73,11 @@ class Estimator:
 
 
 @lru_cache(maxsize=64)
-def estimator_of(settings: TrainerSettings) -> Estimator:
+def load_estimator(settings: TrainerSettings) -> Estimator:
     """Return the estimator of a trainer's table, which has been tried. Raises UsageError that lists the choices."""
     use = settings.advantage
     function = find_named(KEY, use.use, ADVANTAGES)
-    taken = _comparison(settings, function)
+    taken = _select_comparison(settings, function)
     if twice := COMPARISON & use.settings.keys():
         raise UsageError(f"{KEY}: `{min(twice)}` is a key of [trainer] itself, beside this one")
     check_options(f"{KEY}, {use.use}", function, use.settings, COMPARISON)
@@ -93,7 +93,7 @@ def estimator_of(settings: TrainerSettings) -> Estimator:
     return estimator
 
 
-def _comparison(settings: TrainerSettings, function: Callable[..., Advantages]) -> dict[str, str]:
+def _select_comparison(settings: TrainerSettings, function: Callable[..., Advantages]) -> dict[str, str]:
     """Return those keys of the table that the function takes. Raises UsageError for one that would change nothing."""
     parameters = inspect.signature(function).parameters.values()
     all_of_them = any(one.kind is one.VAR_KEYWORD for one in parameters)
@@ -106,7 +106,7 @@ def _comparison(settings: TrainerSettings, function: Callable[..., Advantages]) 
 
 def check_advantage(recipe: Recipe, policy: str) -> None:
     """Raise UsageError for an estimator that a policy's trainer cannot have, or that learns nothing from its groups."""
-    estimator = estimator_of(recipe.trainer_of(policy))
+    estimator = load_estimator(recipe.trainer_of(policy))
     if recipe.rollout.group_size == 1 and not any(np.any(each) for each in estimator(SINGLES)):
         raise UsageError(
             f"{KEY}: {estimator.name} compares the trajectories of a group, and rollout.group_size is 1: every "

@@ -13,7 +13,7 @@ from headrace.infra.recipe.settings import TrainerSettings
 from headrace.schemas.records import CuratedGroup, Routing, Sampling, Sequence, TrajectoryGroup
 from headrace.trainers.advantages import Float32s, Member
 from headrace.trainers.batches.batch import BatchError, Experts, TrainingSequence
-from headrace.trainers.batches.estimator import estimator_of
+from headrace.trainers.batches.estimator import load_estimator
 
 MOST_WEIGHT = 1e6
 """Of a group: advantages times it stay finite."""
@@ -21,7 +21,7 @@ _ROUTING_BYTES = {"uint8": 1, "uint16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class WholeGroup:
+class DecodedGroup:
     """A curated group with its trajectories decoded."""
 
     curated: CuratedGroup
@@ -42,7 +42,7 @@ class PreparedGroup:
     """Whether they are taken: they depend on no other group of the batch."""
 
 
-def prepared(whole: WholeGroup) -> PreparedGroup:
+def prepare_group(whole: DecodedGroup) -> PreparedGroup:
     """Return a group's sequences, decoded.
 
     What does not count, its curated reward being NaN, is left out. A sequence's own reward serves where the workflow
@@ -66,53 +66,55 @@ def prepared(whole: WholeGroup) -> PreparedGroup:
             continue
         for sequence in trajectory.sequences:
             reward = whole.curated.rewards[number] if sequence.reward is None else sequence.reward
-            members.append(_member(sequence, number, reward, kept=number in kept))
+            members.append(_build_member(sequence, number, reward, kept=number in kept))
             if number in kept:
-                sequences.append(_training_sequence(sequence, whole.group.logprob_convention))
+                sequences.append(_build_training_sequence(sequence, whole.group.logprob_convention))
     roles = sorted({member.role for member in members})
     for number, reward in enumerate(whole.curated.rewards[count:], start=count):
         members += (Member(number, role, reward, length=0, kept=False) for role in roles if not math.isnan(reward))
     return PreparedGroup(tuple(members), tuple(sequences), whole.curated.weight)
 
 
-def batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
+def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
     """Return the sequences of a whole batch, group after group, with their advantages and their groups' places.
 
-    A pure function of groups and settings, so that a version made again gets the same ones. What `tried` has taken is
-    not taken again. Raises RewardError for what no advantage follows from, and what `estimator_of` raises.
+    A pure function of groups and settings, so that a version made again gets the same ones. Advantages that
+    `check_advantages` has computed are not computed again.
+
+    Raises RewardError where no advantage can be computed, and what `load_estimator` raises.
     """
     batch = list(groups)
     if not all(group.has_advantages for group in batch):
-        return _with_advantages(batch, settings)
+        return _add_advantages(batch, settings)
     return [replace(sequence, group=place) for place, group in enumerate(batch) for sequence in group.sequences]
 
 
-def tried(group: PreparedGroup, settings: TrainerSettings) -> PreparedGroup:
+def check_advantages(group: PreparedGroup, settings: TrainerSettings) -> PreparedGroup:
     """Return a group of which it is known that advantages follow from it.
 
     It has them already, unless they depend on the other groups of its batch: then they were only taken to see that they
-    can be. Raises as `batch_sequences`.
+    can be. Raises as `build_batch_sequences`.
     """
-    sequences = _with_advantages([group], settings)
-    if estimator_of(settings).whole_batch:
+    sequences = _add_advantages([group], settings)
+    if load_estimator(settings).whole_batch:
         return group
     return replace(group, sequences=tuple(sequences), has_advantages=True)
 
 
-def _with_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
+def _add_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
     """Return a batch's sequences with their advantages: the one place where these are taken.
 
     A group's weight scales them at last, as importance weights scale the gradient of a prioritised replay (Schaul et
     al. 2016, arXiv 1511.05952): it takes no part in statistics.
     """
     members = [replace(member, group=place) for place, group in enumerate(batch) for member in group.members]
-    advantages = estimator_of(settings)(members)
+    advantages = load_estimator(settings)(members)
     kept = (each for each, member in zip(advantages, members, strict=True) if member.kept)
     return [
         replace(
             sequence,
             group=place,
-            advantage=_advantage(sequence, next(kept) * np.float32(group.weight)),
+            advantage=_spread_advantage(sequence, next(kept) * np.float32(group.weight)),
             routing=sequence.routing if settings.replay_routing else None,
         )
         for place, group in enumerate(batch)
@@ -120,12 +122,12 @@ def _with_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> l
     ]
 
 
-def training_sequences(whole: WholeGroup, settings: TrainerSettings) -> list[TrainingSequence]:
+def training_sequences(whole: DecodedGroup, settings: TrainerSettings) -> list[TrainingSequence]:
     """Return the sequences of a batch of one group. Raises BatchError and RewardError."""
-    return batch_sequences([prepared(whole)], settings)
+    return build_batch_sequences([prepare_group(whole)], settings)
 
 
-def _advantage(sequence: TrainingSequence, found: np.float32 | Float32s) -> float | Float32s:
+def _spread_advantage(sequence: TrainingSequence, found: np.float32 | Float32s) -> float | Float32s:
     """Return one number for all tokens, or float32[T] with 0 where nothing was generated."""
     if not isinstance(found, np.ndarray):
         return float(found)
@@ -134,8 +136,8 @@ def _advantage(sequence: TrainingSequence, found: np.float32 | Float32s) -> floa
     return advantages
 
 
-def _member(sequence: Sequence, trajectory: int, reward: float, *, kept: bool) -> Member:
-    mask = loss_mask(sequence)
+def _build_member(sequence: Sequence, trajectory: int, reward: float, *, kept: bool) -> Member:
+    mask = build_loss_mask(sequence)
     turns = [span.turn for span in sequence.spans if span.kind == "generated" and span.length]
     return Member(
         trajectory,
@@ -145,11 +147,13 @@ def _member(sequence: Sequence, trajectory: int, reward: float, *, kept: bool) -
         length=int(mask.sum()),
         baseline=sequence.baseline,
         kept=kept,
-        token_rewards=_token_rewards(sequence, mask, reward),
+        token_rewards=_find_token_rewards(sequence, mask, reward),
     )
 
 
-def _token_rewards(sequence: Sequence, mask: npt.NDArray[np.bool_], reward: float) -> npt.NDArray[np.float64] | None:
+def _find_token_rewards(
+    sequence: Sequence, mask: npt.NDArray[np.bool_], reward: float
+) -> npt.NDArray[np.float64] | None:
     """Return when the reward was earned, float64[generated tokens]; None where no span has a reward of its own.
 
     A span's reward falls on its last generated token, else on the last one before it, else on the first. What the spans
@@ -168,19 +172,19 @@ def _token_rewards(sequence: Sequence, mask: npt.NDArray[np.bool_], reward: floa
     return rewards
 
 
-def _training_sequence(sequence: Sequence, convention: str) -> TrainingSequence:
+def _build_training_sequence(sequence: Sequence, convention: str) -> TrainingSequence:
     return TrainingSequence(
         ids=sequence.ids,
-        mask=loss_mask(sequence),
+        mask=build_loss_mask(sequence),
         behaviour_logprobs=sequence.logprobs,
-        versions=token_versions(sequence),
+        versions=expand_token_versions(sequence),
         advantage=0.0,
-        temperature=_temperature(sequence, convention),
-        routing=None if sequence.routing is None else routed_experts(sequence.routing),
+        temperature=_find_temperature(sequence, convention),
+        routing=None if sequence.routing is None else decode_routing(sequence.routing),
     )
 
 
-def _temperature(sequence: Sequence, convention: str) -> float | Float32s:
+def _find_temperature(sequence: Sequence, convention: str) -> float | Float32s:
     """Return what divides the logits that a sequence's log-probabilities are of: one number, or float32[T]."""
     if convention not in {"raw", "tempered", "masked"}:
         raise BatchError(f"log-probabilities of an unknown convention, {convention!r}")
@@ -195,17 +199,19 @@ def _temperature(sequence: Sequence, convention: str) -> float | Float32s:
     if len(divisors) < 2:
         return divisors.pop() if divisors else 1.0
     temperatures = np.ones(sequence.ids.size, np.float32)
-    temperatures[loss_mask(sequence)] = np.repeat([how.temperature or 1.0 for _, how in spans], [n for n, _ in spans])
+    temperatures[build_loss_mask(sequence)] = np.repeat(
+        [how.temperature or 1.0 for _, how in spans], [n for n, _ in spans]
+    )
     return temperatures
 
 
-def loss_mask(sequence: Sequence) -> npt.NDArray[np.bool_]:
+def build_loss_mask(sequence: Sequence) -> npt.NDArray[np.bool_]:
     """Return bool[T], True on generated spans. Raises BatchError when the spans do not cover the ids."""
     kinds = np.array([span.kind == "generated" for span in sequence.spans], np.bool_)
-    return np.repeat(kinds, _covering([span.length for span in sequence.spans], sequence.ids.size, "spans"))
+    return np.repeat(kinds, _check_cover([span.length for span in sequence.spans], sequence.ids.size, "spans"))
 
 
-def routed_experts(routing: Routing) -> Experts:
+def decode_routing(routing: Routing) -> Experts:
     """Return the experts [tokens, layers, per_token], a view. Raises BatchError when its bytes are of another shape."""
     shape = (routing.tokens, routing.layers, routing.per_token)
     width = _ROUTING_BYTES.get(routing.dtype)
@@ -214,15 +220,18 @@ def routed_experts(routing: Routing) -> Experts:
     return np.frombuffer(routing.ids, f"<u{width}").reshape(shape)
 
 
-def token_versions(sequence: Sequence) -> npt.NDArray[np.int32]:
-    """Return int32[T], the version of each token; -1 where nothing was generated. Raises BatchError as `loss_mask`."""
+def expand_token_versions(sequence: Sequence) -> npt.NDArray[np.int32]:
+    """Return int32[T], the version of each token; -1 where nothing was generated.
+
+    Raises BatchError as `build_loss_mask`.
+    """
     versions, lengths = sequence.version_runs[::2], sequence.version_runs[1::2].tolist()
     if len(versions) != len(lengths):
         raise BatchError(f"{sequence.version_runs.size} numbers are no pairs of version and run length")
-    return np.repeat(versions, _covering(lengths, sequence.ids.size, "version runs"))
+    return np.repeat(versions, _check_cover(lengths, sequence.ids.size, "version runs"))
 
 
-def _covering(lengths: list[int], total: int, what: str) -> list[int]:
+def _check_cover(lengths: list[int], total: int, what: str) -> list[int]:
     """Return lengths that add up to a total; any others would have memory allocated for what is not there."""
     if min(lengths, default=0) < 0 or sum(lengths) != total:
         raise BatchError(f"{len(lengths)} {what} add up to {sum(lengths)}, not to the {total} ids")

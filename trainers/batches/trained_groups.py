@@ -15,7 +15,7 @@ from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, TrajectoryGroup
-from headrace.trainers.batches.groups import WholeGroup
+from headrace.trainers.batches.groups import DecodedGroup
 from headrace.trainers.batches.payloads import replay_of
 
 Read = tuple[Message, CuratedGroup]
@@ -28,17 +28,17 @@ class LineageBroken(HeadraceError):
     """Something that a batch was made from is not there any more."""
 
 
-def whole(objects: ObjectSource, curated: CuratedGroup) -> WholeGroup:
+def decode_group(objects: ObjectSource, curated: CuratedGroup) -> DecodedGroup:
     """Return a curated group with its trajectories, fetched where the record holds a claim check."""
     group = codec.decode(curated.group, TrajectoryGroup)
     if group.claim is not None:
         group = codec.decode(objects.get_group(group.claim), TrajectoryGroup)
-    return WholeGroup(curated, group)
+    return DecodedGroup(curated, group)
 
 
-def trained_groups(
+def read_trained_groups(
     run: Run, policy: str, batches: Sequence[BatchTrained]
-) -> Iterator[tuple[BatchTrained, list[WholeGroup]]]:
+) -> Iterator[tuple[BatchTrained, list[DecodedGroup]]]:
     """Yield every batch with its groups, in their order; a replay has the trajectories of its first use.
 
     The positions in a batch are hints: where another record stands, the topic is searched. Raises LineageBroken for a
@@ -46,30 +46,30 @@ def trained_groups(
     """
     for begin in range(0, len(batches), AT_ONCE):
         part = batches[begin : begin + AT_ONCE]
-        found = _read(run, policy, part)
+        found = _read_records(run, policy, part)
         for batch in part:
             try:
-                yield batch, [whole(run, found[use]) for use in batch.groups]
+                yield batch, [decode_group(run, found[use]) for use in batch.groups]
             except (ObjectMissing, ObjectCorrupt) as error:
                 raise LineageBroken(f"version {batch.version} cannot be trained again: {error}") from error
 
 
-def _read(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[GroupUse, CuratedGroup]:
+def _read_records(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[GroupUse, CuratedGroup]:
     wanted = {use for batch in batches for use in batch.groups}
     topic = run.topics.curated(policy)
-    found = _at_their_places(run, topic, wanted)
+    found = _read_at_offsets(run, topic, wanted)
     astray = {UseId.of(use): use for use in wanted - found.keys()}
     if astray:
-        found |= _by_search(run, topic, astray)
+        found |= _search_topic(run, topic, astray)
     if missing := sorted(UseId.of(use) for use in wanted - found.keys()):
         raise LineageBroken(
             f"{topic} no longer holds {len(missing)} groups that were trained on, {missing[0]} among them: was the "
             "topic shortened?"
         )
-    return _with_payloads(run, topic, found)
+    return _add_payloads(run, topic, found)
 
 
-def _with_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict[GroupUse, CuratedGroup]:
+def _add_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict[GroupUse, CuratedGroup]:
     """Return the records, those of replays with the groups of their first uses."""
     replays = {use: replay_of(*read) for use, read in found.items() if read[1].use and not read[1].group}
     firsts = find_first_uses(run.connection, topic, run.run_id, replays.values())
@@ -86,7 +86,7 @@ def _with_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict
     return records | whole_ones
 
 
-def _at_their_places(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupUse, Read]:
+def _read_at_offsets(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupUse, Read]:
     uses = {(use.partition, use.offset): use for use in wanted}
     begin: dict[PartitionId, int] = {}
     end: dict[PartitionId, int] = {}
@@ -104,7 +104,7 @@ def _at_their_places(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupU
     return found
 
 
-def _by_search(run: Run, topic: str, astray: dict[UseId, GroupUse]) -> dict[GroupUse, Read]:
+def _search_topic(run: Run, topic: str, astray: dict[UseId, GroupUse]) -> dict[GroupUse, Read]:
     found = {}
     for message in read_all(run.connection, [topic]):
         curated = read_own(message, CuratedGroup, run.run_id)

@@ -63,7 +63,7 @@ class Trials:
         """Return whether the step to a version begins only when the version before is on the log."""
         return version == self.noted + 1
 
-    def passed(self, version: int, groups: int) -> None:
+    def note_version(self, version: int, groups: int) -> None:
         """Learn that a version was made of so many groups."""
         if version != self.version:
             return
@@ -73,7 +73,7 @@ class Trials:
         else:
             self.died = 0
 
-    def evicted(self) -> None:
+    def start_over(self) -> None:
         """Begin anew with a whole batch: the poison is gone, and the next step is noted again."""
         self.died, self.suspects, self.is_noted = 0, self.full, True
 

@@ -89,7 +89,7 @@ class Window(Generic[T]):
         if capacity < 1:
             raise ValueError(f"a window holds at least 1 group, got capacity {capacity}")
         self._capacity, self._most_bytes, self._least = capacity, most_bytes, least
-        self._rank, self._leaves = _rules(order, seed)
+        self._rank, self._leaves = _find_rules(order, seed)
         self._entries: list[Waiting[T]] = []
         self._inside: dict[bool, set[UseId]] = {False: set(), True: set()}
         """The fresh groups and the replays that wait."""
@@ -113,7 +113,7 @@ class Window(Generic[T]):
         inside, leaving = self._inside[entry.is_replay], self._leaving[entry.is_replay]
         inside.add(entry.key)
         self._bytes[entry.is_replay] += entry.size_bytes
-        heapq.heappush(leaving, (_last_first(self._leaves(entry)), entry.key, entry))
+        heapq.heappush(leaving, (_negate_rank(self._leaves(entry)), entry.key, entry))
         if len(leaving) > 2 * len(inside) + SLACK:
             leaving[:] = [one for one in leaving if one[1] in inside]
             heapq.heapify(leaving)
@@ -155,12 +155,12 @@ class Window(Generic[T]):
             self._inside[entry.is_replay].remove(entry.key)
             self._bytes[entry.is_replay] -= entry.size_bytes
 
-    def leftovers(self) -> tuple[Waiting[T], ...]:
+    def list_waiting(self) -> tuple[Waiting[T], ...]:
         """Show what waits now, in the order in which it would be served; the window keeps it."""
         return tuple(self._entries)
 
 
-def next_batch(waiting: int, full: int, unit: int, waited_s: float, limit_s: float) -> int:
+def count_next_batch(waiting: int, full: int, unit: int, waited_s: float, limit_s: float) -> int:
     """Return how many groups the next batch takes; 0 while it is to wait.
 
     Args:
@@ -175,11 +175,11 @@ def next_batch(waiting: int, full: int, unit: int, waited_s: float, limit_s: flo
     return waiting // unit * unit if 0 < limit_s <= waited_s else 0
 
 
-def _last_first(rank: Rank) -> Rank:
+def _negate_rank(rank: Rank) -> Rank:
     return -rank[0], -rank[1]
 
 
-def _rules(order: ServingOrder, seed: int) -> tuple[_Ranked, _Ranked]:
+def _find_rules(order: ServingOrder, seed: int) -> tuple[_Ranked, _Ranked]:
     """Return how a window is sorted, and by what the largest leaves it first."""
 
     def lot(entry: Waiting[object]) -> Rank:

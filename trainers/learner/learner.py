@@ -19,7 +19,7 @@ from headrace.infra.weights.experts import compute_experts_plainly
 from headrace.infra.weights.lora import list_published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.schemas.records import NamedObject
-from headrace.trainers.batches.batch import Minibatch, TrainingSequence, minibatches, staleness
+from headrace.trainers.batches.batch import Minibatch, TrainingSequence, count_staleness, cut_minibatches
 from headrace.trainers.learner.backends.contract import Backend, SingleProcess
 from headrace.trainers.learner.backends.shards import read_parts
 from headrace.trainers.learner.checkpoint import Checkpoint, Storing, store_whole
@@ -35,7 +35,7 @@ from headrace.trainers.learner.schedule import learning_rate
 from headrace.trainers.learner.shard_index import Index
 from headrace.trainers.learner.state import TrainedState
 from headrace.trainers.learner.step_metrics import StepMetrics, StepSums, gap_sums, ratio_sums, staleness_metrics
-from headrace.trainers.losses import TrainedTokens, added
+from headrace.trainers.losses import TrainedTokens, add_metrics
 
 log = structlog.get_logger()
 
@@ -112,7 +112,7 @@ class Learner:
         positions = getattr(config, "max_position_embeddings", None)
         return Limits(int(config.vocab_size), positions, self._passes.routers.limits)
 
-    def published(self, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def snapshot_weights(self, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return the current version's weights as bf16, by HF name: a copy that later steps leave alone.
 
         Args:
@@ -129,7 +129,7 @@ class Learner:
         return published
 
     def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:
-        """Make `version` (the one after the current) from a batch, in up to `minibatches` optimizer steps.
+        """Make `version` (the one after the current) from a batch, in up to `cut_minibatches` optimizer steps.
 
         A step whose loss or gradient is not finite is skipped and counted (`steps_skipped`); where the weights are not
         finite at the end, all of them are, and the version has the weights of the one before. Raises BatchError, and
@@ -139,7 +139,7 @@ class Learner:
         self._check(sequences, version)
         self._announce("step", list(sequences), version)
         settings, trained = self.settings, self.trained
-        steps = minibatches(
+        steps = cut_minibatches(
             sequences,
             settings.minibatches,
             settings.micro_batch_tokens,
@@ -148,14 +148,16 @@ class Learner:
             packed=self._passes.is_packed,
         )
         sampled_by = self._sampled_by(steps)
-        ages = staleness(steps, sampled_by)
+        ages = count_staleness(steps, sampled_by)
         torch.manual_seed(self.seed * 1_000_003 + version)
         before, sums = self.masters.state(), StepSums()
         try:
             with deterministic(self._device, self._dtype):
                 self._have_reference()
                 proximal = "proximal" in self._objective.needs
-                known = self._passes.known(steps, sampled_by, self.masters, trained.reference, proximal=proximal)
+                known = self._passes.score_fixed_logprobs(
+                    steps, sampled_by, self.masters, trained.reference, proximal=proximal
+                )
                 for step, tokens in zip(steps, known, strict=True):
                     self._optimize(step, tokens, sums)
                 if not torch.isfinite(self.masters.norm(self._backend.gather)):
@@ -230,14 +232,14 @@ class Learner:
         objective, passes = self._objective, self._passes
         passes.routers.begin_count()
         if objective.looks_ahead or self.settings.router_aux:
-            known = replace(known, logprobs=passes.logprobs(step.micro_batches))
+            known = replace(known, logprobs=passes.score_logprobs(step.micro_batches))
         passes.routers.end_count(self._backend.total)
         bounds = objective.bounds(known)
         totals = objective.totals(known, step.sequences, bounds)
         summed: dict[str, torch.Tensor] = {}
         _, ranks = self._backend.share
-        for part, micro, counts in passes.ours(step.micro_batches):
-            logprobs, entropies = passes.evaluated(micro)
+        for part, micro, counts in passes.local_micro_batches(step.micro_batches):
+            logprobs, entropies = passes.score_tokens(micro)
             tokens = replace(known.part(part), logprobs=logprobs, entropies=entropies)
             share, metrics = objective.share(tokens, totals, bounds and bounds.part(part))
             if self.settings.router_aux:
@@ -252,8 +254,10 @@ class Learner:
             # weights have sampled none.
             gap = gap_sums(tokens, NO_VERSION if sums.steps or self.settings.is_shadow else self.version)
             one = {"loss": share.detach().double(), **metrics, **ratio_sums(tokens), **gap}
-            summed = added(summed, one if counts else {name: torch.zeros_like(value) for name, value in one.items()})
-        summed = passes.pooled(summed)
+            summed = add_metrics(
+                summed, one if counts else {name: torch.zeros_like(value) for name, value in one.items()}
+            )
+        summed = passes.reduce_metrics(summed)
         loss = summed.pop("loss")
         norm = self.masters.gradient_norm(self._backend.gather)
         if not (torch.isfinite(loss) and torch.isfinite(norm)):

@@ -55,7 +55,7 @@ class Passes:
         arrange_layers(self._model, checkpointing=settings.activation_checkpointing, compiled=settings.compile)
 
     @torch.no_grad()
-    def known(
+    def score_fixed_logprobs(
         self,
         steps: Sequence[Minibatch],
         sampled_by: int,
@@ -73,43 +73,43 @@ class Passes:
             reference: Under which log-probabilities are taken as well; None for none.
             proximal: Whether those of the weights before the first step are.
         """
-        known = [self._given(step.micro_batches, sampled_by) for step in steps]
+        known = [self._gather_tokens(step.micro_batches, sampled_by) for step in steps]
         if proximal:
-            before = [self.logprobs(step.micro_batches) for step in steps]
+            before = [self.score_logprobs(step.micro_batches) for step in steps]
             known = [replace(tokens, proximal=one) for tokens, one in zip(known, before, strict=True)]
         if reference is not None:
             with reference.in_place_of(masters):
-                referred = [self.logprobs(step.micro_batches) for step in steps]
+                referred = [self.score_logprobs(step.micro_batches) for step in steps]
             known = [replace(tokens, reference=one) for tokens, one in zip(known, referred, strict=True)]
         return known
 
-    def _given(self, micro_batches: Sequence[MicroBatch], sampled_by: int) -> TrainedTokens:
-        def joined(parts: Iterable[npt.NDArray[Any]]) -> torch.Tensor:
+    def _gather_tokens(self, micro_batches: Sequence[MicroBatch], sampled_by: int) -> TrainedTokens:
+        def concatenate(parts: Iterable[npt.NDArray[Any]]) -> torch.Tensor:
             return torch.from_numpy(np.concatenate(list(parts))).to(self._device)
 
         firsts = np.cumsum([0, *(micro.sequences[-1] + 1 for micro in micro_batches)])
-        behaviour = joined(micro.behaviour for micro in micro_batches)
+        behaviour = concatenate(micro.behaviour for micro in micro_batches)
         return TrainedTokens(
             logprobs=behaviour,  # until they are evaluated, as the entropies
             entropies=torch.zeros_like(behaviour),
             behaviour=behaviour,
-            advantages=joined(micro.advantages for micro in micro_batches),
-            sequences=joined(micro.sequences + first for micro, first in zip(micro_batches, firsts, strict=False)),
-            versions=joined(micro.versions for micro in micro_batches),
+            advantages=concatenate(micro.advantages for micro in micro_batches),
+            sequences=concatenate(micro.sequences + first for micro, first in zip(micro_batches, firsts, strict=False)),
+            versions=concatenate(micro.versions for micro in micro_batches),
             version=sampled_by,
         )
 
     @torch.no_grad()
-    def logprobs(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+    def score_logprobs(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Return log-probabilities, float32[N], of all trained tokens, from whichever process evaluates them."""
         logprobs = torch.zeros(sum(micro.targets.size for micro in micro_batches), device=self._device)
-        for part, micro, counts in self.ours(micro_batches):
-            evaluated, _ = self.evaluated(micro, counts=counts)
+        for part, micro, counts in self.local_micro_batches(micro_batches):
+            evaluated, _ = self.score_tokens(micro, counts=counts)
             if counts:
                 logprobs[part] = evaluated
         return self._backend.total(logprobs)
 
-    def evaluated(self, micro: MicroBatch, *, counts: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    def score_tokens(self, micro: MicroBatch, *, counts: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities and entropies, float32[N] each, of a micro-batch's trained tokens."""
         with self.routers.following(micro, self._device, counts=counts):
             scores: tuple[torch.Tensor, torch.Tensor] = self.scorer(
@@ -117,7 +117,7 @@ class Passes:
             )
         return scores
 
-    def ours(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[slice, MicroBatch, bool]]:
+    def local_micro_batches(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[slice, MicroBatch, bool]]:
         """Yield our micro-batches, where their tokens stand among all, and whether they count.
 
         All processes meet in every pass, so each takes as many: one that has none left takes another's, for nothing.
@@ -129,8 +129,8 @@ class Passes:
             micro = micro_batches[place]
             yield slice(ends[place] - micro.targets.size, ends[place]), micro, first + rank == place
 
-    def pooled(self, sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return metrics of all processes' micro-batches, as `added` puts two together."""
+    def reduce_metrics(self, sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return metrics of all processes' micro-batches, as `add_metrics` puts two together."""
         pooled: dict[str, torch.Tensor] = {}
         for largest in (False, True):
             names = [name for name in sums if name.endswith("_max") == largest]

@@ -14,8 +14,8 @@ from headrace.infra.recipe.settings import TrainerSettings
 from headrace.schemas.records import Trajectory
 from headrace.schemas.rewards import EQUAL
 from headrace.schemas.version_records import OFF_POLICY_GAP
-from headrace.trainers.batches.groups import WholeGroup
-from headrace.trainers.losses import TrainedTokens, added, means
+from headrace.trainers.batches.groups import DecodedGroup
+from headrace.trainers.losses import TrainedTokens, add_metrics, means
 from headrace.trainers.losses.tokens import log_ratio
 
 StepMetrics: TypeAlias = dict[str, float]
@@ -34,7 +34,7 @@ class StepSums:
 
     def add_step(self, sums: Mapping[str, torch.Tensor], loss: torch.Tensor, norm: torch.Tensor) -> None:
         """Add a step: its metrics as sums over tokens (see `trainers.losses.metrics`), loss, and gradient's norm."""
-        self._sums = added(self._sums, {**sums, "loss": loss * sums["tokens"]})
+        self._sums = add_metrics(self._sums, {**sums, "loss": loss * sums["tokens"]})
         self._norms.append(norm)
 
     @property
@@ -123,7 +123,7 @@ def staleness_metrics(histogram: Sequence[int]) -> StepMetrics:
     return {"staleness_mean": mean, "staleness_max": float(len(histogram) - 1), **shares}
 
 
-def sampled_by(settings: TrainerSettings, wholes: Sequence[WholeGroup], version: int) -> int:
+def sampled_by(settings: TrainerSettings, wholes: Sequence[DecodedGroup], version: int) -> int:
     """Return the version by which groups that made `version` are old: the one before it.
 
     In a shadow the newest that a worker knew who played one of them, as its own versions sample nothing.
@@ -131,7 +131,7 @@ def sampled_by(settings: TrainerSettings, wholes: Sequence[WholeGroup], version:
     return max(w.group.head_version for w in wholes) if settings.is_shadow else version - 1
 
 
-def group_metrics(wholes: Sequence[WholeGroup], base_version: int) -> dict[str, float]:
+def group_metrics(wholes: Sequence[DecodedGroup], base_version: int) -> dict[str, float]:
     """Return metrics of a batch's groups.
 
     Rewards, how many versions their oldest tokens are behind, how many groups teach nothing. Of replays their share of
@@ -153,7 +153,7 @@ def group_metrics(wholes: Sequence[WholeGroup], base_version: int) -> dict[str, 
     }
 
 
-def _has_one_reward(whole: WholeGroup) -> bool:
+def _has_one_reward(whole: DecodedGroup) -> bool:
     rewards = np.array(whole.curated.rewards)
     kept = rewards[np.isfinite(rewards)]
     return not kept.size or bool(np.ptp(kept) <= EQUAL)

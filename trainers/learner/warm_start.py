@@ -22,7 +22,7 @@ import torch
 import transformers
 
 from headrace.infra.errors import UsageError
-from headrace.trainers.batches.batch import TrainingSequence, micro_batch_cuts, pad
+from headrace.trainers.batches.batch import TrainingSequence, cut_micro_batches, pad
 from headrace.trainers.learner.logprobs import token_logprobs
 from headrace.trainers.learner.model import deterministic, encode
 
@@ -231,7 +231,7 @@ class _Student:
         tokens = int(sum(sequence.mask.sum() for sequence in batch))
         self._optimizer.zero_grad()
         with deterministic(self._model.device, torch.float32):
-            for cut in micro_batch_cuts(batch, self._settings.tokens_per_micro_batch):
+            for cut in cut_micro_batches(batch, self._settings.tokens_per_micro_batch):
                 logprobs, _ = token_logprobs(self._model, pad(cut))
                 torch.autograd.backward(-logprobs.sum() / tokens)
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0, foreach=False)

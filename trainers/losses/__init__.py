@@ -14,6 +14,7 @@ metrics.py         what is measured beside a loss
 objective.py       all of it together: `policy_loss`
 """
 
+from headrace.infra.deprecated_names import deprecated_names
 from headrace.trainers.losses.aggregation import AGGREGATIONS, constant, sequence_mean, sequence_sum, token_mean
 from headrace.trainers.losses.auxiliary import load_balance, value_loss
 from headrace.trainers.losses.correction import (
@@ -29,7 +30,7 @@ from headrace.trainers.losses.correction import (
 from headrace.trainers.losses.decoupled import decoupled_ppo, interpolated_proximal
 from headrace.trainers.losses.divergence import DIVERGENCES, cost_to_go, k1, k2, k3
 from headrace.trainers.losses.m2po import M2Bounds, m2po, m2po_bounds
-from headrace.trainers.losses.metrics import added, means
+from headrace.trainers.losses.metrics import add_metrics, means
 from headrace.trainers.losses.objective import LOSSES, Objective, objective_of, policy_loss
 from headrace.trainers.losses.ppo import ppo
 from headrace.trainers.losses.sequence_ratio import gmpo, gspo
@@ -47,7 +48,7 @@ __all__ = [
     "TokenLoss",
     "Totals",
     "TrainedTokens",
-    "added",
+    "add_metrics",
     "cispo",
     "constant",
     "cost_to_go",
@@ -81,3 +82,5 @@ __all__ = [
     "value_loss",
     "veto",
 ]
+
+__getattr__ = deprecated_names(__name__, {"added": add_metrics})

@@ -46,19 +46,19 @@ def tis(tokens: TrainedTokens, *, level: str = "token", cap: float = 2.0) -> Cor
         level: "token", or "sequence": the product over its kept tokens, the same for each of them.
         cap: 1.5 to 5 for tokens, 2 to 10 for sequences.
     """
-    return Correction(_weights(tokens, level).clamp(max=_positive("tis", "cap", cap)), None)
+    return Correction(_weights(tokens, level).clamp(max=_check_positive("tis", "cap", cap)), None)
 
 
 def mis(tokens: TrainedTokens, *, level: str = "token", cap: float = 2.0) -> Correction:
     """Weigh by masked importance sampling: w, and what is above the cap is rejected. Parameters as of `tis`."""
     weights = _weights(tokens, level)
-    return Correction(weights, ~within(weights, 0, _positive("mis", "cap", cap)))
+    return Correction(weights, ~is_within(weights, 0, _check_positive("mis", "cap", cap)))
 
 
 def icepop(tokens: TrainedTokens, *, low: float = 0.2, high: float = 5.0) -> Correction:
     """Weigh as IcePop (INTELLECT-3, arXiv 2512.16144): the token's w, and what is outside low..high is rejected."""
     weights = _weights(tokens, "token")
-    return Correction(weights, ~within(weights, *_range("icepop", low, high)))
+    return Correction(weights, ~is_within(weights, *_check_range("icepop", low, high)))
 
 
 def rejection(
@@ -74,24 +74,24 @@ def rejection(
     """
     if level not in _REJECTION_HIGH:
         raise UsageError(f"rejection: level is one of {', '.join(_REJECTION_HIGH)}, got {level!r}")
-    high = _positive("rejection", "high", _REJECTION_HIGH[level] if high is None else high)
-    low, high = _range("rejection", 1 / high if low is None else low, high)
+    high = _check_positive("rejection", "high", _REJECTION_HIGH[level] if high is None else high)
+    low, high = _check_range("rejection", 1 / high if low is None else low, high)
     log_weights = _raw_log_weights(tokens)
     if level == "sequence":
         log_weights = per_sequence_sum(log_weights, tokens)
     elif level == "geometric":
         log_weights = per_sequence_mean(log_weights, tokens)
-    return Correction(None, ~within(log_weights, math.log(low), math.log(high)))
+    return Correction(None, ~is_within(log_weights, math.log(low), math.log(high)))
 
 
 def veto(tokens: TrainedTokens, *, low: float = 1e-4) -> Correction:
     """Reject every sequence in which the w of any token, unclamped, is below `low`: 1e-4 to 1e-6."""
     return Correction(
-        None, per_sequence_any(_raw_log_weights(tokens) < math.log(_positive("veto", "low", low)), tokens)
+        None, per_sequence_any(_raw_log_weights(tokens) < math.log(_check_positive("veto", "low", low)), tokens)
     )
 
 
-def within(values: Tensor, low: float, high: float) -> Tensor:
+def is_within(values: Tensor, low: float, high: float) -> Tensor:
     """Return bool[N]: low <= value <= high, where a value that only rounding took out of the range is in it."""
     slack = 8 * torch.finfo(values.dtype).eps
     return (values >= low - slack * max(1.0, abs(low))) & (values <= high + slack * max(1.0, abs(high)))
@@ -146,13 +146,13 @@ def _weights(tokens: TrainedTokens, level: str) -> Tensor:
     return per_sequence_sum(_raw_log_weights(tokens), tokens).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def _range(name: str, low: float, high: float) -> tuple[float, float]:
-    if _positive(name, "low", low) > _positive(name, "high", high):
+def _check_range(name: str, low: float, high: float) -> tuple[float, float]:
+    if _check_positive(name, "low", low) > _check_positive(name, "high", high):
         raise UsageError(f"{name}: low {low} is above high {high}, so that everything is rejected")
     return low, high
 
 
-def _positive(name: str, option: str, value: float) -> float:
+def _check_positive(name: str, option: str, value: float) -> float:
     if not value > 0:
         raise UsageError(f"{name}: {option} must be above 0, got {value}")
     return value

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.infra.errors import UsageError
-from headrace.trainers.losses.correction import weight_metrics, within
+from headrace.trainers.losses.correction import is_within, weight_metrics
 from headrace.trainers.losses.metrics import clip_metrics, ratio_metrics
 from headrace.trainers.losses.ppo import dual_clipped, surrogate
 from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio, per_sequence_mean
@@ -98,7 +98,7 @@ def behaviour_weights(
     weights = log_weights.exp()
     if action == "clamp":
         return weights.clamp(low, high), torch.ones_like(weights, dtype=torch.bool)
-    return weights, within(found, low, high)
+    return weights, is_within(found, low, high)
 
 
 def interpolated_proximal(logprobs: Tensor, behaviour: Tensor, versions: Tensor, version: int) -> Tensor:

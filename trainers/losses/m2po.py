@@ -100,7 +100,7 @@ def m2po_bounds(
     counted = torch.ones_like(tokens.logprobs, dtype=torch.bool) if tokens.kept is None else tokens.kept
     if variant == "mask":
         now = tokens.logprobs if tokens.proximal is None else tokens.proximal
-        kept, moment = _mask(log_ratio(now, tokens.behaviour).double().square(), counted, budget)
+        kept, moment = _build_mask(log_ratio(now, tokens.behaviour).double().square(), counted, budget)
         return M2Bounds(*_range(moment.new_full((), MAX_LOG_RATIO)), moment, kept)
     delta = log_ratio(tokens.logprobs, tokens.behaviour).double()
     against = counted & (((tokens.advantages > 0) & (delta > 0)) | ((tokens.advantages < 0) & (delta < 0)))
@@ -109,13 +109,13 @@ def m2po_bounds(
     moment = torch.where(against, squares, 0.0).sum() / number.clamp(min=1)
     within = moment <= budget
     if variant == "cap_suffix":
-        reach = _suffix(*_ascending(squares, against), budget)
-        low, high = _range(_beyond(reach, tokens.logprobs.dtype))
+        reach = _cut_suffix(*_sort_ascending(squares, against), budget)
+        low, high = _range(_find_beyond(reach, tokens.logprobs.dtype))
         low, high = torch.where(within, 1.0, low).clamp(max=0.95), torch.where(within, torch.inf, high).clamp(max=20.0)
     else:
-        solve = _sample_value if variant == "cap" else _solved
-        reach = solve(*_ascending(squares, against), budget)
-        low, high = _range(torch.where(within, MAX_LOG_RATIO, _beyond(reach, tokens.logprobs.dtype)))
+        solve = _sample_value if variant == "cap" else _solve
+        reach = solve(*_sort_ascending(squares, against), budget)
+        low, high = _range(torch.where(within, MAX_LOG_RATIO, _find_beyond(reach, tokens.logprobs.dtype)))
     return M2Bounds(low.clamp(min=floor_low), high.clamp(min=floor_high), moment)
 
 
@@ -124,12 +124,12 @@ def _range(reach: Tensor) -> tuple[Tensor, Tensor]:
     return -torch.expm1(-reach), torch.expm1(reach)
 
 
-def _beyond(reach: Tensor, dtype: torch.dtype) -> Tensor:
+def _find_beyond(reach: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `reach` and a rounding error more: the token whose delta it is keeps its gradient, not by chance."""
     return torch.where(reach > 0, reach + 8 * torch.finfo(dtype).eps, reach)
 
 
-def _ascending(squares: Tensor, among: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _sort_ascending(squares: Tensor, among: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sort float64[N] `squares` of the bool[N] tokens: values, then infinity; which are values; how many."""
     values = torch.where(among, squares, torch.inf).sort().values
     number = among.sum()
@@ -147,7 +147,7 @@ def _sample_value(values: Tensor, there: Tensor, number: Tensor, budget: float) 
     return _largest_root(torch.where(there & (capped_sums < budget * number.double()), values, 0.0))
 
 
-def _solved(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tensor:
+def _solve(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tensor:
     """Return T with sum min(delta^2, T^2) = budget * number.
 
     That sum is the least of the lines (sum of the k smallest) + (number - k) T^2, so T^2 is the largest solution.
@@ -158,7 +158,7 @@ def _solved(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Ten
     return _largest_root(torch.where(there, (budget * number.double() - before) / left, 0.0))
 
 
-def _suffix(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tensor:  # noqa: ARG001 - as the others
+def _cut_suffix(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tensor:  # noqa: ARG001 - as the others
     """Return the largest T so that the mean of the values up to T^2 is below budget; if there is none, the smallest."""
     values = torch.where(there, values, 0.0)
     means = values.cumsum(0) / torch.arange(1, values.numel() + 1, device=values.device)
@@ -171,7 +171,7 @@ def _largest_root(squares: Tensor) -> Tensor:
     return squares.max().sqrt() if squares.numel() else squares.new_zeros(())
 
 
-def _mask(squares: Tensor, counted: Tensor, budget: float) -> tuple[Tensor, Tensor]:
+def _build_mask(squares: Tensor, counted: Tensor, budget: float) -> tuple[Tensor, Tensor]:
     """Return which tokens stay, and the mean before."""
     number = counted.sum()
     values, order = torch.where(counted, squares, -1.0).sort(descending=True, stable=True)

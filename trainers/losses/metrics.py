@@ -42,7 +42,7 @@ def largest(values: Tensor) -> Tensor:
     return values.max().double() if values.numel() else torch.zeros((), dtype=torch.float64, device=values.device)
 
 
-def added(sums: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def add_metrics(sums: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the entries of two parts of a minibatch as those of both."""
     both = {**sums, **more}
     for name in sums.keys() & more.keys():

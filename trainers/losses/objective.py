@@ -30,11 +30,19 @@ from headrace.trainers.losses.correction import (
 from headrace.trainers.losses.decoupled import decoupled_ppo
 from headrace.trainers.losses.divergence import DIVERGENCES, cost_to_go
 from headrace.trainers.losses.m2po import M2Bounds, m2po, m2po_bounds
-from headrace.trainers.losses.metrics import added, means
+from headrace.trainers.losses.metrics import add_metrics, means
 from headrace.trainers.losses.ppo import ppo
 from headrace.trainers.losses.sequence_ratio import gmpo, gspo
 from headrace.trainers.losses.soft import cispo, dppo, gpg, sapo
-from headrace.trainers.losses.tokens import Count, TokenLoss, Totals, TrainedTokens, checked_loss, log_ratio, totals_of
+from headrace.trainers.losses.tokens import (
+    Count,
+    TokenLoss,
+    Totals,
+    TrainedTokens,
+    check_loss_terms,
+    log_ratio,
+    totals_of,
+)
 
 Loss: TypeAlias = Callable[..., TokenLoss]
 Table: TypeAlias = Mapping[str, Any]
@@ -152,7 +160,7 @@ class Objective:
     @property
     def needs(self) -> frozenset[str]:
         """Of the optional fields of TrainedTokens, those that this objective cannot do without."""
-        needs = {name for name in ("proximal", "versions", "reference", "entropies") if not self._does_without(name)}
+        needs = {name for name in ("proximal", "versions", "reference", "entropies") if not self._is_unneeded(name)}
         return frozenset(needs | ({"proximal"} if self.corrections or self._masks_by_moment else set()))
 
     @property
@@ -180,7 +188,7 @@ class Objective:
         `bounds.part(index)` goes with `tokens.part(index)`.
         """
         find = _BOUNDS.get(self.loss.func)
-        return None if find is None else find(self._prepared(tokens.detached()).tokens, **self.loss.keywords)
+        return None if find is None else find(self._prepare(tokens.detached()).tokens, **self.loss.keywords)
 
     @torch.no_grad()
     def totals(
@@ -227,14 +235,14 @@ class Objective:
         """Return the loss's terms under the correction's weights, and the tokens without any that is rejected."""
         if bounds is None and self.loss.func in _BOUNDS:
             raise UsageError("m2po: the bounds of the whole minibatch are missing; ask `Objective.bounds` for them")
-        prepared, weights, metrics = self._prepared(tokens)
+        prepared, weights, metrics = self._prepare(tokens)
         found = self.loss(prepared) if bounds is None else self.loss(prepared, bounds)
-        terms, measured, rejected = checked_loss(found, prepared)
+        terms, measured, rejected = check_loss_terms(found, prepared)
         if weights is not None:
             terms = weights * terms
-        return _Terms(prepared.without(rejected), terms, added(metrics, measured))
+        return _Terms(prepared.without(rejected), terms, add_metrics(metrics, measured))
 
-    def _prepared(self, tokens: TrainedTokens) -> _Prepared:
+    def _prepare(self, tokens: TrainedTokens) -> _Prepared:
         """Return the tokens as the loss is to see them."""
         seen = tokens
         if self.kl is not None and self.kl.place == "reward":
@@ -261,7 +269,7 @@ class Objective:
             seen = replace(seen, behaviour=near.detach())
         return _Prepared(seen, weights, metrics)
 
-    def _does_without(self, name: str) -> bool:
+    def _is_unneeded(self, name: str) -> bool:
         tokens, totals = _example()
         bounds = self.bounds(tokens)
         try:
@@ -290,11 +298,11 @@ def objective_of(
 
     Raises UsageError for a name or an option that there is not, or a value out of range, before any batch is there.
     """
-    found, use = _with_options("trainer.loss", loss, LOSSES)
+    found, use = _bind_options("trainer.loss", loss, LOSSES)
     own = OWN_AGGREGATION.get(use, "token_mean")
-    aggregate, _ = _with_options("trainer.aggregation", own if aggregation is None else aggregation, AGGREGATIONS)
+    aggregate, _ = _bind_options("trainer.aggregation", own if aggregation is None else aggregation, AGGREGATIONS)
     several = [correction] if isinstance(correction, str | Mapping) else (correction or [])
-    corrections = tuple(_with_options("trainer.correction", table, CORRECTIONS)[0] for table in several)
+    corrections = tuple(_bind_options("trainer.correction", table, CORRECTIONS)[0] for table in several)
     if kl is not None:
         check_options("trainer.kl", Kl, kl)
     objective = Objective(found, aggregate, corrections, None if kl is None else Kl(**kl), entropy, count_rejected)
@@ -302,15 +310,15 @@ def objective_of(
         raise UsageError(f"trainer.entropy: the weight must be finite, got {entropy}")
     tokens, totals = _example()
     # Values out of range are for the functions to refuse.
-    with _blamed("trainer.aggregation"):
+    with _blame("trainer.aggregation"):
         aggregate(torch.zeros(2), tokens.sequences, None, totals)
-    with _blamed("trainer.correction"):
+    with _blame("trainer.correction"):
         weighing = sum(correct(tokens).weights is not None for correct in corrections)
     if weighing > 1:
         raise UsageError("trainer.correction: only one of them may weigh: two would be pi_prox / pi_b twice")
     if weighing and found.func in (decoupled_ppo, m2po):
         raise UsageError(f"trainer.loss: {use} makes up for pi_b itself: a correction beside it may only reject")
-    with _blamed("trainer.loss"):
+    with _blame("trainer.loss"):
         objective.share(tokens, totals, objective.bounds(tokens))
     return objective
 
@@ -324,7 +332,7 @@ def _check_finite(tokens: TrainedTokens) -> None:
 
 
 @contextmanager
-def _blamed(where: str) -> Iterator[None]:
+def _blame(where: str) -> Iterator[None]:
     """Add to an error which table it is about."""
     try:
         yield
@@ -332,7 +340,7 @@ def _blamed(where: str) -> Iterator[None]:
         raise UsageError(f"{where}: {describe_with_place(error)}") from error
 
 
-def _with_options(
+def _bind_options(
     where: str, table: str | Table, shipped: Mapping[str, Callable[..., Any]]
 ) -> tuple[partial[Any], str]:
     options = {"use": table} if isinstance(table, str) else dict(table)

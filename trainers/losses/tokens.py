@@ -110,7 +110,7 @@ OF_THE_LEARNER = frozenset({"loss", "tokens"})
 """Metrics that no loss may give: they are those of the whole objective."""
 
 
-def checked_loss(found: Any, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
+def check_loss_terms(found: Any, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
     """Return terms, metrics as float64 scalars, and what is rejected, of what a loss function returned.
 
     A metric may be any number, and carry a gradient; terms alone have no metrics. Raises UsageError, naming what is

@@ -119,12 +119,12 @@ def read_history(run: Run, policy: str, *, recent: bool = False) -> History:
     history = fold.of(read_partition(run.connection, state))
     batches = 0 if history.checkpoint is None else max(0, history.checkpoint.batches_offset)
     history.offsets = BatchOffsets(batches)
-    begin = {(topics.batches(policy), 0): batches, (topics.weights(policy), 0): _newest_whole(run, policy)}
+    begin = {(topics.batches(policy), 0): batches, (topics.weights(policy), 0): _find_newest_anchor(run, policy)}
     with TopicReader(run.connection, begin, f"history.{policy}") as reader:
         return fold.of(reader.catch_up())
 
 
-def _newest_whole(run: Run, policy: str) -> int:
+def _find_newest_anchor(run: Run, policy: str) -> int:
     """Return where the record of the newest whole weights stands, as the newest record names it; 0 where none does."""
     place = (run.topics.weights(policy), 0)
     end = fetch_end_offsets(run.connection, [place])[place]
@@ -137,7 +137,7 @@ def _newest_whole(run: Run, policy: str) -> int:
     return found if event is not None and is_whole(event) else 0
 
 
-def history_in(messages: Iterable[Message], run_id: str, topics: Topics, policy: str) -> History:
+def fold_history(messages: Iterable[Message], run_id: str, topics: Topics, policy: str) -> History:
     """Return a policy's past from the messages of its topics batches, weights and state."""
     return _Fold(run_id, topics, policy, recent=False).of(messages)
 
@@ -212,7 +212,7 @@ def _take_event(history: History, event: WeightsPublished, offset: int) -> None:
     history.files = event.files or history.files
 
 
-def what_waited(run: Run, policy: str, history: History) -> tuple[list[Message], dict[PartitionId, int]]:
+def read_waiting_groups(run: Run, policy: str, history: History) -> tuple[list[Message], dict[PartitionId, int]]:
     """Return the curated records that the last incarnation's window held, and where it had read to.
 
     That is all between the newest checkpoint's positions and the last record's that was neither trained nor evicted,

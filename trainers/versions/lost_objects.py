@@ -22,7 +22,7 @@ FIRST_LOOK_S, LONGEST_PAUSE_S = 10.0, 600.0
 """How long no group came when the trainer looks first; the pause doubles from look to look up to the other."""
 
 
-def what_is_lost(
+def find_lost_object(
     store: ObjectStore, events: Sequence[WeightsPublished], *, read: bool = False, apply: bool = False
 ) -> str:
     """Return what is wrong with the first object that leads nowhere; empty when all do. Raises StoreUnavailable.

@@ -1,9 +1,9 @@
-"""From a batch to a version that can be committed: the learner's step in its thread, publishing beside the next step.
+"""From a batch to a version that can be committed. The learner steps in one thread; publishing runs in another.
 
-The learner waits for no network: after a step the published values are copied, and it is free. Hash, delta, upload and
-checkpoint are made of the copies. A version that is made while the one before is still on its way waits for that, and
-is left out when the next one is made sooner: it is only hashed then, and the next delta spans the gap. Versions come
-out in order.
+The learner never waits for the network. After a step, a snapshot of the weights is taken, and the learner is free. The
+hash, the delta, the upload and the checkpoint are made from the snapshot. A version that is made while an older one is
+being published waits. If the next version is made first, the waiting one is not published: it is only hashed, and the
+next delta spans the gap. Versions come out in order.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from headrace.schemas.records import WeightsPublished
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.window import Waiting
 from headrace.trainers.learner.checkpoint import Stored, Storing
-from headrace.trainers.learner.lane import Lane
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import pin_threads
+from headrace.trainers.learner.serial_executor import SerialExecutor
 from headrace.trainers.learner.step_metrics import StepMetrics
 from headrace.trainers.versions.publisher import Publisher, upload_checkpoint
 from headrace.trainers.windowed_groups import WindowedGroup
@@ -38,23 +38,23 @@ from headrace.trainers.windowed_groups import WindowedGroup
 log = structlog.get_logger()
 
 MOST_AHEAD = 4
-"""Versions that were begun and not committed; beyond these the learner waits."""
+"""The most versions that may be begun and not committed; at this number the learner waits."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """A step that the learner is to take."""
+class StepRequest:
+    """A step for the learner to take."""
 
     version: int
     epoch: int
     sequences: Sequence[TrainingSequence]
     must_publish: bool
-    """Whether somebody waits for just this version."""
+    """Whether this version must be published: an evaluation or the end of the run waits for it."""
     checkpoint: bool
     batch: Sequence[Waiting[WindowedGroup]] = ()
-    """The groups that the sequences are of."""
+    """The groups that the sequences come from."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What is known before the step."""
+    """Metrics that are known before the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +63,24 @@ class Published:
 
     weights_hash: str
     event: WeightsPublished | None
-    """None when it was left out."""
+    """The weights event; None when the version was only hashed."""
     checkpoint: Stored | None
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A version."""
+class MadeVersion:
+    """A version that the learner has made, with its metrics."""
 
-    planned: PlannedStep
+    planned: StepRequest
     metrics: StepMetrics
     published: Published
 
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """A version that was copied, and the promise of its publication."""
+    """A version whose snapshot is taken, and the future of its publication."""
 
-    planned: PlannedStep
+    planned: StepRequest
     snapshot: dict[str, Tensor]
     storing: Storing | None
     future: Future[Published]
@@ -93,89 +93,89 @@ class _Stepped:
 
 
 class Pipeline:
-    """One learner and what becomes of its versions.
+    """Runs the steps of one learner, and publishes its versions.
 
     Args:
-        run: Whose store takes checkpoints.
-        learner: Nobody else may touch it until `close`.
-        publisher: Nobody else may call its `publish`.
+        run: The run whose store takes the checkpoints.
+        learner: Only the pipeline may use it until `close`.
+        publisher: Only the pipeline may call its `upload_version`.
     """
 
     def __init__(self, run: Run, learner: Learner, publisher: Publisher) -> None:
         self._run, self._learner, self._publisher = run, learner, publisher
         self.version = learner.version
-        """The newest that the learner has made; set in its thread."""
+        """The newest version that the learner has made; set in the step thread."""
         threads = torch.get_num_threads()
-        self._steps = Lane("step", lambda: pin_threads(threads))
-        self._publications = Lane("publish")
+        self._steps = SerialExecutor("step", lambda: pin_threads(threads))
+        self._publications = SerialExecutor("publish")
         self._lock = threading.Lock()
-        self._on_their_way = 0
-        """Publications that were begun; both threads count them."""
+        self._publishing = 0
+        """Number of publications that are running or queued; changed by both threads, under the lock."""
         self._waiting: _Copied | None = None
-        """The version that is published next, unless a newer one comes first."""
+        """The version to publish next, unless a newer one is made first."""
         self._closed = threading.Event()
-        self._flights: deque[tuple[PlannedStep, Future[_Stepped]]] = deque()
-        """Versions that were begun and were not taken, oldest first."""
-        self._looking: Future[WeightsPublished | None] | None = None
-        """A look at the store that was begun."""
-        self._spares: deque[Mapping[str, Tensor]] = deque(maxlen=2)
-        """Copies that nobody needs any more: the next ones are written over them. What a burst took is given back."""
+        self._in_flight: deque[tuple[StepRequest, Future[_Stepped]]] = deque()
+        """Versions that were begun and not yet taken, oldest first."""
+        self._look: Future[WeightsPublished | None] | None = None
+        """The look at the store that is running, if any."""
+        self._free_buffers: deque[Mapping[str, Tensor]] = deque(maxlen=2)
+        """Snapshots that are no longer needed; the next ones are written into their memory. At most 2 are kept."""
         self.free_since = time.monotonic()
-        """Since when the learner rests; while it does."""
+        """Monotonic time in seconds at which the learner became idle; valid while it is idle."""
         self.held_up_s = 0.0
-        """How long the learner has rested because MOST_AHEAD versions were on their way."""
+        """Seconds that the learner was idle because MOST_AHEAD versions were not yet committed."""
 
     @property
     def is_free(self) -> bool:
-        """Whether the learner rests and may be given a step."""
-        rests = all(stepped.done() and stepped.exception() is None for _, stepped in self._flights)
-        return rests and len(self._flights) < MOST_AHEAD
+        """Whether the learner is idle and may be given a step."""
+        is_idle = all(stepped.done() and stepped.exception() is None for _, stepped in self._in_flight)
+        return is_idle and len(self._in_flight) < MOST_AHEAD
 
     @property
     def is_empty(self) -> bool:
-        """Whether all versions that were begun have come out."""
-        return not self._flights
+        """Whether all versions that were begun have been taken."""
+        return not self._in_flight
 
-    def begin(self, planned: PlannedStep) -> None:
-        """Let the learner make a version, in its thread: `_step`."""
+    def begin(self, planned: StepRequest) -> None:
+        """Queue a step: the learner makes a version in the step thread, by `_step`."""
         self.held_up_s = 0.0
-        self._flights.append((planned, self._steps.submit(partial(self._step, planned))))
+        self._in_flight.append((planned, self._steps.submit(partial(self._step, planned))))
 
-    def under_way(self) -> Iterator[PlannedStep]:
-        """Yield the planned steps of all versions that were begun and have not come out, oldest first."""
-        return (planned for planned, _ in self._flights)
+    def under_way(self) -> Iterator[StepRequest]:
+        """Yield the requests of all versions that were begun and not yet taken, oldest first."""
+        return (planned for planned, _ in self._in_flight)
 
     @property
     def has_version(self) -> bool:
-        """Whether `take_version` returns the oldest version that was begun, or raises why there is none."""
-        if not self._flights or not self._flights[0][1].done():
+        """Whether `take_version` would return, or raise, without waiting."""
+        if not self._in_flight or not self._in_flight[0][1].done():
             return False
-        _, stepping = self._flights[0]
+        _, stepping = self._in_flight[0]
         return stepping.exception() is not None or stepping.result().publishing.done()
 
     @property
     def has_look(self) -> bool:
         """Whether a look at the store has ended, and `take_whole` returns what it found."""
-        return self._looking is not None and self._looking.done()
+        return self._look is not None and self._look.done()
 
-    def take_version(self) -> Made:
-        """Return the oldest version, which is ready. Raises what its step or its publication raised."""
-        planned, stepping = self._flights[0]
+    def take_version(self) -> MadeVersion:
+        """Return the oldest version, which must be ready. Raises what its step or its publication raised."""
+        planned, stepping = self._in_flight[0]
         stepped = stepping.result()
-        if len(self._flights) == MOST_AHEAD and self._flights[-1][1].done():
+        if len(self._in_flight) == MOST_AHEAD and self._in_flight[-1][1].done():
             self.held_up_s = time.monotonic() - self.free_since
-        self._flights.popleft()
-        return Made(planned, stepped.metrics, stepped.publishing.result())
+        self._in_flight.popleft()
+        return MadeVersion(planned, stepped.metrics, stepped.publishing.result())
 
     def look(self, *, read: bool, apply: bool) -> None:
-        """See in the thread of the publications whether what was published is there, unless that is under way."""
-        if self._looking is None:
-            look = partial(self._publisher.publish_what_is_lost, read=read, apply=apply, given_up=self._closed)
-            self._looking = self._publications.submit(look)
+        """Check in the publish thread whether the store still has what was published, unless a check is running."""
+        if self._look is None:
+            look = partial(self._publisher.reupload_lost_version, read=read, apply=apply, given_up=self._closed)
+            self._look = self._publications.submit(look)
 
     def take_whole(self) -> WeightsPublished | None:
-        """Return the event of whole weights that a look has published; before any version that comes after it."""
-        looking, self._looking = self._looking, None
+        """Return the event of whole weights that a look has published, if any. Call it before `take_version`."""
+        looking, self._look = self._look, None
         try:
             return looking.result() if looking is not None else None
         except (Unavailable, StoreDenied) as error:  # a later look may see more
@@ -183,80 +183,80 @@ class Pipeline:
             return None
 
     def close(self) -> None:
-        """Wait for the step under way: torch's settings are the process's. What is on its way to the store is given up.
+        """Wait for the running step, as torch's settings belong to the process. Uploads to the store are given up.
 
-        The thread of the publications ends when the request that it makes now does, if the store is away or not.
+        The publish thread ends when its current request ends, whether the store is reachable or not.
         """
         self._closed.set()
         self._publications.close(wait=False)
         self._steps.close(wait=True)
 
-    def _step(self, planned: PlannedStep) -> _Stepped:
-        """Make a version and copy it, in the learner's thread; then the learner is free."""
+    def _step(self, planned: StepRequest) -> _Stepped:
+        """Make a version and take its snapshot, in the step thread; then the learner is free."""
         try:
             begin = time.monotonic()
             metrics = self._learner.step(planned.sequences, planned.version)
             self.version = planned.version
             reach("train.stepped")
             stepped = time.monotonic()
-            snapshot = self._learner.published(self._spare())
+            snapshot = self._learner.snapshot_weights(self._take_buffer())
             storing = self._learner.checkpoint(self._run) if planned.checkpoint else None
             reach("train.copied")
             metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
-            return self._depart(_Copied(planned, snapshot, storing, Future()), metrics)
+            return self._enqueue_publish(_Copied(planned, snapshot, storing, Future()), metrics)
         finally:
             self.free_since = time.monotonic()
 
-    def _depart(self, version: _Copied, metrics: StepMetrics) -> _Stepped:
-        """Let a version be published next, or wait for the one on its way; leave out the one that waited."""
+    def _enqueue_publish(self, version: _Copied, metrics: StepMetrics) -> _Stepped:
+        """Queue a version for publishing, or let it wait for the running one. The one that waited is only hashed."""
         with self._lock:
             left_out, self._waiting = self._waiting, None
             if left_out is not None:
-                self._publications.submit(lambda: self._leave_out(left_out))
-            if self._on_their_way and not version.planned.must_publish and version.storing is None:
+                self._publications.submit(lambda: self._hash_only(left_out))
+            if self._publishing and not version.planned.must_publish and version.storing is None:
                 self._waiting = version
             else:
-                self._set_out(version)
+                self._start_publish(version)
         return _Stepped(metrics, version.future)
 
-    def _spare(self) -> Mapping[str, Tensor] | None:
+    def _take_buffer(self) -> Mapping[str, Tensor] | None:
         try:
-            return self._spares.popleft()
+            return self._free_buffers.popleft()
         except IndexError:
             return None
 
-    def _set_out(self, version: _Copied) -> None:
-        """Begin a publication; the lock is held."""
-        self._on_their_way += 1
-        self._publications.submit(lambda: self._arrive(version))
+    def _start_publish(self, version: _Copied) -> None:
+        """Queue a publication. The caller holds the lock."""
+        self._publishing += 1
+        self._publications.submit(lambda: self._run_publish(version))
 
-    def _leave_out(self, version: _Copied) -> None:
-        """Only hash a version, in the thread of the publications."""
+    def _hash_only(self, version: _Copied) -> None:
+        """Hash a version without publishing it, in the publish thread."""
         if self._closed.is_set():
             version.future.cancel()
             return
         version.future.set_result(Published(hash_weights(version.snapshot), None, None))
-        self._spares.append(version.snapshot)
+        self._free_buffers.append(version.snapshot)
 
-    def _arrive(self, version: _Copied) -> None:
-        """Publish, in the thread of the publications; then what waits."""
+    def _run_publish(self, version: _Copied) -> None:
+        """Publish a version in the publish thread, then queue the one that waits."""
         if self._closed.is_set():
             version.future.cancel()
             return
         try:
             version.future.set_result(self._publish(version.planned, version.snapshot, version.storing))
-        except BaseException as error:  # noqa: BLE001 - whoever takes the version raises it
+        except BaseException as error:  # noqa: BLE001 - `take_version` raises it
             version.future.set_exception(error)
         with self._lock:
-            self._on_their_way -= 1
-            if self._waiting is not None and not self._on_their_way:
+            self._publishing -= 1
+            if self._waiting is not None and not self._publishing:
                 waiting, self._waiting = self._waiting, None
-                self._set_out(waiting)
+                self._start_publish(waiting)
 
-    def _publish(self, planned: PlannedStep, snapshot: dict[str, Tensor], storing: Storing | None) -> Published:
+    def _publish(self, planned: StepRequest, snapshot: dict[str, Tensor], storing: Storing | None) -> Published:
         base = self._publisher.base
-        event = self._publisher.publish(snapshot, planned.version, epoch=planned.epoch, given_up=self._closed)
+        event = self._publisher.upload_version(snapshot, planned.version, epoch=planned.epoch, given_up=self._closed)
         if base is not None:
-            self._spares.append(base.tensors)
+            self._free_buffers.append(base.tensors)
         stored = upload_checkpoint(storing, self._closed) if storing else None
         return Published(event.weights_hash, event, stored)

@@ -31,7 +31,7 @@ from headrace.trainers.learner.checkpoint import Stored, Storing
 from headrace.trainers.learner.device_changes import find_changes_for
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.versions.history import Stretch
-from headrace.trainers.versions.lost_objects import what_is_lost
+from headrace.trainers.versions.lost_objects import find_lost_object
 
 log = structlog.get_logger()
 
@@ -61,8 +61,8 @@ class Publisher:
         anchor_offset: Where the newest anchor's record stands on its topic.
         shard_bytes: Larger anchors are cut into several files, as Hugging Face's tools do it.
 
-    `publish` may run in a thread of its own, and has `base` to itself; `message` and `announced` belong to the thread
-    that writes the records.
+    `upload_version` may run in its own thread, and only it changes `base`. Only the thread that writes the records may
+    call `build_message` and `note_announced`.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Publisher:
     ) -> None:
         self.files = files
         self.base = base
-        """What the next delta is taken on; no longer needed when `publish` has returned."""
+        """What the next delta is taken on; no longer needed when `upload_version` has returned."""
         self._anchor_offset = anchor_offset
         self._shard_bytes = shard_bytes
         self._run, self._policy_variant = run, policy_variant
         self._settings = run.recipe.trainer_of(policy_variant)
         self._find = find_changes_for(self._settings.device)
 
-    def publish(
+    def upload_version(
         self, named: Mapping[str, Tensor], version: int, *, epoch: int = 0, given_up: threading.Event | None = None
     ) -> WeightsPublished:
         """Encode and upload a version; return its event, which is to be written in the version's transaction.
@@ -120,7 +120,7 @@ class Publisher:
         self.base = Base(version, epoch, named, found, stretch.after(event))
         return event
 
-    def publish_what_is_lost(
+    def reupload_lost_version(
         self, *, read: bool = False, apply: bool = False, given_up: threading.Event | None = None
     ) -> WeightsPublished | None:
         """Look whether a new worker could get the newest version; if not, upload it whole once more.
@@ -130,14 +130,14 @@ class Publisher:
         Nobody is asked but the store: what workers say of themselves moves nothing. Raises StoreUnavailable.
 
         Args:
-            read: As in `what_is_lost`.
+            read: As in `find_lost_object`.
             apply: As there.
-            given_up: As in `publish`.
+            given_up: As in `upload_version`.
         """
         base = self.base
         if base is None:
             return None
-        lost = what_is_lost(self._run.store, base.stretch.events, read=read, apply=apply)
+        lost = find_lost_object(self._run.store, base.stretch.events, read=read, apply=apply)
         if not lost:
             return None
         log.error(
@@ -168,14 +168,14 @@ class Publisher:
             created_ms=now_ms(),
         )
 
-    def message(self, event: WeightsPublished) -> Outgoing:
+    def build_message(self, event: WeightsPublished) -> Outgoing:
         """Return an event as it goes to its topic; a delta's names the place of the newest anchor there."""
         if event.kind == DELTA:
             event = replace(event, anchor_offset=self._anchor_offset)
         key = f"{event.version}".encode()
         return Outgoing(self._run.topics.weights(self._policy_variant), codec.encode(event), key, partition=0)
 
-    def announced(self, event: WeightsPublished, offset: int) -> None:
+    def note_announced(self, event: WeightsPublished, offset: int) -> None:
         """Take in where an event stands on its topic."""
         if is_whole(event):
             self._anchor_offset = offset
@@ -230,15 +230,17 @@ def upload_checkpoint(storing: Storing, given_up: threading.Event | None = None)
     return stored
 
 
-def checkpoint(
+def store_checkpoint(
     run: Run, policy_variant: str, learner: Learner, window: WindowMark, given_up: threading.Event | None = None
 ) -> Outgoing:
     """Store a learner's state; return the pointer, for a transaction. Raises as `upload_checkpoint`."""
     stored = upload_checkpoint(learner.checkpoint(run), given_up)
-    return pointer(run, policy_variant, learner.fingerprint(), replace(window, version=learner.version), stored)
+    return build_pointer(run, policy_variant, learner.fingerprint(), replace(window, version=learner.version), stored)
 
 
-def pointer(run: Run, policy_variant: str, fingerprint: dict[str, str], window: WindowMark, stored: Stored) -> Outgoing:
+def build_pointer(
+    run: Run, policy_variant: str, fingerprint: dict[str, str], window: WindowMark, stored: Stored
+) -> Outgoing:
     """Return the record of a checkpoint that is stored, for a transaction."""
     record = CheckpointPointer(
         run_id=run.run_id,

@@ -19,8 +19,8 @@ from headrace.infra.weights.files import write_files
 from headrace.infra.weights.tensors import hash_weights
 from headrace.schemas.records import BatchTrained, CheckpointPointer, NamedObject
 from headrace.schemas.topics import policy_variant_of
-from headrace.trainers.batches.groups import WholeGroup, batch_sequences, prepared
-from headrace.trainers.batches.trained_groups import LineageBroken, trained_groups
+from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences, prepare_group
+from headrace.trainers.batches.trained_groups import LineageBroken, read_trained_groups
 from headrace.trainers.learner.backends.group import new_learner
 from headrace.trainers.learner.checkpoint import CheckpointError, decode_checkpoint
 from headrace.trainers.learner.learner import Learner
@@ -36,11 +36,11 @@ class Remade:
 
     batch: BatchTrained
     """What the log records of it."""
-    groups: list[WholeGroup]
+    groups: list[DecodedGroup]
     metrics: StepMetrics
 
 
-def learner_at(
+def load_learner_at(
     objects: ObjectSource, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe, variant: str = ""
 ) -> Learner:
     """Return a learner as it was at a checkpoint, to go on under a recipe: as the same policy variant, or as another.
@@ -52,7 +52,7 @@ def learner_at(
     data = objects.get(pointer.checkpoint)
     state = decode_index(data) if pointer.parts else decode_checkpoint(data)
     lora = recipe.policies[pointer.policy].lora
-    model = _model(objects, files, is_base=lora is not None)
+    model = _load_model(objects, files, is_base=lora is not None)
     adapter = Adapter(model, lora, recipe.seed) if lora is not None else None
     settings = recipe.trainer_of(variant or policy_variant_of(pointer.policy, pointer.variant))
     learner = new_learner(model, settings, recipe.seed, adapter)
@@ -60,17 +60,17 @@ def learner_at(
         learner.load_stored(objects, state, pointer.parts)
     else:
         learner.load_state(state)
-    if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):
+    if (learner.version, hash_learner(learner)) != (pointer.version, pointer.weights_hash):
         raise CheckpointError(
-            f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} of weights {hash_of(learner)}; "
-            f"its pointer names version {pointer.version} of {pointer.weights_hash}"
+            f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} of weights "
+            f"{hash_learner(learner)}; its pointer names version {pointer.version} of {pointer.weights_hash}"
         )
     return learner
 
 
-def hash_of(learner: Learner) -> str:
+def hash_learner(learner: Learner) -> str:
     """Return the hash of the learner's weights as they are published."""
-    return hash_weights(learner.published())
+    return hash_weights(learner.snapshot_weights())
 
 
 def remake(
@@ -88,11 +88,11 @@ def remake(
     Raises LineageBroken when a version or one of its groups is not on the topics any more, and what `Learner.step`
     raises.
     """
-    return trained_again(trained_groups(run, policy, batches), policy, learner, recipes)
+    return train_again(read_trained_groups(run, policy, batches), policy, learner, recipes)
 
 
-def trained_again(
-    batches: Iterable[tuple[BatchTrained, list[WholeGroup]]],
+def train_again(
+    batches: Iterable[tuple[BatchTrained, list[DecodedGroup]]],
     policy: str,
     learner: Learner,
     recipes: Sequence[Recipe],
@@ -104,11 +104,13 @@ def trained_again(
         recipe = recipes[batch.revision]
         settings = recipe.trainer_of(policy)
         learner.use(settings, recipe.seed)
-        sequences = batch_sequences(map(prepared, groups), settings)
+        sequences = build_batch_sequences(map(prepare_group, groups), settings)
         yield Remade(batch, groups, learner.step(sequences, batch.version))
 
 
-def _model(objects: ObjectSource, files: tuple[NamedObject, ...], *, is_base: bool) -> transformers.PreTrainedModel:
+def _load_model(
+    objects: ObjectSource, files: tuple[NamedObject, ...], *, is_base: bool
+) -> transformers.PreTrainedModel:
     """Return a model of the published config: the base beside it, or else one whose weights are anything."""
     with tempfile.TemporaryDirectory() as folder:
         write_files(files, Path(folder), objects.get)

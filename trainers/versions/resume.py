@@ -23,9 +23,9 @@ from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.numerics import other_parts
 from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.heartbeat import heartbeat
-from headrace.trainers.versions.history import History, read_history, what_waited
+from headrace.trainers.versions.history import History, read_history, read_waiting_groups
 from headrace.trainers.versions.publisher import Base, Publisher
-from headrace.trainers.versions.remake import hash_of, learner_at, remake
+from headrace.trainers.versions.remake import hash_learner, load_learner_at, remake
 
 log = structlog.get_logger()
 
@@ -33,7 +33,7 @@ SAY_EVERY_S = 5.0
 
 
 @dataclass(slots=True)
-class Incarnation:
+class ResumedTrainer:
     """A trainer's memory at the moment it begins or goes on."""
 
     learner: Learner
@@ -55,7 +55,7 @@ class Incarnation:
     """A step to the next version that was noted, and ended its process."""
 
 
-def resume(run: Run, policy: str, history: History, stop: threading.Event) -> Incarnation:
+def resume(run: Run, policy: str, history: History, stop: threading.Event) -> ResumedTrainer:
     """Load the newest checkpoint and train the batches after it again, up to the last published version.
 
     Raises StopRequested between two versions, LineageBroken when what they were trained on is gone.
@@ -70,17 +70,17 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> In
     if learner.version < published.version:
         raise LineageBroken(f"{run.topics.batches(policy)} holds no version {learner.version + 1}")
     learner.use(run.recipe.trainer_of(policy), run.recipe.seed)
-    waiting, positions = what_waited(run, policy, history)
-    tensors = learner.published()
+    waiting, positions = read_waiting_groups(run, policy, history)
+    tensors = learner.snapshot_weights()
     got = hash_weights(tensors)
-    epoch = _epoch(policy, learner, history, got)
+    epoch = _choose_epoch(policy, learner, history, got)
     is_published = (published.weights_hash, published.epoch) == (got, epoch)
     version = published.version if is_published else learner.version
     base = Base(version, epoch, tensors, got, history.stretch, is_published)
     publisher = Publisher(run, policy, history.files, base, history.anchor_offset)
     recent = [batch.metrics for batch in history.batches[-LOOK_BACK:]]
     begun = history.begun if history.begun is not None and history.begun.version == learner.version + 1 else None
-    return Incarnation(
+    return ResumedTrainer(
         learner, publisher, epoch, got, positions, waiting, recent, resumed=True, offsets=history.offsets, begun=begun
     )
 
@@ -89,7 +89,7 @@ def _from_newest_checkpoint(run: Run, policy: str, history: History, files: tupl
     """Return a learner at the newest checkpoint that can be read; an older one only costs time."""
     for version in sorted(history.checkpoints, reverse=True):
         try:
-            return learner_at(run, history.checkpoints[version], files, run.recipe)
+            return load_learner_at(run, history.checkpoints[version], files, run.recipe)
         except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
             log.error("checkpoint.unusable", policy=policy, version=version, why=str(error))  # noqa: TRY400 - logged
     raise LineageBroken(
@@ -124,20 +124,20 @@ def _train_again(run: Run, policy: str, learner: Learner, history: History, prog
     log.info("trainer.resuming", policy=policy, checkpoint=learner.version, versions=len(again))
     for remade in remake(run, policy, learner, again, run.revisions):
         batch = remade.batch
-        if alike and batch.fingerprint == here and hash_of(learner) != batch.weights_hash:
+        if alike and batch.fingerprint == here and hash_learner(learner) != batch.weights_hash:
             alike = False
             log.error(
                 "version.differs",
                 policy=policy,
                 version=batch.version,
                 expected=batch.weights_hash,
-                got=hash_of(learner),
+                got=hash_learner(learner),
                 why="the same batch on the same hardware gave other weights, which must not be: please report it",
             )
         progress.at(batch.version, again[-1].version)
 
 
-def _epoch(policy: str, learner: Learner, history: History, got: str) -> int:
+def _choose_epoch(policy: str, learner: Learner, history: History, got: str) -> int:
     """Return the epoch to go on under: one is an unbroken chain of weights, made under one fingerprint."""
     if history.batches:
         last = history.batches[-1]

@@ -19,7 +19,7 @@ from headrace.infra.store.object_store import StoreUnavailable
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import BatchTrained, CheckpointPointer, WeightsPublished
 from headrace.trainers.learner.checkpoint import Stored
-from headrace.trainers.versions.pipeline import MOST_AHEAD, Made, PlannedStep, Published
+from headrace.trainers.versions.pipeline import MOST_AHEAD, MadeVersion, Published, StepRequest
 from headrace.trainers.versions.publisher import Publisher
 from protocol.broker import now
 
@@ -47,7 +47,7 @@ class Learner:
         self.state = blake2b(self.state + " ".join(groups).encode(), digest_size=2 * ITEMS).digest()
         return {}
 
-    def published(self, _into: object = None) -> dict[str, Tensor]:
+    def snapshot_weights(self, _into: object = None) -> dict[str, Tensor]:
         data = blake2b(self.state, digest_size=2 * ITEMS).digest()
         return {"weight": Tensor("BF16", (ITEMS,), memoryview(data))}
 
@@ -58,8 +58,10 @@ class Learner:
         return Stored(run.put(f"{self.version} {self.state.hex()}".encode(), "checkpoints"))
 
 
-def learner_at(run: Run, pointer: CheckpointPointer, _files: object, _recipe: object, _variant: str = "") -> Learner:
-    """Stand in for `remake.learner_at`."""
+def load_learner_at(
+    run: Run, pointer: CheckpointPointer, _files: object, _recipe: object, _variant: str = ""
+) -> Learner:
+    """Stand in for `remake.load_learner_at`."""
     assert pointer.checkpoint is not None
     version, state = run.get(pointer.checkpoint).decode().split()
     return Learner(int(version), bytes.fromhex(state))
@@ -79,8 +81,8 @@ def remake(
         yield Remade(batch)
 
 
-def hash_of(learner: Learner) -> str:
-    return hash_weights(learner.published())
+def hash_learner(learner: Learner) -> str:
+    return hash_weights(learner.snapshot_weights())
 
 
 @contextmanager
@@ -93,7 +95,7 @@ def heartbeat(*_: object) -> Iterator[Any]:
 class Flight:
     """A version that was begun and has not come out."""
 
-    planned: PlannedStep
+    planned: StepRequest
     tensors: dict[str, Tensor]
     stored: Learner | None
     """What the checkpoint is to hold."""
@@ -101,7 +103,7 @@ class Flight:
 
 
 class Pipeline:
-    """A step takes no time; publishing is another action, `publish`, which a frozen store holds up."""
+    """A step takes no time; publishing is another action, `upload_version`, which a frozen store holds up."""
 
     def __init__(self, run: Run, learner: Learner, publisher: Publisher) -> None:
         self._run, self.learner, self._publisher = run, learner, publisher
@@ -131,27 +133,27 @@ class Pipeline:
     def has_look(self) -> bool:
         return bool(self._found)
 
-    def begin(self, planned: PlannedStep) -> None:
+    def begin(self, planned: StepRequest) -> None:
         self.learner.step([":".join(map(str, entry.key)) for entry in planned.batch], planned.version)
         learner = Learner(self.learner.version, self.learner.state)
         stored = learner if planned.checkpoint else None
         waiting = [flight for flight in self.flights if flight.published is None]
         if len(waiting) > 1:  # the first of them is on its way to the store, the last waits for that
             self._leave_out(waiting[-1])
-        self.flights.append(Flight(planned, learner.published(), stored))
+        self.flights.append(Flight(planned, learner.snapshot_weights(), stored))
         self.free_since = now()
 
     def _leave_out(self, flight: Flight) -> None:
         if not (flight.planned.must_publish or flight.stored):
             flight.published = Published(hash_weights(flight.tensors), None, None)
 
-    def under_way(self) -> Iterator[PlannedStep]:
+    def under_way(self) -> Iterator[StepRequest]:
         return (flight.planned for flight in self.flights)
 
-    def take_version(self) -> Made:
+    def take_version(self) -> MadeVersion:
         flight = self.flights.popleft()
         assert flight.published is not None
-        return Made(replace(flight.planned, metrics={}), {}, flight.published)
+        return MadeVersion(replace(flight.planned, metrics={}), {}, flight.published)
 
     def look(self, *, read: bool, apply: bool) -> None:
         if self.asked_to_look is None and not self._found:
@@ -164,19 +166,19 @@ class Pipeline:
     def may_publish(self) -> bool:
         return self.asked_to_look is not None or any(flight.published is None for flight in self.flights)
 
-    def publish(self) -> None:
+    def upload_version(self) -> None:
         """What the thread of the publications does next."""
         if self.asked_to_look is not None:
             read, apply = self.asked_to_look
             try:
-                self._found.append(self._publisher.publish_what_is_lost(read=read, apply=apply))
+                self._found.append(self._publisher.reupload_lost_version(read=read, apply=apply))
             except StoreUnavailable:
                 self._found.append(None)
             self.asked_to_look = None
             return
         flight = next(flight for flight in self.flights if flight.published is None)
         version, epoch = flight.planned.version, flight.planned.epoch
-        event = self._publisher.publish(flight.tensors, version, epoch=epoch)
+        event = self._publisher.upload_version(flight.tensors, version, epoch=epoch)
         stored = flight.stored.store(self._run) if flight.stored else None
         flight.published = Published(event.weights_hash, event, stored)
 

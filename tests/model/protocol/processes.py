@@ -7,7 +7,7 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-from headrace.consumers.curate.curator import curator
+from headrace.consumers.curate.curator import open_curator
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.infra.errors import HeadraceError
@@ -170,7 +170,7 @@ class CuratorProcess(Looped):
         self.writer = Writer(f"m.curate.{POLICY}.{self.name}")
         run = join()
         self.published, self.issued = PublishedVersions(run, POLICY), IssuedNumbers(run)
-        self.body = curator(run, POLICY, self.published, self.issued)
+        self.body = open_curator(run, POLICY, self.published, self.issued)
         self.is_up = True
 
     def expel(self) -> None:
@@ -219,7 +219,7 @@ class TrainerProcess(Looped):
 
     def memory(self) -> Key:
         body, scheduler, pipeline = self.body, self.body.scheduler, self.pipeline
-        window = tuple((entry.key, entry.arrival) for entry in scheduler.window.leftovers())
+        window = tuple((entry.key, entry.arrival) for entry in scheduler.window.list_waiting())
         evictions = tuple((one.entry.key, one.verdict) for one in scheduler._evictions._waiting)
         flights = tuple(
             (flight.planned.version, tuple(entry.key for entry in flight.planned.batch), flight.published is not None)

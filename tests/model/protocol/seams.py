@@ -18,7 +18,7 @@ from headrace.infra.run import revisions, run
 from headrace.ops import swap
 from headrace.producers.rollout import task_intake
 from headrace.schemas import codec, ids
-from headrace.trainers import component, start
+from headrace.trainers import start, trainer
 from headrace.trainers.versions import resume
 from protocol import commands, learner
 from protocol.broker import STAGE, Cluster, now
@@ -75,15 +75,15 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(revisions, "read_revisions", commands.stepped_read)
     patch.setattr(swap, "read_revisions", commands.stepped_read)
     # the learner
-    patch.setattr(component, "Pipeline", learner.Pipeline)
-    patch.setattr(component, "Intake", Intake)
-    patch.setattr(component, "VersionMetrics", Metrics)
-    patch.setattr(component, "Scheduler", ModelScheduler)
-    patch.setattr(resume, "learner_at", learner.learner_at)
+    patch.setattr(trainer, "Pipeline", learner.Pipeline)
+    patch.setattr(trainer, "Intake", Intake)
+    patch.setattr(trainer, "VersionMetrics", Metrics)
+    patch.setattr(trainer, "Scheduler", ModelScheduler)
+    patch.setattr(resume, "load_learner_at", learner.load_learner_at)
     patch.setattr(resume, "remake", learner.remake)
-    patch.setattr(resume, "hash_of", learner.hash_of)
+    patch.setattr(resume, "hash_learner", learner.hash_learner)
     patch.setattr(resume, "heartbeat", learner.heartbeat)
     patch.setattr(start, "pin_threads", lambda: None)
     patch.setattr(start, "check_loss", lambda *_: None)
-    patch.setattr(start, "_size", lambda _model: 0)
+    patch.setattr(start, "_count_parameters", lambda _model: 0)
     patch.setattr(start, "_begin", begin)

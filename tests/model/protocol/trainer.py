@@ -15,13 +15,13 @@ from headrace.schemas.ids import UseId
 from headrace.schemas.records import CuratedGroup, TrajectoryGroup
 from headrace.schemas.versions import find_version_range
 from headrace.trainers import start
-from headrace.trainers.batches.groups import PreparedGroup, WholeGroup
+from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup
 from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import T, Waiting
-from headrace.trainers.component import Trainer
 from headrace.trainers.scheduler import BeginStep, Scheduler
-from headrace.trainers.versions.pipeline import PlannedStep
-from headrace.trainers.versions.resume import Incarnation
+from headrace.trainers.trainer import Trainer
+from headrace.trainers.versions.pipeline import StepRequest
+from headrace.trainers.versions.resume import ResumedTrainer
 from headrace.trainers.windowed_groups import WindowedGroup
 from protocol.broker import now
 from protocol.learner import Learner
@@ -37,8 +37,8 @@ class ModelScheduler(Scheduler[T]):
 class ModelTrainer(Trainer):
     """Nothing is prepared for a learner that needs nothing."""
 
-    def _planned(self, step: BeginStep[WindowedGroup]) -> PlannedStep:
-        return PlannedStep(step.version, self._messages.epoch, (), step.must_publish, step.checkpoint, step.batch)
+    def _plan_step(self, step: BeginStep[WindowedGroup]) -> StepRequest:
+        return StepRequest(step.version, self._messages.epoch, (), step.must_publish, step.checkpoint, step.batch)
 
 
 class Metrics:
@@ -73,13 +73,13 @@ class Intake:
         newest = find_version_range(group.trajectories)[1]
         if newest > self._newest_version():
             raise Rejected("unusable", f"it has tokens of version {newest}")
-        bare = WholeGroup(curated, group)
+        bare = DecodedGroup(curated, group)
         return Waiting(
             UseId.of(curated), curated.min_version, curated.deadline_version, self._arrivals, message.partition,
             message.offset, WindowedGroup(bare, PreparedGroup((), ()), newest),
         )  # fmt: skip
 
 
-def begin(run: Run, policy: str, writer: Any, stop: threading.Event) -> Incarnation:
+def begin(run: Run, policy: str, writer: Any, stop: threading.Event) -> ResumedTrainer:
     """Stand in for `start._begin`: version 0 without a model."""
     return start._publish_first(run, policy, Learner(), (), writer, stop)  # type: ignore[arg-type]

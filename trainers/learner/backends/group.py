@@ -40,11 +40,11 @@ from headrace.trainers.learner.backends.fsdp import FullyShardedBackend
 from headrace.trainers.learner.backends.shards import read_parts, store_parts
 from headrace.trainers.learner.backends.tensor_parallel import TensorParallelBackend
 from headrace.trainers.learner.checkpoint import Checkpoint, Stored, Storing
-from headrace.trainers.learner.lane import Lane
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import empty_model, pin_threads, to_torch
 from headrace.trainers.learner.numerics import numerics, plug_in_parts
+from headrace.trainers.learner.serial_executor import SerialExecutor
 from headrace.trainers.learner.shard_index import Index
 
 log = structlog.get_logger()
@@ -196,13 +196,13 @@ class _Uploads:
 
     def __init__(self) -> None:
         self._group: Any = dist.new_group(backend="gloo", timeout=NO_HURRY)
-        self._lane = Lane("checkpoint")
+        self._executor = SerialExecutor("checkpoint")
         self._given_up = threading.Event()
 
     def begin(self, run: Run, learner: Learner) -> Future[Stored | None]:
         """Copy what a learner holds here, and store it in its turn."""
         parts, metadata, given_up = learner.trained.parts(), {"version": learner.version}, self._given_up
-        return self._lane.submit(lambda: store_parts(run, parts, metadata, self._group, given_up))
+        return self._executor.submit(lambda: store_parts(run, parts, metadata, self._group, given_up))
 
     def give_up(self) -> None:
         """Wait for no store any more that is away, until the next begins; the others do so as well."""
@@ -212,7 +212,7 @@ class _Uploads:
     def close(self) -> None:
         """Give up, and return when none is under way."""
         self.give_up()
-        self._lane.close(wait=True)
+        self._executor.close(wait=True)
 
 
 def _stored(storing: Future[Stored | None], given_up: threading.Event | None) -> Stored:

@@ -20,7 +20,7 @@ from headrace.infra.run.run import Run, read_revision
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import CuratedGroup, StepBegun, WeightsPublished
-from headrace.trainers.batches.groups import batch_sequences
+from headrace.trainers.batches.groups import build_batch_sequences
 from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import Eviction
 from headrace.trainers.intake import Intake
@@ -39,8 +39,8 @@ from headrace.trainers.scheduler import (
     Scheduler,
 )
 from headrace.trainers.version_metrics import VersionMetrics
-from headrace.trainers.versions.pipeline import Made, Pipeline, PlannedStep
-from headrace.trainers.versions.resume import Incarnation
+from headrace.trainers.versions.pipeline import MadeVersion, Pipeline, StepRequest
+from headrace.trainers.versions.resume import ResumedTrainer
 from headrace.trainers.windowed_groups import WindowedGroup
 
 log = structlog.get_logger()
@@ -55,8 +55,8 @@ Handler: TypeAlias = Callable[[Message], Iterable[Outgoing]]
 class Trainer:
     """The trainer of a policy, or of a shadow; implements the run loop's `Component`.
 
-    What it takes, by topic, is in `handlers` at the end of this file. What a turn does beside that its `Scheduler`
-    decides. What it writes, each row in one transaction:
+    `build_handlers`, at the end of this file, lists what it reads by topic. Its `Scheduler` decides what else a turn
+    does. What it writes, each row in one transaction:
 
     - for a group that cannot be trained on: DeadLetter, or Outcome of a shadow; and its place in a BatchTrained;
     - for evictions that waited: a BatchTrained that makes no version, and an Outcome each;
@@ -72,7 +72,7 @@ class Trainer:
     freshest. When the run is over it trains on until no batch can be cut any more.
     """
 
-    def __init__(self, run: Run, policy_variant: str, incarnation: Incarnation, watch: Stopwatch) -> None:
+    def __init__(self, run: Run, policy_variant: str, incarnation: ResumedTrainer, watch: Stopwatch) -> None:
         self.run = run
         self.policy_variant = policy_variant
         self.settings = run.recipe.trainer_of(policy_variant)
@@ -81,7 +81,7 @@ class Trainer:
         self._reader = TopicReader(run.connection, positions, f"train.{policy_variant}")
         self._waiting = incarnation.waiting
         """Records that the last incarnation's window held: they come before all others."""
-        every, past = run.recipe.evaluate.every, trials(self.settings, incarnation)
+        every, past = run.recipe.evaluate.every, build_trials(self.settings, incarnation)
         self.scheduler = Scheduler[WindowedGroup](self.settings, every, run.recipe.seed, past, run.ended)
         self._messages = Messages(
             run,
@@ -105,7 +105,7 @@ class Trainer:
         self._pipeline = Pipeline(run, learner, self._publisher)  # nobody else touches the learner from here on
         files = self._publisher.files
         self._intake = Intake(run, policy_variant, limits, files, watch, lambda: self._pipeline.version)
-        self._handlers = handlers(self)
+        self._handlers = build_handlers(self)
 
     # -------------------------------------------------------------------------------------------------- records come in
 
@@ -119,7 +119,7 @@ class Trainer:
             return waiting
         with watch.measure("consume"):
             found = self._reader.poll(256, 0)
-        if not found and not self.scheduler.batch_waits(self._progress()):
+        if not found and not self.scheduler.batch_waits(self._read_progress()):
             with watch.measure("wait"):
                 found = self._reader.poll(256, IDLE_S if self._pipeline.is_empty else BUSY_S)
         return found
@@ -139,10 +139,12 @@ class Trainer:
             key = UseId.of(curated)
             found = self._intake.entry(message, curated)
         except Rejected as rejected:
-            return self._messages.dead(message, rejected.why, key)
+            return self._messages.build_dead_letter(message, rejected.why, key)
         if self._holds(key):  # without its headers the dead letter concludes nothing: the other record does
             unnamed = replace(message, headers=[])
-            return self._messages.dead(unnamed, ("unusable", f"another record of {key} is here, and not trained yet"))
+            return self._messages.build_dead_letter(
+                unnamed, ("unusable", f"another record of {key} is here, and not trained yet")
+            )
         self.scheduler.take(found)
         return ()
 
@@ -162,30 +164,30 @@ class Trainer:
 
     def tick(self) -> Iterable[Outgoing]:
         """Return the records of what the scheduler names: of a version that is made, or of evictions that wait."""
-        at = self._progress()
+        at = self._read_progress()
         if self._finished is None and self.scheduler.is_over(at):
             self._log_the_end(at.version)
         match self.scheduler.next(at):
             case EndLook():
-                return self._whole()
+                return self._end_look()
             case CommitVersion(evictions):
-                return self._version(self._pipeline.take_version(), evictions)
+                return self._commit_version(self._pipeline.take_version(), evictions)
             case ReportEvictions(evictions):
-                return self._messages.evicted(evictions)
+                return self._messages.report_evictions(evictions)
             case PoisonBatch(version, batch):
                 log.error("batch.poison", policy=self.policy_variant, version=version, groups=len(batch))
-                return self._messages.poison(batch, version)
+                return self._messages.build_poison_letters(batch, version)
             case NoteStep() as step:
-                return self._note(step)
+                return self._note_step(step)
             case BeginStep() as step:
-                self._pipeline.begin(self._planned(step))
+                self._pipeline.begin(self._plan_step(step))
             case LookAtStore(read, apply):
                 self._pipeline.look(read=read, apply=apply)
             case Leave() if self._finished is not None:
                 self._finished.set()
         return ()
 
-    def _progress(self) -> Progress:
+    def _read_progress(self) -> Progress:
         pipeline, is_free = self._pipeline, self._pipeline.is_free
         return Progress(
             version=pipeline.version,
@@ -198,25 +200,25 @@ class Trainer:
             arrived_at=self._intake.arrived_at,
         )
 
-    def _whole(self) -> list[Outgoing]:
+    def _end_look(self) -> list[Outgoing]:
         """Return the event of whole weights that a look at the store has published, if it has."""
         self._announced = self._pipeline.take_whole()
-        return [] if self._announced is None else [self._publisher.message(self._announced)]
+        return [] if self._announced is None else [self._publisher.build_message(self._announced)]
 
-    def _note(self, step: NoteStep) -> list[Outgoing]:
+    def _note_step(self, step: NoteStep) -> list[Outgoing]:
         if step.times > 1:
             log.warning(
                 "step.tried", policy=self.policy_variant, version=step.version, time=step.times, groups=step.groups
             )
-        return [self._messages.begun(step.version, step.times, step.suspects)]
+        return [self._messages.build_step_begun(step.version, step.times, step.suspects)]
 
-    def _planned(self, step: BeginStep[WindowedGroup]) -> PlannedStep:
+    def _plan_step(self, step: BeginStep[WindowedGroup]) -> StepRequest:
         """Return what the learner is to make of a batch."""
         wholes = [entry.payload.whole for entry in step.batch]
-        return PlannedStep(
+        return StepRequest(
             version=step.version,
             epoch=self._messages.epoch,
-            sequences=batch_sequences((entry.payload.prepared for entry in step.batch), self.settings),
+            sequences=build_batch_sequences((entry.payload.prepared for entry in step.batch), self.settings),
             must_publish=step.must_publish,
             checkpoint=step.checkpoint,
             batch=step.batch,
@@ -227,18 +229,18 @@ class Trainer:
             },
         )
 
-    def _version(self, made: Made, evictions: list[Eviction[WindowedGroup]]) -> list[Outgoing]:
+    def _commit_version(self, made: MadeVersion, evictions: list[Eviction[WindowedGroup]]) -> list[Outgoing]:
         """Return the records of a version's transaction, BatchTrained first and its event last."""
         self._made_version = True
         metrics = self._metrics.of(made)
         under_way = (planned.batch for planned in self._pipeline.under_way())
         first_needed = self.scheduler.first_needed(self._messages.curated_positions(), under_way)
-        outgoing = self._messages.version(made, metrics, evictions, first_needed)
+        outgoing = self._messages.build_version(made, metrics, evictions, first_needed)
         self._announced = made.published.event
         if self._announced is not None:
-            outgoing.append(self._publisher.message(self._announced))
+            outgoing.append(self._publisher.build_message(self._announced))
         self._metrics.add(metrics)
-        self.scheduler.passed(made.planned.version, len(made.planned.batch))
+        self.scheduler.note_version(made.planned.version, len(made.planned.batch))
         log.info(
             "version.trained",
             policy=self.policy_variant,
@@ -254,10 +256,10 @@ class Trainer:
         """Learn where a version's records stand: deltas name the place of an anchor, checkpoints that of batches."""
         if self._made_version:
             self._made_version = False
-            self._messages.written(ticked[0].offset)
+            self._messages.note_offset(ticked[0].offset)
         if self._announced is not None:
             event, self._announced = self._announced, None
-            self._publisher.announced(event, ticked[-1].offset)
+            self._publisher.note_announced(event, ticked[-1].offset)
         return ()
 
     def offsets(self, before: Sequence[Ticket]) -> None:
@@ -303,7 +305,7 @@ class Trainer:
         self._reader.close()
 
 
-def trials(settings: Settings, incarnation: Incarnation) -> Trials:
+def build_trials(settings: Settings, incarnation: ResumedTrainer) -> Trials:
     """Return how a trainer comes past a batch that ended the processes of those before it."""
     begun = incarnation.begun or StepBegun()
     full, unit = settings.groups_per_batch, settings.minibatches
@@ -311,7 +313,7 @@ def trials(settings: Settings, incarnation: Incarnation) -> Trials:
     return Trials(full, unit, version, begun.times, begun.suspects, is_noted=incarnation.resumed)
 
 
-def handlers(trainer: Trainer) -> Mapping[str, Handler]:
+def build_handlers(trainer: Trainer) -> Mapping[str, Handler]:
     """Return, by topic, what takes its records."""
     topics = trainer.run.topics
     return {

@@ -1,4 +1,4 @@
-"""A thread that does one thing after the other, and that nobody waits for at the end of the process."""
+"""A thread that runs tasks one after the other. The process does not wait for it at exit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-class Lane:
-    """Work in order, in one thread for all of it: how torch computes is set per thread.
+class SerialExecutor:
+    """Runs tasks in order in a single thread, because torch keeps its compute settings per thread.
 
     Args:
-        name: Of the thread.
-        first: Called in it before all work.
+        name: Name of the thread.
+        first: Called in the thread before the first task.
     """
 
     def __init__(self, name: str, first: Callable[[], None] = lambda: None) -> None:
@@ -25,13 +25,13 @@ class Lane:
         self._thread.start()
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Do the work after all that was submitted before."""
+        """Queue a task; return the future of its result."""
         future: Future[Result] = Future()
         self._queue.put((future, work))
         return future
 
     def close(self, *, wait: bool) -> None:
-        """End after the work that was submitted; wait for that if asked to."""
+        """End the thread after the queued tasks; with `wait`, return when it has ended."""
         self._queue.put(None)
         if wait:
             self._thread.join()
@@ -42,6 +42,6 @@ class Lane:
             future, work = task
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - whoever asks for the result raises it
+            except BaseException as error:  # noqa: BLE001 - the future raises it to its reader
                 future.set_exception(error)
-            del task, future, work  # what it held is not kept until the next comes
+            del task, future, work  # free their memory before waiting for the next task
