@@ -159,7 +159,9 @@ def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_le
         life.steps_all()
         version = Trainer._commit_version
 
-        def dies_at_the_third(trainer: Trainer, made: MadeVersion, evictions: list[Eviction[WindowedGroup]]) -> list[Outgoing]:
+        def dies_at_the_third(
+            trainer: Trainer, made: MadeVersion, evictions: list[Eviction[WindowedGroup]]
+        ) -> list[Outgoing]:
             if made.planned.version == BEGUN:
                 raise InterruptedError
             return version(trainer, made, evictions)
