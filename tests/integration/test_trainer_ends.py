@@ -26,7 +26,7 @@ from headrace.trainers import trainer as trainer_module
 from headrace.trainers.batches.window import Eviction
 from headrace.trainers.start import begin_or_resume
 from headrace.trainers.trainer import Trainer
-from headrace.trainers.versions.pipeline import Made
+from headrace.trainers.versions.pipeline import MadeVersion
 from headrace.trainers.versions.resume import ResumedTrainer
 from headrace.trainers.windowed_groups import WindowedGroup
 
@@ -159,7 +159,9 @@ def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_le
         life.steps_all()
         version = Trainer._commit_version
 
-        def dies_at_the_third(trainer: Trainer, made: Made, evictions: list[Eviction[WindowedGroup]]) -> list[Outgoing]:
+        def dies_at_the_third(
+            trainer: Trainer, made: MadeVersion, evictions: list[Eviction[WindowedGroup]]
+        ) -> list[Outgoing]:
             if made.planned.version == BEGUN:
                 raise InterruptedError
             return version(trainer, made, evictions)

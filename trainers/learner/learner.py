@@ -118,7 +118,7 @@ class Learner:
         Args:
             into: What an earlier call returned; its memory is written to, where it is not needed any more.
         """
-        self._announce("published")
+        self._announce("snapshot_weights")
         if self._adapter is not None and self._adapter.is_merged:
             return self._adapter.merged(into)
         published: dict[str, Tensor] = {}
