@@ -215,7 +215,7 @@ class TrainerProcess(Looped):
         return found
 
     def publish(self) -> None:
-        self.pipeline.publish()
+        self.pipeline.upload_version()
 
     def memory(self) -> Key:
         body, scheduler, pipeline = self.body, self.body.scheduler, self.pipeline
