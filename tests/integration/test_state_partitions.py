@@ -55,7 +55,7 @@ def test_each_component_goes_on_from_its_partition(run: Run) -> None:
     )
     assert len(read_progress(run).answers) == 1
     claim = ClaimCheck("main", "checkpoints/a", "a", 1)
-    begun = Messages(run, "solver", 0, {}, "", {}, BatchOffsets()).begun(3, 1, 4)
+    begun = Messages(run, "solver", 0, {}, "", {}, BatchOffsets()).build_step_begun(3, 1, 4)
     checkpoints = [
         build_pointer(run, "solver", {}, WindowMark(version, 0, "hash"), Stored(claim, ())) for version in (1, 2)
     ]

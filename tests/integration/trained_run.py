@@ -14,7 +14,7 @@ from forked import process as forked
 
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.topic_reader import read_all
-from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -118,9 +118,14 @@ def curated(number: int, version: int = 0, stale: int = 1, lengths: tuple[int, i
 def feed(run: Run, groups: list[CuratedGroup], writer: TransactionalWriter | None = None, line: str = "solver") -> None:
     """Write curated groups as a curator does."""
     own = writer or TransactionalWriter(run.connection, f"{run.address.run}.curate.test")
-    own.begin()
-    own.produce([curated_message(run, group, line) for group in groups])
-    own.commit()
+    while True:
+        try:
+            own.begin()
+            own.produce([curated_message(run, group, line) for group in groups])
+            own.commit()
+        except Aborted:  # a record without an offset may be lost, as when its leader has just begun: a curator's turn
+            continue  # is undone and done again, too
+        return
 
 
 def curated_message(run: Run, group: CuratedGroup, line: str = "solver") -> Outgoing:
