@@ -101,8 +101,8 @@ def up(request: UpRequest, console: Console) -> int:
                     _tell_how_to_go_on(
                         request,
                         console,
-                        "Stopped by the error below. After fixing it, resume with (and --new-recipe, if you changed "
-                        "the recipe or your own module):",
+                        "Stopped by the error below. After fixing it (add --new-recipe if you changed the recipe or "
+                        "your own module), resume with:",
                     )
                 raise
             finally:
