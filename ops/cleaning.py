@@ -1,4 +1,4 @@
-"""`headrace clean`: what a run left is stopped and removed, and nothing that is not a run's."""
+"""`headrace clean`: stop and remove what a run left, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def clean_folder(folder: DataFolder) -> int:
     Raises FolderInUse while a run goes on in it, UsageError when it is not a data folder of ours.
     """
     if not any((folder.root / name).exists() for name in OURS):
-        raise UsageError(f"{folder.root} is not the data folder of a run (it has no run.json): not removed")
+        raise UsageError(f"{folder.root} is not the data folder of a run (no run.json): not removed")
     with folder.hold("`headrace clean`"):
         for server in (EmbeddedKafka(folder.kafka), EmbeddedStore(folder.store)):
             if server.folder.is_dir():
@@ -41,7 +41,7 @@ def clean_folder(folder: DataFolder) -> int:
 
 
 def clean_cache() -> Path:
-    """Remove what all runs share: jars, start-up caches, weights that workers keep. Whoever needs them fetches them."""
+    """Remove what all runs share: jars, start-up caches, workers' kept weights. They are fetched anew when needed."""
     cache = cache_folder()
     shutil.rmtree(cache, ignore_errors=True)
     return cache

@@ -22,9 +22,9 @@ from headrace.schemas.records import BatchTrained, Outcome
 from headrace.schemas.topics import variant_of
 
 TRAINED = "trained"
-"""Stands where others have a reason."""
+"""Value in the place of a reason for groups that were trained on."""
 RUN_END = "run_end"
-"""What was left when the run was over: no rule chose it, and `before_end` leaves it out."""
+"""Reason of what was left when the run ended: not chosen by a rule, and left out by `before_end`."""
 NORMAL_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 REWARD_BIN = 0.25
@@ -36,9 +36,9 @@ class GroupOutcome(NamedTuple):
     """What a ledger keeps of a group until its fate is known; each is a mean over its members."""
 
     length: float
-    """Generated tokens; NaN where no trajectory came back."""
+    """Mean generated tokens; NaN if there is no trajectory."""
     reward: float
-    """NaN where none is finite."""
+    """Mean reward; NaN if none is finite."""
     min_version: int
     head_version: int
     """Newest version that the worker knew."""
@@ -95,7 +95,7 @@ class Discarded:
     reward: float | None
     age: float | None
     bias: Bias | None
-    """Of their lengths; None where nothing follows."""
+    """Ratio of their lengths; None if it cannot be estimated."""
     cells: tuple[Binned, ...]
 
 
@@ -109,20 +109,20 @@ class BeforeEnd:
 
 @dataclass(frozen=True, slots=True)
 class PolicyDiscards:
-    """What became of the groups of one policy or shadow."""
+    """The results of the groups of one policy or shadow."""
 
     trained: TrainedGroups
     discarded: dict[str, Discarded]
-    """By reason, the most frequent first."""
+    """Discarded groups by reason, the most frequent first."""
     trajectories: dict[str, Discarded]
-    """By reason, those that were taken out of a group that went on."""
+    """Single trajectories that were left out of a kept group, by reason."""
     waiting: int
-    """Groups whose fate is not known yet."""
+    """Groups that have not concluded yet."""
     bias: Bias | None
-    """Of all that was discarded."""
+    """Ratio of the lengths of all that was discarded."""
     before_end: BeforeEnd
     errors: tuple[ErrorSeen, ...] = ()
-    """How its episodes failed, those of groups that were trained on too: each error once, the most frequent first."""
+    """Errors of its episodes, also those of groups that were trained on: each once, the most frequent first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +194,9 @@ class Ledger:
         self._head = 0
         """Version of the trainer."""
         self.groups: dict[str, GroupsOfReason] = {}
-        """By reason; `trained` among them."""
+        """Groups by reason, with `trained` as one of them."""
         self.trajectories: dict[str, GroupsOfReason] = {}
-        """By reason, those that were taken out of a group that went on."""
+        """Single trajectories that were left out of a kept group, by reason."""
         self.errors = ErrorsFold()
 
     def outcome(self, outcome: Outcome) -> None:
@@ -229,7 +229,7 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """Groups whose fate is not known yet."""
+        """Groups that have not concluded yet."""
         return len(self._kept)
 
 

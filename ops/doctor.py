@@ -1,4 +1,4 @@
-"""`headrace doctor`: what a run needs of this machine, and what to do about what is lacking."""
+"""`headrace doctor`: what a run needs of this machine, and how to get what is missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was looked at, whether it will do, and what was found or is to be done."""
+    """One line: what was checked, whether it is enough, and what was found or what to do."""
 
     what: str
     ok: bool
@@ -150,4 +150,4 @@ def _cache_folder() -> Finding:
 def _writable(what: str, folder: Path, remedy: str) -> Finding:
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     ok = os.access(nearest, os.W_OK | os.X_OK)
-    return Finding(what, ok, str(folder) if ok else f"{nearest} cannot be written: {remedy}")
+    return Finding(what, ok, str(folder) if ok else f"{nearest} is not writable: {remedy}")

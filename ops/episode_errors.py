@@ -1,4 +1,4 @@
-"""How episodes failed and what became dead letters: each error once, counted, with where it came first. No I/O."""
+"""How episodes failed and what became dead letters: each error once, with its count and first place. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.schemas.episode_errors import describe_error, kind_of
 from headrace.schemas.records import DeadLetter, EpisodeError, Outcome
 
 MOST_KINDS = 1000
-"""Errors that are told apart; others are not counted."""
+"""Most different errors; further ones are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ErrorSeen:
     number: int
     task_id: str = ""
     component: str = ""
-    """Who wrote the dead letters; empty of failed episodes."""
+    """Component that wrote the dead letters; empty for failed episodes."""
 
     @property
     def sentence(self) -> str:
@@ -72,7 +72,7 @@ class ErrorsFold:
                 self._counts[kind][outcome.policy] += error.episodes
 
     def take_dead(self, letter: DeadLetter) -> None:
-        """Take in a dead letter; what was sent back, and what is of another run, is no error."""
+        """Take in a dead letter; records that were sent back or belong to another run are not errors."""
         kind = letter.component, letter.reason, re.sub("[0-9]+", "", letter.detail)
         if letter.reason in {REDRIVEN, "other_run"} or (kind not in self._first and len(self._first) >= MOST_KINDS):
             return

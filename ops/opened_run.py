@@ -1,4 +1,4 @@
-"""A run to look at: one that goes on, by its address or folder, or one that rests, whose servers are started for it."""
+"""A run to look at, by its address or folder; the servers of a stopped run are started for the look."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A run and how it was found."""
+    """A run to look at, and its state."""
 
     run: Run
     rests: bool
-    """True when nobody runs it now: its broker was started for this look."""
+    """Whether the run is stopped, so that its broker was started for this look."""
     began_ms: int = 0
-    """When the launcher that runs it now began, in ms since the epoch; 0 where nobody knows."""
+    """When the launcher that runs it now began, in ms since the epoch; 0 if unknown."""
 
 
 @contextmanager
@@ -67,11 +67,11 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
 
 @contextmanager
 def _maybe_ending(folder: DataFolder) -> Iterator[None]:
-    """Report with servers that are away what to do: those of a run stop a little before `up` lets go of its folder."""
+    """Add a hint to errors of unreachable servers: a run's servers stop shortly before `up` releases its folder."""
     try:
         yield
     except Unavailable as error:
-        again = f"the run in {folder.root} may just be ending or beginning: give the command again"
+        again = f"the run in {folder.root} may just be starting or stopping: give the command again"
         raise type(error)(f"{error}; {again}") from error
 
 
@@ -96,7 +96,7 @@ def _refuse_servers_elsewhere(folder: DataFolder) -> None:
     notes = sweep.read() if sweep else None
     if sweep and notes and notes.embedded_kafka:
         raise UsageError(
-            f"{folder.root} is one run of a sweep, whose servers {sweep.root} holds: give --data {sweep.root} "
+            f"{folder.root} is one run of a sweep, and {sweep.root} holds its servers: give --data {sweep.root} "
             f"--run {folder.root.name}"
         )
 

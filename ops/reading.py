@@ -19,7 +19,7 @@ class Reading:
         self._connection = connection
         self.records = 0
         self.seconds = 0.0
-        """Wall seconds, those of whoever takes the records in included."""
+        """Wall seconds of reading and of processing the records."""
 
     def read(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         """Yield every committed record of some topics. Raises KafkaAway or KafkaRefused."""

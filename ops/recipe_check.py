@@ -1,4 +1,4 @@
-"""All that a recipe names, found before anything is started for it."""
+"""The check of all that a recipe names, before anything is started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.trainers.batches.estimator import check_advantage
 LOSS_KEYS = ("loss", "aggregation", "correction", "count_rejected", "kl", "reference", "final_share")
 """Keys of `[trainer]` that a check of the loss needs torch for: seconds, spent only where one is set."""
 SINGLE_TURN = "single_turn"
-"""The workflow whose policies are asked what the environment says, and nothing else."""
+"""The workflow that only sends the environment's messages to its policies."""
 
 
 def check_names(recipe: Recipe) -> None:

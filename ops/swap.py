@@ -1,4 +1,4 @@
-"""`headrace swap`: another chain for a run that goes on, as the next revision of its recipe.
+"""`headrace swap`: another chain for a running run, as the next revision of its recipe.
 
 The feeder stamps it on every further number; a group goes through the chain of its stamp, whichever curator has it, so
 nothing stops, and what was issued before ends as it began. Of two that write a revision at once the second fences the
@@ -39,7 +39,7 @@ class Swap:
 def swap(run: Run, path: Path, *, dry_run: bool = False) -> Swap:
     """Give a run the chain of a TOML file; return what was before and what is now.
 
-    Raises UsageError for a file that is no chain, and for algorithms, settings or an order that do not work; RunEnded;
+    Raises UsageError for a file without a chain, and for algorithms, settings or an order that do not work; RunEnded;
     Fenced when another swap took over, and Aborted, whereupon nothing was changed.
     """
     if dry_run:

@@ -1,4 +1,4 @@
-"""Commands that take a run's topics out of Kafka, bring them back, and make a table of them."""
+"""Commands that copy a run's topics out of Kafka, back into Kafka, and into a table."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def archive(
     data: DataChoice = None,
     topics: TopicsOption = None,
     with_weights: Annotated[
-        bool, typer.Option("--with-weights", help="Also the objects of weights and checkpoints, and `state`.")
+        bool, typer.Option("--with-weights", help="Also copy the objects of weights and checkpoints, and `state`.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Move topics of a run into Avro files; given again, only what is new since.
+    """Copy topics of a run into Avro files; given again, only what is new since.
 
-    Any Avro tool reads the files. Objects that trajectories need are copied too, so the archive stands alone. Beside a
+    Any Avro tool reads the files. Objects that trajectories need are copied too, so the archive is complete. Beside a
     run that goes on or after it; killed at any moment, it goes on with the same records, none missing and none twice.
 
     Example: [bold]headrace archive --data .headrace/arithmetic --out sums.archive[/]
@@ -60,15 +60,15 @@ def replay(
         str, typer.Argument(metavar="ARCHIVE", help="Folder or s3://BUCKET/PREFIX that `headrace archive` made.")
     ],
     into: Annotated[
-        str | None, typer.Option("--into", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, the run's name as it was.")
+        str | None, typer.Option("--into", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, with the run's old name.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="A new folder for a Kafka and a store of its own.")
+        Path | None, typer.Option("--data", metavar="DIR", help="A new folder for its own Kafka and store.")
     ] = None,
     topics: TopicsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Feed an archive into a Kafka that does not hold the run: topics, keys, headers, times and order as they were.
+    """Write an archive into a Kafka that does not hold the run: same topics, keys, headers, times and order.
 
     Offsets are new. Killed at any moment and given again, it goes on where it stopped; topics that hold anything else
     are refused.
@@ -87,10 +87,10 @@ def export_trajectories(
         str, typer.Argument(metavar="ARCHIVE", help="Folder or s3://BUCKET/PREFIX that `headrace archive` made.")
     ],
     to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="New file.")],
-    policy: Annotated[str | None, typer.Option("--policy", help="Whose; the only policy's if not given.")] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Policy; the only one if not given.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write an archive's trajectories as a Parquet file, with what became of each; needs the extra parquet.
+    """Write an archive's trajectories as a Parquet file, with the outcome of each; needs the extra parquet.
 
     A row has ids, tokens, log-probabilities, versions, rewards, outcome and reason of one sequence. Texts are there
     where the archive was made with --with-weights, as the tokenizer lies beside the weights.

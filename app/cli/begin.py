@@ -1,4 +1,4 @@
-"""Commands that begin a run without `headrace up`: its servers, its topics and its page, each by itself."""
+"""Commands that begin a run without `headrace up`: its servers, its topics and its page, one by one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def servers(
         Path | None, typer.Option("--data", metavar="DIR", help="Data folder.", show_default=".headrace/servers")
     ] = None,
 ) -> None:
-    """Start an embedded Kafka and an object store, and nothing else, until Ctrl-C. Any number of runs may share them.
+    """Start only an embedded Kafka and an object store, until Ctrl-C. Any number of runs may share them.
 
-    It prints the lines for a recipe. Data, ports and keys stay the same when it is started again.
+    Prints the lines to put into a recipe. Data, ports and keys stay the same after a restart.
 
     Example: [bold]headrace servers --data .headrace/servers[/]
     """
@@ -29,7 +29,7 @@ def servers(
     folder, console = data_folder_of("servers", data), open_console()
     if folder.read() is not None:
         raise UsageError(
-            f"{folder.root} is the folder of a run, whose servers `headrace up` starts: give another --data"
+            f"{folder.root} is the folder of a run, and `headrace up` starts its servers: give another --data"
         )
 
     def show(lines: str) -> None:
@@ -43,10 +43,10 @@ def begin(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
     sets: SetOption = None,
     new_recipe: Annotated[
-        bool, typer.Option("--new-recipe", help="Record a changed recipe as a revision of a run that is there.")
+        bool, typer.Option("--new-recipe", help="Record a changed recipe as a new revision of an existing run.")
     ] = False,
 ) -> None:
-    """Create a run's topics and write its recipe, and start nothing. It prints the commands that start each part.
+    """Create a run's topics and write its recipe, without starting it. Prints the commands that start each part.
 
     The recipe names kafka.bootstrap and store.endpoint; `headrace servers` starts a pair.
 
@@ -62,9 +62,7 @@ def begin(
         _say(f"this run has ended ({run.ended}): `headrace status --run {run.address}` shows it")
         return
     program = program_name()
-    _say(
-        "start each in a terminal of its own, here or elsewhere; of curate and rollout as many as there are partitions"
-    )
+    _say("start each in its own terminal, here or on another machine; curate and rollout up to once per partition")
     for words in parts_of(run.recipe):
         typer.echo(f"  {program} {' '.join(words)} --run {run.address}")
     typer.echo(f"  {program} watch --run {run.address}")
@@ -75,7 +73,7 @@ def watch(
     data: DataChoice = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live page.")] = False,
 ) -> None:
-    """Show the live page of a run that goes on, wherever its parts are. Ctrl-C ends the page, and not the run.
+    """Show the live page of a running run, wherever its parts are. Ctrl-C closes the page; the run continues.
 
     Example: [bold]headrace watch --run kafka://127.0.0.1:9092/my-run[/]
     """
@@ -86,14 +84,12 @@ def watch(
     log_quietly()
     with opened_run(run, data) as opened:
         if opened.rests:
-            raise UsageError(
-                "nobody runs this run now: `headrace status` shows one that rests, `headrace up` goes on with it"
-            )
+            raise UsageError("this run is not running: `headrace status` shows a stopped run, `headrace up` resumes it")
         try:
             ended = follow(opened.run, open_console(), _say, plain=plain, began_ms=opened.began_ms)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-    _say(f"the run has ended ({ended}): `headrace status` and `headrace audit` tell of it")
+    _say(f"the run has ended ({ended}): see `headrace status` and `headrace audit`")
 
 
 def _say(words: str) -> None:

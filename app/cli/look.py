@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption = False) -> None:
-    """Show how a run is doing: versions, groups, lag, workers. Of a run that rests, its broker is started for it.
+    """Show the state of a run: versions, groups, lag, workers. For a stopped run, starts its broker meanwhile.
 
     Example: [bold]headrace status --data .headrace/arithmetic[/]
     """
@@ -46,15 +46,15 @@ def audit(
     run: RunChoice = None,
     data: DataChoice = None,
     deep: Annotated[bool, typer.Option("--deep", help="Decode every group too, and read every object.")] = False,
-    no_store: Annotated[bool, typer.Option("--no-store", help="Leave the object store out.")] = False,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Do not check the object store.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove from topics and store that nothing was lost, trained twice or broken.
+    """Check in topics and store that nothing was lost, trained twice or broken.
 
-    Exit code 0 when the audit closes, 1 when it does not, 3 when the run cannot be read and so nothing is proven.
+    Exit code 0 when the audit closes, 1 when it does not, 3 when the run cannot be read, so that nothing is proven.
 
     Every number concludes once per policy, every kept group is trained or evicted, every version follows from the one
-    before it, every announced object is there and hashes right.
+    before it, every announced object exists and has the right hash.
 
     Example: [bold]headrace audit --data .headrace/arithmetic --json[/]
     """
@@ -71,9 +71,11 @@ def audit(
 
 
 def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
-    version: Annotated[int | None, typer.Option(min=0, help="A version: the groups that made it.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="Show the groups that this version was trained on.")
+    ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="STREAM:NUMBER", help="A group: the versions that it trained, or its end.")
+        str | None, typer.Option(metavar="STREAM:NUMBER", help="Show the versions trained on this group, or its end.")
     ] = None,
     policy: PolicyChoice = None,
     variant: VariantChoice = None,
@@ -94,7 +96,7 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if (version is None) == (group is None):
         raise UsageError("give either --version V or --group STREAM:NUMBER, as in --group sums:12")
     if group is not None and not re.fullmatch(r"[^:]+:\d+", group):
-        raise UsageError(f"--group {group!r} names no group: write STREAM:NUMBER, as in --group sums:12")
+        raise UsageError(f"--group {group!r} is not a group: write STREAM:NUMBER, as in --group sums:12")
     with opened_run(run, data, store=True) as opened:
         policy_variant = _resolve_if_given(opened.run, policy, variant)
         if version is not None:
@@ -104,15 +106,15 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
 
 def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
-    step: Annotated[int | None, typer.Option(min=0, help="A step, by the version that came out of it.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Show a step, given by the version that it made.")] = None,
     trajectory: Annotated[
-        str | None, typer.Option(metavar="STREAM:NUMBER:SAMPLE", help="One trajectory, trained or not, token by token.")
+        str | None, typer.Option(metavar="STREAM:NUMBER:SAMPLE", help="Show one trajectory token by token.")
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Of the step, one group: its place, or STREAM:NUMBER.")
+        str | None, typer.Option(metavar="PLACE", help="One group of the step: its place, or STREAM:NUMBER.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=0, help="How many groups (4), or tokens (400); 0 for all.", show_default=False)
+        int | None, typer.Option(min=0, help="Groups (4) or tokens (400) to show; 0 for all.", show_default=False)
     ] = None,
     policy: PolicyChoice = None,
     variant: VariantChoice = None,
@@ -135,7 +137,9 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if group is not None and step is None:
         raise UsageError("--group chooses a group of a step: give --step VERSION with it")
     if trajectory is not None and not re.fullmatch(r"[^:]+:\d+:\d+", trajectory):
-        raise UsageError(f"--trajectory {trajectory!r} names none: write STREAM:NUMBER:SAMPLE, as in sums:12:0")
+        raise UsageError(
+            f"--trajectory {trajectory!r} is not a trajectory: write STREAM:NUMBER:SAMPLE, as in sums:12:0"
+        )
     with opened_run(run, data, store=True) as opened:
         policy_variant = _resolve_if_given(opened.run, policy, variant)
         if step is not None:
@@ -153,11 +157,11 @@ def discards(
     run: RunChoice = None,
     data: DataChoice = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw lengths, rewards and ages there: .png, .svg or .pdf.")
+        Path | None, typer.Option(metavar="FILE", help="Draw lengths, rewards and ages: .png, .svg or .pdf.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which groups were never trained on and why, how long, good and old they were, and what bias that is.
+    """Show the groups that were never trained on: reasons, lengths, rewards, ages, and the bias that this causes.
 
     Lengths are generated tokens, a mean over a group's members; "of trained" compares them with those of trained
     groups, with a 95 % interval: a bias is what is surely more than 5 % from 1. The age is in versions: between a

@@ -27,7 +27,7 @@ app = typer.Typer(
     name="headrace",
     help="Train LLM agents by reinforcement learning in which every step is a Kafka topic.\n\n"
     "Begin with [bold]headrace up arithmetic[/]: it starts a Kafka and an object store of its own and trains a tiny "
-    "model in about a minute and a half. [bold]headrace doctor[/] shows whether this machine has what it takes.",
+    "model in about a minute and a half. [bold]headrace doctor[/] checks this machine.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -37,7 +37,7 @@ app = typer.Typer(
 
 LOOK = "Look"
 RUN = "Run"
-PARTS = "Parts of a run, each a process of its own"
+PARTS = "Parts of a run, each its own process"
 
 COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     *((RUN, one) for one in (up, try_recipe, clean)),
@@ -48,9 +48,9 @@ COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     *((RUN, one) for one in (swap, archive, replay, compare, export_trajectories)),
     *((LOOK, one) for one in (topics, store_policy, doctor)),
 )
-"""Panel and command, in the order of `--help`; a command is called as its function is."""
+"""Panel and command, in the order of `--help`; a command has the name of its function."""
 NAMES = {export_trajectories: "export", try_recipe: "try"}
-"""Of commands that are called otherwise."""
+"""Names of the commands that differ from their function's."""
 
 app.add_typer(weights_app, name="weights", rich_help_panel=LOOK)
 for _panel, _command in COMMANDS:
@@ -75,16 +75,16 @@ def _top(
 
 
 def _spare_markdown(words: Sequence[str]) -> None:
-    """Keep Typer's help from importing a Markdown parser: it is half of the time, and our texts are rich's markup.
+    """Keep Typer's help from importing a Markdown parser: that takes half of the time, and our texts use rich's markup.
 
-    A process that prints help does nothing else, so nobody misses the module.
+    A process that prints help does nothing else, so nothing misses the module.
     """
     if not words or not {"-h", "--help"}.isdisjoint(words):
         sys.modules.setdefault("rich.markdown", cast(ModuleType, SimpleNamespace(Markdown=None)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; errors raised on purpose become one message and an exit code, and with --json JSON too."""
+    """Run the command line; expected errors become one message and an exit code, with --json also a JSON object."""
     replace_what_cannot_be_encoded()
     if arguments is None:
         _spare_markdown(sys.argv[1:])

@@ -27,7 +27,7 @@ RunChoice = Annotated[
     typer.Option(
         "--run",
         metavar="ADDRESS",
-        help="A running run: kafka://HOST:PORT/RUN; or, of the cluster in --data, by its name.",
+        help="A running run: kafka://HOST:PORT/RUN; or its name, on the cluster of --data.",
     ),
 ]
 DataChoice = Annotated[
@@ -52,13 +52,13 @@ JsonOption = Annotated[bool, typer.Option(JSON, help='Print JSON for programs; a
 
 
 class NoVerdict(HeadraceError):
-    """A run could not be read, so nothing is proven of it."""
+    """A run could not be read, so there is no verdict."""
 
     exit_code = NO_VERDICT
 
 
 def answer(found: T, page: Callable[[T], RenderableType], *, as_json: bool) -> None:
-    """Print what was asked for, as JSON or as the page that shows it."""
+    """Print the result, as JSON or as a page."""
     if as_json:
         from headrace.ops.plain_json import plain
 
@@ -68,15 +68,15 @@ def answer(found: T, page: Callable[[T], RenderableType], *, as_json: bool) -> N
 
 
 def report_written(files: Iterable[Path]) -> None:
-    """Report on standard error which files a command wrote beside its answer."""
+    """Report on standard error the files that a command wrote besides its answer."""
     typer.echo(f"wrote {' and '.join(str(file) for file in files)}", err=True)
 
 
 def open_console(*, outlives_reader: bool = False) -> Console:
-    """Return one that writes to standard output as wide as the terminal.
+    """Return a console that writes to standard output, as wide as the terminal.
 
     Args:
-        outlives_reader: Whether the command goes on, without its page, when nobody reads it any more.
+        outlives_reader: Whether the command continues, without its page, when its output is not read any more.
     """
     from rich.console import Console
 
@@ -86,7 +86,7 @@ def open_console(*, outlives_reader: bool = False) -> Console:
 
 
 def log_quietly() -> None:
-    """Log warnings only, on standard error: standard output is the answer. HEADRACE_LOG asks for more."""
+    """Log only warnings, on standard error: standard output is the answer. HEADRACE_LOG sets another level."""
     from headrace.infra.log import warn_in_sentences
 
     warn_in_sentences()
@@ -94,7 +94,7 @@ def log_quietly() -> None:
 
 @contextmanager
 def or_no_verdict() -> Iterator[None]:
-    """End with NO_VERDICT where the block could not show what was asked for."""
+    """Exit with NO_VERDICT if the block could not show the result."""
     try:
         yield
     except (UsageError, BrokenPipeError):
@@ -104,7 +104,7 @@ def or_no_verdict() -> Iterator[None]:
 
 
 def program_name() -> str:
-    """Return how this user calls the command: by its name where the shell finds it, else as it was called now."""
+    """Return how this user calls the command: its name if the shell finds it, else the present call."""
     called = Path(sys.argv[0])
     if called.suffix == ".py":
         return shlex.join([sys.executable, "-m", "headrace"])

@@ -1,4 +1,4 @@
-"""The parts of a run, each a process of its own; and what some of them do over an archive, with no run."""
+"""Commands for the parts of a run, each its own process; some of them also work offline over an archive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rollout(
     run: RunOption,
     workflow: Annotated[str | None, typer.Option(help="Which workflow to play; the only one if not given.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of this worker; host and pid if not given.")] = None,
-    region: Annotated[str, typer.Option(help="Where it stands.")] = "",
+    region: Annotated[str, typer.Option(help="Region of this worker, as reported in its status.")] = "",
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once, instead of the recipe's.")] = None,
 ) -> None:
     """Play tasks and produce trajectories; start as many as you like, any time, on any machine.
@@ -50,10 +50,12 @@ def rollout(
 def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     run: Annotated[str | None, RUN_ADDRESS] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Whose groups; if not given, the only policy's, and with --from all policies'.")
+        str | None, typer.Option(help="Policy to curate for; default: the only one, with --from all policies.")
     ] = None,
     variant: VariantChoice = None,
-    slot: Annotated[str | None, typer.Option(help="Its place under a supervisor: a successor fences it.")] = None,
+    slot: Annotated[
+        str | None, typer.Option(help="Supervisor slot; a restart with the same slot fences the old process.")
+    ] = None,
     source: Annotated[
         str | None, typer.Option("--from", metavar="ARCHIVE", help="Instead of a run: what `headrace archive` made.")
     ] = None,
@@ -63,7 +65,7 @@ def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="With --from: new archive to write.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide by the recipe's chain which groups are trained on, of a run or offline over an archive.
+    """Choose the groups to train on by the recipe's chain, in a run or offline over an archive.
 
     Example: [bold]headrace curate --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
 
@@ -77,9 +79,9 @@ def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
         main(run, policy, slot, variant)
         return
     if run or slot or out is None:
-        raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --slot: no run is asked")
+        raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --slot: --from works offline")
     if chain and variant:
-        raise UsageError("--variant NAME asks for the chain of a shadow, --chain FILE for another: give one of them")
+        raise UsageError("give --variant NAME (the chain of a shadow) or --chain FILE (another chain), not both")
     from headrace.app.views.offline_page import offline_page
     from headrace.ops.offline.offline_curator import curate_offline
 
@@ -89,7 +91,7 @@ def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
 def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     run: Annotated[str | None, RUN_ADDRESS] = None,
-    policy: Annotated[str | None, typer.Option(help="Whom to train; the only policy if not given.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy to train; the only one if not given.")] = None,
     variant: VariantChoice = None,
     source: Annotated[
         str | None,
@@ -97,7 +99,7 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="With --from: new folder, of the last weights and what became of each batch."),
+        typer.Option(metavar="DIR", help="With --from: new folder for the last weights and the result of each batch."),
     ] = None,
     sets: Annotated[
         list[str] | None,
@@ -105,20 +107,20 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="With --from: last version to make; trainer.steps of the recipe if not given."),
+        typer.Option(min=1, help="With --from: last version to train; default: trainer.steps of the recipe."),
     ] = None,
     start: Annotated[
         str | None,
         typer.Option(
-            metavar="PLACE", help="With --from: archive or folder of weights to begin at; its oldest checkpoint if not."
+            metavar="PLACE", help="With --from: archive or folder of weights to start from; default: oldest checkpoint."
         ),
     ] = None,
     batches: Annotated[
-        bool, typer.Option("--batches", help="With --from: the run's own batches, as they were, and compare hashes.")
+        bool, typer.Option("--batches", help="With --from: train on the run's recorded batches and compare hashes.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Learn from curated groups and publish weights; one per policy, resumed where it stopped. Or over an archive.
+    """Train on curated groups and publish weights; one process per policy, which can resume. Or over an archive.
 
     Example: [bold]headrace train --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
 
@@ -126,7 +128,7 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     Example: [bold]torchrun --nproc-per-node 8 --max-restarts 3 --no-python -- headrace train --run kafka://...[/]
 
-    With no run: from archived groups into a folder that transformers loads, other settings as you like.
+    Without a run: train on archived groups, with changed settings, into a folder that transformers can load.
 
     Example: [bold]headrace train --from sums.archive --out tried --set trainer.learning_rate=1e-4[/]
     """
@@ -141,7 +143,7 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
         main(run, policy, variant)
         return
     if run or variant or out is None:
-        raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --variant: no run is asked")
+        raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --variant: --from works offline")
     from headrace.infra.archive.reading import Archive
     from headrace.infra.progress import open_progress
 
@@ -162,11 +164,11 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="[POLICY=]FOLDER", help="Instead of a run: weights in Hugging Face layout. Repeatable."),
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="With --weights: whose held-out problems are played.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="With --weights: recipe that gives the held-out problems.")] = None,
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fold the answers to held-out problems into avg@k and pass@k per version; or play them with weights in a folder.
+    """Compute avg@k and pass@k per version from answers to held-out problems; or play these with weights in a folder.
 
     Example: [bold]headrace evaluate --run kafka://127.0.0.1:9092/arithmetic[/]
 
@@ -180,7 +182,7 @@ def evaluate(
         main(run)
         return
     if run or recipe is None:
-        raise UsageError("--weights FOLDER needs --recipe NAME, and no --run: no run is asked")
+        raise UsageError("--weights FOLDER needs --recipe NAME, and no --run: --weights works offline")
     from headrace.app.views.tables import evaluation_table
     from headrace.infra.recipe.recipe_file import load_recipe
     from headrace.ops.offline.held_out import evaluate as play_held_out
@@ -194,13 +196,13 @@ def evaluate(
 def compact(
     run: RunChoice = None,
     data: DataChoice = None,
-    policy: Annotated[str | None, typer.Option("--policy", help="Whose deltas; all policies' if not given.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="How many deltas may go unmerged.")] = 16,
-    once: Annotated[bool, typer.Option("--once", help="Merge what there is now, and end.")] = False,
+    policy: Annotated[str | None, typer.Option("--policy", help="Policy to compact; all if not given.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Most deltas to leave unmerged.")] = 16,
+    once: Annotated[bool, typer.Option("--once", help="Merge what is there now, then exit.")] = False,
 ) -> None:
-    """Merge deltas, so that a worker that joins hundreds of versions behind fetches a few objects.
+    """Merge deltas, so that a worker that joins hundreds of versions late fetches few objects.
 
-    Beside a run or after it, any time, on any machine; nothing depends on it.
+    Start it during a run or after it, on any machine; nothing depends on it.
 
     Example: [bold]headrace compact --data .headrace/arithmetic --once[/]
     """

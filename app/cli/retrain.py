@@ -1,4 +1,4 @@
-"""`headrace retrain`: the recorded batches once more, to compare hashes or to try other settings."""
+"""`headrace retrain`: train on the recorded batches again, to compare hashes or to try other settings."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the recorded batches again from a checkpoint and compare every weight hash, or try other settings on them.
+    """Train on the recorded batches again from a checkpoint and compare every weight hash, or try other settings.
 
-    Exit code 0 when all are equal, 1 when one differs, 2 for versions or settings
-    that cannot be, 3 without a verdict: this machine or its software cannot give
-    the same bits, or Kafka, the store or what was in them is away.
+    Exit code 0 when all are equal, 1 when one differs, 2 for impossible versions
+    or settings, 3 without a verdict: this machine or its software cannot give
+    the same bits, or Kafka, the store or their data is unreachable.
 
     Example: [bold]headrace retrain --data .headrace/arithmetic[/]
 
     Example: [bold]headrace retrain --data .headrace/arithmetic --into slower --set trainer.learning_rate=1e-4[/]
 
-    What torchrun trained, as many processes make again: torchrun --nproc-per-node 8 --no-python -- headrace retrain ...
+    After torchrun, use as many processes: torchrun --nproc-per-node 8 --no-python -- headrace retrain ...
 
-    What --into makes is a run on the same cluster: look at it with --run NAME beside the --data of its source.
+    --into makes a run on the same cluster: look at it with --run NAME and the --data of its source.
 
     Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic --run slower[/]
     """
@@ -98,13 +98,13 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
 
 def _options_of(name: str, run: str | None, data: Path | None) -> str:
-    """Return the options that name another run of a cluster, as this one was named."""
+    """Return the options that name another run of the same cluster, in the form used for this one."""
     cluster, slash, _ = (run or "").rpartition("/")
     return f"--run {cluster}{slash}{name}" + (f" --data {shlex.quote(str(data))}" if data else "")
 
 
 def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: Sequence[str]) -> None:
-    """Refuse what cannot be whatever the run, before anything is started for it."""
+    """Refuse options that are wrong for every run, before anything is started."""
     from headrace.infra.recipe.recipe_file import check_trainer_words
 
     begin, end = span
@@ -113,7 +113,7 @@ def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: 
             f"--from {begin} --to {end}: the first must be below the second, as its successor is made first"
         )
     if into is None and sets:
-        raise UsageError("--set asks for other settings, so other weights come out: name a run for them by --into")
+        raise UsageError("--set changes the settings and so the weights: name a new run for them by --into")
     check_trainer_words(sets)
     if into is not None:
         try:
@@ -123,7 +123,7 @@ def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: 
 
 
 def _leading() -> AbstractContextManager[None]:
-    """Go on in one of the processes that torchrun started; without it nothing heavy is imported for that."""
+    """Continue in one of the processes that torchrun started; without torchrun nothing heavy is imported."""
     from headrace.infra.environment import is_alone
 
     if is_alone():

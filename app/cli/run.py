@@ -1,4 +1,4 @@
-"""Commands that make a run, try one, change it, or make several: `headrace up`, `try`, `swap`, `compare`."""
+"""Commands that start a run, try or change one, or start several: `headrace up`, `try`, `swap`, `compare`."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
     ] = None,
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the summary there, as JSON.")] = None,
     new_recipe: Annotated[
-        bool, typer.Option("--new-recipe", help="Record a changed recipe as a revision of a run that is there.")
+        bool, typer.Option("--new-recipe", help="Record a changed recipe as a new revision of an existing run.")
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live page.")] = False,
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="ARCHIVE", help="Play nothing: learn from what an archive holds. No servers."),
+        typer.Option("--from", metavar="ARCHIVE", help="Train on an archive instead of playing. Needs no servers."),
     ] = None,
 ) -> None:
-    """Run a recipe to its end: servers, components, live page, summary. The same command goes on where it stopped.
+    """Run a recipe to its end: servers, components, live page, summary. Give the same command again to resume.
 
     Example: [bold]headrace up arithmetic --set trainer.steps=40 --summary summary.json[/]
 
-    With --from, the archived trajectories go through the recipe's chain, its trainer learns from what is kept, and
-    versions are played on held-out problems.
+    With --from, the recipe's chain filters the archived trajectories, its trainer trains on what the chain keeps, and
+    the versions are evaluated on held-out problems.
 
     On the page,
       [bold]rolling[/], [bold]behind[/]: a worker plays; its weights are too old to play with
-      [bold]staleness[/]: versions by which tokens are older than the weights they train
-      [bold]log-probability gap[/]: of engine and trainer, on tokens of the same weights
-      [bold]zero_variance[/]: all members had one reward, so nothing is learnt
-      [bold]run_end[/]: a group that was not trained on before the run was over
-      a worker's groups: all that it finished, evaluations too
-      a dot in the chart: a version of which no group came
+      [bold]staleness[/]: how many versions older the tokens are than the weights they train
+      [bold]log-probability gap[/]: between engine and trainer, on tokens of the same weights
+      [bold]zero_variance[/]: all members had the same reward, so there is nothing to learn
+      [bold]run_end[/]: the run ended before the group was trained on
+      a worker's groups: all that it finished, including evaluations
+      a dot in the chart: a version without any group
     """
     if source is not None:
         if new_recipe:
-            raise UsageError("--from begins an experiment of its own: --new-recipe is for runs")
+            raise UsageError("--new-recipe changes a run; --from always begins a new experiment")
         _learn_from(source, recipe, sets or (), data, summary)
         return
     from headrace.app.launcher.early_imports import begin_imports
 
-    forks = begin_imports()  # beside our own imports, which take as long
+    forks = begin_imports()  # in parallel with our own imports, which take as long
     try:
         from headrace.app.launcher.launcher import UpRequest
         from headrace.app.launcher.launcher import up as bring_up
@@ -104,7 +104,7 @@ def try_recipe(
         typer.Option(
             "--answer",
             metavar="[POLICY=]TEXT",
-            help="What a policy says, call by call, instead of generating. Repeatable.",
+            help="Answer of a policy, call by call, instead of generating. Repeatable.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -116,11 +116,11 @@ def try_recipe(
     advantages, and loss and gradient norm of one optimizer step. Where your code raises, its traceback begins at your
     own line, with task, role and turn. There is no warm start, so a new model answers at random.
 
-    Exit code 1 when an episode failed, or a data algorithm.
+    Exit code 1 when an episode or a data algorithm failed.
 
     Example: [bold]headrace try arithmetic[/]
 
-    With --answer the policy says what you tell it, so that a scorer is seen on right and on wrong answers.
+    With --answer the policy gives your answers, so that you can test a scorer on right and on wrong ones.
 
     Example: [bold]headrace try my-run.toml --answer '\boxed{7}' --answer 'no idea' --set rollout.group_size=2[/]
     """
@@ -139,19 +139,19 @@ def try_recipe(
 
 
 def swap(
-    chain: Annotated[Path, typer.Argument(metavar="CHAIN.toml", help="A chain as a recipe has it, and nothing else.")],
+    chain: Annotated[Path, typer.Argument(metavar="CHAIN.toml", help="TOML file with only a chain, as in a recipe.")],
     run: RunChoice = None,
     data: DataChoice = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the chain, and change nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a run another chain of data algorithms while it goes on, as the next revision of its recipe.
+    """Change a run's chain of data algorithms while it runs, as the next revision of its recipe.
 
-    Every task issued from then on goes through the new chain; those issued before go through the old one, which ends
-    after the last of them. Nothing stops, is lost or is trained twice. A run that rests goes on with the new chain.
+    Tasks issued from then on go through the new chain; those issued before go through the old one, which ends
+    after the last of them. Nothing stops, is lost or is trained twice. A stopped run resumes with the new chain.
 
-    A rule of your own must be found wherever a curator runs: the groups that were issued under it wait for it. The hash
-    of its source is recorded, and an edited rule is another chain.
+    Your own rule must be importable wherever a curator runs: groups issued under it wait until it is. The hash
+    of its source is recorded, so an edited rule counts as another chain.
 
     Example: [bold]headrace swap --run kafka://127.0.0.1:9092/arithmetic new_chain.toml[/]
     """
@@ -175,10 +175,10 @@ def compare(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run variants of recipes over several seeds on one Kafka and one store, and compare the result of them.
+    """Run variants of recipes over several seeds on one Kafka and one store, and compare their results.
 
-    A line for every run on standard error, then a table: means over seeds and their 95 % intervals. The same command
-    goes on where it stopped: runs that are done are not run again. Exit code 1 when a run failed; the others count.
+    Prints a line per run on standard error, then a table: means over seeds with 95 % intervals. Give the same command
+    again to resume: finished runs are not repeated. Exit code 1 when a run failed; the others still count.
 
     Example: [bold]headrace compare efficient-data --plot efficient-data.png[/]
     """
@@ -209,7 +209,7 @@ def compare(
     try:
         results = play(asked, runs, folder, say)
     except KeyboardInterrupt:
-        say(f"Stopped. The same command goes on with what is in {escape(str(folder))}.")
+        say(f"Stopped. Give the same command again to resume from {escape(str(folder))}.")
         raise typer.Exit(INTERRUPTED) from None
     found = compared(asked.name, asked.about, results)
     write_atomically(folder / "comparison.json", json.dumps(plain(found), indent=1).encode())

@@ -1,4 +1,4 @@
-"""Commands about what a run needs before it begins, and leaves behind: topics, rights in a store, this machine."""
+"""Commands for what a run needs before it begins and leaves behind: topics, rights in a store, this machine."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def topics(
         open_console().print(listing_of_recipe(recipe, sets or ()))
         return
     if sets:
-        raise UsageError("--set goes with a recipe: a run has its own on its topic")
+        raise UsageError("--set needs a recipe: a run has its recorded one")
     with opened_run(run, data) as opened:
         open_console().print(listing_of_run(opened.run))
 
 
 def store_policy(
-    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="Which component; `list` names them.")],
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="Component; `list` shows all.")],
     bucket: Annotated[str, typer.Option("--bucket", help="The recipe's store.bucket.")] = "headrace",
 ) -> None:
-    """Print the policy that a component's keys need in an object store of your own, as JSON.
+    """Print the policy that a component's keys need in your own object store, as JSON.
 
     Example: [bold]headrace store-policy --role worker > worker.json[/]
     """
@@ -53,7 +53,7 @@ def store_policy(
 
 
 def doctor() -> None:
-    """Check what this machine has for a run, and show what to do about what it lacks.
+    """Check whether this machine can run Headrace, and show how to get what is missing.
 
     Example: [bold]headrace doctor[/]
     """
@@ -74,11 +74,13 @@ def doctor() -> None:
 def clean(
     data: DataChoice = None,
     everything: Annotated[bool, typer.Option("--all", help="All runs in .headrace.")] = False,
-    cache: Annotated[bool, typer.Option("--cache", help="Also what runs share: jars, caches, kept weights.")] = False,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Also remove what runs share: jars, caches, kept weights.")
+    ] = False,
 ) -> None:
     """Remove what a run left in its folder: servers that still run, their topics and objects, logs.
 
-    Topics on a cluster and objects in a store that the recipe names stay: delete those with their own tools.
+    Topics and objects on servers that the recipe names are kept: delete those with the servers' own tools.
 
     Example: [bold]headrace clean --data .headrace/arithmetic[/]
     """

@@ -1,4 +1,4 @@
-"""Standard output for long work: it replaces what cannot be encoded, and outlives its reader."""
+"""Standard output for long work: replaces what cannot be encoded, and survives the end of its reader."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ log = structlog.get_logger()
 
 
 def replace_what_cannot_be_encoded() -> None:
-    """Have both streams of this process print `?` for what their encoding lacks, instead of ending the command."""
+    """Make both output streams print `?` for characters that they cannot encode, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 class OutlivingStream:
-    """A text stream whose writes do not fail: once its reader is gone, or its disk full, it writes to nowhere.
+    """A text stream whose writes do not fail: once its reader is gone, or its disk is full, it discards the text.
 
-    The file descriptor is pointed at the null device then, or Python would fail once more as it flushes at its exit.
+    The file descriptor then points at the null device, or Python would fail again when it flushes at its exit.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.is_lost = False
-        """Whether nobody reads any more."""
+        """Whether the output is not read any more."""
 
     def write(self, text: str) -> int:
-        """Write, as long as somebody reads."""
+        """Write, as long as the output is read."""
         if not self.is_lost:
             try:
                 self._stream.write(text)
@@ -41,7 +41,7 @@ class OutlivingStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush, as long as somebody reads."""
+        """Flush, as long as the output is read."""
         if not self.is_lost:
             try:
                 self._stream.flush()
@@ -59,10 +59,10 @@ class OutlivingStream:
         log.warning("page.lost", why=str(error))
 
     def __getattr__(self, name: str) -> Any:
-        """Leave encoding, isatty and the like to the stream."""
+        """Return encoding, isatty and the like of the stream."""
         return getattr(self._stream, name)
 
 
 def outlive_reader(stream: TextIO) -> TextIO:
-    """Return the stream, as one whose writes do not fail."""
+    """Return the stream wrapped so that writes do not fail."""
     return cast("TextIO", OutlivingStream(stream))

@@ -1,4 +1,4 @@
-"""Commands that clear up behind a run: `headrace dead-letters`, `redrive`, `gc`."""
+"""Commands that clean up after a run: `headrace dead-letters`, `redrive`, `gc`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def dead_letters(
     offset: Annotated[int | None, typer.Option(min=0, help="Show this one with its bytes.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what could not be read: where it came from, why, and whether it was sent back; or show one.
+    """List the records that could not be read: their origin, the reason, and whether they were sent back; or show one.
 
-    A dead letter that was sent back names the one of reason `redriven`, and the new one where it failed again.
+    A dead letter that was sent back names that of reason `redriven`, and the new one if it failed again.
 
     Example: [bold]headrace dead-letters --data .headrace/arithmetic --offset 3[/]
     """
@@ -43,11 +43,11 @@ def redrive(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent back, and send nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Send dead letters back to where they came from, after a fix: their numbers are open again.
+    """Send dead letters back to their topics, after a fix: their numbers are open again.
 
-    Each dead letter is sent back once. What fails again becomes a new one, which names the first and can be sent back.
+    Each dead letter is sent back once. If it fails again, it becomes a new one, which can be sent back in turn.
 
-    Exit code 1 when a dead letter that --offset names is refused, as no fix would help it, or when the run has ended.
+    Exit code 1 when a dead letter given by --offset cannot be sent back, or when the run has ended.
 
     Example: [bold]headrace redrive --data .headrace/arithmetic --reason missing_object --dry-run[/]
     """
@@ -68,15 +68,15 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
     data: DataChoice = None,
     keep_versions: Annotated[
         int,
-        typer.Option(min=1, help="Newest versions whose weights stay; no fewer than 64, as workers begin with those."),
+        typer.Option(min=1, help="Newest versions to keep the weights of; at least 64, which workers start from."),
     ] = 64,
     keep_checkpoints: Annotated[
-        int | None, typer.Option(min=1, help="Newest checkpoints that stay; all if not given.", show_default=False)
+        int | None, typer.Option(min=1, help="Newest checkpoints to keep; all if not given.", show_default=False)
     ] = None,
     older_than: Annotated[
-        str, typer.Option(metavar="AGE", help="Spare what is younger: 36h, 2d. Less than 1d only of a run that rests.")
+        str, typer.Option(metavar="AGE", help="Keep what is younger: 36h, 2d. Less than 1d only for a stopped run.")
     ] = "1d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and delete nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete the objects of a run that nothing needs any more, according to its topics.

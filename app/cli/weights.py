@@ -1,4 +1,4 @@
-"""`headrace weights`: what can be done with weights and deltas by hand."""
+"""`headrace weights`: commands for weights and deltas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from headrace.app.cli.options import DataChoice, JsonOption, PolicyChoice, RunChoice, VariantChoice, answer, log_quietly
 
 app = typer.Typer(
-    help="How a run's versions were published; one of them as a folder; deltas between folders, with no run needed.",
+    help="Show how a run's versions were published; export one; make and apply deltas between folders, without a run.",
     rich_markup_mode="rich",
 )
 
@@ -23,7 +23,7 @@ def encode(
     base: Annotated[Path, typer.Argument(metavar="BASE_DIR", help="Folder of weights before.")],
     new: Annotated[Path, typer.Argument(metavar="NEW_DIR", help="Folder of weights after.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
-    policy: Annotated[str, typer.Option(help="Name to write into the delta.")] = "",
+    policy: Annotated[str, typer.Option(help="Policy name to write into the delta.")] = "",
     version: Annotated[int, typer.Option(help="Version to write into the delta, made from the one before.")] = -1,
     as_json: PlainJsonOption = False,
 ) -> None:
@@ -51,14 +51,16 @@ def encode(
 
 @app.command()
 def apply(
-    base: Annotated[Path, typer.Argument(metavar="BASE_DIR", help="Folder of weights that the first delta is on.")],
+    base: Annotated[
+        Path, typer.Argument(metavar="BASE_DIR", help="Folder of weights that the first delta was made from.")
+    ],
     deltas: Annotated[list[Path], typer.Argument(metavar="DELTA...", help="Deltas, in order.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, whole or not at all.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, atomically.")],
     as_json: PlainJsonOption = False,
 ) -> None:
     """Apply deltas to a folder of weights and write the result as another, checked before and after.
 
-    A delta whose result the folder holds already changes nothing, which is reported.
+    A delta changes nothing if the folder already holds its result; that is reported.
 
     Example: [bold]headrace weights apply step-10/ step-11.delta step-12.delta step-12/[/]
     """
@@ -109,7 +111,7 @@ def weights(
     variant: VariantChoice = None,
     as_json: JsonOption = False,
 ) -> None:
-    """How a run's versions were published: whole or as deltas, how large, how long it took, and who serves which.
+    """Show how a run's versions were published: whole or as deltas, sizes, times, and the version of each worker.
 
     The commands below make one version a folder, and deltas between folders with no run needed.
 
@@ -129,7 +131,7 @@ def weights(
 
 @app.command()
 def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
-    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, whole or not at all.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, atomically.")],
     version: Annotated[int | None, typer.Option("--version", help="Which version; the newest if not given.")] = None,
     run: RunChoice = None,
     data: DataChoice = None,

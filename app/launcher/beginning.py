@@ -1,4 +1,4 @@
-"""The beginning of a run: its topics and its recipe, written once; a run that is there is joined."""
+"""The beginning of a run: its topics and its recipe, written once; an existing run is joined."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headrace.schemas.records import WorkerStatus
 
 
 class RunOfAnother(UsageError):
-    """A run of that name is on the cluster, and it was begun, or is run now, from somewhere else."""
+    """The cluster holds a run of that name which was begun, or is running now, from somewhere else."""
 
 
 def begin_or_join(
@@ -43,18 +43,18 @@ def begin_or_join(
     own_run_id: str | None = None,
     remember: Callable[[str], None] = lambda _: None,
 ) -> Run:
-    """Create the topics and write the recipe, where they are not there yet; return the run, joined.
+    """Create the topics and write the recipe if they do not exist yet; return the run, joined.
 
     Args:
-        servers: They answer.
-        recipe: Of the run.
-        say: Reports the address, and which revision was written.
+        servers: Servers that answer.
+        recipe: Recipe of the run.
+        say: Reports the address and the revision that was written.
         new_recipe: Whether a recipe that differs from the run's becomes its next revision.
-        own_run_id: Id of the run that the data folder belongs to; None for a new folder, empty where an old one does
-            not say.
+        own_run_id: Id of the run that the data folder belongs to; None for a new folder, empty if an old one does
+            not record it.
         remember: Called with the id of a new run before anything of it is written.
 
-    Raises UsageError with the keys that differ, otherwise; RunOfAnother.
+    Raises UsageError with the keys that differ unless `new_recipe`; RunOfAnother.
     """
     address = RunAddress(servers.connection, recipe.name)
     first = read_first_revision(address)
@@ -78,10 +78,10 @@ def begin_or_join(
 
 
 def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, embedded_store: bool) -> None:
-    """Raise RunOfAnother where going on would take a run away from those who run it, or lose its objects.
+    """Raise RunOfAnother if resuming would disturb whoever runs this run, or lose its objects.
 
-    A run of this data folder is never refused. Another one is where its objects are not in this folder's embedded
-    store, and where a worker runs that this command would start a second time.
+    A run of this data folder is never refused. Another run is refused if its objects cannot be in this folder's
+    embedded store, or if a worker is running that this command would start a second time.
     """
     if own_run_id in {"", run.run_id}:
         return
@@ -97,14 +97,14 @@ def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, e
     )
     who = "; ".join(f"{one.worker} is process {one.pid} on {one.host or 'an unknown host'}" for one in taken or alive)
     why = (
-        f"it is run now: {who}"
+        f"it is running now: {who}"
         if who
-        else "nobody runs it now, and its objects are not in the embedded store of this data folder"
+        else "it is not running, and its objects are not in the embedded store of this data folder"
     )
     raise RunOfAnother(
-        f"run {run.address.run} is on {run.address.connection.bootstrap} already, begun {began} from another data "
-        f"folder; {why}. Begin a run of your own by --set name=ANOTHER-NAME, go on with that one from its own folder, "
-        f"or look at it by `headrace status --run {run.address}`"
+        f"run {run.address.run} already exists on {run.address.connection.bootstrap}, begun {began} from another data "
+        f"folder; {why}. Begin a new run with --set name=ANOTHER-NAME, resume that one from its own folder, "
+        f"or look at it with `headrace status --run {run.address}`"
     )
 
 
@@ -118,7 +118,7 @@ def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
     ]
     if unnamed:
         raise UsageError(
-            f"the recipe names no {' and no '.join(unnamed)}, and what `begin` started would end with it: `headrace "
+            f"the recipe lacks {' and '.join(unnamed)}, and servers that `begin` started would end with it: `headrace "
             "servers` starts a Kafka and an object store and prints the lines for a recipe; or `headrace up` runs all"
         )
     check_names(recipe)

@@ -12,7 +12,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.topics import policy_of, variant_of
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "0", "--nproc-per-node")
-"""Starts the processes of one trainer on this machine; when one dies all end, and the supervisor begins them anew."""
+"""Starts the processes of one trainer on this machine; when one dies all end, and the supervisor restarts them."""
 
 
 def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
@@ -52,7 +52,7 @@ def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
 
 
 def parts_of(recipe: Recipe) -> list[tuple[str, ...]]:
-    """Return the words after `headrace`, but for `--run`, that start each part of a run once."""
+    """Return the command-line words (without `headrace` and `--run`) that start each part of a run once."""
     trained = [(variant, _options_of(variant)) for variant in recipe.policy_variants]
     return [
         ("feed",),

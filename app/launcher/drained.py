@@ -1,4 +1,4 @@
-"""What the launcher asks of the page that follows a run, and when nothing more can be expected of a run."""
+"""What the launcher needs of the page that follows a run, and when a run has drained."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 from typing import Protocol
 
 GROUPS_DRAIN_S = 30.0
-"""After the end of a run: workers conclude what they hold within 10 s, and the tasks of one that was killed are another
-worker's after 8 s."""
+"""Seconds after the end of a run: workers conclude what they hold within 10 s, and the tasks of a killed worker go to
+another after 8 s."""
 AFTER_SESSION_S = 20.0
-"""What is left of the drain when the tasks of a dead worker have come to another."""
+"""Seconds that the drain still takes once another worker has the tasks of a dead one."""
 EVALUATION_DRAIN_S = 60.0
-"""The last version's evaluation may take longer than that: it is half of what a run is for."""
+"""Seconds for the last version's evaluation, which may take longer."""
 
 
 class Page(Protocol):
     """Follows a run's topics and shows them."""
 
     def turn(self, timeout_s: float) -> None:
-        """Read what is new, waiting so long for something, and show it."""
+        """Read what is new, waiting at most so long for it, and show it."""
 
     @property
     def ended(self) -> str:
-        """Why the run is over; empty while it goes on."""
+        """Why the run is over; empty while it is running."""
 
     @property
     def in_flight(self) -> int:
@@ -35,7 +35,7 @@ class Page(Protocol):
 
     @property
     def progress(self) -> object:
-        """How far the run is: differs once it is further."""
+        """Progress of the run: the value changes when the run has progressed."""
 
     @property
     def standstill(self) -> str:
@@ -43,14 +43,14 @@ class Page(Protocol):
 
     @property
     def hopeless(self) -> str:
-        """Why the run is to be given up, as no episode has ever succeeded; empty while it is not."""
+        """Why to give up the run (no episode has ever succeeded); empty otherwise."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
 
 
 def groups_drain_s(session_s: float) -> float:
-    """Return for how long groups may come after a run's end, in seconds.
+    """Return how long groups may still arrive after a run's end, in seconds.
 
     Where a worker is killed at the end its tasks are another's only after the session of the consumer group; the
     embedded broker's is of 8 s, a cluster's mostly of 45 s.
@@ -59,14 +59,14 @@ def groups_drain_s(session_s: float) -> float:
 
 
 def is_drained(page: Page, since_end_s: float, drain_s: float = GROUPS_DRAIN_S) -> bool:
-    """Return whether nothing more can be expected of a run that has ended."""
+    """Return whether a run that has ended has also drained."""
     if page.in_flight and since_end_s < drain_s:
         return False
     return not (page.awaits_evaluation and since_end_s < EVALUATION_DRAIN_S)
 
 
 class Drain:
-    """What follows the end of a run, until nothing more can be expected of it.
+    """The time from the end of a run until it has drained.
 
     Args:
         page: Follows the run.
@@ -79,7 +79,7 @@ class Drain:
         self._drain_s = GROUPS_DRAIN_S
 
     def is_over(self) -> bool:
-        """Return whether nothing more can be expected; raises what the question for the time-out does."""
+        """Return whether the run has drained; raises what `session_s` raises."""
         if self._ended_at is None:
             if not self._page.ended:
                 return False

@@ -1,4 +1,4 @@
-"""The fork server of `headrace up`, begun before the command line has read the recipe."""
+"""The fork server of `headrace up`, started before the command line has read the recipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.infra.process.fork_client import ForkServer
 
 
 def new_fork_server() -> ForkServer:
-    """Return one that has not been started. Its threads are set, and its log named, when the recipe is known."""
+    """Return a fork server that is not started. Its threads and its log are set when the recipe is known."""
     return ForkServer(build_child_environment(os.environ, 1), Path(os.devnull))
 
 

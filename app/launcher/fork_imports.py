@@ -1,6 +1,6 @@
 """What the fork server imports before it forks a component: what would take long in every process.
 
-Nothing of a user's is among it: environments, engines and algorithms of their own are imported by components alone.
+User code is not imported here: only components import a user's environments, engines and algorithms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALL = (
     "headrace.infra.store.access",
     "headrace.infra.kafka.run_loop",
 )
-"""What every component needs, whatever the recipe says."""
+"""Imports that every component needs, for any recipe."""
 _MODELS = ("transformers.models.auto.modeling_auto", "transformers.generation.utils")
 FEED = (*ALL, "headrace.producers.feed.feeder")
 CURATE = (*ALL, "headrace.consumers.curate.curator")
@@ -30,12 +30,12 @@ TRAIN = (*ALL, "headrace.trainers.train", "headrace.trainers.start", "headrace.t
 
 
 def of_trainer(trainer: TrainerSettings) -> tuple[str, ...]:
-    """Return a trainer's; none where it is not forked: on CUDA, and several processes, which torchrun starts."""
+    """Return a trainer's imports; none if it is not forked: on CUDA, or as several processes, started by torchrun."""
     return TRAIN if trainer.processes == 1 and trainer.device == CPU else ()
 
 
 def of_worker(recipe: Recipe) -> tuple[str, ...]:
-    """Return a rollout worker's; none where it is not forked: on CUDA. A user's engine imports what it wants itself."""
+    """Return a rollout worker's imports; none if it is not forked: on CUDA. A user's engine has its own imports."""
     if recipe.rollout.device != CPU:
         return ()
     return ROLLOUT_WITH_TORCH if recipe.rollout.engine.use == "torch" else ROLLOUT

@@ -1,4 +1,4 @@
-"""`headrace up`: servers, topics, recipe, components, page, summary, and the way back down."""
+"""`headrace up`: start servers, topics, recipe, components and page, write the summary, stop all again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ AWAY_PAUSE_S = 1.0
 NOTE_EVERY_S = 5.0
 COMPONENTS_STOP_S = 8.0
 AUDIT_OPEN = 1
-"""Exit code of a run that came to its end with an audit that does not close."""
+"""Exit code of a run that ended but whose audit does not close."""
 
 log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class AllFailed(HeadraceError):
-    """No episode has ever succeeded, for as long as the recipe allows."""
+    """No episode has succeeded for as long as the recipe allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class UpRequest:
     new_recipe: bool = False
     plain: bool = False
     program: str = "headrace"
-    """How this user calls it."""
+    """The command by which this user calls Headrace."""
     again: str = "headrace up …"
-    """The command line, to show how to go on."""
+    """The command line that resumes the run."""
     forks: ForkServer | None = None
-    """One that imports already what every component needs; it is stopped here where none is wanted."""
+    """A fork server that is already importing what every component needs; stopped if it is not used."""
 
 
 def up(request: UpRequest, console: Console) -> int:
@@ -92,17 +92,17 @@ def up(request: UpRequest, console: Console) -> int:
                 return launch.run()
             except KeyboardInterrupt:
                 with ignore_signals():
-                    console.print("\n[bold]Stopping[/]: nothing is lost, at most 10 s …")
+                    console.print("\n[bold]Stopping[/] (up to 10 s); no data is lost …")
                     launch.stop(STOP_WITHIN_S)
-                _tell_how_to_go_on(request, console, "Stopped. To go on from here:")
+                _tell_how_to_go_on(request, console, "Stopped. Resume with:")
                 return INTERRUPTED
             except HeadraceError:
                 if launch.has_begun:
                     _tell_how_to_go_on(
                         request,
                         console,
-                        "Stopped by the error below. Once that is mended (with --new-recipe, if you changed the recipe "
-                        "or a module of your own), to go on from here:",
+                        "Stopped by the error below. After fixing it (add --new-recipe if you changed the recipe or "
+                        "your own module), resume with:",
                     )
                 raise
             finally:
@@ -128,18 +128,18 @@ class Launcher:
         self._supervisor: Supervisor | None = None
         self._run_is_over = False
         self._progress: object = None
-        """How far the run is; None while it cannot get further, as a server does not answer."""
+        """Progress of the run; None while a server does not answer, so that it cannot progress."""
         self._run: Run | None = None
         self._notes = notes
         self._noted = 0.0
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is a run, which the same command goes on with."""
+        """Whether there is a run that the same command resumes."""
         return self._run is not None
 
     def run(self) -> int:
-        """Bring the run to its end and show the result of it. Raises HeadraceError, and KeyboardInterrupt."""
+        """Run to the end and show the result. Raises HeadraceError and KeyboardInterrupt."""
         self._say(f"run [bold]{self._recipe.name}[/] in {self._folder.root}")
         self._servers.claim()
         early = self._before is None and self._servers.embedded_kafka
@@ -170,17 +170,17 @@ class Launcher:
             self._note(run, finished=not in_flight)
             if in_flight:
                 self._say(
-                    f"{in_flight} groups are still in flight some time after the end of the run: the same "
-                    "command goes on with them"
+                    f"{in_flight} groups are still in flight some time after the end of the run: give the same "
+                    "command again to finish them"
                 )
         closes = self._patiently(lambda: self._summarize(join(self._address)))
         self._servers.stop()
         if not closes:
-            self._say("the audit of this run does not close, as said above: `headrace audit` names what is wrong")
+            self._say("the audit of this run does not close (see above): `headrace audit` names what is wrong")
         return 0 if closes else AUDIT_OPEN
 
     def stop(self, within_s: float) -> None:
-        """Stop all that runs; components first, as their last commits need the broker."""
+        """Stop all processes; components first, as their last commits need the broker."""
         end = time.monotonic() + within_s
         if self._supervisor is not None:
             self._end_components(min(COMPONENTS_STOP_S, within_s))
@@ -193,7 +193,7 @@ class Launcher:
 
     @property
     def _address(self) -> RunAddress:
-        """The run; an embedded Kafka's address is known once its folder is claimed."""
+        """Address of the run; that of an embedded Kafka is known once its folder is claimed."""
         return RunAddress(self._servers.connection, self._recipe.name)
 
     def _start_components(self) -> None:
@@ -216,7 +216,7 @@ class Launcher:
         self._supervisor.start()
 
     def _fork_server(self, children: Sequence[Child], environment: Mapping[str, str]) -> ForkServer | None:
-        """Start what the components are forked from; None where none is to be forked, or it cannot be started."""
+        """Start the process that components are forked from; None if none is forked or it cannot be started."""
         forks = self._request.forks or new_fork_server()
         if sys.platform != "linux" or not self._recipe.launch.fork or not any(child.imports for child in children):
             forks.stop()
@@ -235,7 +235,7 @@ class Launcher:
     # --------------------------------------------------------------------------------------------------- while it runs
 
     def _follow(self, run: Run) -> int:
-        """Show the run until it has ended and drained, or should have; return how many numbers are in flight then."""
+        """Show the run until it has ended and drained, or waited long enough; return the numbers still in flight."""
         from headrace.app.views.live import LivePage
 
         assert self._supervisor is not None  # noqa: S101 - started by `run`
@@ -276,7 +276,7 @@ class Launcher:
                 self._note(run)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Return what the call returns, waiting as long as a server is away."""
+        """Return the call's result, waiting as long as a server is unreachable."""
         said = False
         while True:
             try:
@@ -289,12 +289,12 @@ class Launcher:
                 time.sleep(AWAY_PAUSE_S)
 
     def _remember(self, run_id: str) -> None:
-        """Write down which run this folder is of, before anything of it is on the cluster."""
+        """Record the run of this folder before anything of it is written to the cluster."""
         own, connection = self._servers.embedded_kafka, self._servers.connection
         self._folder.write(RunNotes(self._recipe.name, connection.bootstrap, own, run_id))
 
     def _note(self, run: Run, *, finished: bool | None = None) -> None:
-        """Write down what is known; a launcher that is killed loses some seconds of accounts, nothing else."""
+        """Record the state of the run; a killed launcher loses only some seconds of its accounting."""
         self._noted = time.monotonic()
         before = self._before
         cpu = self._supervisor.cpu_seconds() if self._supervisor else {}
@@ -312,7 +312,7 @@ class Launcher:
         self._notes = notes
         try:
             self._folder.write(notes)
-        except OSError as error:  # a full disk: the next note holds it, and a launcher that is killed loses accounts
+        except OSError as error:  # a full disk: the next note holds it; only a killed launcher loses accounting
             log.warning("notes.not_written", error=str(error))
 
     # ----------------------------------------------------------------------------------------------------- the way down
@@ -339,17 +339,17 @@ class Launcher:
 
 
 def _check_summary_path(path: Path | None) -> None:
-    """Refuse a summary file that cannot be written before the run, not after it."""
+    """Refuse an unwritable summary file before the run, not after it."""
     if path is None:
         return
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"the summary cannot be written to {path}: {folder} is no folder that this user may write to")
+        raise UsageError(f"the summary cannot be written to {path}: {folder} is not a writable folder")
 
 
 @contextmanager
 def redirected_log(path: Path) -> Iterator[None]:
-    """Log to a file: the terminal is the page's, which log lines would tear."""
+    """Log to a file: log lines would break the page on the terminal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", buffering=1) as file:
         with redirect_stderr(file):  # structlog keeps the stream that it finds when it is configured

@@ -1,4 +1,4 @@
-"""`headrace servers`: an embedded Kafka and an object store for any number of runs, until they are told to stop."""
+"""`headrace servers`: an embedded Kafka and an object store for any number of runs, until stopped."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TURN_S = 0.5
 
 
 def stand(folder: DataFolder, say: Callable[[str], None], show: Callable[[str], None]) -> None:
-    """Start both servers on a folder, print what a recipe and a terminal need, and keep them up until a signal comes.
+    """Start both servers on a folder, print what a recipe and a terminal need, and keep them running until a signal.
 
     Args:
-        folder: Of data, ports and keys, which stay the same over restarts.
+        folder: Folder of data, ports and keys; these stay the same over restarts.
         say: Reports what happens.
         show: Prints lines to be copied.
 

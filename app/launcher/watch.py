@@ -1,4 +1,4 @@
-"""`headrace watch`: the page of `headrace up`, attached to a run that others started."""
+"""`headrace watch`: the page of `headrace up`, for a run started elsewhere."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ TURN_S = 0.25
 
 
 def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool, began_ms: int = 0) -> str:
-    """Show a run until nothing more can be expected of it; return why it has ended.
+    """Show a run until it has drained; return why it has ended.
 
-    Nothing is written and nobody waits for it: any number may watch a run, and stop.
+    Watching writes nothing, and the run does not wait for it: any number of pages may watch, and stop.
 
     Args:
         run: The run, joined.
         console: Where to show it.
         say: Reports servers that do not answer.
         plain: Lines even on a terminal.
-        began_ms: When it was started last, in ms since the epoch; 0 where nobody knows.
+        began_ms: When it was started last, in ms since the epoch; 0 if unknown.
     """
     servers = servers_of(run, say)
     page = LivePage(run, console, plain=plain, around=lambda: Surroundings(began_ms, servers.watch()))
@@ -43,7 +43,7 @@ def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool
 
 
 def servers_of(run: Run, say: Callable[[str], None]) -> Servers:
-    """Return the servers of a run that is joined, to ask whether they answer; nothing is started or stopped."""
+    """Return the servers of a joined run, to check whether they answer; nothing is started or stopped."""
     store = run.store_address
     kafka = run.recipe.kafka.model_copy(update={"bootstrap": run.connection.bootstrap})
     named = run.recipe.store.model_copy(update={"endpoint": store.endpoint, "secure": store.secure})

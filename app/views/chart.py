@@ -1,4 +1,4 @@
-"""Curves in the terminal, and what is asked of a picture before anything is drawn."""
+"""Curves in the terminal, and the checks of a picture's file before anything is drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 UNKNOWN = "·"
 EIGHTHS = 8
 CHART_WIDTH, CHART_HEIGHT = 64, 7
-"""Of a page's curve, in characters."""
+"""Width of a page's curve, in characters."""
 LARGEST = 1e9
 
 
@@ -68,7 +68,7 @@ def _axis(low: float, high: float, height: int) -> list[str]:
 
 
 def check_picture(file: Path, *suffixes: str) -> None:
-    """Raise UsageError without matplotlib, for a suffix that is none of these, and for a folder that is not there."""
+    """Raise UsageError without matplotlib, for another suffix, and for a missing folder."""
     try:
         import_module("matplotlib")
     except ImportError as error:
@@ -76,4 +76,4 @@ def check_picture(file: Path, *suffixes: str) -> None:
     if file.suffix not in suffixes:
         raise UsageError(f"--plot {file}: name a {' or '.join(suffixes)} file")
     if not file.absolute().parent.is_dir():
-        raise UsageError(f"--plot {file}: there is no folder {file.absolute().parent}")
+        raise UsageError(f"--plot {file}: folder {file.absolute().parent} does not exist")

@@ -1,4 +1,4 @@
-"""The end of a run for people: its summary, and what kept it from more."""
+"""The page at the end of a run: its summary, and why it did not get further."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from headrace.trainers.health import LARGE_GAP
 ENOUGH_VERSIONS = 15
 EDGE = 5
 RISE = 0.02
-"""Less between the first and the last versions is no rise."""
+"""Smallest difference between the first and the last versions that counts as a rise."""
 HIGH_ENOUGH = 0.9
-"""Above this there is little left to rise."""
+"""Above this reward the run can hardly improve."""
 MANY_DROPPED = 0.7
 
 
@@ -72,10 +72,10 @@ def _cause(signs: Signs, share: float, reward: float) -> str:
         if reason != "zero_variance":
             return f"Most groups are dropped for {reason}: little is left to learn from."
         how = "too easy: take a harder tier" if reward > 0.5 else "too hard: warm up longer, or take an easier tier"
-        return f"Most groups have one reward throughout, as the tasks are {how}."
+        return f"In most groups all rewards are equal, as the tasks are {how}."
     if signs.staleness_mean > max(2.0, 0.8 * signs.max_staleness):
         return "The data are old: lower trainer.max_staleness, or slow the trainer by larger batches."
-    return "None of the usual causes shows: try another trainer.learning_rate, or larger groups."
+    return "No usual cause was found: try another trainer.learning_rate, or larger groups."
 
 
 SOLVED = "solved"
@@ -107,7 +107,7 @@ def panel(summary: Summary) -> Panel:
 
 
 def next_commands(summary: Summary, program: str, again: str) -> Text:
-    """Return some commands, each on a line of its own, to be copied."""
+    """Return some commands to copy, each on its own line."""
     folder = shlex.quote(shown_path(summary.data.folder))
     policy, step = max(((name, block.versions) for name, block in summary.policies.items()), key=itemgetter(1))
     whose = f" --policy {policy}" if len(summary.policies) > 1 else ""
@@ -124,18 +124,18 @@ def next_commands(summary: Summary, program: str, again: str) -> Text:
 
 
 def _ways_on(summary: Summary, again: str) -> list[tuple[str, str]]:
-    """Return what a user may want who trains on, and the command for it."""
+    """Return a reason to train on, and the command for it."""
     if summary.ended != SOLVED:
         return [("train on from here", _changed(again, "trainer.steps", 2 * summary.versions or 1))]
     higher = round((1 + summary.feed.solved_share) / 2, 4)
-    same = ("train on with the same tasks until fewer of them teach", _changed(again, "feed.solved_share", higher))
+    same = ("train on with the same tasks until fewer of them are useful", _changed(again, "feed.solved_share", higher))
     harder = "train on with harder tasks, where the environment has a harder tier"
     raised = summary.feed.raise_tier
     return [same] if raised else [(harder, _changed(again, "feed.raise_tier", "true")), same]
 
 
 def _changed(again: str, key: str, value: object) -> str:
-    """Return the command that goes on with one key changed, without what it set for that key and of a summary."""
+    """Return the command that resumes with one key changed, without its old value and without --summary."""
     words, kept = shlex.split(again), []
     while words:
         word = words.pop(0)
@@ -157,7 +157,7 @@ def _facts(summary: Summary) -> Table:
         table.add_row(
             "ended",
             f"as solved: of the last 500 groups more than {summary.feed.solved_share:.1%} (feed.solved_share) "
-            "were dropped as zero_variance, most of them as all was right",
+            "were dropped as zero_variance, most of them because every answer was correct",
         )
     _add_rewards(table, summary.policies)
     dropped = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
@@ -175,7 +175,7 @@ def _facts(summary: Summary) -> Table:
     bad = f"[bold red]does not close[/]: {proof.lost} lost, {proof.doubled} doubled"
     table.add_row("audit", good if proof.ok else bad)
     for line in summary.stood_still:
-        table.add_row("stood still", Text(line, style="yellow"))
+        table.add_row("no progress", Text(line, style="yellow"))
     table.add_row("speed", f"{summary.samples_per_s:,.0f} trajectories/s, {summary.tokens_per_s:,.0f} tokens/s")
     table.add_row("wasted", wasted(summary.wasted_tokens, summary.tokens, is_all=not groups.in_flight))
     table.add_row(
@@ -189,7 +189,7 @@ def _facts(summary: Summary) -> Table:
 
 
 def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
-    """Add each policy's own: one is paid for its answers, another for judging them, and their mean says nothing."""
+    """Add rewards by policy: one is paid for its answers, another for judging them, so their mean is meaningless."""
     rewards = {
         "training reward": [_change(block.reward_first, block.reward_last) for block in policies.values()],
         "held-out reward": [_change(block.eval_first, block.eval_last) for block in policies.values()],
@@ -207,6 +207,6 @@ def _change(first: float | None, last: float | None) -> str:
 
 
 def shown_path(folder: str) -> str:
-    """Return a path as short as it can be typed from here."""
+    """Return the shortest form of a path from the working directory."""
     relative = os.path.relpath(folder, Path.cwd())
     return folder if relative.startswith("..") else relative

@@ -1,4 +1,4 @@
-"""A comparison of variants for people: a table in the terminal, a picture, and a page that holds both."""
+"""The page of a comparison of variants: a table in the terminal, a picture, and an HTML file with both."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _html_table(found: Comparison, policy: str) -> str:
 
 
 def _cells(found: Comparison, policy: str) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Return columns and rows, without columns of which no variant has anything."""
+    """Return columns and rows, without columns that are empty for every variant."""
     rows = list(_rows(found, policy))
     shown = [0, *(at for at in range(1, len(COLUMNS) + 1) if any(row[at] not in NOTHING for row in rows))]
     return [COLUMNS[at - 1] for at in shown[1:]], [tuple(row[at] for at in shown) for row in rows]
@@ -173,7 +173,7 @@ def plot(found: Comparison, file: Path) -> list[Path]:
 def figure_of(found: Comparison) -> Any:
     """Return a row of training and one of held-out reward for every policy; lines are means, bands intervals.
 
-    A variant whose seeds have no stretch of an axis in common has no mean there: each seed is a thin line.
+    If the seeds of a variant share no part of an axis, it has no mean there: each seed is a thin line.
     """
     from matplotlib.figure import Figure
 
@@ -198,11 +198,11 @@ def figure_of(found: Comparison) -> Any:
 
 
 class Curve(NamedTuple):
-    """What is drawn of a variant against one axis."""
+    """The curves of a variant against one axis."""
 
     mean: MeanCurve
     seeds: Sequence[Sequence[Point]]
-    """Of a variant that has no mean; empty with one."""
+    """Curves of the seeds of a variant without a mean; empty if it has one."""
 
 
 def _curves(found: Comparison, policy: str, what: str, axis: str) -> dict[str, Curve]:

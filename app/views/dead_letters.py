@@ -1,4 +1,4 @@
-"""Dead letters, and what became of a redrive, for people."""
+"""Pages of dead letters and of a redrive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_ROWS, MOST_WHYS = 200, 8
 
 
 def dead_letters_table(dead_letters: Sequence[ListedDeadLetter], reason: str | None) -> RenderableType:
-    """Return what `headrace dead-letters` shows."""
+    """Return the page of `headrace dead-letters`."""
     if not dead_letters:
         return Text(f"No dead letters of reason {reason}.") if reason else NONE
     table = Table("offset", "when (UTC)", "reason", box=None)
@@ -41,20 +41,20 @@ def dead_letters_table(dead_letters: Sequence[ListedDeadLetter], reason: str | N
     by_reason = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     older = f"; the newest {MOST_ROWS} are shown" if len(dead_letters) > MOST_ROWS else ""
     whys = Counter(_why(one) for one in dead_letters if one.detail)
-    told = [Text(f"{count} x {why}", style="yellow") for why, count in whys.most_common(MOST_WHYS)]
-    return Group(table, *told, Text(f"{_count(len(dead_letters))}: {by_reason}{older}", style="dim"))
+    reasons = [Text(f"{count} x {why}", style="yellow") for why, count in whys.most_common(MOST_WHYS)]
+    return Group(table, *reasons, Text(f"{_count(len(dead_letters))}: {by_reason}{older}", style="dim"))
 
 
 def unnumbered(reasons: Mapping[str, int]) -> str:
-    """Describe the dead letters that no count of numbers holds, by reason; empty when there are none."""
+    """Describe the dead letters not tied to a task, by reason; empty if there are none."""
     if not reasons:
         return ""
     by_reason = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-    return f"{_count(sum(reasons.values()))} of no training number ({by_reason}): see `headrace dead-letters`"
+    return f"{_count(sum(reasons.values()))} not tied to a task ({by_reason}): see `headrace dead-letters`"
 
 
 def dead_letter_view(dead_letter: DeadLetterDetail) -> RenderableType:
-    """Return one dead letter with what it is about."""
+    """Return the page of one dead letter with its record."""
     from headrace.ops.dead_letters.listing import DecodedText
 
     table = Table.grid(padding=(0, 2))
@@ -81,7 +81,7 @@ def dead_letter_view(dead_letter: DeadLetterDetail) -> RenderableType:
     )
     for name, value in (
         ("dead letter", f"{dead_letter.offset}, of {_when(dead_letter.created_ms)} UTC"),
-        ("stands at" if is_notice else "from", _source(dead_letter)),
+        ("now at" if is_notice else "from", _source(dead_letter)),
         ("component", dead_letter.component),
         ("reason", dead_letter.reason),
         ("detail", dead_letter.detail),
@@ -98,7 +98,7 @@ def redrive_table(done: Redriven) -> RenderableType:
     parts: list[RenderableType] = []
     verb = "would be sent back" if done.dry_run else "sent back"
     for one in done.redriven:
-        to = "" if one.stands_at is None else f", stands at {one.stands_at} now"
+        to = "" if one.stands_at is None else f", now at {one.stands_at}"
         dead_letters = ", ".join(map(str, one.offsets))
         parts.append(Text(f"{verb}: dead letter {dead_letters}, {_number(one)}, from {_source(one)}{to}"))
     parts += [Text(f"already sent back: dead letter {offset}", style="dim") for offset in done.already]
@@ -117,7 +117,7 @@ def _source(dead_letter: ListedDeadLetter | SentBack) -> str:
 
 
 def _sent_back(dead_letter: ListedDeadLetter) -> str:
-    """Return what became of a dead letter's message by a redrive; empty when it was not sent back."""
+    """Return the result of redriving a dead letter's message; empty if it was not sent back."""
     words = "" if dead_letter.redriven is None else f"yes, see {dead_letter.redriven}"
     words = words if dead_letter.redrives is None else f"dead letter {dead_letter.redrives}"
     return words if dead_letter.failed_again is None else f"{words}; failed again as {dead_letter.failed_again}"
@@ -137,5 +137,5 @@ def _count(count: int) -> str:
 
 
 def _number(dead_letter: ListedDeadLetter | SentBack) -> str:
-    """Return `stream:number`; a dead letter without one concluded nothing."""
+    """Return `stream:number`, or a note for a dead letter without one: it concluded nothing."""
     return f"{dead_letter.stream}:{dead_letter.number}" if dead_letter.number >= 0 else "no number"

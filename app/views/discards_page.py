@@ -1,4 +1,4 @@
-"""What became of groups that were not trained on, for people: tables, and a picture of them."""
+"""Pages of the groups that were not trained on: tables and a picture."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _policy(ledger: PolicyDiscards) -> list[RenderableType]:
     gone = sum(row.groups for row in discarded.values())
     total = trained.groups + gone
     if not total:
-        return [Text("The fate of no group is known yet.")]
+        return [Text("No group has concluded yet.")]
     table = _table("groups")
     _add(table, "trained", trained, total)
     for reason, row in discarded.items():
@@ -47,7 +47,7 @@ def _policy(ledger: PolicyDiscards) -> list[RenderableType]:
         parts += [Text(), left_out]
     parts += [Text(error.sentence, style="red") for error in ledger.errors[:MOST_ERRORS]]
     if ledger.waiting:
-        parts.append(Text(f"{ledger.waiting} more wait for their fate.", style="dim"))
+        parts.append(Text(f"{ledger.waiting} more have not concluded yet.", style="dim"))
     return parts
 
 
@@ -115,7 +115,7 @@ APART = 0.08
 
 
 def plot(found: Discards, file: Path) -> list[Path]:
-    """Draw the picture into a file, whose suffix says the format (png, svg, pdf), and return the file.
+    """Draw the picture into a file in the format of its suffix (png, svg, pdf), and return the file.
 
     Raises UsageError for what cannot be written.
     """
@@ -172,7 +172,7 @@ def _panel(panel: Any, cells: Mapping[str, Sequence[Binned]], place: int) -> Non
 
 
 def areas(counts: Sequence[int], most: int) -> list[float]:
-    """Return the areas of dots that stand for so many groups, where `most` is the most that any stands for."""
+    """Return the dots' areas for these numbers of groups; `most` is the largest number of any dot."""
     return [max(SMALLEST, LARGEST * count / most) if count else 0.0 for count in counts]
 
 

@@ -1,4 +1,4 @@
-"""What `headrace gc` deleted, or would, for people."""
+"""The page of `headrace gc`: what it deleted or would delete."""
 
 from __future__ import annotations
 

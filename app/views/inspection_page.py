@@ -1,4 +1,4 @@
-"""A step and a trajectory for people: what `headrace inspect` shows."""
+"""The pages of `headrace inspect`: a step and a trajectory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.ops.lineage.seen import GroupSeen, SequenceSeen, TokenSeen, Trajec
 from headrace.schemas.episode_errors import describe_error
 
 SHORT = 40
-"""Completions of at most so many characters, on one line, stand in the table; longer ones below their numbers."""
+"""Completions up to this many characters are shown in the table, on one line; longer ones below it."""
 CROPPED = 400
 """Longer texts are cut where several groups are shown."""
 KINDS = {"prompt": "cyan", "observation": "magenta", "injected": "blue", "generated": ""}
@@ -73,12 +73,12 @@ def _metrics(metrics: Mapping[str, float]) -> Columns:
 
 
 def own_metric_facts(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return what a loss of the user's own measured, by the names that it gave."""
+    """Return the metrics of a user's own loss, by their names."""
     return [(name, f"{value:.4g}") for name, value in own_metrics(metrics).items()]
 
 
 def facts(named: Iterable[tuple[str, str]]) -> Columns:
-    """Return names with values in as many columns as there is room for."""
+    """Return names with values in as many columns as fit."""
     return Columns([Text.assemble((f"{name} ", "dim"), value) for name, value in named], padding=(0, 3))
 
 
@@ -265,7 +265,7 @@ def _legend() -> Text:
 
 
 def token_table(tokens: Sequence[TokenSeen]) -> Table:
-    """Return a row for each token: who made it, whether and how it is trained on, how likely it was."""
+    """Return a row for each token: its source, whether and how it is trained on, its probability."""
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name in ("#", "version", "mask", "advantage", "logprob", "probability"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -290,5 +290,5 @@ def token_table(tokens: Sequence[TokenSeen]) -> Table:
 
 
 def _visible(text: str) -> str:
-    """Return a token with its white space to be seen; a part of a character as a dot."""
+    """Return a token with visible white space; a part of a character is shown as a dot."""
     return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") or "·"

@@ -1,4 +1,4 @@
-"""Lineage for people: what made a version, and the way of a group."""
+"""The pages of `headrace lineage`: the groups of a version, and the history of a group."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ COLUMNS: tuple[tuple[str, JustifyMethod, str], ...] = (
     ("worker", "left", ""),
     ("curated", "left", "dim"),
 )
-"""Of the groups that made a version: name, side and style."""
+"""Columns of the groups that made a version: name, side and style."""
 CROPPED = ("task", "worker")
-"""Columns that give way on a narrow terminal."""
+"""Columns that may shrink on a narrow terminal."""
 
 
 def version_page(found: VersionLineage) -> RenderableType:
@@ -55,7 +55,7 @@ def version_page(found: VersionLineage) -> RenderableType:
         f"  run {found.run}, epoch {found.epoch}, recipe revision {found.revision}",
     )
     if not found.groups:
-        why = "No group made it: it is where training began." if not found.version else "Its batch is not recorded."
+        why = "Made from no group: training began here." if not found.version else "Its batch is not recorded."
         return Group(title, facts, Text(why))
     facts.add_row("groups", Text(_batch(found.groups)))
     return Group(title, facts, Text(), _groups(found.groups))
@@ -106,7 +106,7 @@ def _groups(groups: Iterable[MadeOf]) -> Table:
 
 
 def shares_in_words(shares: Mapping[str, float]) -> str:
-    """Return versions with their shares, as in `5 (12%), 6 (88%)`; a single version stands alone."""
+    """Return versions with their shares, as in `5 (12%), 6 (88%)`; a single version without a share."""
     if len(shares) == 1:
         return next(iter(shares))
     return ", ".join(
@@ -120,7 +120,7 @@ def _span(group: MadeOf | Attempt) -> str:
 
 
 def _task(facts: MadeOf | Concluded) -> str:
-    """Return a task's identity, with its tier where that does not say it already."""
+    """Return a task's id, with its tier unless the id names that."""
     task, tier = facts.task_id, facts.tier
     return task if not tier or tier in task else f"{task} ({tier})"
 
@@ -148,7 +148,7 @@ def _title(one: GroupLineage) -> Text:
 
 
 def fate_in_words(one: GroupLineage) -> str:
-    """Return one sentence that says what became of a group."""
+    """Return a sentence about the fate of a group."""
     if one.fate == "trained":
         uses = [f" (use {use.use})" if use.use else "" for use in one.trained]
         versions = [f"version {use.version}{nth}" for use, nth in zip(one.trained, uses, strict=True)]
@@ -161,7 +161,7 @@ def fate_in_words(one: GroupLineage) -> str:
 
 
 def _way(one: GroupLineage) -> Table:
-    """Return the stations of a group, in order, with their positions."""
+    """Return the records of a group, in order, with their positions."""
     table = _grid()
     if not one.attempts:
         for times in one.on_tasks:
@@ -189,7 +189,7 @@ def _way(one: GroupLineage) -> Table:
 
 
 def _attempt_in_words(attempt: Attempt) -> str:
-    worker = f"{attempt.worker or 'nobody that can be read'} {attempt.region}".strip()
+    worker = f"{attempt.worker or 'an unreadable worker'} {attempt.region}".strip()
     words = [f"{_at('trajectories', attempt)} by {worker}"]
     if attempt.finished_ms:
         seconds = (attempt.finished_ms - attempt.started_ms) / 1000

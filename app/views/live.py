@@ -1,4 +1,4 @@
-"""The live page: follows a run's topics and shows them, redrawn on a terminal, a line now and then elsewhere."""
+"""The live page: follows a run's topics and shows them, redrawn on a terminal, elsewhere as a line now and then."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from headrace.schemas.ids import now_ms
 
 REFRESH_S = 0.5
 BUSY_SHARE = 0.05
-"""Most of a core that may go into figures, however many groups a run has."""
+"""Largest share of a core to spend on figures, for any number of groups."""
 LINE_S = 5.0
 LAG_S = 4.0
 PAST_S = 60.0
-"""The longest that a run's past is read before something is shown."""
+"""Longest time to read a run's past before something is shown, in seconds."""
 MOST_MESSAGES = 512
 
 log = structlog.get_logger()
@@ -68,11 +68,11 @@ class LivePage:
         self._past_due = time.monotonic() + PAST_S
         self._begun = False
         self._revision = 0
-        """The one in force when it was last looked at."""
+        """The revision in force at the last look."""
         self._stands = ""
-        """What it stood still for when it was last looked at."""
+        """The cause of the standstill at the last look."""
         self._told: set[tuple[str, ...]] = set()
-        """What was printed that is printed once."""
+        """Lines that were printed and are printed only once."""
         self._lag = LagMeter(run)
         self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
@@ -81,7 +81,7 @@ class LivePage:
         self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
 
     def turn(self, timeout_s: float) -> None:
-        """Read what is new, waiting so long for something, and show it when it is time to."""
+        """Read what is new, waiting at most so long for it, and show it when a redraw is due."""
         for message in self._reader.poll(MOST_MESSAGES, timeout_s):
             self._fold.take(message)
             self._pulse.take(message)
@@ -91,12 +91,12 @@ class LivePage:
             self._refresh()
 
     def _has_read_the_past(self) -> bool:
-        """Return whether what stood on the topics at the beginning is read: half of it would look like a loss."""
+        """Return whether all records from before the start are read: half of them would look like a loss."""
         behind = any(self._reader.positions[place] < end for place, end in self._past.items())
         return not behind or time.monotonic() > self._past_due
 
     def _begin(self) -> None:
-        """Report where a run that goes on has got to, and show from now on."""
+        """Report the state of a resumed run, and show it from now on."""
         self._begun = True
         figures = self._fold.figures({}, 0)
         if figures.versions:
@@ -110,14 +110,14 @@ class LivePage:
         say(self._console, escape(words), style)
 
     def _tell_swap(self, figures: RunFigures) -> None:
-        """Show which revision of the recipe came into force, where another one did."""
+        """Show a revision of the recipe that came into force."""
         found = figures.in_force
         if found is not None and found.revision != self._revision:
             self._revision = found.revision
             self._say(in_force_in_words(found))
 
     def _tell_standstill(self, found: Standstill | None) -> None:
-        """Print why no version comes where there is no page to show it, once for each cause."""
+        """Print, without a live page, why no version comes, once per cause."""
         stands = "" if found is None else f"{found.policy} {found.cause}"
         if self._live is None and stands != self._stands:
             good = "episodes succeed again" if self._stands.endswith(" failing") else "versions come again"
@@ -126,19 +126,19 @@ class LivePage:
         self._stands = stands
 
     def _tell_errors(self, errors: Sequence[ErrorSeen]) -> None:
-        """Print each error once where there is no page to show it."""
+        """Print each error once, without a live page."""
         for error in errors:
             self._tell_once((error.stream, error.component, *kind_of(error.first)), error.sentence, "red")
 
     def _tell_once(self, what: tuple[str, ...], sentence: str, style: str) -> None:
-        """Print something once where there is no page to show it."""
+        """Print a line once, without a live page."""
         if what not in self._told and self._live is None:
             self._say(sentence, style)
         self._told.add(what)
 
     @property
     def ended(self) -> str:
-        """Why the run is over; empty while it goes on."""
+        """Why the run is over; empty while it is running."""
         return self._figures.ended
 
     @property
@@ -179,12 +179,12 @@ class LivePage:
 
     @property
     def hopeless(self) -> str:
-        """Why the run is to be given up, as no episode has ever succeeded; empty while it is not."""
+        """Why to give up the run (no episode has ever succeeded); empty otherwise."""
         found = self._figures.standstill
         return found.sentence if found is not None and found.hopeless else ""
 
     def close(self) -> None:
-        """Show the last state and leave the terminal as it was; of a run that is over, the closing page is the last."""
+        """Show the last state and restore the terminal; after a run's end the closing page follows instead."""
         try:
             self._line_due = 0.0
             if self._begun:
@@ -225,7 +225,7 @@ class LivePage:
 
 
 class LagMeter:
-    """Asks the broker for the lag now and then, in a thread of its own: a broker that is away holds nobody up."""
+    """Asks the broker for the lag now and then, in a thread of its own: an unreachable broker delays nothing else."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -245,5 +245,5 @@ class LagMeter:
                 log.debug("page.no_lag", why=str(error))
 
     def close(self) -> None:
-        """Ask no more; a question that is under way ends by itself."""
+        """Stop asking; a request that is in flight ends by itself."""
         self._stop.set()

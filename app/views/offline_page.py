@@ -1,4 +1,4 @@
-"""What was done without a run that goes on, for people: archives, offline training, training again."""
+"""Pages of commands that work without a running run: archives, offline training, retraining."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def archive_page(done: Archived) -> RenderableType:
     parts: list[RenderableType] = [_title("archived", done, done.archive), table]
     if objects.count:
         parts.append(Text(f"{objects.count:,} objects, {size(objects.bytes)}, {objects.new:,} of them new this time"))
-    parts += [Text(f"An object could not be had: {why}", style="yellow") for why in objects.missing.values()]
+    parts += [Text(f"An object could not be read: {why}", style="yellow") for why in objects.missing.values()]
     if done.raw:
-        parts.append(Text(f"{done.raw:,} values are no record of a known schema, and are kept as bytes."))
+        parts.append(Text(f"{done.raw:,} values do not have a known schema, and are kept as bytes."))
     gone = Counter[str]()
     for deleted in done.gone:
         gone[deleted.topic] += deleted.end - deleted.begin
@@ -41,7 +41,7 @@ def archive_page(done: Archived) -> RenderableType:
 
 def _gone(topic: str, offsets: int) -> str:
     why = ", as tasks are that are done with" if topic.startswith(("tasks.", "eval-tasks.")) else ""
-    return f"{topic}: what stood at {offsets:,} offsets had been deleted before it was archived{why}."
+    return f"{topic}: the records at {offsets:,} offsets had been deleted before it was archived{why}."
 
 
 def replay_page(done: Replayed) -> RenderableType:
@@ -116,13 +116,13 @@ def offline_training_page(trained: TrainedOffline) -> RenderableType:
     parts += [Text(f"  {line}") for line in trained.settings]
     parts.append(_versions_table(_some(versions)))
     if len(versions) > MOST_ROWS:
-        parts.append(Text(f"{len(versions)} versions in all; every one stands in batches.jsonl.", style="dim"))
+        parts.append(Text(f"{len(versions)} versions in all; all are in batches.jsonl.", style="dim"))
     parts += [*_verdict(trained), *_counts(trained), Text(f"{trained.weights_hash} weights", style="dim")]
     return Group(*parts)
 
 
 def _some(versions: Sequence[MadeVersion]) -> Sequence[MadeVersion]:
-    """Return versions that stand evenly apart, the first and the last among them."""
+    """Return evenly spaced versions, with the first and the last."""
     if len(versions) <= MOST_ROWS:
         return versions
     return [versions[row * (len(versions) - 1) // (MOST_ROWS - 1)] for row in range(MOST_ROWS)]
@@ -253,7 +253,7 @@ def _hashes_in_words(retrained: Retrained) -> Text:
 
 
 def _experiment(retrained: Experiment) -> list[RenderableType]:
-    """Return the result of other settings beside what had come of the run's own."""
+    """Return the result of other settings beside that of the run's own."""
     run, into, versions = retrained.run, retrained.into, retrained.versions
     changed = sum(not one.equal for one in versions)
     made = f"Run {into} holds versions {versions[0].version} to {versions[-1].version}, made of the batches of "

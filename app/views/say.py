@@ -1,4 +1,4 @@
-"""Lines between pages: what a command reports while it works."""
+"""Progress lines that a command prints between pages."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from rich.console import Console
 
 
 def say(console: Console, words: str, style: str = "none") -> None:
-    """Print a line that says who speaks. Words may hold markup; escape what others wrote."""
+    """Print a line with the prefix `headrace:`. Words may hold markup; escape text from elsewhere."""
     console.print(f"[dim]headrace:[/] [{style}]{words}[/]", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a run and its audit look like to people."""
+"""The pages of a run's status, audit, swap and evaluation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # each command imports its own tool alone
 
 MOST_EVALS = 3
 MOST_ERRORS = 8
-"""The most frequent ones; `--json` has all."""
+"""Most frequent errors to show; `--json` has all."""
 
 
 def status_table(status: Status) -> RenderableType:
@@ -105,9 +105,9 @@ def _selected(status: RunFigures) -> Iterator[tuple[str, str]]:
 
 
 def _lines(status: RunFigures) -> Iterator[tuple[str, str]]:
-    """Yield what is reported of every policy and shadow, first why no version comes."""
+    """Yield the lines of every policy and shadow, first why no version comes."""
     if status.standstill is not None:
-        yield "stands still", status.standstill.sentence
+        yield "no progress", status.standstill.sentence
     yield from (("error", error.sentence) for error in status.errors[:MOST_ERRORS])
     yield from (("advice", one.sentence) for one in status.advice)
     for policy, version in status.versions.items():
@@ -120,7 +120,7 @@ def _lines(status: RunFigures) -> Iterator[tuple[str, str]]:
 
 
 def shadow_in_words(policy_variant: str, shadow: ShadowFigures) -> str:
-    """Return how a shadow is doing."""
+    """Return the state of a shadow in words."""
     groups = shadow.groups
     dropped = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
     words = [f"{policy_variant} " + (f"at version {shadow.version}" if shadow.version >= 0 else "has not begun")]
@@ -132,7 +132,7 @@ def shadow_in_words(policy_variant: str, shadow: ShadowFigures) -> str:
 
 
 def wasted(count: int, tokens: int, *, is_all: bool) -> str:
-    """Show how many of the tokens that all workers generated were for nothing; at least, where not all are known."""
+    """Show the wasted share of the tokens that all workers generated; "at least" if not all are known."""
     least = "" if is_all else "at least "
     return f"{least}{count / max(1, tokens):.1%} of {tokens:,} generated tokens: failed, cancelled or done twice"
 
@@ -187,7 +187,7 @@ def _what_was_read(audit: AuditReport) -> str:
         text += f"; {deep.records:,} groups decoded at {deep.records_per_s:,}/s"
     if unreadable := audit.unreadable_letters:
         conclude = "concludes" if unreadable == 1 else "conclude"
-        text += f"; {unreadable:,} on the topic of dead letters cannot be read, and {conclude} nothing"
+        text += f"; {unreadable:,} dead letters cannot be read and {conclude} nothing"
     if audit.source:
         text += f"; an offline experiment: its groups are audited under run {audit.source}"
     return text

@@ -1,4 +1,4 @@
-"""What `headrace try` shows: conversations, tokens, rewards, advantages, a step, and where the user's code raised."""
+"""The page of `headrace try`: conversations, tokens, rewards, advantages, a step, errors of the user's code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the trial needs torch, and its page does not
     from headrace.ops.offline.tried_policy import GroupTried, PolicyTried, StepTried
 
 MOST_TOKENS = 40
-"""Of the sequence that is shown token by token; `--json` has all."""
+"""Tokens of the sequence that is shown token by token; `--json` has all."""
 SHORT = 60
 """Characters of an answer in the table of a group."""
 
@@ -54,7 +54,7 @@ def _policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
 
 def _as_it_is(policy: PolicyTried) -> str:
     if policy.told:
-        return "; it says what --answer tells it"
+        return "; it gives the --answer texts"
     return "; a run warms it up before version 0" if policy.warm_start else ""
 
 
@@ -123,7 +123,7 @@ def _step(step: StepTried) -> Iterator[RenderableType]:
     yield facts([*measured, *own_metric_facts(step.metrics)])
     if not step.has_advantages:
         yield Text(
-            "Every advantage is 0, as the rewards of each group are equal, so nothing is learnt from rewards here. "
+            "Every advantage is 0, as the rewards of each group are equal, so there is nothing to learn. "
             "--answer TEXT, several times, lets the policy say right and wrong ones.",
             style="yellow",
         )
@@ -134,7 +134,7 @@ def _count(count: int, what: str) -> str:
 
 
 def _failures(tried: Tried) -> Iterator[RenderableType]:
-    """Show each error once with its traceback, and how many episodes it was the end of."""
+    """Show each error once with its traceback and the number of episodes that it ended."""
     yield Text(f"{len(tried.failures)} of {tried.episodes} episodes failed", style="bold red")
 
     def kind(failed: EpisodeFailed) -> tuple[str, str, str]:

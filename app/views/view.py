@@ -23,16 +23,16 @@ from headrace.schemas.records import EvalResult
 from headrace.trainers.health import findings
 
 WIDTH = 100
-"""Wider than this it does not get."""
+"""Largest width of the page, in columns."""
 SHORTEN_WORKERS = 6
 MOST_ERRORS = 3
 SILENT_MS = 60_000
-"""Long work is reported now and then; after so long without a word nobody does it."""
+"""A heartbeat older than this is treated as dead, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """All that is shown at one time."""
+    """What the page shows at one time."""
 
     recipe: Recipe
     figures: RunFigures
@@ -40,7 +40,7 @@ class Moment:
     rates: Rates
     elapsed_s: float
     now_ms: int
-    """Wall time in ms since the epoch, for who is still seen."""
+    """Wall time in ms since the epoch, to tell which workers are alive."""
     processes: Mapping[str, ChildState]
     """Component processes of this machine, where a launcher runs them."""
 
@@ -62,7 +62,7 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     figures = moment.figures
     starts = figures.state == "stopped" and moment.processes
     state = f"{figures.state}: {figures.ended}" if figures.ended else "starting" if starts else figures.state
-    state = "every episode fails" if fails else "stands still" if stands else state
+    state = "every episode fails" if fails else "no progress" if stands else state
     title = f"[bold]{figures.run}[/] · {moment.recipe.about or 'headrace'}"
     return Panel(
         Group(*parts),
@@ -95,13 +95,13 @@ def line(moment: Moment) -> str:
     if figures.ended:
         words.append(f"{figures.state}: {figures.ended}")
     if figures.standstill is not None:  # its sentence is long, and said once
-        words.append(f"stands still ({figures.standstill.cause})")
+        words.append(f"no progress ({figures.standstill.cause})")
     words += [*_restarts(moment), *_reasons(moment)]
     return "  ".join(words)
 
 
 def resumed(recipe: Recipe, figures: RunFigures) -> str:
-    """Return where a run that goes on has got to, in one line."""
+    """Return the state of a resumed run in one line."""
     at = ", ".join(f"{name} at version {v} of {recipe.trainer_of(name).steps}" for name, v in figures.versions.items())
     groups = figures.groups
     return f"resumed: {at}; of {groups.issued} groups {groups.trained} are trained, {groups.in_flight} in flight"
@@ -143,7 +143,7 @@ def _curve(moment: Moment, policy: str) -> RenderableType:
 
 
 def _waiting_for(moment: Moment, policy: str) -> str:
-    """Show what a run that has no reward yet is at, in the trainer's own words where it reports some."""
+    """Show the activity of a run without a reward yet, in the trainer's words if it reports any."""
     for worker in moment.figures.workers:
         if worker.worker == f"train-{policy}" and moment.now_ms - worker.updated_ms < SILENT_MS:
             return f"({worker.state}: {worker.detail})"

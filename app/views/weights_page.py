@@ -1,4 +1,4 @@
-"""The published versions of a policy for people: what `headrace weights` shows."""
+"""The page of `headrace weights`: the published versions of a policy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NEWEST = 20
 """Versions of the table; all are in the chart and in `--json`."""
 WIDTH, HEIGHT = 60, 6
 ACTIVITIES = ("fetch", "verify", "apply", "pause")
-"""Of a worker that takes a version."""
+"""Activities of a worker that takes a version."""
 TELLING_RATIO = 1.5
-"""From which a page says how much smaller than the whole a delta is: those of an adapter hardly are."""
+"""Least ratio of whole weights to a delta that the page shows: deltas of an adapter are hardly smaller."""
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -53,7 +53,9 @@ def weights_page(found: WeightsHistory) -> RenderableType:
         count = len(found.left_out)
         facts.add_row("left out", f"{count} version{'s' * (count > 1)}, made while the one before was on its way")
     if retired := sum(one.retired for one in versions):
-        facts.add_row("retired", f"{retired} version{'s' * (retired > 1)} by `headrace gc`, whose objects are gone")
+        facts.add_row(
+            "retired", f"{retired} version{'s' * (retired > 1)} by `headrace gc`, which deleted their objects"
+        )
     newest = versions[-1].version
     for worker, version in found.served.items():
         behind = f", {newest - version} behind" if version < newest else ""
@@ -65,7 +67,7 @@ def weights_page(found: WeightsHistory) -> RenderableType:
 
 
 def _taken(versions: Sequence[VersionWeights]) -> list[RenderableType]:
-    """Return what the workers reported of versions; nothing when they reported nothing."""
+    """Return the workers' reports of versions; nothing if there are none."""
     table = Table("version", "workers", *ACTIVITIES, box=None, header_style="dim")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -96,23 +98,23 @@ def _spent(one: WeightsFigures | VersionWeights) -> dict[str, float | None]:
 
 
 def seconds(value: float | None) -> str:
-    """Return seconds with two digits or more that tell; nothing for what is not known."""
+    """Return seconds with at least two significant digits; nothing if unknown."""
     if value is None:
         return ""
     return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.0f} ms" if value >= 0.01 else f"{1000 * value:.1f} ms"
 
 
 def _join(found: WeightsHistory) -> str:
-    """Show what a worker that holds nothing fetches to be at the newest version."""
+    """Show what a worker without weights fetches to get to the newest version."""
     way, full = found.join, found.versions[-1].full_bytes
     if not way.objects:
-        return "no objects lead to the newest version"
+        return "the newest version cannot be built from the objects"
     compared = f", {way.bytes / full:.2f} x whole" if full else ""
     return f"{size(way.bytes)} in {way.objects} object{'s' * (way.objects > 1)}{compared}"
 
 
 def size(count: float) -> str:
-    """Return bytes in the largest unit of which there is one."""
+    """Return bytes in the largest unit in which they are at least 1."""
     unit = 0
     while count >= 1000 and unit < len(UNITS) - 1:
         count, unit = count / 1000, unit + 1

@@ -40,7 +40,7 @@ Spot = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Takes the few fields that the audit needs out of a record, be it one of ours or the dict that Avro gives."""
+    """Takes the few fields that the audit needs from a record: an own class or the dict that Avro gives."""
 
     batch: Callable[[Any], tuple[Any, ...]]
     eviction: Callable[[Any], tuple[Any, ...]]

@@ -23,12 +23,12 @@ class AuditedLog:
 
     @property
     def records(self) -> int:
-        """How many were read."""
+        """Number of records read."""
         return self._reading.records
 
     @property
     def seconds(self) -> float:
-        """Wall seconds of reading, those of whoever took the records in included."""
+        """Wall seconds of reading and of processing the records."""
         return self._reading.seconds
 
     def topics(self) -> set[str]:

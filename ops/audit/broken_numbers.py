@@ -42,7 +42,7 @@ class Scope:
     drained: bool = False
     """Nothing more can conclude: what is in flight is lost."""
     still: bool = False
-    """Nobody writes now: all topics are of the same moment."""
+    """Nothing is writing now: all topics are of the same moment."""
     whole: bool = False
     """Trajectories and curated groups were read too."""
     offline: bool = False

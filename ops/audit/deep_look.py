@@ -128,7 +128,7 @@ class DeepLook:
     def problems(self) -> Iterator[str]:
         """Yield the dead letters whose record is not there, when all groups were read."""
         for (topic, partition, offset), (letter, _) in self._dead.items():
-            yield f"the dead letter {letter} is about {topic}[{partition}]@{offset}, where no record is"
+            yield f"the dead letter {letter} is about {topic}[{partition}]@{offset}, where there is no record"
 
     def answer(self, message: Message) -> None:
         """Look into an answer of an evaluation. Raises StoreAway."""
@@ -187,7 +187,7 @@ class DeepLook:
             self._tasks.set_digest(one.stream, one.number, digest)
         elif known != digest:
             raise UnfitValue(
-                f"it is of task {one.task_id!r:.60}, and another record of {one.stream}:{one.number} of another"
+                f"it is of task {one.task_id!r:.60}, and another record of {one.stream}:{one.number} is of another"
             )
 
     def _match(self, message: Message) -> None:

@@ -107,7 +107,7 @@ class Evaluations:
         try:
             result = codec.decode(message.value, EvalResult)
         except SchemaError as error:
-            self._found.add_sentence(f"{where} is no result: {error}")
+            self._found.add_sentence(f"{where} is not a result: {error}")
             return
         key = (result.workflow, result.policy, result.version)
         if result.run_id == run_id and key in self._results:

@@ -61,7 +61,7 @@ class AuditReport:
     doubled: int
     weights_chain_ok: bool
     unreadable_letters: int
-    """Records on `dead-letters` that are none."""
+    """Records on `dead-letters` that are not dead letters."""
     unnumbered_letters: Mapping[str, int]
     """Dead letters by reason that name no training number."""
     problems: tuple[str, ...]
@@ -71,7 +71,7 @@ class AuditReport:
     shadows: Mapping[str, PolicyAudit]
     """By `policy.variant`."""
     curated: Mapping[str, CuratedCounts]
-    """By policy or shadow."""
+    """Results by policy or shadow."""
     evaluations: Mapping[str, EvaluationCounts]
     """By `workflow.policy`."""
     revisions: Mapping[str, Sequence[Sequence[int]]]

@@ -43,7 +43,7 @@ LAST_SEEN = 64
 
 
 class StoreAway(Exception):
-    """The store cannot be asked; nothing more of it can be checked."""
+    """The store is unreachable; no more objects can be checked."""
 
 
 class ObjectChecks:

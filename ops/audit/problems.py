@@ -1,4 +1,4 @@
-"""What an audit complains of: sentences, at most a hundred of them, and the count of the rest."""
+"""The problems that an audit found: at most a hundred sentences, and the count of the rest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Problems:
     total: int = 0
 
     def __bool__(self) -> bool:
-        """Return whether there is any."""
+        """Return whether there are problems."""
         return self.total > 0
 
     def add_sentence(self, what: str) -> None:
@@ -51,12 +51,12 @@ class Problems:
         self.total += count
 
     def extend(self, other: Problems) -> None:
-        """Take over what another has found."""
+        """Take over the problems that another one found."""
         before = len(self.listed)
         self.listed += other.listed[: MOST_LISTED - before]
         self.total += other.total
 
     @property
     def more(self) -> int:
-        """How many were counted and not listed."""
+        """Number of problems that were counted but not listed."""
         return self.total - len(self.listed)

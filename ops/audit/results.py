@@ -44,7 +44,7 @@ class Audit:
     groups: GroupTotals = GroupTotals()
     weights_chain_ok: bool = True
     unreadable_letters: int = 0
-    """Records on `dead-letters` that are none; what they say is not known, and they conclude nothing."""
+    """Records on `dead-letters` that are not dead letters; they conclude nothing."""
     unnumbered_letters: dict[str, int] = field(default_factory=dict)
     """Dead letters by reason that no count of `groups` holds: they name no training number of the run, as where the
     headers could not be read either, or where the groups themselves concluded it (poison). Without those sent back."""

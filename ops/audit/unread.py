@@ -1,4 +1,4 @@
-"""Records that nobody could read, each of which needs a dead letter, and dead letters without a number. No I/O."""
+"""Unreadable records, each of which needs a dead letter, and dead letters without a number. No I/O."""
 
 from __future__ import annotations
 

@@ -113,9 +113,7 @@ class WeightsChain:
         """
         nearest = self._anchor if version is None else self._anchors.get(version, -1)
         if 0 <= offset != nearest >= 0:
-            self.broken.add_sentence(
-                f"{place} names offset {offset} as its anchor's, and the nearest stands at {nearest}"
-            )
+            self.broken.add_sentence(f"{place} names offset {offset} as its anchor's, and the nearest is at {nearest}")
 
     def whole(self, version: int, link: Link) -> None:
         """Record that a version's weights are there once more, whole, which comes after the version."""

@@ -48,7 +48,7 @@ class AuditRequest:
     """What the command line asked for."""
 
     rests: bool = False
-    """Nobody runs the run now."""
+    """Whether the run is stopped."""
     deep: bool = False
     """Decode the values of groups, and read every object."""
     use_store: bool = True
@@ -220,7 +220,7 @@ class WholeAudit:
         if self.deep is not None:
             self.deep.objects = None
         self.broken.add_sentence(
-            f"the object store cannot be asked, so no object is checked (--no-store leaves it out): {why}"
+            f"the object store is unreachable, so no object is checked (--no-store leaves it out): {why}"
         )
 
     # ------------------------------------------------------------------------------------------------------- positions

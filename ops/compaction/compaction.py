@@ -2,7 +2,7 @@
 
 What follows the newest anchor is one stretch: deltas, each on the one before. Merged deltas lead from the anchor to one
 of its versions; the next is made of the last and of the deltas after it, so that each object is read once. Where the
-chain has a hole, or an object turns out bad, the stretch is left out: nobody who joins gets past that place either
+chain has a hole, or an object turns out bad, the stretch is left out: a joining worker cannot get past it either
 before the next anchor.
 """
 

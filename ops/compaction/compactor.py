@@ -53,7 +53,7 @@ class Compactor:
         run: Whose topics and store.
         policies: Which.
         every: Deltas that may go unmerged; see `Compaction`.
-        stop: When it is set, an upload is given up while the store is away.
+        stop: When it is set, an upload is given up while the store is unreachable.
     """
 
     def __init__(self, run: Run, policies: Sequence[str], every: int, stop: threading.Event) -> None:
@@ -90,7 +90,7 @@ class Compactor:
         """Merge, upload and announce what is due of every policy; return what was announced.
 
         An object that is missing, torn or mislabelled is reported and left out. Raises Unavailable when the store or
-        Kafka is away: what was announced until then holds.
+        Kafka is unreachable: what was announced until then holds.
         """
         announced = []
         for topic, chain in self._chains.items():
@@ -179,7 +179,7 @@ class Compactor:
         )
         doing = f"announcing {name_of(event)}"
         if self._producer.flush(ANNOUNCE_S):
-            raise KafkaAway(f"{doing}: no answer from Kafka within {ANNOUNCE_S:.0f} s")
+            raise KafkaAway(f"{doing}: Kafka did not answer within {ANNOUNCE_S:.0f} s")
         if failed:
             raise translate_error(KafkaException(failed[0]), doing)
         reach("compact.announced")

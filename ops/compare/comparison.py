@@ -71,7 +71,7 @@ class ComparedPolicy:
     length_bias: Interval
     replayed: Interval
     discarded: dict[str, Interval]
-    """By reason, the most frequent first."""
+    """Discarded groups by reason, the most frequent first."""
     curves: dict[str, dict[str, MeanCurve]]
     """By what is measured, and by axis."""
     over_first: dict[str, Interval]

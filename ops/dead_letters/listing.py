@@ -1,4 +1,4 @@
-"""`headrace dead-letters`: what could not be read, why, where from, and whether it was sent back since."""
+"""`headrace dead-letters`: unreadable records, the reason, their origin, and whether they were sent back."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import DeadLetter
 
 SHOWN_BYTES = 256
-"""Of a value, in hex."""
+"""Bytes of a value that are shown in hex."""
 SHOWN_ITEMS, SHOWN_LENGTH = 8, 200
-"""Of a decoded list, and of a decoded text."""
+"""Items of a decoded list, and characters of a decoded text, that are shown."""
 
 Source = tuple[str, int, int]
 """(topic, partition, offset) of the record that a dead letter is about."""
@@ -28,16 +28,16 @@ Source = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ListedDeadLetter:
-    """A dead letter without the bytes that it is about; topics may hold more of those than memory does."""
+    """A dead letter without the bytes of its record; those of a topic may not fit into memory."""
 
     offset: int
-    """Of the dead letter."""
+    """Offset of the dead letter."""
     created_ms: int
     component: str
     reason: str
     detail: str
     topic: str
-    """This and the next two: the record that it is about; with reason `redriven`, where that stands again."""
+    """This and the next two: the record that it is about; with reason `redriven`, its new place."""
     partition: int
     source_offset: int
     policy: str
@@ -75,7 +75,7 @@ class DecodedRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecodedText:
-    """What can be read of any other value."""
+    """The readable part of any other value."""
 
     text: str
 
@@ -98,7 +98,7 @@ class DeadLetterList:
     run_id: str
     _found: dict[int, ListedDeadLetter] = field(default_factory=dict)
     _notices: dict[int, ListedDeadLetter] = field(default_factory=dict)
-    """Dead letters that say that another one's message was sent back, and where it stands again."""
+    """Dead letters of reason `redriven`: another one's message was sent back, and its new place."""
 
     def take(self, message: Message) -> None:
         """Take in a message; unreadable ones and those of other runs are passed over."""
@@ -196,7 +196,7 @@ def of_reason(dead_letters: list[ListedDeadLetter], reason: str | None) -> list[
 def listing(run: Run, reason: str | None = None) -> list[ListedDeadLetter]:
     """Return all dead letters but the `redriven` ones, or those of a reason, oldest first.
 
-    Raises UsageError for a reason that there is not.
+    Raises UsageError for an unknown reason.
     """
     found = _read(run)
     return of_reason(found.notices() if reason == REDRIVEN else found.all(), reason)
@@ -245,7 +245,7 @@ def decoded(value: bytes) -> DecodedRecord | DecodedText:
 
 
 def _text(value: bytes) -> str:
-    """Return bytes as text, what is no printable character as an escape."""
+    """Return bytes as text, with an escape for what is not printable."""
     return value.decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")[: 4 * SHOWN_LENGTH]
 
 

@@ -40,20 +40,20 @@ MOST_MESSAGES = 100
 """In one transaction."""
 
 INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
-"""Kinds of topics that one consumer works off; the others are records of what happened, which everybody reads whole."""
+"""Kinds of topics that are consumed once; the others are records of what happened, always read from the beginning."""
 FOR_GOOD = {
-    "other_run": "it is of another run, and no fix makes it one of this",
-    "misrouted": "it stands on a partition that is not its own, and would stand there again",
-    "not_issued": "its number was not issued when it came, so no worker of this run made it",
-    "poison": "its number has concluded, with reason poison; sent back it would be a repetition",
-    "forgotten": "it was sent back, and its curator had more dead numbers than it remembers",
+    "other_run": "it is of another run",
+    "misrouted": "it is on a wrong partition, and would be there again",
+    "not_issued": "its number was not issued when it arrived, so no worker of this run made it",
+    "poison": "its number has concluded, with reason poison; sent back it would be a duplicate",
+    "forgotten": "it was sent back, and its curator had more dead numbers than it can remember",
 }
-"""Reasons that no fix takes away."""
+"""Reasons of dead letters that can never be sent back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is to be done with the dead letters that were asked for."""
+    """The plan for the dead letters that were asked for."""
 
     send: dict[Source, list[ListedDeadLetter]] = field(default_factory=dict)
     """The dead letters about each record that is to be sent back."""
@@ -66,11 +66,11 @@ class SentBack:
     """A record that was sent back, or would be."""
 
     offsets: tuple[int, ...]
-    """Of the dead letters about it."""
+    """Offsets of the dead letters about it."""
     topic: str
     partition: int
     source_offset: int
-    """Where it was read."""
+    """Offset at which it was read."""
     stands_at: int | None
     """Its offset now; None in a dry run."""
     reason: str
@@ -88,7 +88,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """What became of the dead letters that were asked for."""
+    """The results for the dead letters that were asked for."""
 
     run: str
     dry_run: bool
@@ -127,7 +127,7 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
 def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str | None) -> Choice:
     """Show what becomes of the dead letters asked for.
 
-    Raises UsageError for an offset at which there is none, and for a reason that there is not.
+    Raises UsageError for an offset at which there is none, and for an unknown reason.
     """
     if unknown := offsets - {dead_letter.offset for dead_letter in dead_letters}:
         raise UsageError(
@@ -151,13 +151,13 @@ def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str 
 
 
 def why_not(dead_letter: ListedDeadLetter) -> str:
-    """Return why a dead letter's message cannot be sent back; empty when it can."""
+    """Return why a dead letter's message cannot be sent back; empty if it can."""
     if dead_letter.reason in FOR_GOOD:
         return FOR_GOOD[dead_letter.reason]
     if kind_of(dead_letter.topic) not in INPUTS:
-        return f"everybody reads {dead_letter.topic} from its beginning, and a copy would count twice"
+        return f"{dead_letter.topic} is always read from its beginning, and a copy would count twice"
     if dead_letter.is_counted:
-        return "its evaluation counted it as unanswered at once, and takes no second answer"
+        return "its evaluation has counted it as unanswered and does not accept another answer"
     if dead_letter.cut_bytes:
         return (
             f"its dead letter lacks {dead_letter.cut_bytes} of its bytes, as one holds 7 MiB at most; "
@@ -167,7 +167,7 @@ def why_not(dead_letter: ListedDeadLetter) -> str:
 
 
 def _send(run: Run, writer: TransactionalWriter, batch: list[DeadLetter], choice: Choice) -> dict[Source, int]:
-    """Send a batch back in one transaction; return where each message stands now."""
+    """Send a batch back in one transaction; return where each message is now."""
     sources = [(record.topic, record.partition, record.offset) for record in batch]
     writer.begin()
     first = [choice.send[source][0].offset for source in sources]

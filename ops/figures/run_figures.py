@@ -84,7 +84,7 @@ class RunFigures:
     run: str
     state: RunState
     ended: str
-    """Why the run is over; empty while it goes on."""
+    """Why the run is over; empty while it is running."""
     versions: dict[str, int]
     """Policy to its newest version."""
     groups: GroupCounts

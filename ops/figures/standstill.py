@@ -96,7 +96,7 @@ class Surroundings:
     """What is known of a run beside its topics."""
 
     began_ms: int = 0
-    """When it was started last, in ms since the epoch; 0 where nobody knows."""
+    """When it was started last, in ms since the epoch; 0 if unknown."""
     silent: tuple[Silence, ...] = ()
     """Servers that do not answer."""
     processes: Mapping[str, ChildState] = field(default_factory=dict)
@@ -382,7 +382,7 @@ def stood_still(variant: str, made_ms: Mapping[int, int]) -> str:
     longest_ms, version = max(late)
     return (
         f"{variant} made no version for {longest_ms / 1000:,.0f} s before version {version}, times at rest counted in; "
-        f"so it stood still {len(late)} times"
+        f"so it made no progress {len(late)} times"
     )
 
 

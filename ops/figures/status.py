@@ -42,7 +42,7 @@ def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
     Args:
         run: The run.
         rests: Whether it is known that nobody runs it; its topics alone show that only after some seconds.
-        began_ms: When it was started last, in ms since the epoch; 0 where nobody knows.
+        began_ms: When it was started last, in ms since the epoch; 0 if unknown.
     """
     fold, found = figures(run)
     now = now_ms()

@@ -40,7 +40,7 @@ REPORT_EVERY = 500
 
 @dataclass(slots=True)
 class CuratedCounts:
-    """What became of one policy's groups."""
+    """The results of one policy's groups."""
 
     digest: CuratedDigest = field(default_factory=CuratedDigest)
     read: int = 0

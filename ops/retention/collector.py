@@ -59,11 +59,11 @@ DELETE_WITHIN = SPARED_BY_GC / 2
 PATIENCE_S = 10.0
 
 UNNAMED = "no record names it"
-RETIRED = {WEIGHTS: "version that nobody begins with", CHECKPOINTS: "older checkpoint"}
+RETIRED = {WEIGHTS: "version that no worker starts from", CHECKPOINTS: "older checkpoint"}
 
 
 class TooSlow(HeadraceError):
-    """Deleting took so long that what was listed is no longer known to be needless."""
+    """Deleting took so long that the list of needless objects is out of date."""
 
 
 class SharedPrefix(HeadraceError):
@@ -133,7 +133,7 @@ class Collected:
     """Of the run's objects in the bucket."""
     older_than_s: float
     records: int
-    """How many were read."""
+    """Number of records read."""
     none_of_ours: int
     """Of these, how many are of other runs or no records."""
     collected: tuple[CollectedKind, ...]
@@ -345,7 +345,7 @@ def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: f
         if seconds_awake_or_asleep() > due_s:
             raise TooSlow(
                 f"{DELETE_WITHIN.total_seconds() / 3600:.0f} h after the objects were listed not all are deleted, and "
-                "one that is needed again by now would look old: the rest stays; the same command goes on"
+                "one that is needed again by now would look old: the rest stays; give the command again to continue"
             )
         # Looked at last of all: somebody who makes the same bytes again, a trainer that comes back, puts them anew.
         age = run.store.age(one.one.key)

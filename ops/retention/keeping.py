@@ -27,7 +27,7 @@ class WrittenVersion:
 def retired_weights(
     versions: Mapping[int, WrittenVersion], checkpoints: Collection[int], keep: int, before_ms: int
 ) -> set[int]:
-    """Return the versions whose weights nothing needs.
+    """Return the versions with weights that nothing needs.
 
     Kept are the first version; the newest `keep` and what is before them back to an anchor, as a worker begins with
     them; and whole weights at a checkpoint that is kept, which is several times as large.

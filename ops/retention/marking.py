@@ -3,7 +3,7 @@
 An object is named by the hash of its content, 64 hex digits, and a record that names it holds that name as it is: Avro
 writes a string as its bytes. So records are not decoded but looked through, whatever they are, and no kind of record,
 of claim, or of nesting (a curated group holds another record's bytes, a dead letter anything) can be forgotten. What
-looks like a name and is none spares an object for nothing. Only what is kept by version is decoded.
+looks like a name but is not one only keeps an object in vain. Only what is kept by version is decoded.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Marker:
         """What was retired before."""
         self.records = 0
         self.none_of_ours = 0
-        """Messages that are no record of any build; what they name is spared as well."""
+        """Messages that are not records of any build; objects that they name are kept as well."""
         self.foreign: list[ListedObject] = []
         """Objects whose keys are not ours: they are left alone."""
         self._run_id, self._state = run_id, topics.state
@@ -145,7 +145,7 @@ class Marker:
     def _check_schema(self, value: bytes) -> None:
         """Raise UnknownSchema for a record of a build that is newer than all that wrote down their schemas.
 
-        What is no record at all was refused by its reader too, and stays for ever: it is looked through and passed.
+        What is not a record at all was refused by its reader too, and is never deleted: it is only searched for names.
         """
         if value[: len(codec.MAGIC)] != codec.MAGIC or len(value) < codec.HEADER_BYTES:
             self.none_of_ours += 1

@@ -229,7 +229,7 @@ def test_a_record_on_dead_letters_that_is_none_is_told_and_is_no_problem(made: M
     with console.capture() as captured:
         console.print(audit_table(found))
     assert "1 on the topic of dead letters cannot be read, and concludes nothing" in captured.get()
-    assert "1 dead letter of no training number (1 undecodable)" in captured.get()
+    assert "1 dead letter not tied to a task (1 undecodable)" in captured.get()
 
 
 def test_an_outcome_that_is_missing_and_a_batch_that_is_there_twice_are_named_with_their_places(made: Made) -> None:
@@ -335,7 +335,7 @@ def test_a_store_that_does_not_answer_is_a_problem_and_not_a_crash(made: Made) -
     found = plain(report(replace(made.run, store_address=nowhere), rests=True))
     assert (found["ok"], found["weights_chain_ok"], found["store"]) == (False, False, "away")
     assert [problem.partition(" (")[0] for problem in found["problems"]] == [
-        "the object store cannot be asked, so no object is checked"
+        "the object store is unreachable, so no object is checked"
     ]
 
 

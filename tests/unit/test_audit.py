@@ -804,7 +804,7 @@ def test_a_delta_names_the_nearest_anchor_and_the_last_version_is_marked_as_such
         log.batch(version)
     log.weights(last, kind="delta", base_version=3, base_hash="w3", anchor_offset=2)
     assert says(log.audit(STILL)) == [
-        "t.weights.solver[0]@3 names offset 0 as its anchor's, and the nearest stands at 2",
+        "t.weights.solver[0]@3 names offset 0 as its anchor's, and the nearest is at 2",
         "the last version of solver is not marked as final: t.weights.solver[0]@4",
     ]
 
@@ -821,7 +821,7 @@ def test_a_merged_delta_names_the_anchor_that_its_version_had_and_is_never_the_l
     log.weights(3, anchor_offset=4, **merged)
     log.weights(3, anchor_offset=2, final=True, **merged)
     assert says(log.audit(STILL)) == [
-        "t.weights.solver[0]@6 names offset 4 as its anchor's, and the nearest stands at 2",
+        "t.weights.solver[0]@6 names offset 4 as its anchor's, and the nearest is at 2",
         "t.weights.solver[0]@7 is a merged delta of solver, and is marked as the last version",
     ]
 

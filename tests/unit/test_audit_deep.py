@@ -228,7 +228,7 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
         lambda scene: claimed(scene, worker="another"),
         "the group behind its claim check says other things of itself than the record that names it",
     ),
-    (task_of_another, "it is of task 'q0', and another record of sums:0 of another"),
+    (task_of_another, "it is of task 'q0', and another record of sums:0 is of another"),
     (other_use, r"its headers say use, recipe revision and oldest version \(0, 0, 3\), its value \(2, 0, 3\)"),
     (replaced("first", kept=(0, 2)), r"it keeps \(0, 2\) and has 2 rewards, of 2 trajectories"),
     (replaced("first", rewards=(math.nan, 0.0)), r"the rewards of its kept trajectories \[0\] are not finite"),
@@ -243,7 +243,7 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
     (put("stamps", TOPICS.tasks("sums"), {"attempt": 3}), r"tasks.sums\[0\]@1 .* its headers say .*attempt=3"),
     (put("keys", TOPICS.tasks("sums"), b"sums:5"), "its key is b'sums:5', its headers name sums:0"),
     (letter(0, b"other"), r"dead letter t.dead-letters\[0\]@0 holds other bytes than t.trajectories.solver\[0\]@0"),
-    (letter(9, b"x"), r"t.dead-letters\[0\]@0 is about t.trajectories.solver\[0\]@9, where no record is"),
+    (letter(9, b"x"), r"t.dead-letters\[0\]@0 is about t.trajectories.solver\[0\]@9, where there is no record"),
     (attached, "attachment image: k does not exist"),
 ]
 

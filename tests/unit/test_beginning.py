@@ -45,9 +45,9 @@ def test_the_parts_of_a_run_are_those_that_up_starts() -> None:
 
 def test_a_run_does_not_begin_on_servers_that_would_end_with_the_command() -> None:
     for sets, named in (
-        ((), "kafka.bootstrap and no store.endpoint"),
-        (('kafka.bootstrap="k:1"',), "no store.endpoint"),
-        (('store.endpoint="s:1"',), "no kafka.bootstrap"),
+        ((), "lacks kafka.bootstrap and store.endpoint"),
+        (('kafka.bootstrap="k:1"',), "lacks store.endpoint"),
+        (('store.endpoint="s:1"',), "lacks kafka.bootstrap"),
     ):
         with pytest.raises(UsageError, match=f"(?s){named}.*`headrace servers` starts"):
             begin(load_recipe("arithmetic", sets), lambda _: None, new_recipe=False)

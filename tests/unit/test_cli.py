@@ -214,7 +214,7 @@ def test_a_retrain_that_cannot_be_made_is_another_end_than_one_that_differs(
     ("words", "sentence"),
     [
         (("retrain", "--from", "5", "--to", "3"), "--from 5 --to 3"),
-        (("retrain", "--set", "trainer.learning_rate=1e-3"), "name a run for them by --into"),
+        (("retrain", "--set", "trainer.learning_rate=1e-3"), "name a new run for them by --into"),
         (("retrain", "--into", "x", "--set", "rollout.max_tokens=9"), "can be tried without rollouts"),
         (("retrain", "--into", "a.b"), "cannot be used"),
         (("lineage",), "give either"),
@@ -247,8 +247,8 @@ def test_servers_that_are_away_of_a_run_that_goes_on_may_be_ending(
         code, said = refused(capsys, "lineage", "--group", "sums:1", "--data", str(tmp_path))
     assert code == 1
     assert said == (
-        f"error: listing topics: no answer from Kafka; the run in {tmp_path} may just be ending or beginning: give the "
-        "command again\n"
+        f"error: listing topics: no answer from Kafka; the run in {tmp_path} may just be starting or stopping: give "
+        "the command again\n"
     )
 
 

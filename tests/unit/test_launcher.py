@@ -101,7 +101,7 @@ def test_a_run_that_an_error_stops_says_how_to_go_on_if_it_had_begun(
     told = io.StringIO()
     with pytest.raises(HeadraceError, match="5 times"):
         launcher.up(request, Console(file=told))
-    assert (f"to go on from here:\n  {again}\n" in told.getvalue()) is begun
+    assert (f"resume with:\n  {again}\n" in told.getvalue()) is begun
 
 
 def test_the_drain_at_the_end_of_a_run_outlasts_the_session_of_a_dead_worker() -> None:

@@ -173,7 +173,7 @@ def test_what_a_run_stands_still_for_is_on_the_page_or_told_once_beside_the_line
     assert "solver has not made its first version since 1970-01-01 00:00:00 UTC: no worker is alive" in flat
     if not terminal:
         assert shown.count("What you can do: ") == 1
-        assert shown.count("stands still (no_worker)") == 3
+        assert shown.count("no progress (no_worker)") == 3
     assert "no worker is alive" in screen.page.standstill, "for whoever gives the run up"
 
 

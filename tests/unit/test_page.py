@@ -212,9 +212,9 @@ def test_status_and_page_tell_what_the_run_stands_still_for_and_advice(moment: M
     advice = (Advice("solver", "one_reward", "All have reward 0: look."),)
     figures = replace(moment.figures, standstill=stands, advice=advice)
     for shown in (drawn(page(replace(moment, figures=figures))), drawn(status_table(status_of(figures)))):
-        for words in ("stands still", "solver has not made a version: no worker is alive.", "All have reward 0: look."):
+        for words in ("no progress", "solver has not made a version: no worker is alive.", "All have reward 0: look."):
             assert words in shown
-    assert "stands still (no_worker)" in line(replace(moment, figures=figures))
+    assert "no progress (no_worker)" in line(replace(moment, figures=figures))
     assert plain(status_of(figures))["standstill"]["cause"] == "no_worker"
 
 
@@ -235,7 +235,7 @@ def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -
     log.say(recipe.topics.dead_letters, DeadLetter(run_id=RUN_ID, reason="undecodable"))
     found = figures.figures({}, NOW_MS)
     moment = Moment(recipe, found, pulse, pulse.rates(NOW_MS), 0, NOW_MS, {})
-    words = "1 dead letter of no training number (1 undecodable)"
+    words = "1 dead letter not tied to a task (1 undecodable)"
     assert plain(found)["unnumbered_letters"] == {"undecodable": 1}
     for shown in (drawn(page(moment)), line(moment), drawn(status_table(status_of(found)))):
         assert words in shown

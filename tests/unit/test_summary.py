@@ -174,10 +174,10 @@ def shown(found: Summary, width: int = 100, again: str = "headrace up arithmetic
 
 def test_the_closing_page_tells_what_came_of_the_run(found: Summary) -> None:
     page, solver = shown(found), found.policies["solver"]
-    assert "1 dead letter of no training number (1 undecodable)" in page
+    assert "1 dead letter not tied to a task (1 undecodable)" in page
     assert "held-out reward  0.25 " in page, "no reward twice"
     assert "replays " not in page
-    assert "stood still" not in page
+    assert "no progress" not in page
     counts = replace(solver.groups, replays=12, replayed=10, replays_discarded=1)
     solver = replace(solver, groups=counts, reward_first=None, reward_last=0.4, eval_last=None)
     page = shown(replace(found, policies={"solver": solver}, stood_still=("solver made no version for 130 s",)))

@@ -74,7 +74,7 @@ def test_what_was_left_out_and_who_is_behind_is_said() -> None:
     assert "1 version, made while the one before was on its way" in said
     assert "b version 1, 2 behind" in said
     assert "2.0 MB whole, 14.9 kB as deltas" in said
-    assert "1 version by `headrace gc`, whose objects are gone" in said
+    assert "1 version by `headrace gc`, which deleted their objects" in said
     assert "left out" not in shown(left_out=())
 
 
@@ -85,4 +85,4 @@ def test_what_was_merged_and_what_a_joiner_fetches_is_said() -> None:
     said = shown(merged=(MergedDelta(0, 3, 9_000, 0),), bytes=sizes, join=Join(1, 2_000_000))
     assert "2.0 MB whole, 14.9 kB as deltas, 9.0 kB merged" in said
     assert "2.0 MB in 1 object, 1.00 x whole" in said
-    assert "no objects lead to the newest version" in shown(join=Join(0, 0))
+    assert "the newest version cannot be built from the objects" in shown(join=Join(0, 0))
