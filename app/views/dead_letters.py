@@ -41,8 +41,8 @@ def dead_letters_table(dead_letters: Sequence[ListedDeadLetter], reason: str | N
     by_reason = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     older = f"; the newest {MOST_ROWS} are shown" if len(dead_letters) > MOST_ROWS else ""
     whys = Counter(_why(one) for one in dead_letters if one.detail)
-    reasons = [Text(f"{count} x {why}", style="yellow") for why, count in whys.most_common(MOST_WHYS)]
-    return Group(table, *reasons, Text(f"{_count(len(dead_letters))}: {by_reason}{older}", style="dim"))
+    frequent = [Text(f"{count} x {why}", style="yellow") for why, count in whys.most_common(MOST_WHYS)]
+    return Group(table, *frequent, Text(f"{_count(len(dead_letters))}: {by_reason}{older}", style="dim"))
 
 
 def unnumbered(reasons: Mapping[str, int]) -> str:
