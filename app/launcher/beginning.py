@@ -26,8 +26,9 @@ from headrace.infra.run.run import Run, join
 from headrace.ops.figures.weights_figures import is_there
 from headrace.ops.lineage.lineage import read_records
 from headrace.ops.recipe_check import check_names
+from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
-from headrace.schemas.records import WorkerStatus
+from headrace.schemas.records import RecipeRevision, WorkerStatus
 
 
 class RunOfAnother(UsageError):
@@ -58,7 +59,7 @@ def begin_or_join(
     """
     address = RunAddress(servers.connection, recipe.name)
     first = read_first_revision(address)
-    if first is not None:
+    if first is not None and codec.decode(first, RecipeRevision).run_id != own_run_id:
         refuse_run_of_another(join(address), recipe, own_run_id, embedded_store=servers.embedded_store)
     settle = partial(plan_revision, address, recipe, servers.store_address, new_recipe=new_recipe)
     revision = settle()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, read_environment
+from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, expand_user, read_environment
 from headrace.infra.errors import UsageError
 
 SECRETS = frozenset(
@@ -36,7 +36,7 @@ def read_client_settings() -> dict[str, str]:
     if not text.startswith("{"):
         where = f"{KAFKA_CLIENT_VARIABLE}, file {text}"
         try:
-            text = Path(text).expanduser().read_text(encoding="utf-8")
+            text = expand_user(Path(text), KAFKA_CLIENT_VARIABLE).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise UsageError(f"{where}: cannot be read: {type(error).__name__}") from None
     try:

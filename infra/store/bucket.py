@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 from headrace.infra.errors import UsageError
 from headrace.infra.store.object_names import ListedObject
 from headrace.infra.store.store_address import StoreAddress
-from headrace.infra.store.store_errors import ObjectMissing, StoreUnavailable, UnreadableAnswer, translate_error
+from headrace.infra.store.store_errors import ObjectMissing, StoreUnavailable, is_unread_conflict, translate_error
 
 if TYPE_CHECKING:
     import urllib3
@@ -28,7 +28,6 @@ MOST_PARTS = 10_000
 """S3's limit; the parts of an object beyond 80 GB are larger."""
 JOIN_S, SLOWEST_JOIN_BYTES_PER_S = 30.0, 20_000_000
 """How long a store may take for a part, or to join them all; nothing is won by sending all again too soon."""
-CONFLICT, BAD_GATEWAY = 409, 502
 T = TypeVar("T")
 
 
@@ -84,16 +83,12 @@ class Bucket:
                 return call()
             except ProtocolError:
                 return call()
-        except (S3Error, ServerError, InvalidResponseError, HTTPError) as error:
+        except (S3Error, ServerError, InvalidResponseError, HTTPError, ET.ParseError) as error:
             raise translate_error(error, self.name_object(key), self.address, self.access_key) from error
-        except ET.ParseError as error:  # a proxy's page that calls itself XML
-            answer = UnreadableAnswer(BAD_GATEWAY, f"its answer is not XML: {error}")
-            raise translate_error(answer, self.name_object(key), self.address, self.access_key) from error
         except ValueError as error:
-            if "values to unpack" not in str(error):
+            if not is_unread_conflict(error):
                 raise
-            answer = UnreadableAnswer(CONFLICT, "it reports a conflict")  # minio 7.2 fails over a HEAD of status 409
-            raise translate_error(answer, self.name_object(key), self.address, self.access_key) from error
+            raise translate_error(error, self.name_object(key), self.address, self.access_key) from error
 
     def stat(self, key: str) -> StoredAs | None:
         """Return size and age of an object as the client has them; None when there is none."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 from headrace.infra.errors import HeadraceError, Unavailable
 
@@ -24,19 +25,11 @@ _DENIED = frozenset({
 })  # fmt: skip
 _BUSY, _LOST = "see its log; is its disk full?", "what was sent of it is lost, and is sent again"
 _FULL = "make room in it, or raise the bucket's quota"
-_NOT_IMPLEMENTED, _NO_ROOM = 501, 507
-_BUSY_STATUS = frozenset({409, 429})
+_CONFLICT, _TOO_MANY, _NOT_IMPLEMENTED, _BAD_GATEWAY, _NO_ROOM = 409, 429, 501, 502, 507
+_BUSY_STATUS = frozenset({_CONFLICT, _TOO_MANY})
 """HTTP statuses by which a store asks to be asked again: another operation is under way, or there are too many."""
 _AWAY = {"RequestTimeout": _BUSY, **dict.fromkeys(("NoSuchUpload", "InvalidPart"), _LOST)}
 """What waiting or sending again heals. Parts are lost in a restart, and known no more when a join was answered late."""
-
-
-class UnreadableAnswer(Exception):
-    """The client failed over a store's answer instead of raising an error of its own."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 class StoreError(HeadraceError):
@@ -102,9 +95,16 @@ def _http_status(error: Exception) -> int:
             return error.status_code
         case InvalidResponseError():
             return int(error._code)  # noqa: SLF001 - it has no public name
-        case UnreadableAnswer():
-            return error.status
+        case ET.ParseError():  # a proxy's page that calls itself XML
+            return _BAD_GATEWAY
+        case ValueError() if is_unread_conflict(error):
+            return _CONFLICT
     return 0
+
+
+def is_unread_conflict(error: ValueError) -> bool:
+    """Return whether minio 7.2 failed over a HEAD of status 409: it unpacks a pair that it wraps in a tuple."""
+    return "values to unpack" in str(error)
 
 
 def _read_s3_code(error: Exception) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from headrace.infra.environment import expand_user
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import list_shipped_sweeps, load_recipe
 from headrace.infra.recipe.settings import Kafka, Recipe, Settings, Store
@@ -153,7 +154,7 @@ def _shared_words(sweep: Sweep) -> tuple[str, ...]:
 
 def _text_of(name: str) -> tuple[Path | None, str]:
     """Return the path of a sweep file, None for a shipped one, and its text."""
-    path, shipped = Path(name).expanduser(), list_shipped_sweeps()
+    path, shipped = expand_user(Path(name), "the sweep"), list_shipped_sweeps()
     try:
         if path.is_file():
             return path, path.read_text(encoding="utf-8")

@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 from headrace.infra.embedded.data_folder import UP, DataFolder
-from headrace.infra.environment import CACHE_VARIABLE, USER_CACHE_VARIABLE, cache_folder, server_environment
+from headrace.infra.environment import (
+    CACHE_VARIABLE,
+    KAFKA_CLIENT_VARIABLE,
+    USER_CACHE_VARIABLE,
+    cache_folder,
+    server_environment,
+)
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka.client_settings import read_client_settings
+from headrace.ops.compare.sweep_file import load_sweep
 from headrace.ops.doctor import examine
 
 
@@ -43,9 +51,14 @@ def test_a_user_without_a_home_folder_is_given_the_name_of_the_variable(monkeypa
     assert cache_folder() == Path("/somewhere")
 
 
-def test_a_folder_of_a_user_that_there_is_not_is_refused_in_a_sentence() -> None:
+def test_a_folder_of_a_user_that_there_is_not_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"the data folder ~nosuchuser/x: .*without ~"):
         DataFolder(Path("~nosuchuser/x"))
+    with pytest.raises(UsageError, match=r"the sweep ~nosuchuser/x: .*without ~"):
+        load_sweep("~nosuchuser/x")
+    monkeypatch.setenv(KAFKA_CLIENT_VARIABLE, "~nosuchuser/x")
+    with pytest.raises(UsageError, match=rf"{KAFKA_CLIENT_VARIABLE} ~nosuchuser/x: .*without ~"):
+        read_client_settings()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
