@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from headrace.infra.deprecated_names import deprecated_names
+
 BOXED = "\\boxed{"
 LONGEST_NUMBER = 400
 """Characters; a longer text is not a number but an attempt to keep the scorer busy."""
@@ -117,3 +119,9 @@ def is_same_answer(given: str, gold: str) -> bool:
     if left is not None and right is not None:
         return left == right
     return normalise_answer(given) == normalise_answer(gold)
+
+
+__getattr__ = deprecated_names(
+    __name__,
+    {"last_boxed": find_last_boxed, "normalised": normalise_answer, "number": parse_number, "same": is_same_answer},
+)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, SupportsFloat, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from headrace.infra.deprecated_names import deprecated_names
 from headrace.schemas import records
 
 Split = Literal["train", "held_out", "warm_start"]
@@ -195,3 +196,6 @@ Episode = Mapping[str, RoleTrajectory]
 Workflow = Callable[[Problem, Environment, Mapping[str, Actor]], Awaitable[Episode]]
 """Plays one episode. What it raises makes the episode a recorded failure, never a crash; a ConnectionError or another
 error that says that a server cannot be reached makes it wait, and be played again."""
+
+
+__getattr__ = deprecated_names(__name__, {"number": check_number})

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.contract import Generation, check_number
+from headrace.infra.deprecated_names import deprecated_names
 from headrace.schemas import records
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
@@ -125,3 +126,6 @@ def merge_runs(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
         return records.no_ints()
     starts = np.flatnonzero(np.diff(pairs[:, 0], prepend=pairs[0, 0] - 1))
     return np.stack([pairs[starts, 0], np.add.reduceat(pairs[:, 1], starts)], axis=1).astype(np.int32).ravel()
+
+
+__getattr__ = deprecated_names(__name__, {"merged": merge_runs})

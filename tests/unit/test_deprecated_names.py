@@ -10,11 +10,15 @@ RENAMED = (
     ("headrace.consumers.algorithms.contract", "Again", "Replay"),
     ("headrace.consumers.algorithms.replay", "Replay", "ReplayMemory"),
     ("headrace.producers.feed.selectors.draws", "Draws", "HashedDraws"),
+    ("headrace.envs.answers", "same", "is_same_answer"),
+    ("headrace.envs.contract", "number", "check_number"),
+    ("headrace.envs.transcript", "merged", "merge_runs"),
+    ("headrace.trainers.advantages", "compared", "iterate_comparisons"),
 )
 
 
 @pytest.mark.parametrize(("module", "old", "new"), RENAMED)
-def test_an_old_name_is_the_new_class_and_warns(module: str, old: str, new: str) -> None:
+def test_an_old_name_is_the_new_one_and_warns(module: str, old: str, new: str) -> None:
     found = importlib.import_module(module)
 
     with pytest.warns(DeprecationWarning, match=f"{module}.{old} is called {new} now"):
