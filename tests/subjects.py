@@ -32,6 +32,7 @@ SUBJECTS = {
     "weights": "versions, anchors and deltas in a real store; gc",
     "tools": "audit, lineage and archive over a real log",
     "numerics": "every case of losses, advantages, engines and learners",
+    "libraries": "losses, divergences and corrections beside those of TRL and verl, which are installed for it",
     "model": "a small world of the protocol, explored exhaustively",
     "audit": "every tampering with a run, and the audit's own checks of each",
     "runs": "whole runs of other kinds: swaps, comparisons, two policies, separate processes",
@@ -42,7 +43,10 @@ SUBJECTS = {
     "mutants": "every protection taken out, to see that tests turn red",
     "containers": "Kafka and MinIO in containers, with faults on the way; needs Docker",
 }
-PREPARED_BY = {"containers": ([".ci/docker"], [sys.executable, "tests/containers/build_images.py"])}
+PREPARED_BY = {
+    "containers": ([".ci/docker"], [sys.executable, "tests/containers/build_images.py"]),
+    "libraries": ([sys.executable, "tests/conformance/install_libraries.py"],),
+}
 """What is run before a subject."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 """Lanes fill the cores: threads of torch that wait for one another by spinning would take them from the other lanes."""

@@ -186,8 +186,8 @@ def _what_was_read(audit: AuditReport) -> str:
     if deep := audit.deep:
         text += f"; {deep.records:,} groups decoded at {deep.records_per_s:,}/s"
     if unreadable := audit.unreadable_letters:
-        conclude = "concludes" if unreadable == 1 else "conclude"
-        text += f"; {unreadable:,} dead letters cannot be read and {conclude} nothing"
+        letters = "dead letter concludes" if unreadable == 1 else "dead letters conclude"
+        text += f"; {unreadable:,} unreadable {letters} nothing"
     if audit.source:
         text += f"; an offline experiment: its groups are audited under run {audit.source}"
     return text

@@ -228,7 +228,7 @@ def test_a_record_on_dead_letters_that_is_none_is_told_and_is_no_problem(made: M
     console = Console(width=200)
     with console.capture() as captured:
         console.print(audit_table(found))
-    assert "1 on the topic of dead letters cannot be read, and concludes nothing" in captured.get()
+    assert "1 unreadable dead letter concludes nothing" in captured.get()
     assert "1 dead letter not tied to a task (1 undecodable)" in captured.get()
 
 

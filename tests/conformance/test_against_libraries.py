@@ -1,15 +1,17 @@
 """`headrace.trainers.losses` against the formulas of TRL and verl, called without their trainers.
 
-Not among the tests that always run: both libraries pull in more than Headrace itself. Where one is installed
-(`pip install trl`, `pip install verl`), `pytest tests/conformance/against_libraries.py` compares with it.
+Not in the gate: both pull in more than Headrace itself. `make test-libraries` installs them and compares.
 """
 
+import sys
 from collections import defaultdict
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from install_libraries import LIBRARIES
 from test_losses import LENGTHS, random_tokens
 from torch import Tensor
 
@@ -18,7 +20,8 @@ from headrace.trainers.losses import TrainedTokens, policy_loss
 WIDTH = max(LENGTHS)
 MASK = torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]
 ADVANTAGE_OF_SEQUENCE = torch.linspace(-1.5, 1.5, len(LENGTHS)) + 0.1
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
+sys.path.append(str(LIBRARIES))  # at the end: what both have is Headrace's
 
 
 def padded(values: Tensor) -> Tensor:
@@ -59,7 +62,7 @@ LIKE_TRL: dict[str, str | dict[str, Any]] = {
 
 
 def trl_loss(tokens: TrainedTokens, loss_type: str, weights: Tensor | None = None, **settings: Any) -> Tensor:
-    trainer = pytest.importorskip("trl").GRPOTrainer
+    trainer = import_module("trl").GRPOTrainer
     told = {
         "importance_sampling_level": "token",
         "beta": 0.0,
@@ -142,8 +145,8 @@ def test_the_importance_sampling_of_trl(tokens: TrainedTokens, level: str) -> No
 
 
 def verl_loss(tokens: TrainedTokens, name: str, mode: str, **config: Any) -> Tensor:
-    core = pytest.importorskip("verl.trainer.ppo.core_algos")
-    settings = pytest.importorskip("verl.workers.config").ActorConfig(
+    core = import_module("verl.trainer.ppo.core_algos")
+    settings = import_module("verl.workers.config").ActorConfig(
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **config
     )
     loss: Tensor = core.get_policy_loss_fn(name)(
@@ -193,7 +196,7 @@ def test_the_losses_of_verl(
 
 @pytest.mark.parametrize("name", ["k1", "k2", "k3"])
 def test_the_divergences_of_verl(tokens: TrainedTokens, name: str) -> None:
-    core = pytest.importorskip("verl.trainer.ppo.core_algos")
+    core = import_module("verl.trainer.ppo.core_algos")
     ours, told = policy_loss(tokens, kl={"use": name, "weight": 0.0})
     theirs = core.kl_penalty(tokens.logprobs, tokens.reference, name).mean()
     assert ours.isfinite()
@@ -209,7 +212,7 @@ def test_the_divergences_of_verl(tokens: TrainedTokens, name: str) -> None:
     ],
 )
 def test_the_weights_of_verl(tokens: TrainedTokens, correction: Any, level: str, threshold: float | str) -> None:
-    found = pytest.importorskip("verl.trainer.ppo.rollout_corr_helper")
+    found = import_module("verl.trainer.ppo.rollout_corr_helper")
     weights, _ = found.compute_rollout_correction_weights(
         padded(tokens.proximal - tokens.behaviour), MASK.float(), level, threshold
     )
@@ -223,7 +226,7 @@ def test_the_weights_of_verl(tokens: TrainedTokens, correction: Any, level: str,
 )
 def test_the_rejections_of_verl(tokens: TrainedTokens, level: str, option: str, high: float, low: float) -> None:
     """verl bounds pi_b / pi_prox, so its bounds are one over ours."""
-    found = pytest.importorskip("verl.trainer.ppo.rollout_corr_helper")
+    found = import_module("verl.trainer.ppo.rollout_corr_helper")
     kept, _ = found.compute_rollout_rejection_mask(
         padded(tokens.proximal - tokens.behaviour), MASK.float(), option, f"{1 / high}_{1 / low}"
     )
