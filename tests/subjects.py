@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,7 @@ def run(subject: str, more: Sequence[str]) -> Counted:
         report = Path(folder) / "report.xml"
         code = _pytest(subject, [*lanes, f"--durations={SLOWEST}", f"--junitxml={report}", "--cache-clear", *more])
         counts = _counts(report)
+        print(_cost_by_folder(report))
     red = _red() if code == 1 else []
     if 0 < len(red) <= SECOND_LOOK:
         print(f"a second look at {len(red)} red tests, alone", flush=True)
@@ -137,6 +139,18 @@ def _counts(report: Path) -> dict[str, int]:
         total = {key: value + int(suite.attrib[key]) for key, value in total.items()}
     failed = total["failures"] + total["errors"]
     return {"passed": total["tests"] - total["skipped"] - failed, "skipped": total["skipped"], "failed": failed}
+
+
+def _cost_by_folder(report: Path) -> str:
+    """Return a line: how many tests each folder has, and how long they took, one after another."""
+    if not report.exists():
+        return ""
+    counts, seconds = Counter[str](), Counter[str]()
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest wrote it just now
+        folder = "/".join(case.attrib["classname"].split(".")[:2])
+        counts[folder] += 1
+        seconds[folder] += float(case.attrib["time"])
+    return ", ".join(f"{name}: {count} tests {seconds[name]:.0f} s" for name, count in sorted(counts.items()))
 
 
 def _cpu_s() -> float:
