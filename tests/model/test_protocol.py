@@ -97,7 +97,6 @@ def test_the_promises_hold_in_all_orders_of_more_steps(steps: int, max_staleness
     assert len(explored(steps, max_staleness).came) > 1_000
 
 
-@OPEN
 @pytest.mark.model
 @pytest.mark.parametrize("fault", [*FAULTS, faults.fall_behind], ids=lambda fault: fault.__name__)
 def test_the_promises_hold_while_two_commands_change_the_recipe(fault: Fault) -> None:

@@ -159,7 +159,8 @@ class FeederProcess(Looped):
         table = feeder.state.pacing.table
         is_open = repr(table.open), repr(table.dead), tuple(sorted(table._changed))
         flags = feeder._caught_up, feeder._changed, feeder._snapshot_due > STAGE.broker.now
-        return (state, is_open, positions_of(feeder.own.reader), waits, feeder._commits._look_due, flags)
+        revision = feeder.state.revision.recipe, feeder.state.revision.ended
+        return (state, revision, is_open, positions_of(feeder.own.reader), waits, feeder._commits._look_due, flags)
 
 
 class CuratorProcess(Looped):
@@ -185,7 +186,7 @@ class CuratorProcess(Looped):
     def memory(self) -> Key:
         body = self.body
         held = tuple(
-            (place, one.position, one.state.snapshot(), one.handled, one.snapshot_offset)
+            (place, one.position, one.state.snapshot(), _chains_of(one.state), one.handled, one.snapshot_offset)
             for place, one in sorted(body._held.items())
         )
         consumer = body._consumer
@@ -196,6 +197,13 @@ class CuratorProcess(Looped):
             published._newest, positions_of(published._reader), tuple(published._read_to.items()),
         )  # fmt: skip
         return (tuple(sorted(body._owned)), held, tuple(sorted(consumer._positions.items())), consumer.epoch, asked)
+
+
+def _chains_of(curation: Any) -> Key:
+    """Return what a snapshot leaves out: two commands may have given one revision different chains, in two worlds."""
+    chains = curation._chains
+    names = tuple(sorted(chains._firsts.items()))
+    return names, tuple(repr(chains._context.recipe_of(first).curate.chain) for first in sorted(chains._chains))
 
 
 class TrainerProcess(Looped):
@@ -231,7 +239,7 @@ class TrainerProcess(Looped):
         since = scheduler._evictions._since if evictions else 0.0
         look = (looks._since, looks._due, looks._looks, pipeline.asked_to_look, len(pipeline._found))
         return (
-            pipeline.learner.state, window, evictions, since, flights, stretch, waiting, look, scheduler.ended,
+            body.run.revision, pipeline.learner.state, window, evictions, since, flights, stretch, waiting, look, scheduler.ended,
             (trials.version, trials.died, trials.suspects, trials.is_noted, trials.noted),
             (body._messages.epoch, body._messages.weights_hash, repr(body._messages.offsets)),
             (pipeline.free_since, body._intake.arrived_at),

@@ -132,14 +132,15 @@ class WorkerProcess(Process):
              tuple(sorted(one.ledger._inherited.items())), tuple(sorted(one.ledger._mine)))
             for place, one in sorted(intake.owned._owned.items())
         )  # fmt: skip
-        queue = tuple((task.place, task.message.offset, task.since_s) for task in intake.queue._waiting)
+        queue = tuple((task.place, task.message.offset, task.message.value, task.since_s) for task in intake.queue._waiting)
         playing = tuple((one.place, one.message.offset, group) for one, group in _playing(self.playing))
         done = tuple((one.place, one.message.offset) for one in intake._done)
         served = tuple(self.engine.served.items()), tuple(follower.head.items()), follower.ended
+        recipes = tuple(repr(recipe.curate.chain) for recipe in follower.recipes.values())
         weights = follower._weights[POLICY]._held
         consumer = intake._consumer
         return (
-            self.name, ledgers, queue, playing, done, served, positions_of(self.reader), len(follower.recipes),
+            self.name, ledgers, queue, playing, done, served, positions_of(self.reader), recipes,
             weights.weights_hash if weights is not None else "", tuple(sorted(follower._retry_at.items())),
             tuple(sorted(consumer._positions.items())), consumer.epoch, intake.owned.alone,
             self.hangs, tuple(sorted(intake.queue._gate.written)),
@@ -147,7 +148,7 @@ class WorkerProcess(Process):
 
 
 def _playing(playing: list[tuple[StartedTask, TrajectoryGroup | None]]) -> list[tuple[StartedTask, Key]]:
-    return [(one, (group and (group.number, group.attempt, group.head_version, group.reason,
+    return [(one, (group and (group.number, group.attempt, group.revision, group.head_version, group.reason,
                               _version(group)))) for one, group in playing]  # fmt: skip
 
 
