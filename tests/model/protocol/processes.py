@@ -206,6 +206,11 @@ def _chains_of(curation: Any) -> Key:
     return names, tuple(repr(chains._context.recipe_of(first).curate.chain) for first in sorted(chains._chains))
 
 
+def _entry_key(entry: Any) -> Key:
+    versions = entry.min_version, entry.deadline_version, entry.payload.newest
+    return entry.key, entry.arrival, versions, entry.payload.whole.curated.revision
+
+
 class TrainerProcess(Looped):
     def start(self) -> None:
         self.writer = Writer(f"m.train.{POLICY}")
@@ -227,15 +232,15 @@ class TrainerProcess(Looped):
 
     def memory(self) -> Key:
         body, scheduler, pipeline = self.body, self.body.scheduler, self.pipeline
-        window = tuple((entry.key, entry.arrival) for entry in scheduler.window.list_waiting())
-        evictions = tuple((one.entry.key, one.verdict) for one in scheduler._evictions._waiting)
+        window = tuple(map(_entry_key, scheduler.window.list_waiting()))
+        evictions = tuple((_entry_key(one.entry), one.verdict) for one in scheduler._evictions._waiting)
         flights = tuple(
-            (flight.planned.version, tuple(entry.key for entry in flight.planned.batch), flight.published is not None)
+            (flight.planned.version, tuple(map(_entry_key, flight.planned.batch)), flight.published is not None)
             for flight in pipeline.flights
         )
         trials, looks, base = scheduler._trials, scheduler._looks, body._publisher.base
         stretch = tuple((event.kind, event.version) for event in base.stretch.events) if base else ()
-        waiting = tuple((message.partition, message.offset) for message in body._waiting)
+        waiting = tuple((message.partition, message.offset, message.value) for message in body._waiting)
         since = scheduler._evictions._since if evictions else 0.0
         look = (looks._since, looks._due, looks._looks, pipeline.asked_to_look, len(pipeline._found))
         return (

@@ -132,7 +132,9 @@ class WorkerProcess(Process):
              tuple(sorted(one.ledger._inherited.items())), tuple(sorted(one.ledger._mine)))
             for place, one in sorted(intake.owned._owned.items())
         )  # fmt: skip
-        queue = tuple((task.place, task.message.offset, task.message.value, task.since_s) for task in intake.queue._waiting)
+        queue = tuple(
+            (task.place, task.message.offset, task.message.value, task.since_s) for task in intake.queue._waiting
+        )
         playing = tuple((one.place, one.message.offset, group) for one, group in _playing(self.playing))
         done = tuple((one.place, one.message.offset) for one in intake._done)
         served = tuple(self.engine.served.items()), tuple(follower.head.items()), follower.ended
