@@ -244,7 +244,8 @@ class TrainerProcess(Looped):
         since = scheduler._evictions._since if evictions else 0.0
         look = (looks._since, looks._due, looks._looks, pipeline.asked_to_look, len(pipeline._found))
         return (
-            body.run.revision, pipeline.learner.state, window, evictions, since, flights, stretch, waiting, look, scheduler.ended,
+            body.run.revision, pipeline.learner.state, window, evictions, since, flights, stretch, waiting, look,
+            scheduler.ended,
             (trials.version, trials.died, trials.suspects, trials.is_noted, trials.noted),
             (body._messages.epoch, body._messages.weights_hash, repr(body._messages.offsets)),
             (pipeline.free_since, body._intake.arrived_at),
