@@ -43,11 +43,11 @@ def swap(run: Run, path: Path, *, dry_run: bool = False) -> Swap:
     Fenced when another swap took over, and Aborted, whereupon nothing was changed.
     """
     if dry_run:
-        return _prepared(run, path)[1]
+        return _prepare(run, path)[1]
     reports: list[Swap] = []
 
     def settle() -> RecipeRevision | None:
-        revision, report = _prepared(run, path)
+        revision, report = _prepare(run, path)
         reports.append(report)
         return revision
 
@@ -55,7 +55,7 @@ def swap(run: Run, path: Path, *, dry_run: bool = False) -> Swap:
     return replace(reports[-1], swapped=revision is not None)
 
 
-def _prepared(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
+def _prepare(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
     """Return the next revision, None where the chain is the one in force, and what is to be announced of it."""
     revisions = read_revisions(run.address)
     newest = revisions[-1]

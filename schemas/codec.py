@@ -112,7 +112,7 @@ def learn(schemas: Mapping[str, str]) -> None:
             raise SchemaError(f"a schema cannot be used, {type(error).__name__}: {error}: {text[:80]!r}") from error
 
 
-def on_unknown(find: Callable[[], object] | None) -> None:
+def set_unknown_hook(find: Callable[[], object] | None) -> None:
     """Have `find` called, to `learn` what is new, before a fingerprint counts as unknown; None for nobody.
 
     One process works for one run: the newest word counts. Whoever writes in a schema writes it to the recipe topic

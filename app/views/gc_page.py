@@ -30,7 +30,7 @@ def gc_page(done: Collected) -> RenderableType:
             why = WHY_KEPT[name].format(age=_age(done.older_than_s))
             table.add_row("stays", "", f"{counted.objects:,}", size(counted.bytes), why)
     parts: list[RenderableType] = [title, table]
-    parts += [Text(_retired(one, dry_run=done.dry_run)) for one in done.retired]
+    parts += [Text(_describe_retired(one, dry_run=done.dry_run)) for one in done.retired]
     if done.spared:
         parts.append(Text(f"{done.spared} of them were written anew meanwhile, and stay.", style="yellow"))
     if not done.collected:
@@ -38,7 +38,7 @@ def gc_page(done: Collected) -> RenderableType:
     return Group(*parts)
 
 
-def _retired(one: RetiredVersions, *, dry_run: bool) -> str:
+def _describe_retired(one: RetiredVersions, *, dry_run: bool) -> str:
     ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in one.versions)
     return f"{'would be retired' if dry_run else 'retired'}: {one.what} of {one.policy}, versions {ranges}"
 

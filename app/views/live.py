@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.markup import escape
 
 from headrace.app.views.say import say
-from headrace.app.views.tables import in_force_in_words
-from headrace.app.views.view import Moment, line, page, resumed
+from headrace.app.views.tables import describe_revision
+from headrace.app.views.view import Moment, describe_resumed, line, page
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.run.run import Run
@@ -100,7 +100,7 @@ class LivePage:
         self._begun = True
         figures = self._fold.figures({}, 0)
         if figures.versions:
-            self._say(resumed(self._run.recipe, figures))
+            self._say(describe_resumed(self._run.recipe, figures))
         if figures.in_force is not None:
             self._revision = figures.in_force.revision
         if self._live is not None:
@@ -114,7 +114,7 @@ class LivePage:
         found = figures.in_force
         if found is not None and found.revision != self._revision:
             self._revision = found.revision
-            self._say(in_force_in_words(found))
+            self._say(describe_revision(found))
 
     def _tell_standstill(self, found: Standstill | None) -> None:
         """Print, without a live page, why no version comes, once per cause."""

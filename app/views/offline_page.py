@@ -35,11 +35,11 @@ def archive_page(done: Archived) -> RenderableType:
     gone = Counter[str]()
     for deleted in done.gone:
         gone[deleted.topic] += deleted.end - deleted.begin
-    parts += [Text(_gone(topic, offsets), style="dim") for topic, offsets in gone.items()]
+    parts += [Text(_describe_deleted(topic, offsets), style="dim") for topic, offsets in gone.items()]
     return Group(*parts)
 
 
-def _gone(topic: str, offsets: int) -> str:
+def _describe_deleted(topic: str, offsets: int) -> str:
     why = ", as tasks are that are done with" if topic.startswith(("tasks.", "eval-tasks.")) else ""
     return f"{topic}: the records at {offsets:,} offsets had been deleted before it was archived{why}."
 
@@ -114,14 +114,14 @@ def offline_training_page(trained: TrainedOffline) -> RenderableType:
     title = Text.assemble(("trained", "bold"), f"  {trained.policy} over {trained.archive}, into {trained.out}")
     parts: list[RenderableType] = [title, Text(f"Begun at {trained.start}; batches {trained.batches}.")]
     parts += [Text(f"  {line}") for line in trained.settings]
-    parts.append(_versions_table(_some(versions)))
+    parts.append(_versions_table(_pick_evenly_spaced(versions)))
     if len(versions) > MOST_ROWS:
         parts.append(Text(f"{len(versions)} versions in all; all are in batches.jsonl.", style="dim"))
     parts += [*_verdict(trained), *_counts(trained), Text(f"{trained.weights_hash} weights", style="dim")]
     return Group(*parts)
 
 
-def _some(versions: Sequence[MadeVersion]) -> Sequence[MadeVersion]:
+def _pick_evenly_spaced(versions: Sequence[MadeVersion]) -> Sequence[MadeVersion]:
     """Return evenly spaced versions, with the first and the last."""
     if len(versions) <= MOST_ROWS:
         return versions

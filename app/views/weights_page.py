@@ -63,17 +63,17 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     deltas = [(one.version, 100 * one.density) for one in versions if one.density is not None and one.kind != ANCHOR]
     curve = chart(by_version(deltas), WIDTH, HEIGHT)
     named = Text("values that changed, in percent, by version", "dim")
-    return Group(title, facts, Text(), named, *map(Text, curve), table, *_taken(versions[-NEWEST:]))
+    return Group(title, facts, Text(), named, *map(Text, curve), table, *_report_tables(versions[-NEWEST:]))
 
 
-def _taken(versions: Sequence[VersionWeights]) -> list[RenderableType]:
+def _report_tables(versions: Sequence[VersionWeights]) -> list[RenderableType]:
     """Return the workers' reports of versions; nothing if there are none."""
     table = Table("version", "workers", *ACTIVITIES, box=None, header_style="dim")
     for column in table.columns[1:]:
         column.justify = "right"
     for one in versions:
         if one.workers:
-            table.add_row(str(one.version), str(one.workers), *map(seconds, _spent(one).values()))
+            table.add_row(str(one.version), str(one.workers), *map(seconds, _seconds_by_activity(one).values()))
     named = Text("how workers took them: medians; the engine plays on but in the pause", "dim")
     return [Text(), named, table] if table.row_count else []
 
@@ -85,14 +85,14 @@ def in_words(figures: WeightsFigures) -> str:
         words.append(f"deltas 1/{figures.ratio:.0f} of the whole")
     if figures.density is not None:
         words.append(f"{figures.density:.2%} changed")
-    spent = {"encode": figures.encode_s, "upload": figures.upload_s, **_spent(figures)}
+    spent = {"encode": figures.encode_s, "upload": figures.upload_s, **_seconds_by_activity(figures)}
     words += [f"{activity} {seconds(value)}" for activity, value in spent.items() if value is not None]
     if figures.behind:
         words.append(f"the last worker is {figures.behind} behind")
     return ", ".join([*words, f"workers {figures.skew} apart (at most {figures.greatest_skew})"])
 
 
-def _spent(one: WeightsFigures | VersionWeights) -> dict[str, float | None]:
+def _seconds_by_activity(one: WeightsFigures | VersionWeights) -> dict[str, float | None]:
     """Return by activity of a worker that takes a version how long it took."""
     return dict(zip(ACTIVITIES, (one.fetch_s, one.verify_s, one.apply_s, one.pause_s), strict=True))
 

@@ -203,14 +203,14 @@ class RunAccount:
 
     def mark_dead(self, dead_letter: DeadLetter, offset: int) -> None:
         """Count a dead letter, or that one was sent back; `offset` is its own."""
-        redriven, dead = dead_letter.reason == REDRIVEN, self._concluded_by(dead_letter)
+        redriven, dead = dead_letter.reason == REDRIVEN, self._find_concluded(dead_letter)
         if not redriven:
             place = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
-            self.unread.dead_letter(*place, not_issued=dead_letter.reason == NOT_ISSUED)
+            self.unread.take_dead_letter(*place, not_issued=dead_letter.reason == NOT_ISSUED)
         elif 0 <= dead_letter.redrives < offset:
-            self.unnumbered.sent_back(dead_letter.redrives)
+            self.unnumbered.take_redriven(dead_letter.redrives)
         if not redriven and not dead:
-            self.unnumbered.dead_letter(offset, dead_letter.reason)
+            self.unnumbered.take_dead_letter(offset, dead_letter.reason)
         for variant in dead:
             self.numbers[variant].mark_dead(
                 dead_letter.stream,
@@ -220,7 +220,7 @@ class RunAccount:
                 of_task=dead_letter.topic in self._tasks,
             )
 
-    def _concluded_by(self, dead_letter: DeadLetter) -> list[str]:
+    def _find_concluded(self, dead_letter: DeadLetter) -> list[str]:
         """Return the policies and shadows whose number a dead letter concludes, or opens again.
 
         A shadow's is only by that of a task, which nobody can have played. What a curator or a trainer cannot read
@@ -237,7 +237,7 @@ class RunAccount:
     def issue(self, snapshot: Snapshot) -> None:
         """Take what was issued from the feeder's snapshot. Raises as JSON and look-ups do for one that is none."""
         state = json.loads(snapshot.body)
-        self.issued = issued_of(state)
+        self.issued = read_issued(state)
         self.begins = {
             stream: [[int(revision), int(first)] for revision, first in begins]
             for stream, begins in state.get("revisions", {}).items()
@@ -292,10 +292,10 @@ class RunAccount:
             if not own.drained and not own.offline:
                 before = self.issued if self.known.issued_before is None else self.known.issued_before
                 if own.whole and self.known.played is not None:
-                    vanished = numbers.nowhere(self._of_policy(before, variant))
+                    vanished = numbers.find_vanished(self._of_policy(before, variant))
                     lost += vanished.total
                     problems.extend(vanished)
-                beyond = self.flights[variant].beyond(self._of_policy(before, variant))
+                beyond = self.flights[variant].find_overflow(self._of_policy(before, variant))
                 lost += max((count for count, _ in beyond), default=0)
                 for _, what in beyond:
                     problems.add_sentence(what)
@@ -313,11 +313,11 @@ class RunAccount:
             doubled=total.pop("doubled") + sum(p.doubled for p in shadows.values()),
             policies=policies,
             shadows=shadows,
-            tasks=TaskCounts(sum(self.issued.values()), self._concluded_tasks()),
+            tasks=TaskCounts(sum(self.issued.values()), self._count_concluded_tasks()),
             groups=GroupTotals(discarded=discarded, **total),
             weights_chain_ok=not broken,
             unreadable_letters=self.unreadable_letters,
-            unnumbered_letters=self.unnumbered.by_reason(),
+            unnumbered_letters=self.unnumbered.count_by_reason(),
             problems=problems,
         )
 
@@ -325,7 +325,7 @@ class RunAccount:
         """Return whether the policies' trainers have let go of all that was kept, at the end of a run."""
         return all(self.flights[policy].has_let_go() for policy in self.recipe.policies)
 
-    def _concluded_tasks(self) -> int:
+    def _count_concluded_tasks(self) -> int:
         """Count the tasks that are concluded for all policies that they train."""
         count = 0
         for stream, end in self.issued.items():
@@ -333,11 +333,11 @@ class RunAccount:
             for index in policies[0].pages.indices(stream) if policies else ():
                 pages = [numbers.pages.page(stream, 0, index) for numbers in policies]
                 done = np.logical_and.reduce([page.concluded for page in pages])
-                count += int(np.count_nonzero(done & pages[0].below(end)))
+                count += int(np.count_nonzero(done & pages[0].is_below(end)))
         return count
 
 
-def issued_of(state: Any) -> dict[str, int]:
+def read_issued(state: Any) -> dict[str, int]:
     """Return the next training number of every stream, of the feeder's state."""
     return {stream: int(number) for stream, number in state["next"].items()}
 

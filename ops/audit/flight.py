@@ -59,21 +59,21 @@ class Flight:
         """Return the last version at which a first use may be trained on; None where nothing says so."""
         return self._bounds.deadline(self._variant, revision, min_version)
 
-    def beyond(self, issued: dict[str, int]) -> list[tuple[int, str]]:
+    def find_overflow(self, issued: dict[str, int]) -> list[tuple[int, str]]:
         """Return how many more are under way than fit there, and what to say: they are lost, and nothing tells which.
 
         Args:
             issued: Next number of every stream of this policy, from before anything else was read.
         """
         found, numbers, most, variant = [], self._numbers, self._bounds, self._variant
-        waiting, room = numbers.waiting(), most.waiting[variant]
+        waiting, room = numbers.count_waiting(), most.waiting[variant]
         if waiting > room:
             what = (
                 f"{waiting} groups of {variant} were read by its trainer and neither trained nor evicted, and its "
                 f"window and the batches under way hold at most {room}: {waiting - room} are lost"
             )
             found.append((waiting - room, what))
-        room = most.open.get(variant, 0) + numbers.reopened + numbers.played_though_dead()
+        room = most.open.get(variant, 0) + numbers.reopened + numbers.count_played_though_dead()
         flying = numbers.open_below(issued) if variant in most.open else 0
         if flying > room:
             what = (
@@ -89,4 +89,4 @@ class Flight:
         It has where none is open; and where it had told, after the end, what became of all that it held, and had read
         all: what is open then it will never conclude.
         """
-        return self._chain.has_let_go(self._ends) or not self._numbers.kept_and_open()
+        return self._chain.has_let_go(self._ends) or not self._numbers.count_kept_and_open()

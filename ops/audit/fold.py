@@ -20,7 +20,7 @@ from headrace.infra.kafka.dead_letters import was_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.paths import DELTA, WHOLE, is_version, is_whole
-from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RunAccount, Spot, issued_of
+from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RunAccount, Spot, read_issued
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.flight import GroupStamp
 from headrace.ops.audit.weights_chain import Link
@@ -73,18 +73,18 @@ class AuditFold:
     def _by_topic(self) -> dict[str, Callable[[Message], bool]]:
         topics = self.recipe.topics
         takers: dict[str, Callable[[Message], bool]] = {
-            topics.dead_letters: self._dead_letter,
-            topics.state: self._state,
+            topics.dead_letters: self._take_dead_letter,
+            topics.state: self._take_state,
         }
         for workflow in self.recipe.workflows:
-            takers[topics.tasks(workflow)] = self._task
+            takers[topics.tasks(workflow)] = self._take_task
         for variant in self.recipe.policy_variants:
             takers |= {
-                topics.outcomes(variant): self._outcome,
-                topics.batches(variant): self._batch,
-                topics.weights(variant): self._weights,
-                topics.trajectories(variant): self._trajectories,
-                topics.curated(variant): self._curated,
+                topics.outcomes(variant): self._take_outcome,
+                topics.batches(variant): self._take_batch,
+                topics.weights(variant): self._take_weights,
+                topics.trajectories(variant): self._take_trajectories,
+                topics.curated(variant): self._take_curated,
             }
         return takers
 
@@ -126,29 +126,29 @@ class AuditFold:
         named = policy_of(owner) == policy if variant is None else owner == policy_variant_of(policy, variant)
         return owner if named else ""
 
-    def _own(self, topic: str, policy: str, variant: str | None = None) -> str:
+    def _require_owner(self, topic: str, policy: str, variant: str | None = None) -> str:
         """`_owner`. Raises HeaderError for a record of this run that is on the topic of another policy or shadow."""
         owner = self._owner(topic, policy, variant)
         if not owner:
             raise HeaderError(f"it is of policy {policy_variant_of(policy, variant or ''):.60}, whose topic is another")
         return owner
 
-    def _outcome(self, message: Message) -> bool:
+    def _take_outcome(self, message: Message) -> bool:
         plain = codec.decode_plain(message.value, Outcome)
         if plain["run_id"] != self.run_id:
             return False
-        self.account.conclude(self._own(message.topic, plain["policy"]), plain, OF_PLAIN)
+        self.account.conclude(self._require_owner(message.topic, plain["policy"]), plain, OF_PLAIN)
         return True
 
-    def _batch(self, message: Message) -> bool:
+    def _take_batch(self, message: Message) -> bool:
         plain = codec.decode_plain(message.value, BatchTrained)
         if plain["run_id"] != self.run_id:
             return False
-        variant = self._own(message.topic, plain["policy"], plain["variant"])
+        variant = self._require_owner(message.topic, plain["policy"], plain["variant"])
         self.account.train(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
         return True
 
-    def _dead_letter(self, message: Message) -> bool:
+    def _take_dead_letter(self, message: Message) -> bool:
         try:
             dead_letter = codec.decode(message.value, DeadLetter)
         except SchemaError:
@@ -163,7 +163,7 @@ class AuditFold:
             self.evaluations.mark_dead(dead_letter)
         return True
 
-    def _state(self, message: Message) -> bool:
+    def _take_state(self, message: Message) -> bool:
         if message.key in (FEEDER_KEY, EVALUATOR_KEY) or message.key.startswith(CURATOR_KEY):
             self.snapshots[message.key] = message
             return True
@@ -177,11 +177,11 @@ class AuditFold:
         self.account.chains[variant].checkpoint(pointer.version, link)
         return True
 
-    def _weights(self, message: Message) -> bool:
+    def _take_weights(self, message: Message) -> bool:
         event = codec.decode(message.value, WeightsPublished)
         if event.run_id != self.run_id:
             return False
-        variant = self._own(message.topic, event.policy, event.variant)
+        variant = self._require_owner(message.topic, event.policy, event.variant)
         link = Link(event.epoch, event.base_hash, event.weights_hash, name_offset(message))
         chain = self.account.chains[variant]
         if is_whole(event):
@@ -192,12 +192,12 @@ class AuditFold:
         if is_version(event):
             chain.event(event.version, link, event.base_version, final=event.final)
         elif event.kind == WHOLE:
-            chain.whole(event.version, link)
+            chain.take_whole(event.version, link)
         else:
-            chain.merged(event.version, link, event.base_version, final=event.final)
+            chain.take_merged(event.version, link, event.base_version, final=event.final)
         return True
 
-    def _task(self, message: Message) -> bool:
+    def _take_task(self, message: Message) -> bool:
         found = dict(message.headers)
         try:
             run_id, stream, number = found["run_id"], found["stream"].decode(), int(found["number"])
@@ -214,14 +214,14 @@ class AuditFold:
         self.account.revisions.see(message.topic, stream, number, revision)
         return True
 
-    def _trajectories(self, message: Message) -> bool:
+    def _take_trajectories(self, message: Message) -> bool:
         policy, group = self._stamp(message)
         if group.number % self.recipe.kafka.partitions != message.partition:
             raise HeaderError(f"number {group.number} does not belong on this partition")
         place = (message.topic, message.partition, message.offset)
         return self.account.produce(policy, group.stream, group.number, place)
 
-    def _curated(self, message: Message) -> bool:
+    def _take_curated(self, message: Message) -> bool:
         _, curated = self._stamp(message)
         flight = self.account.flights[self.account.variant_of_topic[message.topic]]
         flight.curate(curated, message.partition, message.offset, sent_back=was_sent_back(message))
@@ -252,7 +252,7 @@ class AuditFold:
         """Take the feeder's newest snapshot before all other messages, of a run that goes on."""
         with suppress(SchemaError, *NO_SNAPSHOT):  # `close` says so
             snapshot = codec.decode(message.value, Snapshot)
-            self.account.known.issued_before = issued_of(json.loads(snapshot.body))
+            self.account.known.issued_before = read_issued(json.loads(snapshot.body))
 
     def close(self) -> None:
         """Read the feeder's newest snapshot, when all messages were taken in."""

@@ -87,7 +87,7 @@ class ObjectChecks:
         for file in event.files:
             yield from (f"{name} file {file.name}: {why}" for why in self.claim(file.claim))
         if is_whole(event):
-            yield from (f"{name} {why}" for why in self._other_files(event))
+            yield from (f"{name} {why}" for why in self._compare_files(event))
         if event.weights is None:
             yield f"{name} the record names no object"
             return
@@ -113,7 +113,7 @@ class ObjectChecks:
             )
             self._of_versions.append(((policy_variant, WEIGHTS, event.base_version), f"{name} {why}"))
 
-    def _other_files(self, event: WeightsPublished) -> Iterator[str]:
+    def _compare_files(self, event: WeightsPublished) -> Iterator[str]:
         """Yield what differs where whole weights have other files beside them than those before."""
         names = {file.name for file in event.files}
         if names and (missing := sorted(NEEDED - names)):
@@ -149,7 +149,7 @@ class ObjectChecks:
         return HeldWeights(open_weights(folder, writable=True).tensors, copy=False)
 
     def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
-        delta = _labelled(event, path)
+        delta = _open_labelled(event, path)
         header, held = delta.header, self._held.get(_policy_variant(event))
         if held is not None and held.weights_hash == header.base_hash:
             held.apply(delta)
@@ -159,7 +159,7 @@ class ObjectChecks:
 
     def _hash_of_merged(self, event: WeightsPublished, path: Path) -> str:
         """Return what a merged delta gives by its header; in a deep audit what it makes of its anchor."""
-        delta = _labelled(event, path)
+        delta = _open_labelled(event, path)
         anchor = self._anchors.get(_policy_variant(event))
         if not self._deep or anchor is None or anchor.weights_hash != event.base_hash:
             return delta.header.weights_hash
@@ -200,7 +200,7 @@ class ObjectChecks:
         if found != version:
             yield f"it holds version {found}"
 
-    def not_retired(self, read_retired: Callable[[], Retired]) -> Iterator[str]:
+    def find_unretired(self, read_retired: Callable[[], Retired]) -> Iterator[str]:
         """Yield what is wrong with objects of versions, when all were checked, but for those that were retired.
 
         Args:
@@ -235,7 +235,7 @@ def _policy_variant(record: WeightsPublished | CheckpointPointer) -> str:
     return policy_variant_of(record.policy, record.variant)
 
 
-def _labelled(event: WeightsPublished, path: Path) -> Delta:
+def _open_labelled(event: WeightsPublished, path: Path) -> Delta:
     delta = open_delta(path)
     if not is_labelled(delta.header, event):
         raise WeightsError(f"its delta is labelled {delta.header.label}, which is not what the record says of it")

@@ -97,7 +97,7 @@ class Page:
         """Numbers that are open no more."""
         return self.has(CONCLUDED) | self.died
 
-    def below(self, number: int) -> Mask:
+    def is_below(self, number: int) -> Mask:
         """Return which numbers are less than this one, and no negative ones."""
         found: Mask = np.arange(PAGE) < (number - self.first if self.first >= 0 else 0)
         return found

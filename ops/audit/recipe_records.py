@@ -38,7 +38,7 @@ def recipe_problems(
             first[number] = place, revision
             continue
         before, known = first[number]
-        if differing := [*_differing(known, revision)]:
+        if differing := [*_describe_differences(known, revision)]:
             yield f"recipe revision {number} has two contents ({'; '.join(differing)}): {before} and {place}"
         first[number] = before, _with_sources(known, revision)
     for stream, spans in begins.items():
@@ -83,7 +83,7 @@ def schema_problems(revisions: Iterable[RecipeRevision], seen: Mapping[bytes, st
             yield f"{place} is written in a schema that no record of the recipe topic holds"
 
 
-def _differing(one: RecipeRevision, other: RecipeRevision) -> Iterator[str]:
+def _describe_differences(one: RecipeRevision, other: RecipeRevision) -> Iterator[str]:
     if one.recipe != other.recipe:
         try:
             found = find_differences(Recipe.from_json(one.recipe), Recipe.from_json(other.recipe))

@@ -107,12 +107,12 @@ def _runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
         twice = [value for value, count in Counter(values).items() if count > 1]
         if twice:
             raise UsageError(f"{what} {twice[0]} is there twice: give each once, variants of one recipe by `name`")
-    shared = _shared_words(sweep)
+    shared = _words_of_tables(sweep)
     for seed in sweep.seeds:
         for variant in sweep.variants:
             name = _run_name(sweep, variant, seed)
             source = _source(variant.recipe, beside)
-            own = (*_checked(sweep.sets), *_checked(variant.sets))
+            own = (*_refuse_reserved(sweep.sets), *_refuse_reserved(variant.sets))
             words = (*own, *shared, f"seed={seed}", f"name={json.dumps(name)}")
             yield SweepRun(name, name_of(variant), seed, source, words, load_recipe(source, words))
 
@@ -131,7 +131,7 @@ def _source(recipe: str, beside: Path) -> str:
     return str(path.resolve()) if path.is_file() else recipe
 
 
-def _checked(words: tuple[str, ...]) -> tuple[str, ...]:
+def _refuse_reserved(words: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse changes of what the sweep itself sets: they would be without effect."""
     for word in words:
         key = word.partition("=")[0].strip()
@@ -142,7 +142,7 @@ def _checked(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-def _shared_words(sweep: Sweep) -> tuple[str, ...]:
+def _words_of_tables(sweep: Sweep) -> tuple[str, ...]:
     """Return the changes that [kafka] and [store] are, without those that say where the servers are."""
     kafka = sweep.kafka.model_dump(mode="json", exclude={"bootstrap", "client"}, exclude_unset=True)
     store = sweep.store.model_dump(mode="json", include={"cache_gib"}, exclude_unset=True)

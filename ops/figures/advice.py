@@ -82,20 +82,22 @@ class AdviceFold:
         return tuple(
             Advice(policy, name, sentence)
             for policy, curve in curves.items()
-            for name, sentence in self._of(policy, max_tokens, curve, [one for one in evals if one.policy == policy])
+            for name, sentence in self._look_at(
+                policy, max_tokens, curve, [one for one in evals if one.policy == policy]
+            )
         )
 
-    def _of(
+    def _look_at(
         self, policy: str, max_tokens: int, curve: Sequence[RewardPoint], evals: Sequence[EvalResult]
     ) -> Iterator[tuple[str, str]]:
         newest = self._newest[policy]
-        yield from list(_one_reward(newest)) or _one_reason(newest)
-        yield from _cut_off(newest, max_tokens)
+        yield from list(_look_at_rewards(newest)) or _look_at_reasons(newest)
+        yield from _look_at_cut_off(newest, max_tokens)
         for workflow in sorted({result.workflow for result in evals}):
-            yield from _held_out_falls(curve, [result for result in evals if result.workflow == workflow])
-        yield from self._lengths_collapse(policy, curve)
+            yield from _look_at_held_out(curve, [result for result in evals if result.workflow == workflow])
+        yield from self._look_at_lengths(policy, curve)
 
-    def _lengths_collapse(self, policy: str, curve: Sequence[RewardPoint]) -> Iterator[tuple[str, str]]:
+    def _look_at_lengths(self, policy: str, curve: Sequence[RewardPoint]) -> Iterator[tuple[str, str]]:
         means = [one.tokens / one.trajectories for _, one in sorted(self._lengths[policy].items()) if one.trajectories]
         if len(means) < 2 * EDGE or len(curve) < 2 * EDGE:
             return
@@ -116,7 +118,7 @@ LOOK_AT_ANSWERS = (
 )
 
 
-def _one_reward(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
+def _look_at_rewards(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
     rewards = [reward for group in newest for reward in group.rewards if math.isfinite(reward)]
     if len(newest) < ENOUGH_GROUPS or len(rewards) < ENOUGH_TRAJECTORIES or len(set(rewards)) > 1:
         return
@@ -128,7 +130,7 @@ def _one_reward(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
     yield "one_reward", words
 
 
-def _one_reason(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
+def _look_at_reasons(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
     reasons = Counter(group.dropped for group in newest)
     if len(newest) < ENOUGH_GROUPS or len(reasons) > 1 or not (reason := newest[0].dropped) or reason in FAILED:
         return
@@ -137,7 +139,7 @@ def _one_reason(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
     yield "one_reason", f"{words} What you can do: {to_do}."
 
 
-def _cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple[str, str]]:
+def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple[str, str]]:
     lengths = [length for group in newest for length in group.lengths]
     if len(newest) < ENOUGH_GROUPS or len(lengths) < ENOUGH_TRAJECTORIES or set(lengths) != {max_tokens}:
         return
@@ -148,7 +150,7 @@ def _cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple[str, st
     yield "all_cut_off", words
 
 
-def _held_out_falls(curve: Sequence[RewardPoint], evals: Sequence[EvalResult]) -> Iterator[tuple[str, str]]:
+def _look_at_held_out(curve: Sequence[RewardPoint], evals: Sequence[EvalResult]) -> Iterator[tuple[str, str]]:
     """Report that training reward rises from the version of the best evaluation on, while held-out reward falls."""
     ordered = sorted(evals, key=lambda one: one.version)
     if len(ordered) < 2 or len(curve) < 2 * EDGE:

@@ -63,7 +63,7 @@ class FailingFold:
             self._errors[variant].clear()
             self._counts[variant].clear()
 
-    def failing(self, variant: str, since_ms: int) -> Failing | None:
+    def find_failing(self, variant: str, since_ms: int) -> Failing | None:
         """Return how many episodes failed after that time, if there are enough and none has succeeded since."""
         seconds = [second for second in self._failed[variant] if second >= since_ms // 1000]
         episodes = sum(self._failed[variant][second] for second in seconds)

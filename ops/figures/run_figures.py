@@ -140,7 +140,7 @@ class RunFigures:
         """Whether the run has ended and no training group is in flight."""
         return bool(self.ended) and not self.groups.in_flight
 
-    def wasted(self) -> int:
+    def count_wasted_tokens(self) -> int:
         """Return how many generated tokens were for nothing, killed work and repetitions included.
 
         It is what no group brought to a curator or the evaluator, or too late to the trainer. Of a run that has not

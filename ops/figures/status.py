@@ -54,7 +54,7 @@ def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
     at_work = not rests and any(is_there(worker, now) for worker in found.workers)
     wasted_is_all = found.drained and not at_work  # until then an evaluation may be under way
     if wasted_is_all:
-        found = replace(found, wasted_tokens=found.wasted())
+        found = replace(found, wasted_tokens=found.count_wasted_tokens())
     return Status(found, tuple(gone), wasted_is_all)
 
 

@@ -150,14 +150,14 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> Summary:
         tokens_per_s=round(rates.tokens, 1),
         samples_per_s=round(rates.samples, 1),
         tokens=figures.tokens,
-        wasted_tokens=figures.wasted(),
+        wasted_tokens=figures.count_wasted_tokens(),
         dead_letters=pulse.dead_letters,
         unnumbered_letters=figures.unnumbered_letters,
         cpu_s={name: round(used["process"], 1) for name, used in effort.cpu.items()},
         data=DataUsed(str(folder.root), folder.size_bytes()),
         policies=policies,
         shadows=figures.shadows,
-        stood_still=fold.stood_still(figures),
+        stood_still=fold.describe_standstills(figures),
     )
 
 

@@ -93,16 +93,16 @@ class WeightsFold:
                     del of.taken[next(iter(of.taken))]
         if before is None or before.versions != status.versions:
             for policy, of in self._of.items():
-                of.greatest_skew = max(of.greatest_skew, _spread(self._served(policy, status.updated_ms)))
+                of.greatest_skew = max(of.greatest_skew, _spread(self._versions_in_service(policy, status.updated_ms)))
 
-    def _served(self, policy: str, now_ms: int) -> list[int]:
+    def _versions_in_service(self, policy: str, now_ms: int) -> list[int]:
         """Return the versions that workers serve who are there."""
         there = (one for one in self._workers.values() if is_there(one, now_ms))
         return [one.versions[policy] for one in there if policy in one.versions]
 
     def figures(self, policy: str, now_ms: int) -> WeightsFigures:
         """Return a policy's figures; `now_ms` is wall time in ms since the epoch, for which workers are there."""
-        of, served = self._of[policy], self._served(policy, now_ms)
+        of, served = self._of[policy], self._versions_in_service(policy, now_ms)
         taken = list(of.taken.values())
         return WeightsFigures(
             published=of.published,

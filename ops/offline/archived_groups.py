@@ -85,7 +85,7 @@ class ArchivedFirstUses:
         return None
 
 
-def archived_history(archive: Archive, policy: str) -> History:
+def read_history(archive: Archive, policy: str) -> History:
     """Return a policy's past, as far as its topics are archived."""
     topics = archive.topics
     there = [
@@ -97,7 +97,7 @@ def archived_history(archive: Archive, policy: str) -> History:
     return fold_history(messages, archive.manifest.run_id, topics, policy)
 
 
-def archived_batches(
+def iterate_batches(
     archive: Archive, policy: str, batches: Sequence[BatchTrained]
 ) -> Iterator[tuple[BatchTrained, list[DecodedGroup]]]:
     """Yield a run's batches with their groups, in their order, as `trained_groups` does from the log.
@@ -114,7 +114,7 @@ def archived_batches(
     partitions = {partition: archive.messages((topic, partition)) for partition in wanted}
     held: dict[tuple[int, int], tuple[Message, CuratedGroup]] = {}
 
-    def found(use: GroupUse) -> DecodedGroup:
+    def find(use: GroupUse) -> DecodedGroup:
         place = (use.partition, use.offset)
         while place not in held:
             message = next(partitions[use.partition], None)
@@ -135,6 +135,6 @@ def archived_batches(
 
     for batch in batches:
         try:
-            yield batch, [found(use) for use in batch.groups]
+            yield batch, [find(use) for use in batch.groups]
         except (ObjectMissing, ObjectCorrupt) as error:
             raise LineageBroken(f"version {batch.version} cannot be trained again: {error}") from error

@@ -18,7 +18,7 @@ from headrace.infra.kafka.topic_admin import fetch_topic_ids
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics, refuse_lost_tail
 from headrace.infra.progress import open_progress
 from headrace.infra.run.run import Run
-from headrace.ops.reading import known_topics
+from headrace.ops.reading import list_topics
 from headrace.schemas import codec
 from headrace.schemas.avro import Plain, SchemaError
 from headrace.schemas.records import ClaimCheck, CuratedGroup, TrajectoryGroup
@@ -146,7 +146,7 @@ def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weigh
     try:
         with ArchiveWriter(_location(run, out), run.address.run, run.run_id, fetch, claims) as writer:
             _agree_on_weights(writer, with_weights=with_weights)
-            specs = chosen_topics(run, topics, with_weights=writer.manifest.with_weights)
+            specs = choose_topics(run, topics, with_weights=writer.manifest.with_weights)
             reading = _begin(run, writer, specs)
             writer.look_again()
             _read(run, writer, reading)
@@ -184,13 +184,13 @@ def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool) -> None:
         )
 
 
-def chosen_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False) -> list[TopicSpec]:
+def choose_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False) -> list[TopicSpec]:
     """Return the topics to archive, as they should be. Raises UsageError for one that is not there.
 
     The recipe topic is always among them: it holds the recipe and the schemas that the others are read with.
     """
     known = run.topic_specs
-    there, by_name = known_topics(run.connection), {spec.name: spec for spec in known}
+    there, by_name = list_topics(run.connection), {spec.name: spec for spec in known}
     wanted = [f"{run.address.run}.{name}" for name in asked]
     if missing := [name for name in wanted if name not in there]:
         ours = sorted(name.partition(".")[2] for name in there if name.startswith(f"{run.address.run}."))

@@ -54,7 +54,7 @@ class GivenAnswers:
     ) -> None:
         self._engine, self._learners = engine, learners
         self._told: dict[str, Iterator[list[int]]] = {
-            policy: cycle([_spelled(text, policy, tokenizers[policy]) for text in texts])
+            policy: cycle([_encode(text, policy, tokenizers[policy]) for text in texts])
             for policy, texts in answers.items()
         }
 
@@ -121,7 +121,7 @@ class GivenAnswers:
         self._engine.close()
 
 
-def _spelled(text: str, policy: str, tokenizer: TextCodec) -> list[int]:
+def _encode(text: str, policy: str, tokenizer: TextCodec) -> list[int]:
     try:
         return tokenizer.encode_plain(text)
     except Exception as error:  # the tokenizers library raises bare Exception

@@ -128,9 +128,9 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
             raise UsageError(f"{folder.root} holds a run: name another --data")
         _refuse_others(request, archive)
         [policy] = recipe.policies
-        curated = _curated(request)
-        trained = _trained(request, policy)
-        held_out = _evaluated(request, policy, asked, trained.newest)
+        curated = _curate(request)
+        trained = _train(request, policy)
+        held_out = _evaluate(request, policy, asked, trained.newest)
         found = replace(
             _summary(asked, policy, (curated, trained, held_out), _batches(request)),
             wall_s=round(time.monotonic() - began, 1),
@@ -201,7 +201,7 @@ class TrainedStep:
         return self.versions[-1]
 
 
-def _curated(request: OfflineRequest) -> CuratedStep:
+def _curate(request: OfflineRequest) -> CuratedStep:
     out, report = request.data / CURATED, request.data / f"{CURATED}.json"
     if not report.exists():
         if out.exists():
@@ -212,7 +212,7 @@ def _curated(request: OfflineRequest) -> CuratedStep:
     return CuratedStep(**{field.name: read[field.name] for field in fields(CuratedStep)})
 
 
-def _trained(request: OfflineRequest, policy: str) -> TrainedStep:
+def _train(request: OfflineRequest, policy: str) -> TrainedStep:
     from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline  # torch
 
     out, report = request.data / TRAINED, request.data / f"{TRAINED}.json"
@@ -235,7 +235,7 @@ def _trained(request: OfflineRequest, policy: str) -> TrainedStep:
     return TrainedStep(**{field.name: read[field.name] for field in fields(TrainedStep)})
 
 
-def _evaluated(request: OfflineRequest, policy: str, asked: Recipe, newest: int) -> list[list[float]]:
+def _evaluate(request: OfflineRequest, policy: str, asked: Recipe, newest: int) -> list[list[float]]:
     """Return (version, held-out reward), means over workflows, of the versions that were kept and of the newest."""
     path = request.data / f"{HELD_OUT}.json"
     known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}

@@ -32,7 +32,7 @@ from headrace.infra.progress import open_progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import parse_store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoredObject
-from headrace.ops.offline.refusals import first_revision, refusals
+from headrace.ops.offline.refusals import read_first_revision, refusals
 from headrace.schemas.records import RecipeRevision
 from headrace.schemas.topics import NEWEST, TopicSpec
 
@@ -99,8 +99,8 @@ def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterab
         Fenced: Another replay took over.
     """
     began, archive = time.monotonic(), Archive(root)
-    newest = _newest(archive)
-    chosen = _chosen(archive, topics)
+    newest = _find_newest_revision(archive)
+    chosen = _choose_topics(archive, topics)
     with _target(archive, newest, into, data) as target:
         specs = _specs(archive, newest, chosen)
         ensure_topics(target.connection, specs)
@@ -120,14 +120,14 @@ def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterab
     )
 
 
-def _newest(archive: Archive) -> RecipeRevision:
+def _find_newest_revision(archive: Archive) -> RecipeRevision:
     ours = archive.revisions()
     if not ours:
         raise UsageError(f"the archive {archive.root} holds no recipe of its run, so it cannot be replayed")
     return ours[-1]
 
 
-def _chosen(archive: Archive, asked: Iterable[str]) -> list[str]:
+def _choose_topics(archive: Archive, asked: Iterable[str]) -> list[str]:
     """Return the topics to feed, the recipe last. Raises UsageError for one that is not archived."""
     run, recipe = archive.manifest.run, archive.topics.recipe
     wanted = [f"{run}.{name}" for name in asked]
@@ -213,7 +213,7 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
     ):
         for topic in topics:
             for place in archive.places(topic):
-                rest, fed = _with_verdicts(archive, place), found[topic]
+                rest, fed = _add_verdicts(archive, place), found[topic]
                 there = _pass_over(connection, place, rest)
                 fed.there, fed.records = fed.there + there, fed.records + there
                 for batch in split_into_transactions(rest, MOST_RECORDS):
@@ -223,12 +223,12 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
     return found
 
 
-def _with_verdicts(archive: Archive, place: PartitionId) -> Iterator[Message]:
+def _add_verdicts(archive: Archive, place: PartitionId) -> Iterator[Message]:
     """Yield a partition's messages; trajectories get a header that tells what the run's curators decided of them.
 
     Their dead letters name them by offsets, which are others now. A run of before that rule has no verdicts.
     """
-    begin, first = archive.topics.trajectories(""), first_revision(archive)
+    begin, first = archive.topics.trajectories(""), read_first_revision(archive)
     if not place[0].startswith(begin) or not (first.asks_for_published or first.asks_for_issued):
         yield from archive.messages(place)
         return

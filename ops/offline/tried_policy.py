@@ -79,8 +79,8 @@ class PolicyTried:
 def try_policy(recipe: Recipe, start: Start, groups: Sequence[Encoded], told: bool) -> PolicyTried:
     """Put a policy's groups through its chain, and take one step over what is kept."""
     policy = groups[0].group.policy
-    fates = _curated(recipe, policy, groups)
-    taken, advantages, step, no_step = _stepped(start, fates)
+    fates = _curate(recipe, policy, groups)
+    taken, advantages, step, no_step = _try_step(start, fates)
     texts = TokenTexts(Tokenizer.from_buffer(start.files[TOKENIZER_FILE]))
     seen = []
     for fate in fates:
@@ -110,7 +110,7 @@ class _Fate:
     rejected: dict[str, str] = field(default_factory=dict)
 
 
-def _curated(recipe: Recipe, policy: str, groups: Sequence[Encoded]) -> list[_Fate]:
+def _curate(recipe: Recipe, policy: str, groups: Sequence[Encoded]) -> list[_Fate]:
     """Send a policy's groups through a curator's partition, the large ones behind claim checks."""
     topics, topic = recipe.topics, recipe.topics.trajectories(policy)
     stored: dict[str, bytes] = {}
@@ -143,7 +143,7 @@ def _note(outcome: Outcome, fate: _Fate) -> None:
         fate.verdict, fate.reason = outcome.verdict, outcome.reason
 
 
-def _stepped(start: Start, fates: Sequence[_Fate]) -> tuple[list[_Fate], list[Advantages], StepTried | None, str]:
+def _try_step(start: Start, fates: Sequence[_Fate]) -> tuple[list[_Fate], list[Advantages], StepTried | None, str]:
     """Return which groups are stepped on, their advantages, and the step; or why there is none."""
     learner = start.learner
     settings = learner.settings

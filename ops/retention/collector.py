@@ -41,12 +41,12 @@ from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Ranges
 from headrace.infra.run.run import Run, list_runs, read_revisions
 from headrace.infra.store.object_store import SPARED_BY_GC, ListedObject, StoreAddress
 from headrace.infra.weights.paths import RECENT
-from headrace.ops.retention.keeping import ranges_of, retired_checkpoints, retired_weights
+from headrace.ops.retention.keeping import checkpoints_to_retire, ranges_of, weights_to_retire
 from headrace.ops.retention.marking import Marker, Place, Unreadable
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import ObjectsRetired, RecipeRevision
-from headrace.schemas.topics import Topics, policy_of, retired_key, trainer_component, variant_of
+from headrace.schemas.topics import Topics, key_of_retired, policy_of, trainer_component, variant_of
 
 log = structlog.get_logger()
 
@@ -181,16 +181,16 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
             "may be on their way to their records for so long"
         )
     if request.dry_run:
-        return _report(run, request, *_planned(run, request), spared=0)
+        return _report(run, request, *_plan(run, request), spared=0)
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", run.topic_names)) as writer:
         due_s = seconds_awake_or_asleep() + DELETE_WITHIN.total_seconds()
-        marker, plan = _planned(run, request)
+        marker, plan = _plan(run, request)
         if plan.retired:
             announce(run, writer, plan)
     return _report(run, request, marker, plan, spared=_delete(run, request, plan.doomed, due_s))
 
 
-def _planned(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
+def _plan(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
     sharing = runs_beside(run)
     prefix, listed = run.store_address.prefix, run.store.list_objects()
     # The clock that dates the objects: ours may be hours ahead of it, and what is on its way would look old.
@@ -276,24 +276,24 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
     for policy, kept in marker.policies.items():
         dropped: set[int] = set()
         if request.keep_checkpoints is not None:
-            dropped = retired_checkpoints(kept.checkpoints, request.keep_checkpoints, at_ms)
+            dropped = checkpoints_to_retire(kept.checkpoints, request.keep_checkpoints, at_ms)
         dropped |= {version for version in kept.checkpoints if before.has(policy, CHECKPOINTS, version)}
-        old = retired_weights(kept.weights, kept.checkpoints.keys() - dropped, request.keep_versions, at_ms)
+        old = weights_to_retire(kept.weights, kept.checkpoints.keys() - dropped, request.keep_versions, at_ms)
         old |= {version for version in kept.weights if before.has(policy, WEIGHTS, version)}
         for what, versions, those in ((WEIGHTS, kept.weights, old), (CHECKPOINTS, kept.checkpoints, dropped)):
             gone |= {(policy, what, version) for version in those}
             if new := {version for version in those if not before.has(policy, what, version)}:
                 retired[policy, what] = ranges_of(versions, those)
                 added[policy, what] = ranges_of(versions, new)
-    doomed = [Doomed(one, _kind(one, prefix), UNNAMED) for one in marker.unnamed()]
+    doomed = [Doomed(one, _kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]
     for one, places in marker.of_versions():
         if places <= gone:
             doomed.append(Doomed(one, _kind(one, prefix), RETIRED[next(iter(places))[1]]))
     old_enough = [one for one in doomed if now - one.one.modified >= request.older_than]
     kept_objects = {
-        "named": _counted(marker.listed(), [one.one for one in doomed]),
-        "young": _counted((one.one for one in doomed), [one.one for one in old_enough]),
-        "foreign": _counted(marker.foreign, ()),
+        "named": _count(marker.list_own(), [one.one for one in doomed]),
+        "young": _count((one.one for one in doomed), [one.one for one in old_enough]),
+        "foreign": _count(marker.foreign, ()),
     }
     return Plan(retired, added, old_enough, kept_objects)
 
@@ -302,7 +302,7 @@ def _kind(one: ListedObject, prefix: str) -> str:
     return one.key.removeprefix(prefix).partition("/")[0]
 
 
-def _counted(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -> Counted:
+def _count(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -> Counted:
     left_out = {one.key for one in without}
     sizes = [one.size_bytes for one in objects if one.key not in left_out]
     return Counted(len(sizes), sum(sizes))
@@ -326,7 +326,7 @@ def _record(run: Run, policy_variant: str, what: str, ranges: Ranges) -> Outgoin
         created_ms=now_ms(),
     )
     topic, partition = run.state_place(trainer_component(policy_variant))
-    return Outgoing(topic, codec.encode(record), retired_key(policy_variant, what), partition=partition)
+    return Outgoing(topic, codec.encode(record), key_of_retired(policy_variant, what), partition=partition)
 
 
 def seconds_awake_or_asleep() -> float:

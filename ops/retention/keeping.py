@@ -24,7 +24,7 @@ class WrittenVersion:
     """Of weights: anchor | delta."""
 
 
-def retired_weights(
+def weights_to_retire(
     versions: Mapping[int, WrittenVersion], checkpoints: Collection[int], keep: int, before_ms: int
 ) -> set[int]:
     """Return the versions with weights that nothing needs.
@@ -48,7 +48,7 @@ def retired_weights(
     return {version for version in settled if version < begin} - spared
 
 
-def retired_checkpoints(checkpoints: Mapping[int, WrittenVersion], keep: int, before_ms: int) -> set[int]:
+def checkpoints_to_retire(checkpoints: Mapping[int, WrittenVersion], keep: int, before_ms: int) -> set[int]:
     """Return the checkpoints that are not among the newest `keep`.
 
     The first is kept for ever, and so is the newest of every epoch: the next one was begun from it, on other hardware,

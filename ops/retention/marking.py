@@ -23,7 +23,7 @@ from headrace.ops.retention.keeping import WrittenVersion
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, ObjectsRetired, WeightsPublished
-from headrace.schemas.topics import Topics, checkpoint_prefix, policy_variant_of, retired_prefix
+from headrace.schemas.topics import Topics, checkpoint_prefix, policy_variant_of, prefix_of_retired
 
 NAME = re.compile(rb"/([0-9a-f]{64})")
 """The end of a key, but for its suffix."""
@@ -71,7 +71,7 @@ class Marker:
         self._run_id, self._state = run_id, topics.state
         self._weights = {topics.weights(policy): policy for policy in self.policies}
         self._pointers = {checkpoint_prefix(policy): policy for policy in self.policies}
-        self._said = tuple(retired_prefix(policy) for policy in self.policies)
+        self._said = tuple(prefix_of_retired(policy) for policy in self.policies)
         self._objects: defaultdict[bytes, list[ListedObject]] = defaultdict(list)
         self._named: set[bytes] = set()
         """Of the listed ones, those that a record names which is kept for ever."""
@@ -157,7 +157,7 @@ class Marker:
 
     # ---------------------------------------------------------------------------------------------------------- result
 
-    def unnamed(self) -> Iterator[ListedObject]:
+    def find_unnamed(self) -> Iterator[ListedObject]:
         """Yield the objects that no record names."""
         for name, objects in self._objects.items():
             if name not in self._named and name not in self._versions:
@@ -170,7 +170,7 @@ class Marker:
                 for one in self._objects[name]:
                     yield one, places
 
-    def listed(self) -> Iterator[ListedObject]:
+    def list_own(self) -> Iterator[ListedObject]:
         """Yield all objects that are ours."""
         for objects in self._objects.values():
             yield from objects

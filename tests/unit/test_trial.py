@@ -56,10 +56,10 @@ async def two_turns(problem, env, actors):
         raise RuntimeError("not ready")
     transcript = Transcript(role)
     transcript.prompt(actor.encode(problem.prompt))
-    transcript.generated(await actor.generate(transcript.ids, max_tokens=3))
+    transcript.add_generation(await actor.generate(transcript.ids, max_tokens=3))
     transcript.observe(actor.encode_plain(" again "))
     made = await actor.generate(transcript.ids, max_tokens=3)
-    transcript.generated(made)
+    transcript.add_generation(made)
     score = env.score(problem, actor.decode(made.ids))
     return {role: RoleTrajectory(score.reward, (transcript.sequence(),), score.parts)}
 
