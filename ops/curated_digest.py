@@ -1,4 +1,4 @@
-"""What `headrace audit` and `headrace curate --from` call the sha256 of curated records."""
+"""What `headrace audit` and `headrace offline curate` call the sha256 of curated records."""
 
 from __future__ import annotations
 

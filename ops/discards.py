@@ -82,7 +82,7 @@ class TrainedGroups:
     """Mean length in tokens."""
     reward: float | None
     age: float | None
-    """In versions."""
+    """Mean age in versions."""
     cells: tuple[Binned, ...]
 
 

@@ -21,14 +21,14 @@ class ErrorSeen:
 
     count: int
     reason: str
-    """As `Failure.reason`, as are the next four; or as `DeadLetter.reason`. Of the first of them."""
+    """Reason of the first of them, as in `Failure` (as are the next four) or in `DeadLetter`."""
     detail: str
     at: str
     """File, line and function of the user's own code."""
     role: str
     turn: int
     stream: str
-    """Of the first of them, as are the next two."""
+    """Stream of the first of them; the next two are of the first one too."""
     number: int
     task_id: str = ""
     component: str = ""
@@ -57,7 +57,7 @@ class ErrorsFold:
     def __init__(self) -> None:
         self._first: dict[tuple[str, ...], ErrorSeen] = {}
         self._counts: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-        """By policy: each policy's group holds all failures of its task."""
+        """Policy to its errors: the group of each policy holds all failures of its task."""
 
     def take(self, outcome: Outcome) -> None:
         """Take in what became of a group; a curator's word on its first use counts."""

@@ -28,7 +28,7 @@ class Swap:
     before: int
     """Recipe revision that was in force."""
     revision: int
-    """That of the chain; the one before where it is the same."""
+    """Revision of the chain; the previous one if the chain is the same."""
     chain_before: tuple[str, ...]
     chain: tuple[str, ...]
     """Data algorithms with their settings, in order."""
@@ -70,7 +70,7 @@ def _prepare(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
         raise RunEnded(
             f"run {run.address.run} has ended ({newest.ended}), and no group would go through another chain: go on "
             "with it by `headrace up … --set trainer.steps=N --new-recipe`, or try the chain over what it played by "
-            "`headrace archive` and `headrace curate --from`"
+            "`headrace archive` and `headrace offline curate`"
         )
     here = sources_of(use for policy_variant in new.policy_variants for use in curator_plug_ins(new, policy_variant))
     is_new = new != old or bool(find_source_differences(newest_sources(revisions), here))

@@ -42,9 +42,9 @@ class Form:
     fingerprint: bytes
     encode: Convert
     decode: Convert
-    """From the dict that fastavro reads, whatever schema it was written in."""
+    """Makes a record of the dict that fastavro reads, whatever schema it was written in."""
     read: Reader
-    """From bytes of today's schema."""
+    """Reads a record from bytes of today's schema."""
 
 
 def fingerprint_of(schema: Plain) -> bytes:

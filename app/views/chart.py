@@ -72,7 +72,7 @@ def check_picture(file: Path, *suffixes: str) -> None:
     try:
         import_module("matplotlib")
     except ImportError as error:
-        raise UsageError("--plot needs matplotlib: pip install 'headrace[plots]'") from error
+        raise UsageError("--plot needs matplotlib: make install EXTRAS=plots") from error
     if file.suffix not in suffixes:
         raise UsageError(f"--plot {file}: name a {' or '.join(suffixes)} file")
     if not file.absolute().parent.is_dir():

@@ -69,7 +69,7 @@ class LivePage:
         self._begun = False
         self._revision = 0
         """The revision in force at the last look."""
-        self._stands = ""
+        self._standstill_seen = ""
         """The cause of the standstill at the last look."""
         self._told: set[tuple[str, ...]] = set()
         """Lines that were printed and are printed only once."""
@@ -118,12 +118,12 @@ class LivePage:
 
     def _tell_standstill(self, found: Standstill | None) -> None:
         """Print, without a live page, why no version comes, once per cause."""
-        stands = "" if found is None else f"{found.policy} {found.cause}"
-        if self._live is None and stands != self._stands:
-            good = "episodes succeed again" if self._stands.endswith(" failing") else "versions come again"
+        standstill = "" if found is None else f"{found.policy} {found.cause}"
+        if self._live is None and standstill != self._standstill_seen:
+            good = "episodes succeed again" if self._standstill_seen.endswith(" failing") else "versions come again"
             red = found is not None and found.cause == "failing"
             self._say(good if found is None else found.sentence, "bold red" if red else "none")
-        self._stands = stands
+        self._standstill_seen = standstill
 
     def _tell_errors(self, errors: Sequence[ErrorSeen]) -> None:
         """Print each error once, without a live page."""
@@ -174,8 +174,8 @@ class LivePage:
         """What keeps the run from its next version, also before that is overdue; empty once it has ended."""
         now = now_ms()
         found = self._fold.figures(self._lag.newest, now)
-        stands = self._fold.standstill(found, self._around(), now, at_once=True)
-        return "" if stands is None else stands.sentence
+        standstill = self._fold.standstill(found, self._around(), now, at_once=True)
+        return "" if standstill is None else standstill.sentence
 
     @property
     def hopeless(self) -> str:

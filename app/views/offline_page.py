@@ -56,7 +56,7 @@ def replay_page(done: Replayed) -> RenderableType:
 
 
 def offline_page(done: Curated) -> RenderableType:
-    """Return what `headrace curate --from` shows."""
+    """Return what `headrace offline curate` shows."""
     table = _table("policy", "read", "kept", "again", "dropped", "of those kept", "dead")
     for policy, one in done.policies.items():
         gone = (one.dropped, one.dropped_trajectories, one.dead)
@@ -105,11 +105,11 @@ COLUMNS = {
     "ess_share": ("alike", "{:.0%}"),
     "grad_norm_mean": ("grad norm", "{:.2f}"),
 }
-"""What a metric is called here, and its form."""
+"""Name of each metric in the table, and its format."""
 
 
 def offline_training_page(trained: TrainedOffline) -> RenderableType:
-    """Return what `headrace train --from` shows."""
+    """Return what `headrace offline train` shows."""
     versions = trained.versions
     title = Text.assemble(("trained", "bold"), f"  {trained.policy} over {trained.archive}, into {trained.out}")
     parts: list[RenderableType] = [title, Text(f"Begun at {trained.start}; batches {trained.batches}.")]
@@ -175,7 +175,7 @@ def _counts(trained: TrainedOffline) -> list[Text]:
 
 
 def run_page(summary: OfflineSummary) -> RenderableType:
-    """Return what `headrace up --from` shows."""
+    """Return what `headrace offline up` shows."""
     [(policy, block)] = summary.policies.items()
     groups, data = block.groups, summary.data
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in groups.discarded.items()) or "none"
@@ -207,7 +207,7 @@ METRICS = {
     "grad_norm_max": ("grad norm max", "{:.2f}"),
     "learning_rate": ("learning rate", "{:.2g}"),
 }
-"""What a metric is called here, and its form."""
+"""Name of each metric in the table, and its format."""
 
 
 def retrain_page(retrained: Retrained | Experiment, program: str, where: str) -> RenderableType:

@@ -225,7 +225,7 @@ def swap_lines(found: Swap) -> RenderableType:
 
 
 def evaluation_table(found: Mapping[str, Mapping[str, Measured]]) -> RenderableType:
-    """Return what `headrace evaluate --weights` shows, by workflow and policy."""
+    """Return what `headrace offline evaluate` shows, by workflow and policy."""
     table = Table("workflow", "policy", "avg@k", "pass@k", "problems", "tokens", "failures", box=None)
     for workflow, policies in found.items():
         for policy, one in policies.items():

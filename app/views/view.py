@@ -49,11 +49,11 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     """Return the whole page, `width` columns wide at most."""
     parts: list[RenderableType] = [_curve(moment, policy) for policy in moment.recipe.policies]
     parts.append(_numbers(moment))
-    stands = moment.figures.standstill
-    fails = stands is not None and stands.cause == "failing"
-    if stands is not None and fails:
-        parts.append(Text(stands.sentence, style="bold red"))
-    said = [stands.sentence] if stands is not None and not fails else []
+    standstill = moment.figures.standstill
+    fails = standstill is not None and standstill.cause == "failing"
+    if standstill is not None and fails:
+        parts.append(Text(standstill.sentence, style="bold red"))
+    said = [standstill.sentence] if standstill is not None and not fails else []
     advice = [one.sentence for one in moment.figures.advice]
     if trouble := [*said, *_restarts(moment), *_reasons(moment), *advice]:
         parts.append(Text("\n".join(trouble), style="yellow"))
@@ -62,7 +62,7 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     figures = moment.figures
     starts = figures.state == "stopped" and moment.processes
     state = f"{figures.state}: {figures.ended}" if figures.ended else "starting" if starts else figures.state
-    state = "every episode fails" if fails else "no progress" if stands else state
+    state = "every episode fails" if fails else "no progress" if standstill else state
     title = f"[bold]{figures.run}[/] · {moment.recipe.about or 'headrace'}"
     return Panel(
         Group(*parts),

@@ -55,9 +55,9 @@ class Known:
     """What was asked before the topics were read, or is to be kept beside the counts."""
 
     reached: Mapping[PartitionId, int] = field(default_factory=dict)
-    """How far the curators are; of a topic that is not in here all was read."""
+    """Offset that the curators have read to, by partition; a topic that is not in here was read whole."""
     played: Mapping[PartitionId, int] | None = None
-    """How far the workers are; None where that was not asked."""
+    """Offset that the workers have read to, by partition; None where that was not asked."""
     issued_before: dict[str, int] | None = None
     """Next numbers before anything else was read, of a run that goes on: what concluded since is not counted twice."""
     answered: dict[str, Mapping[PartitionId, int]] = field(default_factory=dict)
@@ -153,10 +153,10 @@ class RunAccount:
             chain.batch(version, Link(epoch, base, result, where))
             self.batches[variant].take(BatchFacts(version, epoch, revision, len(groups), fingerprint, where))
         verdicts = {fields.eviction(eviction)[0] for eviction in evictions}
-        told = [fields.position(position) for position in positions]
+        reported = [fields.position(position) for position in positions]
         for group in groups:
             partition, offset = fields.hint(group)
-            if 0 <= dict(told).get(partition, offset + 1) <= offset:
+            if 0 <= dict(reported).get(partition, offset + 1) <= offset:
                 self.found.add_sentence(
                     f"version {version} of {variant} was trained from a group at offset {offset} of curated partition "
                     f"{partition}, which its trainer had not read: {where}"
@@ -164,7 +164,7 @@ class RunAccount:
             if self.known.keeps_places:
                 numbers.places[fields.use(group)] = partition, offset
         is_last = version >= self.chains[variant].steps or (version < 0 and "run_end" in verdicts)
-        chain.positions(told, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
+        chain.positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
         if is_last:
             chain.let_go()
 

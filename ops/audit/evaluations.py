@@ -27,11 +27,11 @@ from headrace.schemas.records import DeadLetter, EvalResult, Snapshot, Trajector
 from headrace.schemas.topics import is_eval
 
 WAITS = REACHED
-"""Of an evaluation: its task stands where the workers have not come to yet."""
+"""Bit of an evaluation whose task the workers have not read yet."""
 Key = tuple[str, str, int]
 """(workflow, policy, version)."""
 OF_ANY, OF_ANSWERS = ("problems", "samples"), ("avg_at_k", "pass_at_k", "mean_length", "failures")
-"""What a result says of any answers of its version, and what it says of those that it was made of."""
+"""Fields of a result that any answers of its version determine, and fields that only its own answers determine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ class Evaluations:
         self._seen: Counter[str] = Counter()
         self._pages = {policy: Pages() for policy in self._recipe.policies}
         self._ends: dict[PartitionId, int] = {}
-        """Of every partition of answers, the offset after the last one."""
+        """Partition of answers to the offset after its last one."""
         self._read: Mapping[str, int] = {}
         """The evaluator's positions, as `topic[partition]`."""
         self._results: dict[Key, EvalResult] = {}
         self._expected: dict[Key, tuple[EvalResult, dict[str, int]]] = {}
-        """In a deep audit, what the answers give, and up to where they must be read for that."""
+        """Deep audit only: the result that the answers give, and the offsets to which they must be read for it."""
         self._spans: dict[Key, tuple[int, int]] = {}
-        """In a deep audit, the lowest and the highest number that was answered."""
+        """Deep audit only: the lowest and the highest number that was answered."""
         self._fold = EvaluationFold("", self._size)
         self._found = Problems()
 

@@ -20,7 +20,7 @@ from headrace.schemas.topics import policy_of
 Mention = tuple[str, GroupId]
 """Policy variant and group."""
 MOST_PLACES = 8
-"""Of one number."""
+"""Most places that are named for one number."""
 
 
 def with_places(run: Run, problems: Problems, messages: Iterable[Message]) -> Problems:

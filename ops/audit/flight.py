@@ -35,7 +35,7 @@ class Flight:
     def __init__(self, variant: str, numbers: PolicyNumbers, chain: WeightsChain, bounds: Bounds) -> None:
         self._variant, self._numbers, self._chain, self._bounds = variant, numbers, chain, bounds
         self._ends: dict[int, int] = {}
-        """Of every partition, the offset after the last first use."""
+        """Partition to the offset after its last first use."""
 
     def curate(self, curated: GroupStamp, partition: int, offset: int, *, sent_back: bool) -> None:
         """Take in a curated record that stands at a place."""

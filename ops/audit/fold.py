@@ -34,7 +34,7 @@ FEEDER_KEY = b"feed"
 """Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream, and, as
 `revisions`, from which number on it issued under which recipe revision."""
 NO_SNAPSHOT = (ValueError, KeyError, TypeError, AttributeError)
-"""What JSON and look-ups raise for a body that is none."""
+"""Errors that JSON and look-ups raise for a body that is not a snapshot."""
 EVALUATOR_KEY = b"evaluate"
 """Key of the evaluator's snapshots."""
 CURATOR_KEY = b"curate."
@@ -61,7 +61,7 @@ class AuditFold:
         self.groups = self.curated | {recipe.topics.trajectories(policy) for policy in recipe.policies}
         """Topics of groups."""
         self.evaluations: Evaluations | None = None
-        """What takes in dead letters about evaluations."""
+        """Takes in dead letters about evaluations; None where evaluations are not audited."""
         self.schemas: dict[bytes, str] = {}
         """Fingerprints of the schemas that records are written in, and where the first of each stands."""
         self._run_header = run_id.encode()

@@ -49,9 +49,9 @@ MOST_REASONS = 127
 OTHER = ("", "", "other")
 
 VERDICTS = ("expired", "surplus", "run_end", "missing")
-"""Of evictions."""
+"""Verdicts of evictions."""
 OF_PLACE = IN_WINDOW | OVERDUE
-"""What is true of a curated record on account of where it stands."""
+"""Bits that depend on the position of a curated record."""
 
 Conclusion = tuple[str, str, str]
 """(component, verdict, reason) of a discard."""
@@ -81,9 +81,9 @@ class PolicyAudit:
     replays: int = 0
     """Uses after the first that the chain asked for; at the end of a run some are left that the trainer never read."""
     replayed: int = 0
-    """Of these, trained."""
+    """Replays that were trained."""
     replays_discarded: int = 0
-    """Of these, evicted by the trainer, or dead."""
+    """Replays that the trainer evicted, or that are dead."""
     trajectories_discarded: int = 0
     """Single trajectories of groups that were kept."""
 

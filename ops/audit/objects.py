@@ -33,11 +33,11 @@ Version = tuple[str, str, int]
 KINDS = {MERGED: "the merged delta of versions {} to", WHOLE: "the whole weights of version"}
 """What to call what further ways lead by; the number of a version follows."""
 CHECKPOINT_KEY = "headrace.checkpoint"
-"""Where a checkpoint's metadata stands, as `trainers.learner.checkpoint` has it."""
+"""Key of the metadata in a checkpoint, as `trainers.learner.checkpoint` writes it."""
 HEADER_BYTES = 16 << 20
-"""Of a checkpoint, the beginning in which its metadata stands."""
+"""Bytes at the beginning of a checkpoint that hold its metadata."""
 NEEDED = frozenset({"config.json", TOKENIZER_FILE})
-"""Beside every anchor that has files at all; one that somebody made by hand may have none."""
+"""Files that an anchor with files must have; a hand-made anchor may have none."""
 LAST_SEEN = 64
 """Objects that are named again and again, as the files beside every anchor are, are read once."""
 
@@ -53,11 +53,11 @@ class ObjectChecks:
         self._store = store
         self._folder = folder
         self._held: dict[str, HeldWeights] = {}
-        """Of each policy and shadow, the weights of the event before, mapped from a file."""
+        """Policy or shadow to the weights of its previous event, mapped from a file."""
         self._anchors: dict[str, WeightsPublished] = {}
-        """Of each policy and shadow, the newest whole weights."""
+        """Policy or shadow to its newest whole weights."""
         self._files: dict[str, set[str]] = {}
-        """Of each policy and shadow, the names of the files beside the newest whole weights."""
+        """Policy or shadow to the names of the files beside its newest whole weights."""
         self._lost: set[str] = set()
         """Policies whose weights are not at hand until the next anchor: a delta could not be applied."""
         self._deep = deep

@@ -46,10 +46,10 @@ class WeightsChain:
         self._curated = curated
         self._batches: dict[int, Link] = {}
         self._unmarked = ""
-        """Where the newest version stands, if it is the last of the recipe and is not marked so."""
+        """Position of the newest version if it is the recipe's last one and is not marked so."""
         self._events: dict[int, Link] = {}
         self._bases: dict[int, int] = {}
-        """Of versions that are published as deltas, the version that each is one on."""
+        """Version that is published as a delta to the version that the delta is based on."""
         self._begun: dict[int, Link] = {}
         """Anchors of versions that were published before, under the epoch after."""
         self._checkpoints: dict[int, Link] = {}
@@ -59,7 +59,7 @@ class WeightsChain:
         self._anchor = -1
         """Offset of the newest whole weights."""
         self._anchors: dict[int, int] = {}
-        """Of every version that is published, the same at its event."""
+        """Published version to the offset of the newest whole weights at its event."""
         self._ages: deque[dict[int, int]] = deque(maxlen=MOST_AHEAD + 2)
         """Positions at the newest versions, oldest first."""
 

@@ -62,16 +62,16 @@ class WholeAudit:
     request: AuditRequest
     log: AuditedLog
     revisions: list[tuple[str, RecipeRevision]]
-    """What stands on the recipe topic, and where."""
+    """Records of the recipe topic with their positions."""
     fold: AuditFold
     evaluations: Evaluations
     objects: ObjectChecks | None
     curated: dict[str, CuratedDigest]
-    """By topic."""
+    """Topic to the digest of its curated records."""
     deep: DeepLook | None
-    """With --deep."""
+    """Decodes every group; None without --deep."""
     ends: dict[PartitionId, int] = field(default_factory=dict)
-    """Of tasks and trajectories, the offset after the last record."""
+    """Partition of tasks or trajectories to the offset after its last record."""
     broken: Problems = field(default_factory=Problems)
     """About objects: they break the chain of weights."""
     other: Problems = field(default_factory=Problems)
@@ -241,8 +241,8 @@ class WholeAudit:
                 if not group.is_shadow:
                     positions |= {place: commit.offset for place, commit in one.commits.items() if place in positions}
             for topic, variant in curated.items():
-                told = self.fold.account.chains[variant].last_positions
-                positions |= {(topic, partition): offset for partition, offset in told.items()}
+                reported = self.fold.account.chains[variant].last_positions
+                positions |= {(topic, partition): offset for partition, offset in reported.items()}
         return positions
 
     def _check_commits(self, there: set[str]) -> None:

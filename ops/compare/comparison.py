@@ -20,17 +20,17 @@ GRID = 61
 """Places at which a curve against trajectories or time is reported."""
 DIGITS = 5
 AXES = ("version", "trajectories", "seconds")
-"""Of `progress` in a summary, and against what curves are reported."""
+"""Axes of curves: fields of `progress` in a summary."""
 CURVES: Mapping[str, Callable[[PolicyResult], Sequence[Point]]] = {
     "reward": lambda block: block.reward_curve,
     "held_out": lambda block: block.eval_curve,
 }
-"""What is reported as curves, and what it is by version."""
+"""Name of each curve, and how a policy's result gives it by version."""
 AT_THE_END: Mapping[str, Callable[[PolicyResult], float | None]] = {
     "reward": lambda block: block.reward_last,
     "held_out": lambda block: block.eval_last,
 }
-"""What is reported of a run's end."""
+"""Name of each value at a run's end, and how a policy's result gives it."""
 TRAILING = {"reward": 5}
 """Versions whose mean a point is, the version's own and those before it: few groups were played by a single one."""
 
@@ -73,9 +73,9 @@ class ComparedPolicy:
     discarded: dict[str, Interval]
     """Discarded groups by reason, the most frequent first."""
     curves: dict[str, dict[str, MeanCurve]]
-    """By what is measured, and by axis."""
+    """Measure to axis to the mean curve over seeds."""
     over_first: dict[str, Interval]
-    """By what is measured: the difference to the first variant, over seeds that both have."""
+    """Measure to the difference from the first variant, over seeds that both have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ComparedVariant:
     """A variant over its seeds."""
 
     runs: int
-    """That were done."""
+    """Number of runs that finished."""
     failed: list[int]
     """Seeds of those that were not."""
     wall_s: Interval

@@ -27,7 +27,7 @@ class GroupsResult:
 
     trained: int
     discarded: dict[str, int]
-    """By reason."""
+    """Reason to the number of groups discarded for it."""
     dead: int
     replayed: int
 

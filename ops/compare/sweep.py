@@ -38,7 +38,7 @@ from headrace.ops.recipe_check import check_names
 
 POLL_S = 0.25
 LAST_LINES = 6
-"""Of a failed run's output that are reported."""
+"""Lines of a failed run's output that are reported, at most."""
 
 ReportLine = Callable[[str], None]
 

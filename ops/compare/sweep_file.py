@@ -30,7 +30,7 @@ class Variant(Settings):
     recipe: str
     """A shipped recipe by name, or the path of a TOML file, from the sweep file or from here."""
     name: str = ""
-    """In tables; by default the last part of the recipe's name."""
+    """Name in tables; by default the last part of the recipe's name."""
     sets: tuple[str, ...] = Field((), alias="set")
     """Changes of the recipe, as `["trainer.steps=40"]`."""
 
@@ -50,11 +50,11 @@ class Sweep(Settings):
     """Keep topics and objects of runs that are done."""
     archive: str = ""
     """An archive made with weights, from the sweep file or from here: instead of being played, every run takes its
-    trajectories, as `headrace up --from` does."""
+    trajectories, as `headrace offline up` does."""
     sets: tuple[str, ...] = Field((), alias="set")
     """Changes of every recipe; a variant's own come after them."""
     kafka: Kafka = Kafka()
-    """In place of what recipes say, as far as it is set; without a bootstrap all runs share an embedded Kafka."""
+    """Kafka settings that replace those of the recipes; without a bootstrap all runs share an embedded Kafka."""
     store: Store = Store()
     """The same of the object store."""
     variants: tuple[Variant, ...] = Field(min_length=1)
@@ -73,7 +73,7 @@ class SweepRun:
     sets: tuple[str, ...]
     """All changes but for the addresses of the servers."""
     recipe: Recipe
-    """With these changes."""
+    """The recipe with these changes."""
 
 
 def load_sweep(name_or_path: str) -> tuple[Sweep, list[SweepRun]]:

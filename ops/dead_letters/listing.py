@@ -55,7 +55,7 @@ class ListedDeadLetter:
     copy_of: int | None = None
     """Offset of the dead letter whose message was sent back, could not be read again, and so became this one."""
     redrives: int | None = None
-    """Of a dead letter of reason `redriven`, the offset of the one whose message was sent back; else None."""
+    """Offset of the dead letter whose message was sent back, for reason `redriven`; else None."""
 
     @property
     def source(self) -> Source:

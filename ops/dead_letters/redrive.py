@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 COMPONENT = "redrive"
 MOST_MESSAGES = 100
-"""In one transaction."""
+"""Messages in one transaction, at most."""
 
 INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
 """Kinds of topics that are consumed once; the others are records of what happened, always read from the beginning."""

@@ -55,7 +55,7 @@ class AdviceFold:
     def __init__(self) -> None:
         self._newest: defaultdict[str, list[_Seen]] = defaultdict(list)
         self._lengths: defaultdict[str, defaultdict[int, _Lengths]] = defaultdict(lambda: defaultdict(_Lengths))
-        """By policy and head version."""
+        """Policy to head version to the lengths of its trajectories."""
 
     def take(self, outcome: Outcome, at_ms: int) -> None:
         """Take in an outcome of that time, in whatever order; only a curator's of the first use of a group counts."""

@@ -14,7 +14,7 @@ LATE = frozenset({"expired", "surplus"})
 EDGE = 5
 """Versions at either end of a run whose rewards are averaged."""
 MOST_TOKENS = 2**53
-"""Of one evaluation; a result that tells of more is not believed."""
+"""Tokens of one evaluation, at most; a result with more is not believed."""
 
 
 class RewardsFold:
@@ -27,7 +27,7 @@ class RewardsFold:
         self._curves: dict[str, defaultdict[int, _Mean]] = {policy: defaultdict(_Mean) for policy in policies}
         self._curated_tokens = 0
         self.late_tokens = 0
-        """Of groups that left the trainer's window as too old, or as it was full."""
+        """Tokens of groups that left the trainer's window because they were too old or it was full."""
 
     def take_left_window(self, outcome: Outcome) -> None:
         """Take in what a trainer said of a group that it did not train; of a replay nothing is lost."""

@@ -14,17 +14,17 @@ from headrace.ops.plain_json import plain
 from headrace.schemas.ids import now_ms
 
 STORE_PATIENCE_S = 3.0
-"""After which a store that is silent is frozen, or out of reach."""
+"""Seconds after which a silent store counts as frozen or unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A run at one moment, for who asks once."""
+    """A run at one moment, as `headrace status` reports it."""
 
     figures: RunFigures
     """`wasted_tokens` are all that were for nothing where `wasted_is_all` says so, else those that are known."""
     gone: tuple[bool, ...]
-    """Of each worker of the figures, whether it is silent without having stopped."""
+    """Whether each worker of the figures is silent without having stopped."""
     wasted_is_all: bool
 
     def to_json(self) -> Mapping[str, object]:

@@ -88,7 +88,7 @@ class Summary:
     ended: str
     feed: FeedSettings
     versions: int
-    """What the slowest policy has reached."""
+    """Version of the slowest policy."""
     wall_s: float
     reward_first: float | None
     """This and the next three are means over policies."""
@@ -101,16 +101,16 @@ class Summary:
     log_share: float
     """The log's share in what workers' and trainers' loops did."""
     log_cpu_share: float
-    """In all CPU seconds."""
+    """Kafka's share of all CPU seconds."""
     tokens_per_s: float
     samples_per_s: float
     tokens: int
     wasted_tokens: int
     dead_letters: int
     unnumbered_letters: dict[str, int]
-    """By reason, those that name no training number."""
+    """Reason to the number of dead letters that name no training number."""
     cpu_s: dict[str, float]
-    """By process."""
+    """Process to its CPU seconds."""
     data: DataUsed
     policies: dict[str, PolicySummary]
     shadows: dict[str, ShadowFigures]

@@ -30,7 +30,7 @@ from headrace.schemas.records import BatchTrained, TakenWeights, WeightsPublishe
 
 @dataclass(frozen=True, slots=True)
 class MergedDelta:
-    """Several deltas as one object, for who joins far behind."""
+    """Several deltas as one object, for a worker that joins many versions late."""
 
     base_version: int
     version: int
@@ -48,30 +48,30 @@ class VersionWeights:
     kind: str
     """anchor | delta."""
     base_version: int
-    """What a delta is on; -1 of an anchor."""
+    """Version that a delta is based on; -1 for an anchor."""
     bytes: int
-    """Of the object."""
+    """Bytes of the object."""
     full_bytes: int
-    """Of the weights themselves; 0 where the event does not say."""
+    """Bytes of the weights themselves; 0 where the event does not say."""
     density: float | None
     """Share of the values that changed since the base."""
     encode_s: float | None
     """Hash, delta and layout."""
     upload_s: float | None
     workers: int
-    """That reported how they took it. Of these seconds the median over them; None where none did."""
+    """Workers that reported how they took it. The seconds below are medians over them; None if none reported."""
     fetch_s: float | None
     verify_s: float | None
     apply_s: float | None
     pause_s: float | None
-    """In which the engine generated nothing."""
+    """Seconds in which the engine generated nothing."""
     weights_hash: str
     created_ms: int
     """Wall time in ms since the epoch."""
     retired: bool
     """Whether `headrace gc` has deleted its object, or is about to."""
     ratio: float | None
-    """How many times smaller than the whole weights."""
+    """Size of the whole weights divided by that of the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class WeightsHistory:
     """Versions that were made and not published."""
     merged: tuple[MergedDelta, ...]
     bytes: dict[str, int]
-    """By kind of object: anchor, delta, merged, whole."""
+    """Kind of object (anchor, delta, merged, whole) to bytes."""
     join: Join
     served: dict[str, int]
     """Running worker to the version that it serves."""

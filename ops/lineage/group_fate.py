@@ -36,7 +36,7 @@ class Attempt:
     partition: int
     offset: int
     attempt: int
-    """How often the number had been issued again when this was played."""
+    """Number of times that the number had been issued again when this was played."""
     counts: bool
     """False for a repetition, which the curator passed over, and for a dead letter's message."""
     worker: str
@@ -52,11 +52,11 @@ class Attempt:
     started_ms: int
     finished_ms: int
     object_key: str
-    """Of the group in the store; empty when it is in the record."""
+    """Key of the group in the store; empty when it is in the record."""
     errors: tuple[EpisodeError, ...] = ()
-    """How those failed that failed by an error, the most frequent first."""
+    """Errors of its failed episodes, the most frequent first."""
     traceback: str = ""
-    """Of the first of its errors that was the first of its kind in the worker's life; empty where none was."""
+    """Traceback of the first error that was new to the worker; empty where none was."""
     unreadable: str = ""
     """Why its value cannot be read."""
 
@@ -72,7 +72,7 @@ class Use:
     of: int
     """Groups of that batch."""
     partition: int
-    """Of the curated topic."""
+    """Partition of the curated topic."""
     offset: int
 
 
@@ -85,7 +85,7 @@ class Concluded:
     component: str
     use: int
     partition: int
-    """Of `outcomes`."""
+    """Partition of `outcomes`."""
     offset: int
     rewards: tuple[float, ...]
     min_version: int
@@ -99,18 +99,18 @@ class GroupDeadLetter:
     """A dead letter."""
 
     offset: int
-    """In `dead-letters`."""
+    """Offset in `dead-letters`."""
     reason: str
     detail: str
     component: str
     topic: str
-    """Where its message was."""
+    """Topic of its message."""
     message_partition: int
     message_offset: int
     redriven: bool
     """True when its message was sent back, which opened the number again."""
     use: int = 0
-    """Which use of the group; a replay's dead letter concludes that use alone."""
+    """Use of the group; a replay's dead letter concludes that use alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class StepSeen:
     weights_hash: str
     metrics: dict[str, float]
     groups_trained: int
-    """Of the whole step; those asked for are in `groups`."""
+    """Groups of the whole step; those asked for are in `groups`."""
     groups: tuple[GroupSeen, ...]
 
 
@@ -57,7 +57,7 @@ class TrajectoryFound:
     found_on: str
     """`topic[partition]@offset`."""
     group: GroupSeen
-    """With this one trajectory."""
+    """The group with only this trajectory."""
 
 
 # ------------------------------------------------------------------------------------------------------------ one step

@@ -41,7 +41,7 @@ class MadeOf:
     number: int
     use: int
     partition: int
-    """Of the curated topic."""
+    """Partition of the curated topic."""
     offset: int
     missing: bool = False
     """True when the curated topic does not hold it, or its first use, any more, or it cannot be read."""
@@ -59,9 +59,9 @@ class MadeOf:
     version_shares: dict[str, float] = field(default_factory=dict)
     """Version to its share of the group's generated tokens; empty when its object cannot be fetched."""
     rewards: tuple[float | None, ...] = ()
-    """Of all members, shaped, as the advantages were taken from them; None for a malformed one."""
+    """Shaped reward of each member, as the advantages use it; None for a malformed one."""
     reward_mean: float | None = None
-    """Over members that are not malformed."""
+    """Mean over members that are not malformed."""
     kept: tuple[int, ...] = ()
     """Members that were trained on."""
 
@@ -84,15 +84,15 @@ class VersionLineage:
     """`weights_hash` of it."""
     weights_hash: str
     object_key: str
-    """Of the weights in the store; empty when this version was not published."""
+    """Key of the weights in the store; empty when this version was not published."""
     object_sha256: str
     object_bytes: int
     fingerprint: dict[str, str]
-    """What its numbers depend on beside batch and settings."""
+    """Software and hardware that the numbers depend on, besides batch and settings."""
     metrics: dict[str, float]
     created_ms: int
     groups: tuple[MadeOf, ...]
-    """In the order in which they were trained."""
+    """Groups in the order in which they were trained."""
 
 
 def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:

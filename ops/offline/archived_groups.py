@@ -30,7 +30,7 @@ class Arrived:
     clock: int
     """Newest head_version on its partition so far; -1 before there is one."""
     place: int
-    """How many records of its partition are before it."""
+    """Number of records of its partition before it."""
 
     @property
     def rank(self) -> tuple[int, int, int]:

@@ -34,9 +34,9 @@ class Start:
 
     learner: Learner
     files: Mapping[str, bytes]
-    """By name: config and tokenizer, and an adapter's base."""
+    """Name to contents of config, tokenizer, and an adapter's base."""
     origin: str
-    """Where it comes from, in words."""
+    """Origin of the weights, in words."""
 
     @property
     def tokenizer_hash(self) -> str:

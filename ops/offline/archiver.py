@@ -53,7 +53,7 @@ class ArchivedTopic:
     records: int
     bytes: int
     new_records: int
-    """Since the last time, as `new_bytes`."""
+    """Records that are new since the last time, as `new_bytes` is for bytes."""
     new_bytes: int
 
 
@@ -76,7 +76,7 @@ class Archived:
     run: str
     run_id: str
     topics: dict[str, ArchivedTopic]
-    """By name without the run's."""
+    """Topic, without the run's name, to what was archived."""
     objects: ArchivedObjects
     raw: int
     """Values that are no record of a known schema, kept as bytes."""
@@ -89,7 +89,7 @@ class _Reading:
     """What is to be read."""
 
     ends: dict[PartitionId, int]
-    """For the progress alone: just after a broker's start they may be wrong."""
+    """End of each partition, only for the progress: just after a broker's start it may be wrong."""
     gone: list[Gone] = field(default_factory=list)
 
 

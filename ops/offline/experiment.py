@@ -43,7 +43,7 @@ ENDED = "steps"
 COMPARED = (
     "loss", "kl_k3", "clip_fraction", "ratio_mean", "entropy", "grad_norm_mean", "grad_norm_max", "learning_rate",
 )  # fmt: skip
-"""What a step tells that other settings change."""
+"""Metrics of a step that other settings change."""
 
 Changes = tuple[str, Sequence[str]]
 """Name of the new run, and `trainer.key=value` words."""

@@ -1,4 +1,4 @@
-"""`headrace evaluate --weights`: what weights in folders are worth on a recipe's held-out problems, with no run."""
+"""`headrace offline evaluate`: what weights in folders are worth on a recipe's held-out problems, with no run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace curate --from ARCHIVE`: the curator's own logic over archived trajectories, with no broker and no run.
+"""`headrace offline curate`: the curator's own logic over archived trajectories, with no broker and no run.
 
 Each partition goes through a `CuratorPartition` as in `headrace curate`, so the run's own chain gives the very records
 that stand on its curated topic; another chain gives what it would have given.
@@ -104,7 +104,7 @@ class CuratedPolicy:
     dead: dict[str, int]
     repeated: int
     sha256: str
-    """Of the curated records."""
+    """Hash of the curated records."""
 
 
 @dataclass(frozen=True, slots=True)

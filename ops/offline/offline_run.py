@@ -1,4 +1,4 @@
-"""`headrace up RECIPE --from ARCHIVE`: a recipe over archived trajectories, with no server and no worker.
+"""`headrace offline up RECIPE --from ARCHIVE`: a recipe over archived trajectories, with no server and no worker.
 
 They go through the recipe's chain, the policy trains on what is kept, and every so many versions are played on
 held-out problems. Each step leaves a folder that is there whole or not at all, and what is interrupted goes on there.
@@ -37,7 +37,7 @@ ELSEWHERE = ("name", "about", "kafka.", "store.", "launch.", "evaluate.")
 
 @dataclass(frozen=True, slots=True)
 class OfflineRequest:
-    """What `headrace up --from` was asked for."""
+    """What `headrace offline up` was asked for."""
 
     recipe: Recipe
     archive: str
@@ -113,17 +113,17 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
     nothing was played. `ignored` are the keys of the recipe that change nothing over an archive.
 
     Raises UsageError for a recipe of other policies than the archive's, or with a selector, and for a folder that holds
-    a run or another experiment; FolderInUse; and as `curate --from`, `train --from` and `evaluate --weights`.
+    a run or another experiment; FolderInUse; and what `curate_offline`, `train_offline` and `evaluate` raise.
     """
     recipe, began = request.recipe, time.monotonic()
     if len(recipe.policies) > 1:
-        raise UsageError("--from takes recipes of one policy; of several train one by `headrace train --from --policy`")
+        raise UsageError("the recipe has several policies: train one of them by `headrace offline train --policy NAME`")
     if recipe.feed.selector != type(recipe.feed)().selector:
         raise UsageError("feed.selector asks for tasks, and over an archive none are asked: leave it out, or play")
     archive = Archive(request.archive)
     asked = _like_the_run(archive, recipe)
     folder = DataFolder(request.data)
-    with folder.hold("`headrace up --from`"):
+    with folder.hold("`headrace offline up`"):
         if folder.read() is not None:
             raise UsageError(f"{folder.root} holds a run: name another --data")
         _refuse_others(request, archive)
@@ -174,7 +174,7 @@ def _refuse_others(request: OfflineRequest, archive: Archive) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CuratedStep:
-    """What is used of the report of `headrace curate --from`."""
+    """What is used of the report of `headrace offline curate`."""
 
     read: int
     kept: int
@@ -185,7 +185,7 @@ class CuratedStep:
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """What is used of the report of `headrace train --from`."""
+    """What is used of the report of `headrace offline train`."""
 
     versions: list[int]
     seconds: list[float]

@@ -1,4 +1,4 @@
-"""`headrace train --from`: learns from archived curated groups, with no broker, no store and no worker.
+"""`headrace offline train`: learns from archived curated groups, with no broker, no store and no worker.
 
 The archive's records come in logical order, and whenever the window holds a batch, the learner makes a version of it.
 What is too old is reported by the clock of the log, the newest head_version read so far, and not by the number of the
@@ -71,7 +71,7 @@ class Untrained:
     unusable: dict[str, int]
     """Records that would be dead letters of a run, by reason."""
     replays_lost: dict[str, int]
-    """Of both, the replays."""
+    """Reason to the replays among both."""
     left: int
     """Groups that waited at the end."""
     unread: int
@@ -87,13 +87,13 @@ class TrainedOffline:
     run_id: str
     policy: str
     start: str
-    """Where it began, in words."""
+    """Origin of the first weights, in words."""
     batches: str
     """the run's own | cut anew."""
     settings: tuple[str, ...]
     """Those that differ from the recipe's, as `key: before -> now`."""
     fingerprint: Mapping[str, str]
-    """Of numerics."""
+    """Software and hardware that the numbers depend on."""
     trained: int
     """Groups."""
     counts: Untrained | None
@@ -208,7 +208,7 @@ def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Re
     if archive.topics.curated(policy) not in archive.manifest.topics:
         raise UsageError(
             f"the archive {archive.root} holds no curated groups of policy {policy}: archive curated.{policy} too, or "
-            "make them by `headrace curate --from`"
+            "make them by `headrace offline curate`"
         )
     asked = [replace_experiment(recipe, request.like) if request.like else recipe for recipe in before]
     recipes = [change_recipe(recipe, recipe.name, _words(recipe, policy, request)) for recipe in asked]

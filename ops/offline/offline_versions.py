@@ -109,7 +109,7 @@ class Counts:
     unusable: Counter[str] = field(default_factory=Counter)
     """Records that would be dead letters of a run, by reason."""
     replays: Counter[str] = field(default_factory=Counter)
-    """Of those that were evicted or unusable, the replays, by the same words."""
+    """Reason to the replays among those that were evicted or unusable."""
     left: int = 0
     """Groups that waited when the archive was used up, or the last version made."""
 

@@ -38,7 +38,7 @@ from headrace.schemas.topics import NEWEST, TopicSpec
 
 COMPONENT = "replay"
 MOST_RECORDS = 2_000
-"""In one transaction."""
+"""Records in one transaction, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Fed:
 
     records: int = 0
     there: int = 0
-    """Of these, already there before."""
+    """Records that were already there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class Replayed:
     into: str
     """The run's address, or the data folder."""
     topics: dict[str, FedTopic]
-    """By name without the run's."""
+    """Topic, without the run's name, to what was written."""
     objects: int
-    """In the store."""
+    """Objects written to the store."""
     seconds: float
 
 

@@ -63,7 +63,7 @@ class Fingerprints:
     """Of numerics."""
 
     expected: Mapping[str, str]
-    """Under which the versions were made."""
+    """Software and hardware that the versions were made with."""
     here: Mapping[str, str]
 
 

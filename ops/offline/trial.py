@@ -45,7 +45,7 @@ class TrialRequest:
 
     recipe: Recipe
     tasks: int = 2
-    """Of each workflow."""
+    """Tasks of each workflow."""
     workflow: str | None = None
     """The only one to play; all of them if None."""
     answers: Sequence[str] = ()

@@ -26,7 +26,7 @@ from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences
 from headrace.trainers.batches.token_texts import TokenTexts
 
 RUN_ID = "trial"
-"""Of records that no topic sees."""
+"""Run id of records that reach no topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class GroupTried:
     verdict: str
     """kept | dropped | dead."""
     reason: str
-    """Of a drop or a dead letter."""
+    """Reason of a drop or a dead letter."""
     rejected: dict[str, str]
     """Trajectories of it that the chain rejected, to the reason."""
     group: GroupSeen
@@ -48,13 +48,13 @@ class StepTried:
 
     groups: int
     chain_kept: int
-    """Of these."""
+    """Groups that the chain kept."""
     tokens: int
-    """That were trained on."""
+    """Tokens that were trained on."""
     loss: float | None
     """None where it was not finite, and so no step was taken."""
     grad_norm: float | None
-    """Before it is clipped."""
+    """Norm of the gradient before it is clipped."""
     has_advantages: bool
     """Whether any advantage is not 0."""
     metrics: dict[str, float]
@@ -65,11 +65,11 @@ class PolicyTried:
     """What one policy did and would learn."""
 
     model: str
-    """Where its weights come from, in words."""
+    """Origin of its weights, in words."""
     warm_start: bool
     """Whether a run would warm it up before version 0; here it is not."""
     told: bool
-    """Whether it said what it was told to."""
+    """Whether `--answer` gave its answers."""
     groups: tuple[GroupTried, ...]
     step: StepTried | None
     no_step: str

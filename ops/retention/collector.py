@@ -55,7 +55,7 @@ AT_ONCE = 8
 """Objects that are deleted beside one another."""
 REPORT_EVERY = 2_000
 DELETE_WITHIN = SPARED_BY_GC / 2
-"""Of the listing."""
+"""Time after the listing within which objects are deleted."""
 PATIENCE_S = 10.0
 
 UNNAMED = "no record names it"
@@ -130,15 +130,15 @@ class Collected:
     run: str
     dry_run: bool
     prefix: str
-    """Of the run's objects in the bucket."""
+    """Prefix of the run's objects in the bucket."""
     older_than_s: float
     records: int
     """Number of records read."""
     none_of_ours: int
-    """Of these, how many are of other runs or no records."""
+    """Records among them that are of other runs or cannot be decoded."""
     collected: tuple[CollectedKind, ...]
     spared: int
-    """Of these, how many were written anew meanwhile, and stay."""
+    """Objects among them that were written again meanwhile, and stay."""
     kept: dict[str, Counted]
     """Why others stay: named | young | foreign."""
     retired: tuple[RetiredVersions, ...]
@@ -149,9 +149,9 @@ class Plan:
     """What is to be announced, and then deleted."""
 
     retired: dict[tuple[str, str], Ranges]
-    """By (policy, weights | checkpoints), all that ever were; only where there is more than before."""
+    """(policy, weights or checkpoints) to all versions ever retired; only where new ones are."""
     added: dict[tuple[str, str], Ranges]
-    """What of it is new."""
+    """The new ones among them."""
     doomed: list[Doomed]
     kept: dict[str, Counted]
     """Why others stay: named | young | foreign, to how many objects and bytes."""

@@ -21,7 +21,7 @@ class WrittenVersion:
     written_ms: int
     """When the record was written, in ms since the epoch."""
     kind: str = ""
-    """Of weights: anchor | delta."""
+    """Kind of weights: anchor or delta."""
 
 
 def weights_to_retire(

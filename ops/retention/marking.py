@@ -28,7 +28,7 @@ from headrace.schemas.topics import Topics, checkpoint_prefix, policy_variant_of
 NAME = re.compile(rb"/([0-9a-f]{64})")
 """The end of a key, but for its suffix."""
 KEY = re.compile(r"(?P<kind>[A-Za-z0-9_-]+)/(?P<name>[0-9a-f]{64})(\.[A-Za-z0-9]+)?")
-"""What follows the run's prefix; anything else there is not ours."""
+"""Form of a key after the run's prefix; other keys are not ours."""
 
 Place = tuple[str, str, int]
 """(policy or shadow, weights | checkpoints, version)."""
@@ -62,7 +62,7 @@ class Marker:
     ) -> None:
         self.policies = {line: Kept() for line in lines}
         self.retired = Retired(run_id, self.policies)
-        """What was retired before."""
+        """Versions that were retired before."""
         self.records = 0
         self.none_of_ours = 0
         """Messages that are not records of any build; objects that they name are kept as well."""
@@ -74,9 +74,9 @@ class Marker:
         self._said = tuple(prefix_of_retired(policy) for policy in self.policies)
         self._objects: defaultdict[bytes, list[ListedObject]] = defaultdict(list)
         self._named: set[bytes] = set()
-        """Of the listed ones, those that a record names which is kept for ever."""
+        """Listed keys that are named by a record that is kept for ever."""
         self._versions: defaultdict[bytes, set[Place]] = defaultdict(set)
-        """What else names an object: versions."""
+        """Other keys to the versions that name them."""
         self._schemas: set[bytes] = set()
         for one in objects:
             match = KEY.fullmatch(one.key.removeprefix(prefix)) if one.key.startswith(prefix) else None
