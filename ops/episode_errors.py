@@ -71,16 +71,26 @@ class ErrorsFold:
             if kind in self._first:
                 self._counts[kind][outcome.policy] += error.episodes
 
-    def take_dead(self, letter: DeadLetter) -> None:
+    def take_dead(self, dead_letter: DeadLetter) -> None:
         """Take in a dead letter; records that were sent back or belong to another run are not errors."""
-        kind = letter.component, letter.reason, re.sub("[0-9]+", "", letter.detail)
-        if letter.reason in {REDRIVEN, "other_run"} or (kind not in self._first and len(self._first) >= MOST_KINDS):
+        kind = dead_letter.component, dead_letter.reason, re.sub("[0-9]+", "", dead_letter.detail)
+        if dead_letter.reason in {REDRIVEN, "other_run"} or (
+            kind not in self._first and len(self._first) >= MOST_KINDS
+        ):
             return
         seen = ErrorSeen(
-            0, letter.reason, letter.detail, "", "", 0, letter.stream, letter.number, component=letter.component
+            0,
+            dead_letter.reason,
+            dead_letter.detail,
+            "",
+            "",
+            0,
+            dead_letter.stream,
+            dead_letter.number,
+            component=dead_letter.component,
         )
         self._first.setdefault(kind, seen)
-        self._counts[kind][letter.policy] += 1
+        self._counts[kind][dead_letter.policy] += 1
 
     def errors(self) -> tuple[ErrorSeen, ...]:
         """Return each error once, the most frequent first."""

@@ -68,7 +68,7 @@ def verdict(bias: Bias | None, discarded: int) -> str:
     if bias.high < least:
         return f"{ratio_in_words}: training sees too few short answers."
     if least <= bias.low and bias.high <= most:
-        return f"{ratio_in_words}: within {MATTERS * 100:.0f} %, no bias to speak of."
+        return f"{ratio_in_words}: within {MATTERS * 100:.0f} %, no relevant bias."
     return f"{ratio_in_words}: no bias of more than {MATTERS * 100:.0f} % can be seen."
 
 

@@ -12,7 +12,7 @@ from headrace.ops.retention.collector import Collected, RetiredVersions
 WHY_KEPT = {
     "named": "needed",
     "young": "younger than {age}: their records may be on their way",
-    "foreign": "not named as objects of a run are: left alone",
+    "foreign": "keys that no run would write: left alone",
 }
 
 
@@ -32,7 +32,7 @@ def gc_page(done: Collected) -> RenderableType:
     parts: list[RenderableType] = [title, table]
     parts += [Text(_describe_retired(one, dry_run=done.dry_run)) for one in done.retired]
     if done.spared:
-        parts.append(Text(f"{done.spared} of them were written anew meanwhile, and stay.", style="yellow"))
+        parts.append(Text(f"{done.spared} of them were written again meanwhile, and stay.", style="yellow"))
     if not done.collected:
         parts.append(Text("There is nothing to delete.", style="green"))
     return Group(*parts)

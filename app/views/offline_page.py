@@ -40,7 +40,7 @@ def archive_page(done: Archived) -> RenderableType:
 
 
 def _describe_deleted(topic: str, offsets: int) -> str:
-    why = ", as tasks are that are done with" if topic.startswith(("tasks.", "eval-tasks.")) else ""
+    why = ", as finished tasks are" if topic.startswith(("tasks.", "eval-tasks.")) else ""
     return f"{topic}: the records at {offsets:,} offsets had been deleted before it was archived{why}."
 
 
@@ -248,7 +248,7 @@ def _hashes_in_words(retrained: Retrained) -> Text:
         return Text(f"{len(differ)} of {len(versions)} versions differ, the first is {differ[0]}.", style="bold red")
     if not retrained.comparable:
         why = "\n".join(f"  {part}" for part in retrained.differing)
-        return Text(f"Not comparable here: the numerics fingerprint differs (then -> here).\n{why}", style="yellow")
+        return Text(f"Not comparable here: the numerics fingerprint differs (recorded -> here).\n{why}", style="yellow")
     return Text(f"All {len(versions)} versions after checkpoint {from_} came out the same, bit for bit.", style="green")
 
 
@@ -268,6 +268,6 @@ def _experiment(retrained: Experiment) -> list[RenderableType]:
         table.add_row(label, *(form.format(value) for value in sides))
     why = (
         "Nothing was played again, so rewards are those of the same groups. KL, clipped and ratio say how far the "
-        "policy went from the weights that had played them; whether it plays better, only rollouts can tell."
+        "policy went from the weights that had played them; only rollouts can show whether it plays better."
     )
     return [*parts, Text(), table, Text(), Text(why, style="dim"), Text()]

@@ -42,7 +42,9 @@ def status_table(status: Status) -> RenderableType:
     table.add_row("groups", f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight")
     dropped = " · ".join(f"{count} {reason}" for reason, count in groups.discarded.items())
     table.add_row("dropped", f"{dropped or 'none'} · {groups.dead} dead")
-    for line in replay_lines({**found.policies, **{line: shadow.groups for line, shadow in found.shadows.items()}}):
+    for line in replay_lines(
+        {**found.policies, **{variant: shadow.groups for variant, shadow in found.shadows.items()}}
+    ):
         table.add_row("replays", Text(line))
     for word, line in (*_revisions(found), *_selection_rows(found)):
         table.add_row(word, Text(line))
@@ -220,7 +222,7 @@ def swap_lines(found: Swap) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_row(f"revision {found.before}", Text(before, style="dim"))
     table.add_row(f"revision {found.revision}", Text(after))
-    rule = "Every task issued from now on goes through the new chain, what was issued before through the old one."
+    rule = "Every task issued from now on goes through the new chain, earlier ones through the old chain."
     return Group(Text(f"run {found.run}{done}"), table, Text(rule if found.swapped else "The chain is sound."))
 
 

@@ -46,12 +46,14 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     facts.add_column()
     spent = found.bytes
     merged = f", {size(spent[MERGED])} merged" * bool(found.merged)
-    again = f", {size(spent[WHOLE])} whole again for what was lost" * bool(spent[WHOLE])
+    again = f", {size(spent[WHOLE])} whole again to replace lost objects" * bool(spent[WHOLE])
     facts.add_row("in all", f"{size(spent[ANCHOR])} whole, {size(spent[DELTA])} as deltas{merged}{again}")
     facts.add_row("to join", _join(found))
     if found.left_out:
         count = len(found.left_out)
-        facts.add_row("left out", f"{count} version{'s' * (count > 1)}, made while the one before was on its way")
+        facts.add_row(
+            "left out", f"{count} version{'s' * (count > 1)}, made while the previous one was being published"
+        )
     if retired := sum(one.retired for one in versions):
         facts.add_row(
             "retired", f"{retired} version{'s' * (retired > 1)} by `headrace gc`, which deleted their objects"
@@ -74,7 +76,7 @@ def _report_tables(versions: Sequence[VersionWeights]) -> list[RenderableType]:
     for one in versions:
         if one.workers:
             table.add_row(str(one.version), str(one.workers), *map(seconds, _seconds_by_activity(one).values()))
-    named = Text("how workers took them: medians; the engine plays on but in the pause", "dim")
+    named = Text("how workers took them: medians; the engine generates except during the pause", "dim")
     return [Text(), named, table] if table.row_count else []
 
 

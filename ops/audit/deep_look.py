@@ -71,10 +71,10 @@ class DeepLook:
         Raises StoreAway.
         """
         variant = self._account.variant_of_topic.get(message.topic)
-        letter, digest = self._dead.pop((message.topic, message.partition, message.offset), ("", 0))
-        if letter and digest != _digest(message.value):
+        dead_letter, digest = self._dead.pop((message.topic, message.partition, message.offset), ("", 0))
+        if dead_letter and digest != _digest(message.value):
             where = name_offset(message)
-            self._account.found.add_sentence(f"the dead letter {letter} holds other bytes than {where}")
+            self._account.found.add_sentence(f"the dead letter {dead_letter} holds other bytes than {where}")
         if variant is None:
             self._match(message)
         if not (is_new or was_sent_back(message)):
@@ -127,8 +127,8 @@ class DeepLook:
 
     def problems(self) -> Iterator[str]:
         """Yield the dead letters whose record is not there, when all groups were read."""
-        for (topic, partition, offset), (letter, _) in self._dead.items():
-            yield f"the dead letter {letter} is about {topic}[{partition}]@{offset}, where there is no record"
+        for (topic, partition, offset), (dead_letter, _) in self._dead.items():
+            yield f"the dead letter {dead_letter} is about {topic}[{partition}]@{offset}, where there is no record"
 
     def answer(self, message: Message) -> None:
         """Look into an answer of an evaluation. Raises StoreAway."""

@@ -145,7 +145,7 @@ def _check_folder(sweep: Sweep, folder: DataFolder) -> None:
     notes = folder.read()
     if notes is not None and not notes.run.startswith(f"{sweep.name}-"):
         raise UsageError(
-            f"{folder.root} holds run {notes.run}, which is none of sweep {sweep.name}: give another --data"
+            f"{folder.root} holds run {notes.run}, which does not belong to sweep {sweep.name}: give another --data"
         )
 
 

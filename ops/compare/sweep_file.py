@@ -106,7 +106,7 @@ def _runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
     for what, values in (("seed", sweep.seeds), ("variant", [name_of(variant) for variant in sweep.variants])):
         twice = [value for value, count in Counter(values).items() if count > 1]
         if twice:
-            raise UsageError(f"{what} {twice[0]} is there twice: give each once, variants of one recipe by `name`")
+            raise UsageError(f"{what} {twice[0]} is given twice: give each once, variants of one recipe by `name`")
     shared = _words_of_tables(sweep)
     for seed in sweep.seeds:
         for variant in sweep.variants:

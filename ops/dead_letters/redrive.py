@@ -161,7 +161,7 @@ def explain_refusal(dead_letter: ListedDeadLetter) -> str:
     if dead_letter.cut_bytes:
         return (
             f"its dead letter lacks {dead_letter.cut_bytes} of its bytes, as one holds 7 MiB at most; "
-            f"the whole stands at {dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
+            f"the whole record is at {dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
         )
     return ""
 

@@ -107,14 +107,15 @@ class AdviceFold:
             return
         words = (
             f"Answers have become short ({first:.0f} → {last:.0f} tokens) while reward has risen "
-            f"({low:.2f} → {high:.2f}): the policy may have found an answer that the scorer takes for right. "
+            f"({low:.2f} → {high:.2f}): the policy may have found an answer that the scorer wrongly accepts. "
             + LOOK_AT_ANSWERS
         )
         yield "lengths_collapse", words
 
 
 LOOK_AT_ANSWERS = (
-    "Read some by `headrace inspect --step VERSION`, mend the scorer, and hold the policy by trainer.kl until then."
+    "Read some with `headrace inspect --step VERSION`, fix the scorer, and meanwhile hold the policy back with "
+    "trainer.kl."
 )
 
 
@@ -145,7 +146,7 @@ def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple
         return
     words = (
         f"All {len(lengths)} trajectories of the newest {len(newest)} groups have exactly rollout.max_tokens "
-        f"({max_tokens}) tokens, so they were cut off: raise it, or see that the policy knows when to stop."
+        f"({max_tokens}) tokens, so they were cut off: raise it, or check that the policy knows when to stop."
     )
     yield "all_cut_off", words
 

@@ -63,12 +63,12 @@ DROPS = {
         "the feeder draws further tasks, and ends the run as solved once feed.solved_share of 500 groups are such",
         "take harder tasks where most answers are right, easier ones where most are wrong, or more episodes a group",
     ),
-    "stale": ("younger groups are played", "raise trainer.max_staleness, or see why workers take weights late"),
-    "expired": ("younger groups are played", "raise trainer.max_staleness, or have fewer workers for this trainer"),
+    "stale": ("fresher groups are generated", "raise trainer.max_staleness, or see why workers take weights late"),
+    "expired": ("fresher groups are generated", "raise trainer.max_staleness, or have fewer workers for this trainer"),
     "surplus": ("younger groups are trained", "have fewer workers for this trainer"),
     "algorithm_failed": (
         "the next groups go through the chain; eight in a row that fail end the curator",
-        "mend the algorithm: `headrace dead-letters` gives its error, `headrace redrive` sends the groups back",
+        "fix the algorithm: `headrace dead-letters` gives its error, `headrace redrive` sends the groups back",
     ),
     "failed": ("the feeder issues further tasks", "see by `headrace discards` how the episodes fail"),
 }
@@ -215,7 +215,7 @@ class _Stand:
             itself += f"; `headrace up` ends with exit code 1 after {limit_s:g} s of that (launch.all_failed_limit_s)"
         here = self._workers(here=True)
         look = self._look(here[0].worker) if here else "look into a worker's log"
-        to_do = f"mend what raises; {look}, event episode.failed, for the traceback"
+        to_do = f"fix the error; {look}, event episode.failed, for the traceback"
         sentence = f"{self.variant} {short}. By itself: {itself}. What you can do: {to_do}."
         return Standstill(self.variant, "failing", found.first_ms, sentence, hopeless)
 
@@ -229,7 +229,7 @@ class _Stand:
             "unreachable",
             f"its environment cannot be reached ({why})",
             "the workers try it every few seconds, and play the same episodes when it answers",
-            "see that it runs, and that their machines reach it",
+            "check that it runs, and that their machines reach it",
         )
         return self._standstill(found, self.now_ms, "waits")
 
@@ -257,7 +257,7 @@ class _Stand:
         return _Cause(
             "server",
             f"{one.server} {silence}",
-            "all components wait, and go on where they were when it answers",
+            "all components wait, and continue where they were when it answers",
             one.remedy,
         )
 
@@ -281,8 +281,8 @@ class _Stand:
         named = [f"{w.worker} is {w.state}{f' ({w.detail})' if w.detail else ''}" for w in here[:SHOWN]]
         more = [f"and {len(here) - SHOWN} more"] if len(here) > SHOWN else []
         short = f"no worker plays: {', '.join([*named, *more])}"
-        itself = "they go on when what they wait for is there; weights that the store has lost are published once more"
-        return _Cause("waiting", short, itself, f"see to what they wait for; {self._look(here[0].worker)}")
+        itself = "they continue when what they wait for is there; weights that the store has lost are published again"
+        return _Cause("waiting", short, itself, f"check what they wait for; {self._look(here[0].worker)}")
 
     def _blame_drops(self) -> _Cause | None:
         count, dropped = self.seen.groups.count_since(self.variant, self.since_ms)
@@ -350,8 +350,8 @@ class _Stand:
 
     def _restarts(self, prefix: str) -> str:
         if any(name.startswith(prefix) for name in self.around.processes):
-            return "what dies is started again, and the run is given up where that does not help"
-        return "whoever runs it starts it again; headrace itself does nothing"
+            return "a process that dies is started again; if that does not help, the run is given up"
+        return "its supervisor starts it again; headrace itself does nothing"
 
     def _look(self, name: str) -> str:
         here = name in self.around.processes and self.around.logs

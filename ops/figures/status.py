@@ -69,6 +69,6 @@ def _standstill(run: Run, fold: Figures, found: RunFigures, around: Surroundings
         return standstill
     server = f"the object store at {run.store_address.endpoint}"
     silence = Silence(
-        server, standstill.since_ms, "see that it runs and is not frozen, and that this machine reaches it"
+        server, standstill.since_ms, "check that it runs and is not frozen, and that this machine reaches it"
     )
     return fold.standstill(found, replace(around, silent=(silence,)), now)

@@ -208,7 +208,7 @@ def parse_group(run: Run, text: str) -> GroupId:
     """Read STREAM:NUMBER. Raises UsageError, with the streams of the run, when it names no training task."""
     stream, _, digits = text.rpartition(":")
     if not stream or not digits.isdecimal():
-        raise UsageError(f"{text!r} names no group: write STREAM:NUMBER, as in {next(iter(run.recipe.workflows))}:12")
+        raise UsageError(f"{text!r} is not a group: write STREAM:NUMBER, as in {next(iter(run.recipe.workflows))}:12")
     if is_eval(stream):
         raise UsageError(
             f"{text} is a task of an evaluation, which trains nothing: see it with `headrace inspect --trajectory "
@@ -351,6 +351,6 @@ def report_group(run: Run, policy: str | None, group: str) -> GroupFate:
     found = {name: group_lineage(run, name, stream, number) for name in chosen}
     if not any(one.is_known for one in found.values()):
         issued = max(one.issued_next for one in found.values())
-        there = f"there are {stream}:0 to {stream}:{issued - 1}" if issued else f"there is none of {stream} yet"
+        there = f"there are {stream}:0 to {stream}:{issued - 1}" if issued else f"no task of {stream} was issued yet"
         raise UsageError(f"run {run.address.run} never issued a group {group}: {there}")
     return GroupFate(run.address.run, group, found)

@@ -202,7 +202,7 @@ def _parse(run: Run, name: str) -> tuple[str, int, int]:
     workflows = run.recipe.workflows
     if not (stream and number.isdecimal() and sample.isdecimal()):
         raise UsageError(
-            f"{name!r} names no trajectory: write STREAM:NUMBER:SAMPLE, as in {next(iter(workflows))}:12:0"
+            f"{name!r} is not a trajectory: write STREAM:NUMBER:SAMPLE, as in {next(iter(workflows))}:12:0"
         )
     if stream.removeprefix("eval.").partition(".")[0] not in workflows:
         raise UsageError(f"run {run.address.run} has no stream {stream!r}: it has {', '.join(workflows)}")

@@ -154,8 +154,8 @@ def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weigh
     except OSError as error:
         if error.errno in NO_ROOM:
             raise NoRoom(
-                f"no room left for the archive {out}: what its manifest lists stands; make room, and give the command "
-                "again"
+                f"no disk space left for the archive {out}: what its manifest lists is complete; "
+                "make room, and give the command again"
             ) from error
         raise
 

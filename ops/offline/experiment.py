@@ -175,7 +175,7 @@ def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence
             raise UsageError(
                 f"the experiment {name} was begun, and not ended, with other settings:\n"
                 + "\n".join(f"  {line}" for line in differing)
-                + "\nGive those again and it goes on, or another name by --into"
+                + "\nGive those again to continue it, or another name by --into"
             )
 
 
@@ -221,7 +221,7 @@ def _make(
     if past.checkpoints and min(past.checkpoints) != start:
         raise UsageError(
             f"the experiment {run.address.run} was begun from version {min(past.checkpoints)}, not {start}: give "
-            f"--from {min(past.checkpoints)} and it goes on, or another name by --into"
+            f"--from {min(past.checkpoints)} to continue it, or another name by --into"
         )
     pointer = past.checkpoint or history.checkpoints[start]
     learner = begin_at(run, pointer, output.publisher.files, run.revisions[batches[0].revision])

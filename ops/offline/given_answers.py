@@ -125,7 +125,7 @@ def _encode(text: str, policy: str, tokenizer: TextCodec) -> list[int]:
     try:
         return tokenizer.encode_plain(text)
     except Exception as error:  # the tokenizers library raises bare Exception
-        raise UsageError(f"--answer {text!r}: the tokenizer of policy {policy} cannot spell it: {error}") from error
+        raise UsageError(f"--answer {text!r}: the tokenizer of policy {policy} cannot encode it: {error}") from error
 
 
 def answers_by_policy(policies: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:

@@ -119,7 +119,9 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
     if len(recipe.policies) > 1:
         raise UsageError("the recipe has several policies: train one of them by `headrace offline train --policy NAME`")
     if recipe.feed.selector != type(recipe.feed)().selector:
-        raise UsageError("feed.selector asks for tasks, and over an archive none are asked: leave it out, or play")
+        raise UsageError(
+            "feed.selector chooses tasks, and an archive has no tasks to choose: leave it out, or run live"
+        )
     archive = Archive(request.archive)
     asked = _like_the_run(archive, recipe)
     folder = DataFolder(request.data)

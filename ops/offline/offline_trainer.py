@@ -130,7 +130,7 @@ def train_offline(
         FolderBusy: Another process makes `out`.
     """
     if not is_alone():
-        raise UsageError("train --from computes in one process: start it without torchrun")
+        raise UsageError("offline training runs in one process: start it without torchrun")
     archive = Archive(source)
     policy, before, recipes = _apply_settings(archive, request)
     batches = batches_of_the_run(archive, policy, request.steps) if request.batches else []

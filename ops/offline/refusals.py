@@ -38,11 +38,11 @@ def refusals(archive: Archive, policy_variant: str) -> Refused:
     component = f"curate.{policy_variant}"
     found: Refused = {}
     for message in _iterate_messages(archive, topics.dead_letters):
-        letter = read_own(message, DeadLetter, run_id)
-        if letter is None or letter.topic != source or letter.component != component:
+        dead_letter = read_own(message, DeadLetter, run_id)
+        if dead_letter is None or dead_letter.topic != source or dead_letter.component != component:
             continue
-        if letter.reason in {TIME_TRAVEL, NOT_ISSUED}:
-            found[letter.partition, letter.offset] = letter.reason
+        if dead_letter.reason in {TIME_TRAVEL, NOT_ISSUED}:
+            found[dead_letter.partition, dead_letter.offset] = dead_letter.reason
     for message in _iterate_messages(archive, topics.outcomes(policy_variant)) if is_shadow else ():
         outcome = read_own(message, Outcome, run_id)
         if outcome is not None and outcome.reason == TIME_TRAVEL:

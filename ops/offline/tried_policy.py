@@ -128,8 +128,8 @@ def _curate(recipe: Recipe, policy: str, groups: Sequence[Encoded]) -> list[_Fat
                 if curated.use == 0:
                     fate.kept = DecodedGroup(curated, fate.group)
             elif one.topic == topics.dead_letters:
-                letter = codec.decode(one.value, DeadLetter)
-                fate.verdict, fate.reason = "dead", f"{letter.reason}: {letter.detail}"
+                dead_letter = codec.decode(one.value, DeadLetter)
+                fate.verdict, fate.reason = "dead", f"{dead_letter.reason}: {dead_letter.detail}"
             else:
                 _note(codec.decode(one.value, Outcome), fate)
         fates.append(fate)

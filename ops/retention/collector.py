@@ -177,7 +177,7 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
     """
     if request.older_than < SPARED_BY_GC and not rests:
         raise UsageError(
-            f"--older-than below {SPARED_BY_GC.days}d is for runs that rest, by --data: of one that goes on, objects "
+            f"--older-than below {SPARED_BY_GC.days}d is for runs that rest, by --data: of a running one, objects "
             "may be on their way to their records for so long"
         )
     if request.dry_run:

@@ -52,15 +52,15 @@ class Marker:
     Args:
         run_id: Of the run whose versions are reported apart; records of others spare whatever they name.
         topics: Of that run.
-        lines: Policies and shadows of that run.
+        policy_variants: Policies and shadows of that run.
         prefix: Under which its objects lie.
         objects: The listing; read before any record, so that what is put later is not in it.
     """
 
     def __init__(
-        self, run_id: str, topics: Topics, lines: Iterable[str], prefix: str, objects: Iterable[ListedObject]
+        self, run_id: str, topics: Topics, policy_variants: Iterable[str], prefix: str, objects: Iterable[ListedObject]
     ) -> None:
-        self.policies = {line: Kept() for line in lines}
+        self.policies = {variant: Kept() for variant in policy_variants}
         self.retired = Retired(run_id, self.policies)
         """Versions that were retired before."""
         self.records = 0

@@ -206,7 +206,7 @@ def test_what_cannot_be_compared_is_refused(scene: Scene) -> None:
     with pytest.raises(UsageError, match="over another archive"):
         scene.play()
     scene.sweep = scene.sweep.model_copy(update={"name": "other"})
-    with pytest.raises(UsageError, match="holds run s-a-1, which is none of sweep other"):
+    with pytest.raises(UsageError, match="holds run s-a-1, which does not belong to sweep other"):
         scene.play()
 
 

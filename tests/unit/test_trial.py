@@ -276,5 +276,5 @@ def test_answers_are_a_policys_own_where_there_are_several() -> None:
     assert answers_by_policy(["solver", "judge"], ["judge=no", "solver="]) == {"judge": ["no"], "solver": [""]}
     with pytest.raises(UsageError, match="write POLICY=TEXT; the policies are solver, judge"):
         answers_by_policy(["solver", "judge"], ["no"])
-    with pytest.raises(UsageError, match="cannot spell it"):
+    with pytest.raises(UsageError, match="cannot encode it"):
         tried("arithmetic", answers=["Ω"])
