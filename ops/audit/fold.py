@@ -19,11 +19,12 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import was_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.weights.paths import DELTA, WHOLE, is_version, is_whole
 from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RunAccount, Spot, read_issued
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.flight import GroupStamp
+from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
 from headrace.ops.audit.weights_chain import Link
+from headrace.ops.audit.weights_events import take_event
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError
@@ -63,7 +64,7 @@ class AuditFold:
         self.evaluations: Evaluations | None = None
         """Takes in dead letters about evaluations; None where evaluations are not audited."""
         self.schemas: dict[bytes, str] = {}
-        """Fingerprints of the schemas that records are written in, and where the first of each stands."""
+        """Fingerprints of the schemas that records are written in, with the position of the first record of each."""
         self._run_header = run_id.encode()
         self._policies = {topic: policy_of(variant) for topic, variant in self.account.variant_of_topic.items()}
         """Policy of each topic."""
@@ -152,9 +153,7 @@ class AuditFold:
         try:
             dead_letter = codec.decode(message.value, DeadLetter)
         except SchemaError:
-            self.account.unreadable_letters += (
-                1  # nobody may write a dead letter about it: that would be read here again
-            )
+            self.account.unreadable_letters += 1  # a dead letter about it would be read here again
             return False
         if dead_letter.run_id != self.run_id:
             return False
@@ -182,30 +181,11 @@ class AuditFold:
         if event.run_id != self.run_id:
             return False
         variant = self._require_owner(message.topic, event.policy, event.variant)
-        link = Link(event.epoch, event.base_hash, event.weights_hash, name_offset(message))
-        chain = self.account.chains[variant]
-        if is_whole(event):
-            chain.place_anchor(message.offset)
-        else:
-            version = None if event.kind == DELTA else event.version
-            chain.check_anchor(event.anchor_offset, name_offset(message), version)
-        if is_version(event):
-            chain.event(event.version, link, event.base_version, final=event.final)
-        elif event.kind == WHOLE:
-            chain.take_whole(event.version, link)
-        else:
-            chain.take_merged(event.version, link, event.base_version, final=event.final)
+        take_event(self.account.chains[variant], event, message)
         return True
 
     def _take_task(self, message: Message) -> bool:
-        found = dict(message.headers)
-        try:
-            run_id, stream, number = found["run_id"], found["stream"].decode(), int(found["number"])
-            revision = int(found["revision"])
-        except KeyError as error:
-            raise HeaderError(f"header {error} is missing") from error
-        except ValueError as error:
-            raise HeaderError(f"a header is malformed: {error}") from error
+        run_id, stream, number, revision = read_task_headers(message)
         if run_id != self._run_header or is_eval(stream):
             return False
         if message.topic != self.recipe.topics.tasks(stream):
@@ -228,23 +208,15 @@ class AuditFold:
         return True
 
     def _stamp(self, message: Message) -> tuple[str, GroupStamp]:
-        """Return a group's policy and what else its headers say, quicker than `Stamp` does. Raises HeaderError."""
-        found = dict(message.headers)
-        try:
-            run_id, policy, stream = found["run_id"], found["policy"].decode(), found["stream"].decode()
-            number, use, revision = int(found["number"]), int(found["use"]), int(found["revision"])
-            oldest, newest = int(found.get("min_version", b"-1")), int(found.get("max_version", b"-1"))
-        except KeyError as error:
-            raise HeaderError(f"header {error} is missing") from error
-        except ValueError as error:
-            raise HeaderError(f"a header is malformed: {error}") from error
+        """Return the policy and the headers of a group of this run. Raises HeaderError."""
+        run_id, policy, group = read_group_headers(message)
         if run_id != self._run_header:
             raise HeaderError(f"it is of run {run_id!r:.60}")
         if policy != self._policies[message.topic]:
             raise HeaderError(f"it is of policy {policy!r:.60}, whose topic is another")
         if message.topic in self.curated:  # of trajectories a copy may be anybody's, and the curator's word is judged
-            self.account.revisions.see(message.topic, stream, number, revision)
-        return policy, GroupStamp(stream, number, use, revision, oldest, newest)
+            self.account.revisions.see(message.topic, group.stream, group.number, group.revision)
+        return policy, group
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
