@@ -75,7 +75,7 @@ class JsonLines:
 
 
 def _share(row: _Row) -> float:
-    """Where a row falls in [0, 1)."""
+    """Return the position of a row in [0, 1)."""
     return int(row.digest[-8:], 16) / 2**32
 
 

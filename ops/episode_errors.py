@@ -47,7 +47,7 @@ class ErrorSeen:
 
     @property
     def first(self) -> EpisodeError:
-        """As the outcome of the first had it."""
+        """The error in the outcome of the first of them."""
         return EpisodeError(self.reason, self.detail, self.at, self.role, self.turn, self.count)
 
 

@@ -63,7 +63,7 @@ class Known:
     answered: dict[str, Mapping[PartitionId, int]] = field(default_factory=dict)
     """Shadow to how far its curators were before anything else was read."""
     keeps_places: bool = False
-    """Whether it is kept where batches say that their groups stand, as in a deep audit."""
+    """Whether the positions that batches name for their groups are kept, as in a deep audit."""
 
 
 def _fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
@@ -133,7 +133,7 @@ class RunAccount:
     # --------------------------------------------------------------------------------------------------------- records
 
     def train(self, variant: str, batch: object, fields: Fields, place: Spot) -> None:
-        """Count a batch that stands at a place, and follow its version."""
+        """Count a batch at a position, and follow its version."""
         numbers, chain = self.numbers[variant], self.chains[variant]
         version, epoch, base, result, groups, evictions, positions, revision, fingerprint = fields.batch(batch)
         where = f"{place[0]}[{place[1]}]@{place[2]}"
@@ -183,7 +183,7 @@ class RunAccount:
             numbers.discard(stream, number, use, (component, verdict, reason))
 
     def produce(self, policy: str, stream: str, number: int, place: Spot) -> bool:
-        """Count a delivery that stands at a place; False when it is not the first of its number."""
+        """Count a delivery at a position; False when it is not the first of its number."""
         if self.unread.is_refused(*place):
             return False
         position = self.known.reached.get(place[:2])
@@ -194,7 +194,7 @@ class RunAccount:
         return self.numbers[policy].produce(stream, number, bits if position is None else bits and bits | ANSWER_DUE)
 
     def task(self, stream: str, number: int, place: Spot) -> None:
-        """Count a task that stands at a place."""
+        """Count a task at a position."""
         self.seen[stream] = max(self.seen.get(stream, 0), number + 1)
         if self.known.played is not None and place[2] >= self.known.played.get(place[:2], 0):
             for policy in self.policies_of(stream):
@@ -235,7 +235,7 @@ class RunAccount:
         return [variant for policy in known for variant in self.beside[policy]]
 
     def issue(self, snapshot: Snapshot) -> None:
-        """Take what was issued from the feeder's snapshot. Raises as JSON and look-ups do for one that is none."""
+        """Take what was issued from the feeder's snapshot. Raises as JSON and look-ups do for an unreadable one."""
         state = json.loads(snapshot.body)
         self.issued = read_issued(state)
         self.begins = {

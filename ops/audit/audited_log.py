@@ -71,11 +71,11 @@ class AuditedLog:
         return commits.ask(self._run, groups)
 
     def revisions(self) -> list[tuple[str, RecipeRevision]]:
-        """Return the run's records on the recipe topic, oldest first, and where each stands."""
+        """Return the run's records on the recipe topic, oldest first, with their positions."""
         return self.decode_revisions(read_all(self._run.connection, [self._run.topics.recipe]))
 
     def decode_revisions(self, messages: Iterable[Message]) -> list[tuple[str, RecipeRevision]]:
-        """Return what messages of the recipe topic say, and where each stands."""
+        """Return this run's revisions in messages of the recipe topic, with their positions."""
         found = [(name_offset(m), revision) for m in messages if (revision := read_revision(m)) is not None]
         return [(place, revision) for place, revision in found if revision.run_id == self._run.run_id]
 

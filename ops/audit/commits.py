@@ -18,7 +18,7 @@ from headrace.schemas.topics import eval_stream, variant_of
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer group: what it reads, and, of curators, as what its snapshots stand in `state`."""
+    """A consumer group: what it reads, and, of curators, the component whose snapshots are in `state`."""
 
     name: str
     topic: str

@@ -25,7 +25,7 @@ class UnfitValue(Exception):
 
 
 def check_trajectories(message: Message, store: ObjectStore | None) -> TrajectoryGroup:
-    """Return the group that a message holds, or that is behind its claim check; without a store as it stands.
+    """Return the group that a message holds, or that is behind its claim check; without a store as it is.
 
     Raises UnfitValue, and what an unreachable store raises.
     """

@@ -232,7 +232,7 @@ class Evaluations:
         """Return the fields in which a result must be what the answers give.
 
         A version that also played along in the evaluation of another policy has more answers than one evaluation: which
-        of them the evaluator read first stands nowhere.
+        of them the evaluator read first is not recorded.
         """
         low, high = self._spans[key]
         return OF_ANY if high - low >= self._size else (*OF_ANY, *OF_ANSWERS)

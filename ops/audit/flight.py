@@ -23,10 +23,10 @@ class GroupStamp(NamedTuple):
 
 
 class Flight:
-    """Of one policy or shadow. The batches are taken in before the curated records.
+    """The curated groups of one policy or shadow that are under way. Batches are taken in before curated records.
 
     Args:
-        variant: Which.
+        variant: Policy or shadow.
         numbers: Its numbers; what is found out goes there.
         chain: Its versions, with the trainer's positions.
         bounds: What may be under way.
@@ -38,7 +38,7 @@ class Flight:
         """Partition to the offset after its last first use."""
 
     def curate(self, curated: GroupStamp, partition: int, offset: int, *, sent_back: bool) -> None:
-        """Take in a curated record that stands at a place."""
+        """Take in a curated record and its position."""
         identity, bits = (curated.stream, curated.number, curated.use), 0
         if curated.use:
             bits |= PASSED if offset < self._chain.last_positions.get(partition, 0) else 0

@@ -108,7 +108,7 @@ class AuditFold:
             return False
 
     def take_record(self, record: BatchTrained | Outcome | DeadLetter | Snapshot, place: Spot) -> None:
-        """Take in a decoded record that stands at a place; the snapshot must be the feeder's, the newest last."""
+        """Take in a decoded record and its position; the snapshot must be the feeder's, the newest last."""
         if record.run_id != self.run_id:
             return
         if isinstance(record, Snapshot):

@@ -95,7 +95,7 @@ class PolicyNumbers:
         self.policy = policy
         self.pages = Pages()
         self.places: dict[tuple[str, int, int], tuple[int, int]] = {}
-        """Use to where its batch says that it stands, until its curated record was read."""
+        """Use to the position that its batch names, until its curated record was read."""
         self.reopened = 0
         """Dead letters that were sent back: each may open a number beyond those that the feeder had open."""
         self._reasons: list[Conclusion] = [("", "", "")]
@@ -109,8 +109,8 @@ class PolicyNumbers:
         """Take in a delivery; False when it is not the first of its number.
 
         Args:
-            stream: Of the task.
-            number: Of the task.
+            stream: Stream of the task.
+            number: Number of the task.
             bits: REACHED when no curator may have it before it, ANSWER_DUE when one is known to have read it.
         """
         bits |= PRODUCED
@@ -122,9 +122,9 @@ class PolicyNumbers:
         """Take in a curated record.
 
         Args:
-            stream: Of the task.
-            number: Of the task.
-            use: Which use.
+            stream: Stream of the task.
+            number: Number of the task.
+            use: Use of the group, 0 for the first.
             bits: What else is known of it.
             sent_back: Whether `headrace redrive` wrote it: then the one before counts no more.
         """
@@ -147,7 +147,7 @@ class PolicyNumbers:
             self.pages.clear(stream, number, 0, UNMATCHED)
 
     def place(self, stream: str, number: int, use: int, place: tuple[int, int]) -> None:
-        """Take in where a curated record stands: (partition, offset)."""
+        """Take in the position of a curated record: (partition, offset)."""
         expected = self.places.pop((stream, number, use), place)
         if expected not in (place, (-1, -1)):
             self.pages.mark(stream, number, use, MISPLACED)
@@ -220,9 +220,9 @@ class PolicyNumbers:
         """Count a dead letter that concludes a number, or one use of it; -1 for one that opens it again.
 
         Args:
-            stream: Of the task.
-            number: Of the task.
-            use: Which use.
+            stream: Stream of the task.
+            number: Number of the task.
+            use: Use of the group, 0 for the first.
             dead_letters: 1 or -1.
             of_task: Whether it is about the task itself, which no worker could read.
         """

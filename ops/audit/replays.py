@@ -28,7 +28,7 @@ class ReplayChecks:
     Eight bytes are kept for a number where a chain replays.
 
     Args:
-        variant: Which.
+        variant: Policy or shadow.
         revisions: All recipes of the run, by revision.
     """
 

@@ -32,7 +32,7 @@ class GroupTotals:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Of a whole run."""
+    """Counts of a whole run."""
 
     ok: bool
     lost: int

@@ -19,7 +19,7 @@ from headrace.ops.audit.problems import Problems
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a record says of a version's weights, and where it stands."""
+    """What a record says of a version's weights, and its position."""
 
     epoch: int
     base: str
@@ -28,7 +28,7 @@ class Link:
 
 
 class WeightsChain:
-    """The versions of one policy; records of one topic come in the order in which they stand there.
+    """The versions of one policy; records of one topic come in its order.
 
     Args:
         policy: Whose, or the shadow's, `policy.variant`.
@@ -103,11 +103,11 @@ class WeightsChain:
                 yield f"the trainer's position on {self._curated}[{partition}] is {offset}, and that ends at {end}"
 
     def place_anchor(self, offset: int) -> None:
-        """Record where whole weights stand."""
+        """Record the offset of whole weights."""
         self._anchor = offset
 
     def check_anchor(self, offset: int, place: str, version: int | None = None) -> None:
-        """Take in where a delta says that the nearest whole weights stand; -1 where it does not.
+        """Take in the offset that a delta names for the nearest whole weights; -1 where it names none.
 
         Of a merged one those are meant that were the nearest when its version was published.
         """
@@ -144,8 +144,8 @@ class WeightsChain:
 
         Args:
             positions: (partition, offset).
-            place: Where the record stands.
-            version: That it made; -1 for none.
+            place: Position of the record.
+            version: Version that it made; -1 for none.
             settles: Whether it names all that had left the window untrained, as each does but the one of a dead letter.
         """
         for partition, offset in positions:
@@ -162,7 +162,7 @@ class WeightsChain:
             self._ages.append(dict(self._positions))
 
     def let_go(self) -> None:
-        """Record that the trainer has told what became of all that it held, as the run is over."""
+        """Record that the trainer has reported what became of all that it held, because the run is over."""
         self._let_go = dict(self._positions)
 
     def has_let_go(self, ends: Mapping[int, int]) -> bool:

@@ -51,7 +51,7 @@ class Compactor:
 
     Args:
         run: Whose topics and store.
-        policies: Which.
+        policies: Policies to compact.
         every: Deltas that may go unmerged; see `Compaction`.
         stop: When it is set, an upload is given up while the store is unreachable.
     """

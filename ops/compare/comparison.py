@@ -133,9 +133,9 @@ def build_comparison(name: str, about: str, runs: Mapping[str, PlayedRun]) -> Co
     """Return the comparison of a sweep's variants.
 
     Args:
-        name: Of the sweep.
+        name: Name of the sweep.
         about: One sentence for people.
-        runs: By name.
+        runs: Name to run.
     """
     variants: dict[str, list[PlayedRun]] = {}
     for run in runs.values():

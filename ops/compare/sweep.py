@@ -45,7 +45,7 @@ ReportLine = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run of a sweep lies."""
+    """Files of a run of a sweep."""
 
     folder: Path
     """Its data folder."""
@@ -62,7 +62,7 @@ class Place:
 
     @property
     def source(self) -> Path:
-        """Which archive it was over."""
+        """The archive that it learnt from."""
         return self.folder / "archive.txt"
 
     @property

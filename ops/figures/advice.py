@@ -24,7 +24,7 @@ ENOUGH_GROUPS, ENOUGH_TRAJECTORIES = 16, 64
 EDGE = 5
 """Versions at either end of a run."""
 MATTERS = 0.05
-"""A reward that changes by less is no sign of anything."""
+"""A reward that changes by less means nothing."""
 SIGMAS = 3.0
 """A held-out reward that falls by less, in standard errors, may only be noise."""
 LONG, LEFT = 16, 1 / 3
@@ -43,7 +43,7 @@ class _Seen(NamedTuple):
 
 @dataclass(slots=True)
 class _Lengths:
-    """Of the trajectories of the groups that were finished under one version."""
+    """Lengths of the trajectories of groups that were finished under one version."""
 
     tokens: int = 0
     trajectories: int = 0

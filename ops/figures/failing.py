@@ -19,7 +19,7 @@ class Failing:
 
     episodes: int
     first_ms: int
-    """When the first of them was told, in ms since the epoch."""
+    """Wall time of the first report, in ms since the epoch."""
     last_ms: int
     error: EpisodeError
     """The most frequent one; `episodes` says how frequent."""

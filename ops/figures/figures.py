@@ -76,7 +76,7 @@ class Figures:
         self._began_ms = 0
         self._newest_ms = 0
         self._feeder: tuple[Snapshot, tuple[str, int, int]] | None = None
-        """Its newest state and where that stands; read when it is asked for, as there are many and they are long."""
+        """Its newest state and the position of that; read when it is asked for, as there are many and they are long."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class Figures:
             self._groups.take(record.policy, record, at_ms)
 
     def _variant_of(self, message: Message) -> str:
-        """Return the policy or shadow whose topic a record stands on."""
+        """Return the policy or shadow whose topic holds a record."""
         return self._audit.account.variant_of_topic[message.topic]
 
     def _take_event(self, event: WeightsPublished) -> None:

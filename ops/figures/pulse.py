@@ -42,7 +42,7 @@ class Rates:
 
 @dataclass(slots=True)
 class PolicyPulse:
-    """Of one policy."""
+    """Pulse of one policy."""
 
     recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK))
     """Metrics of its newest steps."""
@@ -52,7 +52,7 @@ class PolicyPulse:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Of its newest step."""
+        """Metrics of its newest step."""
         return self.recent[-1] if self.recent else {}
 
 

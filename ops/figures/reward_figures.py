@@ -42,7 +42,7 @@ class RewardsFold:
             self._curves[outcome.policy][outcome.head_version].add(outcome.rewards)
 
     def evaluation(self, result: EvalResult) -> None:
-        """Take in a result; one whose figures are no numbers is passed over."""
+        """Take in a result; one whose figures are not numbers is skipped."""
         if _is_believable(result):
             self.evals.append(result)
 

@@ -53,7 +53,7 @@ while versions are made."""
 MOST, NEARLY_ALL = 0.9, 0.97
 """Share of drops that explains a standstill; and that is reported while versions are made."""
 QUIET_MS = 20_000
-"""A curator that has groups to read and concludes none for so long stands still."""
+"""A curator that has groups to read and concludes none for so long counts as stopped."""
 SHOWN = 3
 """Workers that are named."""
 
@@ -154,7 +154,7 @@ class _Cause(NamedTuple):
 
 
 class _Stand:
-    """Where one policy or shadow stands."""
+    """Progress of one policy or shadow, and what stops it."""
 
     def __init__(self, seen: Seen, around: Surroundings, now_ms: int, variant: str) -> None:
         self.seen, self.around, self.now_ms, self.variant = seen, around, now_ms, variant

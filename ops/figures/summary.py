@@ -167,8 +167,8 @@ def policy_summary(
     """Return the result of one policy.
 
     Args:
-        figures: Of the run.
-        policy: Which one.
+        figures: Figures of the run.
+        policy: Policy of the summary.
         seconds: Version to the seconds after which it was made.
         groups: What became of its groups.
     """

@@ -129,7 +129,7 @@ class GroupLineage:
     issued_next: int
     """The stream's next number: those below it were issued."""
     on_tasks: tuple[int, ...]
-    """Attempts whose task still stands on the tasks topic."""
+    """Attempts whose task is still on the tasks topic."""
     attempts: tuple[Attempt, ...]
     concluded: tuple[Concluded, ...]
     letters: tuple[GroupDeadLetter, ...]
@@ -137,7 +137,7 @@ class GroupLineage:
 
     @property
     def is_known(self) -> bool:
-        """Whether any topic tells of it; a number that was never issued may be told of all the same."""
+        """Whether any topic holds a record of it, which may be so of a number that was never issued."""
         return self.fate != "never_issued" or bool(self.on_tasks or self.attempts or self.letters)
 
 

@@ -54,7 +54,7 @@ class TokenSeen:
 
     id: int
     text: str
-    """Empty where several tokens make a character: it stands with the last of them."""
+    """Empty where several tokens make a character: the last of them has it."""
     special: bool
     kind: str
     """Kind of its span."""

@@ -1,4 +1,4 @@
-"""Curated groups of an archive: in logical order for who cuts batches anew, or as a run's own batches name them."""
+"""Curated groups of an archive: in logical order to cut new batches, or as a run's own batches name them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ArchivedFirstUses:
         self._archive, self._topic = archive, topic
 
     def at(self, partition: int, offset: int) -> Message | None:
-        """Return what stands at a place."""
+        """Return the message at a position."""
         for messages in self._archive.read_backwards((self._topic, partition), offset):
             return next((one for one in messages if one.offset == offset), None)
         return None

@@ -79,7 +79,7 @@ class Archived:
     """Topic, without the run's name, to what was archived."""
     objects: ArchivedObjects
     raw: int
-    """Values that are no record of a known schema, kept as bytes."""
+    """Values without a known schema, kept as bytes."""
     gone: tuple[Gone, ...]
     seconds: float
 
@@ -133,7 +133,7 @@ def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weigh
     Raises:
         UsageError: A topic that is not there, a folder that cannot be used.
         ArchiveBusy, ArchiveCorrupt: As `ArchiveWriter`.
-        NoRoom, KafkaAway, StoreUnavailable: What was archived before stands; the next time goes on from there.
+        NoRoom, KafkaAway, StoreUnavailable: What was archived before is complete; the next call continues from there.
     """
     began = time.monotonic()
 

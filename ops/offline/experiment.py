@@ -190,7 +190,7 @@ def _end(target: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """Where the versions go, each in one transaction."""
+    """Writes the versions, each in one transaction."""
 
     run: Run
     policy: str

@@ -1,7 +1,7 @@
 """`headrace offline curate`: the curator's own logic over archived trajectories, with no broker and no run.
 
 Each partition goes through a `CuratorPartition` as in `headrace curate`, so the run's own chain gives the very records
-that stand on its curated topic; another chain gives what it would have given.
+on its curated topic; another chain gives what it would have given.
 """
 
 from __future__ import annotations

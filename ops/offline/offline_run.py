@@ -80,7 +80,7 @@ class OfflinePolicy:
 
 @dataclass(frozen=True, slots=True)
 class OfflineData:
-    """Where the experiment lies, and what it is over."""
+    """Folder and archive of the experiment."""
 
     folder: str
     archive: str

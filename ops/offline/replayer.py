@@ -43,7 +43,7 @@ MOST_RECORDS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an archive is fed into."""
+    """The Kafka and the store that an archive is fed into."""
 
     connection: Connection
     store: StoreAddress | None
@@ -61,7 +61,7 @@ class Fed:
 
 @dataclass(frozen=True, slots=True)
 class FedTopic:
-    """Records of a topic that stand in the cluster, and how many of them are new."""
+    """Records of a topic in the cluster, and how many of them are new."""
 
     records: int
     new_records: int
@@ -140,7 +140,7 @@ def _choose_topics(archive: Archive, asked: Iterable[str]) -> list[str]:
 
 
 def _specs(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
-    """Return every topic of the run, so that its components find all they need; and those that are no recipe's."""
+    """Return every topic of the run, so that its components find all they need; and those that belong to no recipe."""
     recipe = Recipe.from_json(newest.recipe)
     specs = recipe.topic_specs_with(archive.revisions()[0].state_partitions or 1)
     held, named = archive.manifest.topics, {spec.name for spec in specs}

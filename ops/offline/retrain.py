@@ -60,7 +60,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
-    """Of numerics."""
+    """Fingerprints of numerics."""
 
     expected: Mapping[str, str]
     """Software and hardware that the versions were made with."""

@@ -35,7 +35,7 @@ def weights_to_retire(
     Args:
         versions: All that were published.
         checkpoints: Versions of the checkpoints that are kept.
-        keep: How many of the newest; a worker's own number if that is more.
+        keep: Number of the newest to keep; a worker's own number if that is more.
         before_ms: Records that were written later are kept, and not counted.
     """
     settled = sorted(version for version, one in versions.items() if one.written_ms <= before_ms)

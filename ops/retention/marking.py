@@ -50,8 +50,8 @@ class Marker:
     """Objects as a listing showed them, and what the records read since then say of them.
 
     Args:
-        run_id: Of the run whose versions are reported apart; records of others spare whatever they name.
-        topics: Of that run.
+        run_id: Id of the run whose versions are reported apart; records of other runs spare whatever they name.
+        topics: Topics of that run.
         policy_variants: Policies and shadows of that run.
         prefix: Under which its objects lie.
         objects: The listing; read before any record, so that what is put later is not in it.
