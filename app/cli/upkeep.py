@@ -92,11 +92,10 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from headrace.app.views.gc_page import gc_page
     from headrace.infra.durations import duration_of
     from headrace.ops.opened_run import open_run
-    from headrace.ops.retention.collector import command
+    from headrace.ops.retention.collector import CollectionRequest, command
 
     log_quietly()
-    age = duration_of(older_than)
+    request = CollectionRequest(keep_versions, keep_checkpoints, duration_of(older_than), dry_run)
     with open_run(run, data, store=True) as opened:
-        keep = (keep_versions, keep_checkpoints)
-        found = command(opened.run, keep, age, dry_run=dry_run, rests=opened.rests)
+        found = command(opened.run, request, rests=opened.rests)
         answer(found, gc_page, as_json=as_json)

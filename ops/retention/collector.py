@@ -157,23 +157,28 @@ class Plan:
     """Why others stay: named | young | foreign, to how many objects and bytes."""
 
 
-def command(run: Run, keep: tuple[int, int | None], older_than: timedelta, *, dry_run: bool, rests: bool) -> Collected:
-    """Do what `headrace gc` was asked: `collect`, of which this takes the options."""
-    # A cluster of the recipe's own may have components that this machine knows nothing of.
-    return collect(run, CollectionRequest(*keep, older_than, dry_run), rests=rests and not run.recipe.kafka.bootstrap)
+def command(run: Run, request: CollectionRequest, *, rests: bool) -> Collected:
+    """Do what `headrace gc` was asked; `collect`, for a run whose broker this command may have started."""
+    # The recipe's own cluster may have components that this machine knows nothing of.
+    return collect(run, request, rests=rests and not run.recipe.kafka.bootstrap)
 
 
 def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Collected:
     """Delete what nothing needs, or with a dry run show what that would be; return what was found.
 
     Args:
-        run: Whose objects.
+        run: The run whose objects are collected.
         request: What to keep.
         rests: Whether it is known that nobody writes to the run or its store now.
 
-    Raises UsageError for an age that could take what is on its way; SharedPrefix; Unreadable, KafkaAway or KafkaRefused
-    when not all records can be read; Fenced when another `gc` of the run began; and what the store raises. Until the
-    first deletion nothing has happened; after it the next `gc` goes on.
+    Until the first deletion nothing has changed; after it, the next `gc` continues.
+
+    Raises:
+        UsageError: The age is so low that objects whose records are not written yet could be deleted.
+        SharedPrefix: See there.
+        Unreadable, KafkaAway, KafkaRefused: Not all records can be read.
+        Fenced: Another `gc` of the run began.
+        StoreError: The store failed.
     """
     if request.older_than < SPARED_BY_GC and not rests:
         raise UsageError(
@@ -181,16 +186,16 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
             "may be on their way to their records for so long"
         )
     if request.dry_run:
-        return _report(run, request, *_plan(run, request), spared=0)
+        return _report(run, request, *_read_and_plan(run, request), spared=0)
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", run.topic_names)) as writer:
         due_s = seconds_awake_or_asleep() + DELETE_WITHIN.total_seconds()
-        marker, plan = _plan(run, request)
+        marker, plan = _read_and_plan(run, request)
         if plan.retired:
             announce(run, writer, plan)
     return _report(run, request, marker, plan, spared=_delete(run, request, plan.doomed, due_s))
 
 
-def _plan(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
+def _read_and_plan(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
     sharing = runs_beside(run)
     prefix, listed = run.store_address.prefix, run.store.list_objects()
     # The clock that dates the objects: ours may be hours ahead of it, and what is on its way would look old.
