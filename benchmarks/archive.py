@@ -1,7 +1,7 @@
 """How fast offline curation is: `OMP_NUM_THREADS=1 python -m benchmarks.archive [--groups N] [--json FILE]`.
 
 An archive of N groups of 8 trajectories of 512 tokens, all of which the default chain keeps, so that each is written
-again. `headrace curate --from` over it, against two loops that only decode and encode the same records with fastavro:
+again. `headrace offline curate` over it, against two loops that only decode and encode the same records with fastavro:
 over the same files into files of the same codec (`files`), and over the messages in memory, with no file, compression
 or hash (`memory`). All three in turn, best of three. The figures are by this process's CPU time as well as the wall's:
 on a busy machine only the former can be compared.

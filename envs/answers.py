@@ -58,7 +58,7 @@ def find_last_boxed(text: str) -> str | None:
 
 def parse_number(text: str) -> Fraction | None:
     r"""Return the exact value of an integer, a decimal, `a/b`, `\frac{a}{b}` or a mixed number `1 1/2`, or None."""
-    plain = _with_spaces_of_digits(text)
+    plain = _keep_spaces_of_digits(text)
     if len(plain) > LONGEST_NUMBER:
         return None
     if latex := _LATEX_FRACTION.fullmatch(plain):
@@ -93,22 +93,22 @@ def normalise_answer(text: str) -> str:
 
     A space between digits stays: `3 4` is not 34, and `1 1/2` is not 11/2.
     """
-    return _with_spaces_of_digits(text).replace(", ", ",")
+    return _keep_spaces_of_digits(text).replace(", ", ",")
 
 
-def _with_spaces_of_digits(text: str) -> str:
+def _keep_spaces_of_digits(text: str) -> str:
     """Normalise, but keep a space after a comma between digits, too: `1, 234` is two numbers, `1,234` is one."""
     plain = _TEXT.sub(r"\1", text)
     for spelling, usual in _SPELLINGS:
         plain = plain.replace(spelling, usual)
-    plain = _FRACTION_ARGUMENTS.sub(_braced_fraction, plain)
+    plain = _FRACTION_ARGUMENTS.sub(_brace_fraction, plain)
     plain = _ROOT_ARGUMENT.sub(r"\\sqrt{\1}", plain)
     plain = _SPACE.sub(" ", _SPACING.sub("", plain)).strip()
     kept = _SPACE_BETWEEN_DIGITS.sub("\0", plain)
     return kept.replace(" ", "").replace("\0", " ").removesuffix(".")
 
 
-def _braced_fraction(found: re.Match[str]) -> str:
+def _brace_fraction(found: re.Match[str]) -> str:
     over, under = (one if one is not None else other for one, other in (found.group(1, 2), found.group(3, 4)))
     return f"\\frac{{{over}}}{{{under}}}"
 

@@ -36,7 +36,7 @@ class Tier:
 
     name: str
     space: int
-    """How many problems there are."""
+    """Number of problems."""
     ask: Callable[[int], Question]
     """The problem of a code in range(space); no two codes give the same prompt."""
 
@@ -118,7 +118,7 @@ TIERS = {
         Tier("fraction", len(PROPER_FRACTIONS) ** 2, _make_fraction),
     )
 }
-"""By name, easiest first."""
+"""Tier by name, easiest first."""
 
 
 class Arithmetic:

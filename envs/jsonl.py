@@ -43,7 +43,7 @@ class JsonLines:
         if not 0 <= held_out < 1:
             raise ValueError(f"held_out is a share, 0 <= held_out < 1; got {held_out}")
         self._instruction = instruction
-        rows = sorted(_different(_read_rows(Path(path))), key=lambda row: row.digest)
+        rows = sorted(_drop_duplicates(_read_rows(Path(path))), key=lambda row: row.digest)
         kept = [row for row in rows if _share(row) < held_out]
         train = [row for row in rows if _share(row) >= held_out]
         if not train or (held_out and not kept):
@@ -75,11 +75,11 @@ class JsonLines:
 
 
 def _share(row: _Row) -> float:
-    """Where a row falls in [0, 1)."""
+    """Return the position of a row in [0, 1)."""
     return int(row.digest[-8:], 16) / 2**32
 
 
-def _different(rows: list[_Row]) -> list[_Row]:
+def _drop_duplicates(rows: list[_Row]) -> list[_Row]:
     """Return each problem once. Raises TaskFileError for one that has two answers, with both lines."""
     found: dict[str, _Row] = {}
     for row in rows:
@@ -117,10 +117,10 @@ def _parse_row(line: bytes, where: str) -> _Row:
     if not isinstance(found, dict):
         raise TaskFileError(f"{where}: expected an object with `problem` and `answer`, got {type(found).__name__}")
     problem, answer = _read_text(found, "problem", where), _read_text(found, "answer", where)
-    return _Row(problem, _bare_answer(answer, where), _digest(problem), where)
+    return _Row(problem, _strip_box(answer, where), _digest(problem), where)
 
 
-def _bare_answer(answer: str, where: str) -> str:
+def _strip_box(answer: str, where: str) -> str:
     r"""Return an answer without the box that it may be written in; completions give theirs in one.
 
     Raises TaskFileError for a number too long to be compared exactly.

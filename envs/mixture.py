@@ -33,7 +33,7 @@ class Mixture:
     of its share. A source that comes to its end begins again by itself.
 
     Args:
-        seed: Of the run; every source is built with it.
+        seed: Seed of the run; every source is built with it.
         sources: Tables of `use`, the environment's name; its settings; `weight`, above 0, 1 by default; and `name`,
             which is the tier of its problems, by default what it uses. List them easiest first: a curriculum takes them
             as tiers.

@@ -30,7 +30,7 @@ def problem_from_json(text: str) -> Problem:
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PayloadError(f"payload is no JSON: {type(error).__name__}: {error}") from error
+        raise PayloadError(f"payload is not JSON: {type(error).__name__}: {error}") from error
     if not isinstance(plain, dict) or set(plain) - set(FIELDS) or not {"task_id", "prompt"} <= set(plain):
         raise PayloadError(f"payload is not a problem, an object with {', '.join(FIELDS)}: {text[:80]!r}")
     kinds = {name: dict if name == "extra" else str for name in FIELDS}

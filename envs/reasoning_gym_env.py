@@ -97,7 +97,7 @@ def _create_dataset(name: str, config: dict[str, Any]) -> Any:
             from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"environment reasoning_gym:{name} needs the library reasoning-gym: pip install 'headrace[reasoning-gym]'"
+            f"environment reasoning_gym:{name} needs the library reasoning-gym: make install EXTRAS=reasoning-gym"
         ) from error
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.0)

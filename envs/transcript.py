@@ -53,7 +53,7 @@ class Transcript:
         """Append what the workflow puts into the policy's mouth."""
         self._append_given("injected", ids)
 
-    def generated(self, generation: Generation, reward: float | None = None) -> None:
+    def add_generation(self, generation: Generation, reward: float | None = None) -> None:
         """Append what the policy generated, with the reward for this turn alone, any number, where there is one.
 
         Raises TranscriptError when nothing precedes it (no token predicts it), or when its parts differ in length.
@@ -74,6 +74,8 @@ class Transcript:
         self._append(span, generation.ids, generation.logprobs.astype(np.float32, copy=False))
         self._runs.extend(generation.version_runs)
         self.turn += 1
+
+    generated = add_generation  # deprecated: the name that workflows of users may still call
 
     def sequence(self, reward: float | None = None, baseline: float | None = None) -> records.Sequence:
         """Return the record of all tokens so far; rewards that are None are left to the trajectory and the group."""

@@ -1,4 +1,4 @@
-"""What `headrace audit` and `headrace curate --from` call the sha256 of curated records."""
+"""What `headrace audit` and `headrace offline curate` call the sha256 of curated records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FRESH = b"0"
 class CuratedDigest:
     """sha256 over the values of a policy's curated records, back to back: partition 0 in order, then 1, and so on.
 
-    Keys, headers, offsets and times are no part of it, so the live topic, a replayed one and an archive that hold the
+    Keys, headers, offsets and times are not part of it, so the live topic, a replayed one and an archive that hold the
     same records give the same.
     """
 
@@ -34,5 +34,5 @@ class CuratedDigest:
 
     @property
     def sha256(self) -> str:
-        """Of all records taken in, in hex."""
+        """Hash of all records taken in, in hex."""
         return self._hash.hexdigest()

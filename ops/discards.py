@@ -16,7 +16,7 @@ from typing import NamedTuple
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.ops.episode_errors import ErrorSeen, ErrorsFold
-from headrace.ops.lineage.lineage import readable
+from headrace.ops.lineage.lineage import decode_readable
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, Outcome
 from headrace.schemas.topics import variant_of
@@ -82,7 +82,7 @@ class TrainedGroups:
     """Mean length in tokens."""
     reward: float | None
     age: float | None
-    """In versions."""
+    """Mean age in versions."""
     cells: tuple[Binned, ...]
 
 
@@ -239,9 +239,9 @@ def discards(run: Run, policy: str | None) -> Discards:
     found = {}
     for name in policies:
         ledger = Ledger(is_shadow=bool(variant_of(name)))
-        for _, outcome in readable(run, read_all(run.connection, [run.topics.outcomes(name)]), Outcome):
+        for _, outcome in decode_readable(run, read_all(run.connection, [run.topics.outcomes(name)]), Outcome):
             ledger.outcome(outcome)
-        for _, batch in readable(run, read_all(run.connection, [run.topics.batches(name)]), BatchTrained):
+        for _, batch in decode_readable(run, read_all(run.connection, [run.topics.batches(name)]), BatchTrained):
             ledger.batch(batch)
         found[name] = policy_discards(ledger)
     return Discards(run.recipe.name, run.run_id, found)
@@ -251,13 +251,16 @@ def policy_discards(ledger: Ledger) -> PolicyDiscards:
     """Return what a ledger says; `before_end` leaves out what was there still when the run ended."""
     trained = ledger.groups.get(TRAINED, GroupsOfReason())
     others = {reason: groups for reason, groups in ledger.groups.items() if reason != TRAINED}
-    chosen = _pooled(groups.lengths for reason, groups in others.items() if reason != RUN_END)
+    chosen = _pool(groups.lengths for reason, groups in others.items() if reason != RUN_END)
     return PolicyDiscards(
         trained=TrainedGroups(trained.groups, *_means(trained), _cells(trained)),
-        discarded={reason: _discarded(groups, trained.lengths) for reason, groups in _by_count(others)},
-        trajectories={reason: _discarded(groups, trained.lengths) for reason, groups in _by_count(ledger.trajectories)},
+        discarded={reason: _summarize_discarded(groups, trained.lengths) for reason, groups in _sort_by_count(others)},
+        trajectories={
+            reason: _summarize_discarded(groups, trained.lengths)
+            for reason, groups in _sort_by_count(ledger.trajectories)
+        },
         waiting=ledger.waiting,
-        bias=bias(_pooled(groups.lengths for groups in others.values()), trained.lengths),
+        bias=bias(_pool(groups.lengths for groups in others.values()), trained.lengths),
         before_end=BeforeEnd(chosen.mean if chosen.count else None, bias(chosen, trained.lengths)),
         errors=ledger.errors.errors(),
     )
@@ -277,7 +280,7 @@ def bias(discarded: Moments, trained: Moments) -> Bias | None:
     return Bias(ratio, ratio / factor, ratio * factor)
 
 
-def _discarded(groups: GroupsOfReason, trained: Moments) -> Discarded:
+def _summarize_discarded(groups: GroupsOfReason, trained: Moments) -> Discarded:
     return Discarded(groups.groups, *_means(groups), bias(groups.lengths, trained), _cells(groups))
 
 
@@ -293,7 +296,7 @@ def _cells(groups: GroupsOfReason) -> tuple[Binned, ...]:
     return tuple(Binned(*cell, count) for cell, count in sorted(groups.cells.items(), key=lambda item: str(item[0])))
 
 
-def _pooled(several: Iterable[Moments]) -> Moments:
+def _pool(several: Iterable[Moments]) -> Moments:
     pooled = Moments()
     for one in several:
         if one.count:
@@ -326,5 +329,5 @@ def _of(tallies: dict[str, GroupsOfReason], reason: str) -> GroupsOfReason:
     return tallies.setdefault(reason or "unknown", GroupsOfReason())
 
 
-def _by_count(tallies: Mapping[str, GroupsOfReason]) -> list[tuple[str, GroupsOfReason]]:
+def _sort_by_count(tallies: Mapping[str, GroupsOfReason]) -> list[tuple[str, GroupsOfReason]]:
     return sorted(tallies.items(), key=lambda item: -item[1].groups)

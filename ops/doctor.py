@@ -125,7 +125,7 @@ def _disk() -> Finding:
 
 
 def _data_folder() -> Finding:
-    return _writable("data folder", HOME.absolute(), "run in another folder, or use --data")
+    return _check_writable("data folder", HOME.absolute(), "run in another folder, or use --data")
 
 
 def _file_locks() -> Finding:
@@ -143,10 +143,10 @@ def _file_locks() -> Finding:
 
 
 def _cache_folder() -> Finding:
-    return _writable("cache folder", cache_folder(), "name another by HEADRACE_CACHE")
+    return _check_writable("cache folder", cache_folder(), "name another by HEADRACE_CACHE")
 
 
-def _writable(what: str, folder: Path, remedy: str) -> Finding:
+def _check_writable(what: str, folder: Path, remedy: str) -> Finding:
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     ok = os.access(nearest, os.W_OK | os.X_OK)
     return Finding(what, ok, str(folder) if ok else f"{nearest} is not writable: {remedy}")

@@ -21,14 +21,14 @@ class ErrorSeen:
 
     count: int
     reason: str
-    """As `Failure.reason`, as are the next four; or as `DeadLetter.reason`. Of the first of them."""
+    """Reason of the first of them, as in `Failure` (as are the next four) or in `DeadLetter`."""
     detail: str
     at: str
     """File, line and function of the user's own code."""
     role: str
     turn: int
     stream: str
-    """Of the first of them, as are the next two."""
+    """Stream of the first of them; the next two are of the first one too."""
     number: int
     task_id: str = ""
     component: str = ""
@@ -47,7 +47,7 @@ class ErrorSeen:
 
     @property
     def first(self) -> EpisodeError:
-        """As the outcome of the first had it."""
+        """The error in the outcome of the first of them."""
         return EpisodeError(self.reason, self.detail, self.at, self.role, self.turn, self.count)
 
 
@@ -57,7 +57,7 @@ class ErrorsFold:
     def __init__(self) -> None:
         self._first: dict[tuple[str, ...], ErrorSeen] = {}
         self._counts: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-        """By policy: each policy's group holds all failures of its task."""
+        """Policy to its errors: the group of each policy holds all failures of its task."""
 
     def take(self, outcome: Outcome) -> None:
         """Take in what became of a group; a curator's word on its first use counts."""
@@ -71,16 +71,26 @@ class ErrorsFold:
             if kind in self._first:
                 self._counts[kind][outcome.policy] += error.episodes
 
-    def take_dead(self, letter: DeadLetter) -> None:
+    def take_dead(self, dead_letter: DeadLetter) -> None:
         """Take in a dead letter; records that were sent back or belong to another run are not errors."""
-        kind = letter.component, letter.reason, re.sub("[0-9]+", "", letter.detail)
-        if letter.reason in {REDRIVEN, "other_run"} or (kind not in self._first and len(self._first) >= MOST_KINDS):
+        kind = dead_letter.component, dead_letter.reason, re.sub("[0-9]+", "", dead_letter.detail)
+        if dead_letter.reason in {REDRIVEN, "other_run"} or (
+            kind not in self._first and len(self._first) >= MOST_KINDS
+        ):
             return
         seen = ErrorSeen(
-            0, letter.reason, letter.detail, "", "", 0, letter.stream, letter.number, component=letter.component
+            0,
+            dead_letter.reason,
+            dead_letter.detail,
+            "",
+            "",
+            0,
+            dead_letter.stream,
+            dead_letter.number,
+            component=dead_letter.component,
         )
         self._first.setdefault(kind, seen)
-        self._counts[kind][letter.policy] += 1
+        self._counts[kind][dead_letter.policy] += 1
 
     def errors(self) -> tuple[ErrorSeen, ...]:
         """Return each error once, the most frequent first."""

@@ -27,7 +27,7 @@ class OpenedRun:
 
 
 @contextmanager
-def opened_run(address: str | None, data: Path | None, *, store: bool = False) -> Iterator[OpenedRun]:
+def open_run(address: str | None, data: Path | None, *, store: bool = False) -> Iterator[OpenedRun]:
     """Join the run of that address or data folder, or the only one below the working directory.
 
     An address that is but a name, without `/` or `:` (`retrain --into` makes such runs), is looked for on the folder's
@@ -42,7 +42,7 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
             "may be the bare name of another run on its cluster)"
         )
     if address and not named:
-        yield OpenedRun(_joined(parse_run(address)), rests=False)
+        yield OpenedRun(_join(parse_run(address)), rests=False)
         return
     folder = DataFolder(data) if data else find_only_folder()
     notes = replace(folder.require(), run=address) if address else folder.require()
@@ -50,13 +50,13 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
         raise UsageError(f"{folder.root} is the folder of a sweep: give --run too, one of {', '.join(swept)}")
     if folder.find_owner() is not None:
         with _maybe_ending(folder):
-            yield OpenedRun(_joined(parse_run(notes.address), folder), False, folder.owned_since_ms())
+            yield OpenedRun(_join(parse_run(notes.address), folder), False, folder.owned_since_ms())
         return
     _refuse_servers_elsewhere(folder)
     with ExitStack() as started:
         if notes.embedded_kafka or store:
             started.enter_context(folder.hold(LOOK))
-        run = _woken(folder, notes, started)
+        run = _wake(folder, notes, started)
         if store and not run.recipe.store.endpoint:
             from headrace.infra.embedded.store_server import EmbeddedStore
 
@@ -75,10 +75,10 @@ def _maybe_ending(folder: DataFolder) -> Iterator[None]:
         raise type(error)(f"{error}; {again}") from error
 
 
-def _woken(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
+def _wake(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
     """Join a run that rests, its broker started where that is an embedded one."""
     if not notes.embedded_kafka:
-        return _joined(parse_run(notes.address), folder)
+        return _join(parse_run(notes.address), folder)
     from headrace.infra.embedded.kafka_server import (
         EmbeddedKafka,  # for a run that goes on these would be imported in vain
     )
@@ -87,7 +87,7 @@ def _woken(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
     kafka = started.enter_context(EmbeddedKafka(folder.kafka, for_a_look=True))
     resting = parse_run(f"kafka://{kafka.bootstrap}/{notes.run}")
     await_leaders(resting.connection)
-    return _joined(resting, folder)
+    return _join(resting, folder)
 
 
 def _refuse_servers_elsewhere(folder: DataFolder) -> None:
@@ -101,18 +101,18 @@ def _refuse_servers_elsewhere(folder: DataFolder) -> None:
         )
 
 
-def _joined(address: RunAddress, folder: DataFolder | None = None) -> Run:
+def _join(address: RunAddress, folder: DataFolder | None = None) -> Run:
     """Join a run, or name at once which runs there are instead; of a sweep's folder, what became of their topics."""
     try:
         require_run(address, list_runs(address.connection, PATIENCE_S))
     except KafkaAway as error:
         raise KafkaAway(f"{address.connection.bootstrap}: {error}") from error
     except NoSuchRun as error:
-        raise UsageError(f"{error}{_deleted(folder, address.run) if folder else ''}") from error
+        raise UsageError(f"{error}{_describe_deleted(folder, address.run) if folder else ''}") from error
     return join(address, PATIENCE_S)
 
 
-def _deleted(folder: DataFolder, run: str) -> str:
+def _describe_deleted(folder: DataFolder, run: str) -> str:
     """Return what a folder records of a run that is not there: that a sweep deleted it; nothing of other folders."""
     sweep = folder.sweep() or folder
     if not sweep.sweep_runs():

@@ -42,13 +42,13 @@ class Reading:
         self.seconds += time.perf_counter() - begin
 
 
-def known_topics(connection: Connection) -> set[str]:
+def list_topics(connection: Connection) -> set[str]:
     """Return the topics of a cluster."""
     with translating_kafka_errors("listing topics"):
         return set(open_admin(connection).list_topics(timeout=10).topics)
 
 
-def shortened(connection: Connection, topics: Iterable[str]) -> Iterator[str]:
+def find_shortened(connection: Connection, topics: Iterable[str]) -> Iterator[str]:
     """Yield what is gone from the beginnings of topics that are kept for ever."""
     for (topic, partition), offset in fetch_begin_offsets(connection, find_whole_topics(connection, topics)).items():
         if offset:

@@ -50,7 +50,7 @@ class Flow(NamedTuple):
     """Records of one class on one kind of topic, and the function that takes or gives them."""
 
     topic: str
-    """What follows the run's name, without stream, policy or variant."""
+    """Topic name after the run's name, without stream, policy or variant."""
     record: type
     by: Callable[..., Any]
 
@@ -83,7 +83,7 @@ TAKES: Mapping[str, tuple[Flow, ...]] = {
     ),
     "compact": (Flow("weights", WeightsPublished, Compactor.follow),),
 }
-"""By component."""
+"""Component to the records that it reads."""
 
 WRITES: Mapping[str, tuple[Flow, ...]] = {
     "feed": (
@@ -122,4 +122,4 @@ WRITES: Mapping[str, tuple[Flow, ...]] = {
     ),
     "compact": (Flow("weights", WeightsPublished, Compactor.merge_due),),
 }
-"""By component. A dead letter about a record of a shadow is an Outcome instead."""
+"""Component to the records that it writes. A dead letter about a shadow's record is an Outcome instead."""

@@ -28,7 +28,7 @@ class Swap:
     before: int
     """Recipe revision that was in force."""
     revision: int
-    """That of the chain; the one before where it is the same."""
+    """Revision of the chain; the previous one if the chain is the same."""
     chain_before: tuple[str, ...]
     chain: tuple[str, ...]
     """Data algorithms with their settings, in order."""
@@ -43,11 +43,11 @@ def swap(run: Run, path: Path, *, dry_run: bool = False) -> Swap:
     Fenced when another swap took over, and Aborted, whereupon nothing was changed.
     """
     if dry_run:
-        return _prepared(run, path)[1]
+        return _prepare(run, path)[1]
     reports: list[Swap] = []
 
     def settle() -> RecipeRevision | None:
-        revision, report = _prepared(run, path)
+        revision, report = _prepare(run, path)
         reports.append(report)
         return revision
 
@@ -55,7 +55,7 @@ def swap(run: Run, path: Path, *, dry_run: bool = False) -> Swap:
     return replace(reports[-1], swapped=revision is not None)
 
 
-def _prepared(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
+def _prepare(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
     """Return the next revision, None where the chain is the one in force, and what is to be announced of it."""
     revisions = read_revisions(run.address)
     newest = revisions[-1]
@@ -70,7 +70,7 @@ def _prepared(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
         raise RunEnded(
             f"run {run.address.run} has ended ({newest.ended}), and no group would go through another chain: go on "
             "with it by `headrace up … --set trainer.steps=N --new-recipe`, or try the chain over what it played by "
-            "`headrace archive` and `headrace curate --from`"
+            "`headrace archive` and `headrace offline curate`"
         )
     here = sources_of(use for policy_variant in new.policy_variants for use in curator_plug_ins(new, policy_variant))
     is_new = new != old or bool(find_source_differences(newest_sources(revisions), here))

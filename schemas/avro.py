@@ -118,7 +118,7 @@ def _find_converters(record: type, *, outward: bool) -> Convert:
     values_of = operator.itemgetter(*[name for name, _ in columns]) if len(columns) > 1 else None
     changed = [(place, convert) for place, (_, convert) in enumerate(columns) if convert is not _pass_through]
 
-    def outgoing(value: Any) -> Plain:
+    def encode_record(value: Any) -> Plain:
         if type(value) is not record:
             raise SchemaError(f": expected {record.__name__}, got {type(value).__name__}")
         plain = {}
@@ -129,7 +129,7 @@ def _find_converters(record: type, *, outward: bool) -> Convert:
                 raise SchemaError(f".{name}{error}") from None
         return plain
 
-    def incoming(plain: Plain) -> Any:
+    def decode_record(plain: Plain) -> Any:
         if values_of is None:
             return record(*[convert(plain[name]) for name, convert in columns])
         values = list(values_of(plain))
@@ -137,7 +137,7 @@ def _find_converters(record: type, *, outward: bool) -> Convert:
             values[place] = convert(values[place])
         return record(*values)
 
-    return outgoing if outward else incoming
+    return encode_record if outward else decode_record
 
 
 def _find_converter(hint: Any, *, outward: bool) -> Convert:

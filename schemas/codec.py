@@ -42,9 +42,9 @@ class Form:
     fingerprint: bytes
     encode: Convert
     decode: Convert
-    """From the dict that fastavro reads, whatever schema it was written in."""
+    """Makes a record of the dict that fastavro reads, whatever schema it was written in."""
     read: Reader
-    """From bytes of today's schema."""
+    """Reads a record from bytes of today's schema."""
 
 
 def fingerprint_of(schema: Plain) -> bytes:
@@ -112,7 +112,7 @@ def learn(schemas: Mapping[str, str]) -> None:
             raise SchemaError(f"a schema cannot be used, {type(error).__name__}: {error}: {text[:80]!r}") from error
 
 
-def on_unknown(find: Callable[[], object] | None) -> None:
+def set_unknown_hook(find: Callable[[], object] | None) -> None:
     """Have `find` called, to `learn` what is new, before a fingerprint counts as unknown; None for nobody.
 
     One process works for one run: the newest word counts. Whoever writes in a schema writes it to the recipe topic

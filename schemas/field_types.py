@@ -49,4 +49,4 @@ class NamedObject:
     name: str = ""
     """File name."""
     claim: ClaimCheck | None = None
-    """Where its bytes are."""
+    """Position of its bytes in the store."""

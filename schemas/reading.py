@@ -24,7 +24,7 @@ Reader = Callable[[bytes, int], tuple[Any, int]]
 """From a message and where a record begins to the record and where it ends, which may be behind the message's end."""
 
 REFUSALS = (IndexError, ValueError, struct.error)
-"""What a reader raises on bytes that it does not take."""
+"""Errors that a reader raises on bytes that it does not accept."""
 
 _LONGEST = 63
 """Bits of a number's first nine bytes; larger ones are rare enough for the other way."""

@@ -59,23 +59,23 @@ class Topics:
 
     def curated(self, policy: str, variant: str = "") -> str:
         """CuratedGroup."""
-        return self._varied("curated", policy, variant)
+        return self._name_of_variant("curated", policy, variant)
 
     def outcomes(self, policy: str, variant: str = "") -> str:
         """Outcome."""
-        return self._varied("outcomes", policy, variant)
+        return self._name_of_variant("outcomes", policy, variant)
 
     def batches(self, policy: str, variant: str = "") -> str:
         """BatchTrained, one partition."""
-        return self._varied("batches", policy, variant)
+        return self._name_of_variant("batches", policy, variant)
 
     def weights(self, policy: str, variant: str = "") -> str:
         """WeightsPublished, one partition."""
-        return self._varied("weights", policy, variant)
+        return self._name_of_variant("weights", policy, variant)
 
     def evals(self, policy: str, variant: str = "") -> str:
         """EvalResult, one partition."""
-        return self._varied("evals", policy, variant)
+        return self._name_of_variant("evals", policy, variant)
 
     @property
     def workers(self) -> str:
@@ -100,7 +100,7 @@ class Topics:
         """Consumer group of the curators of a policy, or of a shadow."""
         return f"{self.run}.curate.{policy}"
 
-    def _varied(self, what: str, policy: str, variant: str) -> str:
+    def _name_of_variant(self, what: str, policy: str, variant: str) -> str:
         return f"{self.run}.{what}.{policy}" + (f".{variant}" if variant else "")
 
     def all(
@@ -201,12 +201,12 @@ def step_key(policy_variant: str) -> bytes:
     return f"step|{policy_variant}".encode()
 
 
-def retired_key(policy: str, what: str) -> bytes:
+def key_of_retired(policy: str, what: str) -> bytes:
     """Return the key, in `state`, of what is retired of a policy; `what` is as in ObjectsRetired."""
-    return f"{retired_prefix(policy).decode()}{what}".encode()
+    return f"{prefix_of_retired(policy).decode()}{what}".encode()
 
 
-def retired_prefix(policy: str) -> bytes:
+def prefix_of_retired(policy: str) -> bytes:
     """Return how the keys of what is retired of a policy begin."""
     return f"retired|{policy}|".encode()
 

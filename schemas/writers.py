@@ -102,7 +102,7 @@ class _Scale:
 
     def walk(self, schema: Any) -> None:
         if isinstance(schema, list):
-            index = self._long()
+            index = self._read_long()
             if not 0 <= index < len(schema):
                 raise SchemaError(f"a union of {len(schema)} has no branch {index}")
             self.walk(schema[index])
@@ -131,25 +131,25 @@ class _Scale:
     def _walk_items(self, schema: Plain) -> None:
         is_map = schema["type"] == "map"
         items = schema["values" if is_map else "items"]
-        while count := self._long():
+        while count := self._read_long():
             if count < 0:
                 count = -count
-                self._long()  # the block's length in bytes
+                self._read_long()  # the block's length in bytes
             self._take(count)
             for _ in range(count):
                 if is_map:
-                    self._skip(self._long())
+                    self._skip(self._read_long())
                 self.walk(items)
 
     def _scalar(self, kind: str) -> None:
         if kind in ("bytes", "string"):
-            self._skip(self._long())
+            self._skip(self._read_long())
         elif kind == "double":
             self._skip(8)
         elif kind == "boolean":
             self._skip(1)
         else:
-            self._long()
+            self._read_long()
 
     def _take(self, values: int) -> None:
         self._left -= values
@@ -161,7 +161,7 @@ class _Scale:
             raise SchemaError(f"a length of {length} with {len(self._body) - self._at} bytes left")
         self._at += length
 
-    def _long(self) -> int:
+    def _read_long(self) -> int:
         number = shift = 0
         try:
             while True:

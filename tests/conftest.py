@@ -105,7 +105,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:
 @pytest.fixture(autouse=True, scope="module")
 def no_run_to_ask() -> None:
     """Forget the run that an earlier file joined: its broker is gone, and a schema that is unknown here stays so."""
-    codec.on_unknown(None)
+    codec.set_unknown_hook(None)
 
 
 @pytest.fixture

@@ -47,10 +47,10 @@ def archive(
     """
     from headrace.app.views.offline_page import archive_page
     from headrace.ops.offline.archiver import archive as archive_run
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
 
     log_quietly()
-    with opened_run(run, data, store=True) as opened:
+    with open_run(run, data, store=True) as opened:
         done = archive_run(opened.run, out, topics or (), with_weights=with_weights)
         answer(done, archive_page, as_json=as_json)
 

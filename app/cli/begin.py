@@ -22,8 +22,8 @@ def servers(
 
     Example: [bold]headrace servers --data .headrace/servers[/]
     """
-    from headrace.app.launcher.launcher import redirected_log
-    from headrace.app.launcher.standing_servers import stand
+    from headrace.app.launcher.launcher import redirect_log
+    from headrace.app.launcher.standing_servers import keep_servers
     from headrace.infra.embedded.data_folder import data_folder_of
 
     folder, console = data_folder_of("servers", data), open_console()
@@ -35,8 +35,8 @@ def servers(
     def show(lines: str) -> None:
         console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
-    with redirected_log(folder.logs / "servers.log"):
-        stand(folder, _say, show)
+    with redirect_log(folder.logs / "servers.log"):
+        keep_servers(folder, _say, show)
 
 
 def begin(
@@ -79,10 +79,10 @@ def watch(
     """
     from headrace.app.launcher.watch import watch as follow
     from headrace.infra.process.signals import INTERRUPTED
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
 
     log_quietly()
-    with opened_run(run, data) as opened:
+    with open_run(run, data) as opened:
         if opened.rests:
             raise UsageError("this run is not running: `headrace status` shows a stopped run, `headrace up` resumes it")
         try:

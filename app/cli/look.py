@@ -34,10 +34,10 @@ def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption =
     """
     from headrace.app.views.tables import status_table
     from headrace.ops.figures.status import status as status_of
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
 
     log_quietly()
-    with opened_run(run, data) as opened:
+    with open_run(run, data) as opened:
         found = status_of(opened.run, rests=opened.rests, began_ms=opened.began_ms)
         answer(found, status_table, as_json=as_json)
 
@@ -60,10 +60,10 @@ def audit(
     """
     from headrace.app.views.tables import audit_table
     from headrace.ops.audit.report import report
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
 
     log_quietly()
-    with or_no_verdict(), opened_run(run, data, store=not no_store) as opened:
+    with or_no_verdict(), open_run(run, data, store=not no_store) as opened:
         found = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
         answer(found, audit_table, as_json=as_json)
     if not found.ok:
@@ -90,14 +90,14 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from headrace.app.views.lineage_page import group_page, version_page
     from headrace.ops.lineage.group_fate import report_group
     from headrace.ops.lineage.lineage import report_version
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
 
     log_quietly()
     if (version is None) == (group is None):
         raise UsageError("give either --version V or --group STREAM:NUMBER, as in --group sums:12")
     if group is not None and not re.fullmatch(r"[^:]+:\d+", group):
         raise UsageError(f"--group {group!r} is not a group: write STREAM:NUMBER, as in --group sums:12")
-    with opened_run(run, data, store=True) as opened:
+    with open_run(run, data, store=True) as opened:
         policy_variant = _resolve_if_given(opened.run, policy, variant)
         if version is not None:
             answer(report_version(opened.run, policy_variant, version), version_page, as_json=as_json)
@@ -129,7 +129,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from headrace.app.views.inspection_page import step_page, trajectory_page
     from headrace.ops.lineage.inspection import report_step
     from headrace.ops.lineage.inspection import trajectory as open_trajectory
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
 
     log_quietly()
     if (step is None) == (trajectory is None):
@@ -140,7 +140,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
         raise UsageError(
             f"--trajectory {trajectory!r} is not a trajectory: write STREAM:NUMBER:SAMPLE, as in sums:12:0"
         )
-    with opened_run(run, data, store=True) as opened:
+    with open_run(run, data, store=True) as opened:
         policy_variant = _resolve_if_given(opened.run, policy, variant)
         if step is not None:
             found = report_step(opened.run, policy_variant, step, group, 4 if limit is None else limit)
@@ -171,14 +171,14 @@ def discards(
     """
     from headrace.app.views.discards_page import discards_page
     from headrace.ops.discards import discards as discards_of
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
 
     log_quietly()
     if plot is not None:
         from headrace.app.views.chart import check_picture
 
         check_picture(plot, ".png", ".svg", ".pdf")
-    with opened_run(run, data) as opened:
+    with open_run(run, data) as opened:
         found = discards_of(opened.run, _resolve_if_given(opened.run, policy, variant))
     if plot is not None:
         from headrace.app.views.discards_page import plot as draw

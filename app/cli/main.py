@@ -13,6 +13,9 @@ import typer
 from headrace.app.cli.archive import archive, export_trajectories, replay
 from headrace.app.cli.begin import begin, servers, watch
 from headrace.app.cli.look import audit, discards, inspect, lineage, status
+from headrace.app.cli.offline import NAME as OFFLINE
+from headrace.app.cli.offline import TakesOldSpellings
+from headrace.app.cli.offline import app as offline_app
 from headrace.app.cli.options import FAILED, JSON
 from headrace.app.cli.parts import compact, curate, evaluate, feed, rollout, train
 from headrace.app.cli.retrain import retrain
@@ -25,6 +28,7 @@ from headrace.infra.errors import HeadraceError
 
 app = typer.Typer(
     name="headrace",
+    cls=TakesOldSpellings,
     help="Train LLM agents by reinforcement learning in which every step is a Kafka topic.\n\n"
     "Begin with [bold]headrace up arithmetic[/]: it starts a Kafka and an object store of its own and trains a tiny "
     "model in about a minute and a half. [bold]headrace doctor[/] checks this machine.",
@@ -39,22 +43,24 @@ LOOK = "Look"
 RUN = "Run"
 PARTS = "Parts of a run, each its own process"
 
-COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
-    *((RUN, one) for one in (up, try_recipe, clean)),
-    *((PARTS, one) for one in (servers, begin, feed, rollout, curate, train, evaluate, compact)),
-    *((LOOK, one) for one in (status, watch, audit, dead_letters)),
-    *((RUN, one) for one in (redrive, gc)),
-    *((LOOK, one) for one in (lineage, inspect, retrain, discards)),
-    *((RUN, one) for one in (swap, archive, replay, compare, export_trajectories)),
-    *((LOOK, one) for one in (topics, store_policy, doctor)),
+COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
+    (RUN, (up, try_recipe, clean)),
+    (PARTS, (servers, begin, feed, rollout, curate, train, evaluate, compact)),
+    (LOOK, (status, watch, audit, dead_letters)),
+    (RUN, (redrive, gc)),
+    (LOOK, (lineage, inspect, retrain, discards)),
+    (RUN, (swap, archive, replay, compare, export_trajectories)),
+    (LOOK, (topics, store_policy, doctor)),
 )
-"""Panel and command, in the order of `--help`; a command has the name of its function."""
+"""Panel and commands, in the order of `--help`; a command has the name of its function."""
 NAMES = {export_trajectories: "export", try_recipe: "try"}
 """Names of the commands that differ from their function's."""
 
+app.add_typer(offline_app, name=OFFLINE, rich_help_panel=RUN)
 app.add_typer(weights_app, name="weights", rich_help_panel=LOOK)
-for _panel, _command in COMMANDS:
-    app.command(NAMES.get(_command), rich_help_panel=_panel)(_command)
+for _panel, _commands in COMMANDS:
+    for _command in _commands:
+        app.command(NAMES.get(_command), rich_help_panel=_panel)(_command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,10 +22,9 @@ from headrace.app.cli.options import (
     program_name,
     report_written,
 )
-from headrace.infra.errors import UsageError
 
 
-def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
+def up(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
     sets: SetOption = None,
     data: Annotated[
@@ -37,17 +35,12 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
         bool, typer.Option("--new-recipe", help="Record a changed recipe as a new revision of an existing run.")
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live page.")] = False,
-    source: Annotated[
-        str | None,
-        typer.Option("--from", metavar="ARCHIVE", help="Train on an archive instead of playing. Needs no servers."),
-    ] = None,
 ) -> None:
     """Run a recipe to its end: servers, components, live page, summary. Give the same command again to resume.
 
     Example: [bold]headrace up arithmetic --set trainer.steps=40 --summary summary.json[/]
 
-    With --from, the recipe's chain filters the archived trajectories, its trainer trains on what the chain keeps, and
-    the versions are evaluated on held-out problems.
+    Over an archive, without servers: [bold]headrace offline up[/] (`headrace up RECIPE --from ARCHIVE` still works).
 
     On the page,
       [bold]rolling[/], [bold]behind[/]: a worker plays; its weights are too old to play with
@@ -58,11 +51,6 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
       a worker's groups: all that it finished, including evaluations
       a dot in the chart: a version without any group
     """
-    if source is not None:
-        if new_recipe:
-            raise UsageError("--new-recipe changes a run; --from always begins a new experiment")
-        _learn_from(source, recipe, sets or (), data, summary)
-        return
     from headrace.app.launcher.early_imports import begin_imports
 
     forks = begin_imports()  # in parallel with our own imports, which take as long
@@ -80,18 +68,6 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
         raise typer.Exit(bring_up(request, open_console(outlives_reader=True)))
     finally:
         forks.stop()
-
-
-def _learn_from(archive: str, recipe: str, sets: Sequence[str], data: Path | None, summary: Path | None) -> None:
-    from headrace.app.views.offline_page import run_page
-    from headrace.infra.embedded.data_folder import data_folder_of
-    from headrace.infra.recipe.recipe_file import load_recipe
-    from headrace.ops.offline.offline_run import OfflineRequest, run_offline
-
-    resolved = load_recipe(recipe, sets)
-    folder = data_folder_of(f"{resolved.name}-offline", data).root
-    log_quietly()
-    answer(run_offline(OfflineRequest(resolved, archive, folder, summary)), run_page, as_json=False)
 
 
 def try_recipe(
@@ -156,11 +132,11 @@ def swap(
     Example: [bold]headrace swap --run kafka://127.0.0.1:9092/arithmetic new_chain.toml[/]
     """
     from headrace.app.views.tables import swap_lines
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
     from headrace.ops.swap import swap as swap_chain
 
     log_quietly()
-    with opened_run(run, data) as opened:
+    with open_run(run, data) as opened:
         answer(swap_chain(opened.run, chain, dry_run=dry_run), swap_lines, as_json=as_json)
 
 
@@ -189,7 +165,7 @@ def compare(
     from headrace.infra.atomic_files import write_atomically
     from headrace.infra.embedded.data_folder import HOME
     from headrace.infra.process.signals import INTERRUPTED
-    from headrace.ops.compare.comparison import compared
+    from headrace.ops.compare.comparison import build_comparison
     from headrace.ops.compare.sweep import play
     from headrace.ops.compare.sweep_file import load_sweep
     from headrace.ops.plain_json import plain
@@ -211,7 +187,7 @@ def compare(
     except KeyboardInterrupt:
         say(f"Stopped. Give the same command again to resume from {escape(str(folder))}.")
         raise typer.Exit(INTERRUPTED) from None
-    found = compared(asked.name, asked.about, results)
+    found = build_comparison(asked.name, asked.about, results)
     write_atomically(folder / "comparison.json", json.dumps(plain(found), indent=1).encode())
     if plot is not None:
         from headrace.app.views.comparison_page import plot as draw

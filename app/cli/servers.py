@@ -22,7 +22,7 @@ def topics(
 
     Example: [bold]headrace topics --data .headrace/arithmetic[/]
     """
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
     from headrace.ops.topic_listing import listing_of_recipe, listing_of_run
 
     log_quietly()
@@ -33,7 +33,7 @@ def topics(
         return
     if sets:
         raise UsageError("--set needs a recipe: a run has its recorded one")
-    with opened_run(run, data) as opened:
+    with open_run(run, data) as opened:
         open_console().print(listing_of_run(opened.run))
 
 

@@ -24,15 +24,15 @@ def dead_letters(
     Example: [bold]headrace dead-letters --data .headrace/arithmetic --offset 3[/]
     """
     from headrace.app.views.dead_letters import dead_letter_view, dead_letters_table
-    from headrace.ops.dead_letters.listing import listing, shown
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.dead_letters.listing import listing, read_detail
+    from headrace.ops.opened_run import open_run
 
     log_quietly()
-    with opened_run(run, data) as opened:
+    with open_run(run, data) as opened:
         if offset is None:
             answer(listing(opened.run, reason), partial(dead_letters_table, reason=reason), as_json=as_json)
         else:
-            answer(shown(opened.run, offset), dead_letter_view, as_json=as_json)
+            answer(read_detail(opened.run, offset), dead_letter_view, as_json=as_json)
 
 
 def redrive(
@@ -53,10 +53,10 @@ def redrive(
     """
     from headrace.app.views.dead_letters import redrive_table
     from headrace.ops.dead_letters.redrive import redrive as send_back
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
 
     log_quietly()
-    with opened_run(run, data) as opened:
+    with open_run(run, data) as opened:
         done = send_back(opened.run, offset or (), reason, dry_run=dry_run)
         answer(done, redrive_table, as_json=as_json)
     if offset and done.refused:
@@ -91,12 +91,11 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
     """
     from headrace.app.views.gc_page import gc_page
     from headrace.infra.durations import duration_of
-    from headrace.ops.opened_run import opened_run
-    from headrace.ops.retention.collector import command
+    from headrace.ops.opened_run import open_run
+    from headrace.ops.retention.collector import CollectionRequest, command
 
     log_quietly()
-    age = duration_of(older_than)
-    with opened_run(run, data, store=True) as opened:
-        keep = (keep_versions, keep_checkpoints)
-        found = command(opened.run, keep, age, dry_run=dry_run, rests=opened.rests)
+    request = CollectionRequest(keep_versions, keep_checkpoints, duration_of(older_than), dry_run)
+    with open_run(run, data, store=True) as opened:
+        found = command(opened.run, request, rests=opened.rests)
         answer(found, gc_page, as_json=as_json)

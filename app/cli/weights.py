@@ -121,10 +121,10 @@ def weights(
         return
     from headrace.app.views.weights_page import weights_page
     from headrace.ops.figures.weights_history import weights_history
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
 
     log_quietly()
-    with opened_run(run, data) as opened:
+    with open_run(run, data) as opened:
         policy_variant = opened.run.resolve(policy, variant)
         answer(weights_history(opened.run, policy_variant), weights_page, as_json=as_json)
 
@@ -143,11 +143,11 @@ def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     Example: [bold]headrace weights export trained/ --data .headrace/arithmetic[/]
     """
-    from headrace.ops.opened_run import opened_run
+    from headrace.ops.opened_run import open_run
     from headrace.ops.weights_export import export
 
     log_quietly()
-    with opened_run(run, data, store=True) as opened:
+    with open_run(run, data, store=True) as opened:
         found = export(opened.run, opened.run.resolve(policy, variant), version, out)
     facts = {"version": found.version, "weights_hash": found.weights_hash}
     typer.echo(json.dumps(facts) if as_json else f"{out}: version {found.version}, weights hash {found.weights_hash}")

@@ -12,7 +12,7 @@ from headrace.infra.process.child_process import build_child_environment
 from headrace.infra.process.fork_client import ForkServer
 
 
-def new_fork_server() -> ForkServer:
+def make_fork_server() -> ForkServer:
     """Return a fork server that is not started. Its threads and its log are set when the recipe is known."""
     return ForkServer(build_child_environment(os.environ, 1), Path(os.devnull))
 
@@ -22,7 +22,7 @@ def begin_imports() -> ForkServer:
 
     One that cannot be started has no pid: the launcher tries it again, and reports why.
     """
-    forks = new_fork_server()
+    forks = make_fork_server()
     if sys.platform == "linux":
         with suppress(OSError):
             forks.start()

@@ -19,7 +19,7 @@ from rich.markup import escape
 from headrace.app.launcher.beginning import begin_or_join
 from headrace.app.launcher.components import components_of
 from headrace.app.launcher.drained import Drain, Page
-from headrace.app.launcher.early_imports import new_fork_server
+from headrace.app.launcher.early_imports import make_fork_server
 from headrace.app.views.say import say
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
@@ -86,7 +86,7 @@ def up(request: UpRequest, console: Console) -> int:
                 f"--data, or --set name={notes.run}"
             )
         _check_summary_path(request.summary)
-        with redirected_log(folder.logs / "up.log"):
+        with redirect_log(folder.logs / "up.log"):
             launch = Launcher(request, folder, notes, console)
             try:
                 return launch.run()
@@ -173,7 +173,7 @@ class Launcher:
                     f"{in_flight} groups are still in flight some time after the end of the run: give the same "
                     "command again to finish them"
                 )
-        closes = self._patiently(lambda: self._summarize(join(self._address)))
+        closes = self._call_when_reachable(lambda: self._summarize(join(self._address)))
         self._servers.stop()
         if not closes:
             self._say("the audit of this run does not close (see above): `headrace audit` names what is wrong")
@@ -217,7 +217,7 @@ class Launcher:
 
     def _fork_server(self, children: Sequence[Child], environment: Mapping[str, str]) -> ForkServer | None:
         """Start the process that components are forked from; None if none is forked or it cannot be started."""
-        forks = self._request.forks or new_fork_server()
+        forks = self._request.forks or make_fork_server()
         if sys.platform != "linux" or not self._recipe.launch.fork or not any(child.imports for child in children):
             forks.stop()
             return None
@@ -241,7 +241,7 @@ class Launcher:
         assert self._supervisor is not None  # noqa: S101 - started by `run`
         states, began_ms, logs = self._supervisor.states, now_ms(), str(self._folder.logs)
         before = self._before.effort.wall_s if self._before and self._before.run_id == run.run_id else 0.0
-        page: Page = self._patiently(
+        page: Page = self._call_when_reachable(
             lambda: LivePage(
                 run,
                 self._console,
@@ -261,7 +261,7 @@ class Launcher:
 
     def _turn_until_drained(self, run: Run, page: Page, supervisor: Supervisor) -> None:
         """Show the run until nothing more can be expected of it. Raises GaveUp and AllFailed."""
-        drain = Drain(page, lambda: self._patiently(lambda: fetch_session_timeout_s(run.connection)))
+        drain = Drain(page, lambda: self._call_when_reachable(lambda: fetch_session_timeout_s(run.connection)))
         while not drain.is_over():
             page.turn(TURN_S)
             supervisor.raise_failure()
@@ -275,7 +275,7 @@ class Launcher:
             if time.monotonic() - self._noted > NOTE_EVERY_S:
                 self._note(run)
 
-    def _patiently(self, call: Callable[[], T]) -> T:
+    def _call_when_reachable(self, call: Callable[[], T]) -> T:
         """Return the call's result, waiting as long as a server is unreachable."""
         said = False
         while True:
@@ -348,7 +348,7 @@ def _check_summary_path(path: Path | None) -> None:
 
 
 @contextmanager
-def redirected_log(path: Path) -> Iterator[None]:
+def redirect_log(path: Path) -> Iterator[None]:
     """Log to a file: log lines would break the page on the terminal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", buffering=1) as file:

@@ -23,7 +23,7 @@ def chart(values: Sequence[float | None], width: int, height: int) -> list[str]:
 
     The scale is 0 to 1, wider where a value lies outside. None, nan and inf are values that are not known.
     """
-    known = [None if value is None or not math.isfinite(value) else _within(value) for value in values]
+    known = [None if value is None or not math.isfinite(value) else _clamp(value) for value in values]
     there = [value for value in known if value is not None]
     low, high = min([0.0, *there]), max([1.0, *there])
     bars = [
@@ -42,7 +42,7 @@ def by_version(points: Iterable[tuple[int, float]]) -> list[float | None]:
     return [known.get(version) for version in range(min(known), max(known) + 1)] if known else []
 
 
-def _within(value: float) -> float:
+def _clamp(value: float) -> float:
     return max(-LARGEST, min(value, LARGEST))
 
 
@@ -72,7 +72,7 @@ def check_picture(file: Path, *suffixes: str) -> None:
     try:
         import_module("matplotlib")
     except ImportError as error:
-        raise UsageError("--plot needs matplotlib: pip install 'headrace[plots]'") from error
+        raise UsageError("--plot needs matplotlib: make install EXTRAS=plots") from error
     if file.suffix not in suffixes:
         raise UsageError(f"--plot {file}: name a {' or '.join(suffixes)} file")
     if not file.absolute().parent.is_dir():

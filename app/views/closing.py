@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
-from headrace.app.views.dead_letters import unnumbered
-from headrace.app.views.tables import replay_lines, shadow_in_words, wasted
+from headrace.app.views.dead_letters import describe_unnumbered
+from headrace.app.views.tables import describe_waste, replay_lines, shadow_in_words
 from headrace.app.views.weights_page import in_words
 from headrace.ops.figures.summary import PolicySummary, Summary
 from headrace.trainers.health import LARGE_GAP
@@ -45,7 +45,7 @@ class Signs:
     logprob_gap_mean: float
 
 
-def why_no_rise(signs: Signs) -> str:
+def explain_no_rise(signs: Signs) -> str:
     """Return a sentence for people; empty while reward rises, is high, or it is too early to know."""
     curve = signs.rewards
     if len(curve) < ENOUGH_VERSIONS:
@@ -92,7 +92,7 @@ def show_summary(summary: Summary, console: Console, program: str, again: str) -
         again: The command line that ran it.
     """
     console.print(panel(summary))
-    console.print(next_commands(summary, program, again), soft_wrap=True, highlight=False)
+    console.print(suggest_commands(summary, program, again), soft_wrap=True, highlight=False)
 
 
 def panel(summary: Summary) -> Panel:
@@ -106,9 +106,9 @@ def panel(summary: Summary) -> Panel:
     return Panel(Group(*parts, _facts(summary)), title=title, title_align="left", expand=False)
 
 
-def next_commands(summary: Summary, program: str, again: str) -> Text:
+def suggest_commands(summary: Summary, program: str, again: str) -> Text:
     """Return some commands to copy, each on its own line."""
-    folder = shlex.quote(shown_path(summary.data.folder))
+    folder = shlex.quote(shorten_path(summary.data.folder))
     policy, step = max(((name, block.versions) for name, block in summary.policies.items()), key=itemgetter(1))
     whose = f" --policy {policy}" if len(summary.policies) > 1 else ""
     text = Text("Try next:\n")
@@ -116,25 +116,28 @@ def next_commands(summary: Summary, program: str, again: str) -> Text:
     for why, command in (
         *([look] if step else []),
         ("prove it from the topics alone", f"{program} audit --data {folder}"),
-        *_ways_on(summary, again),
+        *_suggest_ways_on(summary, again),
         ("remove what it left", f"{program} clean --data {folder}"),
     ):
         text.append(f"  # {why}\n", style="dim").append(f"  {command}\n", style="bold")
     return text
 
 
-def _ways_on(summary: Summary, again: str) -> list[tuple[str, str]]:
+def _suggest_ways_on(summary: Summary, again: str) -> list[tuple[str, str]]:
     """Return a reason to train on, and the command for it."""
     if summary.ended != SOLVED:
-        return [("train on from here", _changed(again, "trainer.steps", 2 * summary.versions or 1))]
+        return [("train on from here", _change_command(again, "trainer.steps", 2 * summary.versions or 1))]
     higher = round((1 + summary.feed.solved_share) / 2, 4)
-    same = ("train on with the same tasks until fewer of them are useful", _changed(again, "feed.solved_share", higher))
+    same = (
+        "train on with the same tasks until fewer of them are useful",
+        _change_command(again, "feed.solved_share", higher),
+    )
     harder = "train on with harder tasks, where the environment has a harder tier"
     raised = summary.feed.raise_tier
-    return [same] if raised else [(harder, _changed(again, "feed.raise_tier", "true")), same]
+    return [same] if raised else [(harder, _change_command(again, "feed.raise_tier", "true")), same]
 
 
-def _changed(again: str, key: str, value: object) -> str:
+def _change_command(again: str, key: str, value: object) -> str:
     """Return the command that resumes with one key changed, without its old value and without --summary."""
     words, kept = shlex.split(again), []
     while words:
@@ -170,21 +173,21 @@ def _facts(summary: Summary) -> Table:
     for policy_variant, shadow in summary.shadows.items():
         table.add_row("shadow", Text(shadow_in_words(policy_variant, shadow)))
     if summary.unnumbered_letters:
-        table.add_row("", Text(unnumbered(summary.unnumbered_letters)))
+        table.add_row("", Text(describe_unnumbered(summary.unnumbered_letters)))
     good = "[green]closes[/]: nothing lost, nothing trained twice"
     bad = f"[bold red]does not close[/]: {proof.lost} lost, {proof.doubled} doubled"
     table.add_row("audit", good if proof.ok else bad)
     for line in summary.stood_still:
         table.add_row("no progress", Text(line, style="yellow"))
     table.add_row("speed", f"{summary.samples_per_s:,.0f} trajectories/s, {summary.tokens_per_s:,.0f} tokens/s")
-    table.add_row("wasted", wasted(summary.wasted_tokens, summary.tokens, is_all=not groups.in_flight))
+    table.add_row("wasted", describe_waste(summary.wasted_tokens, summary.tokens, is_all=not groups.in_flight))
     table.add_row(
         "the log's share",
         f"{summary.log_share:.1%} of the loops' time, {summary.log_cpu_share:.1%} of all CPU time",
     )
     for policy, block in summary.policies.items():
         table.add_row("weights", Text(f"{policy}: {in_words(block.weights)}"))
-    table.add_row("data", f"{shown_path(data.folder)} ({data.bytes / 1e6:.0f} MB)")
+    table.add_row("data", f"{shorten_path(data.folder)} ({data.bytes / 1e6:.0f} MB)")
     return table
 
 
@@ -206,7 +209,7 @@ def _change(first: float | None, last: float | None) -> str:
     return f"[bold]{last:.2f}[/]" if first is None else f"{first:.2f} → [bold]{last:.2f}[/]"
 
 
-def shown_path(folder: str) -> str:
+def shorten_path(folder: str) -> str:
     """Return the shortest form of a path from the working directory."""
     relative = os.path.relpath(folder, Path.cwd())
     return folder if relative.startswith("..") else relative

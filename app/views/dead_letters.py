@@ -31,21 +31,21 @@ def dead_letters_table(dead_letters: Sequence[ListedDeadLetter], reason: str | N
     for dead_letter in dead_letters[-MOST_ROWS:]:
         table.add_row(
             str(dead_letter.offset),
-            _when(dead_letter.created_ms),
+            _format_time(dead_letter.created_ms),
             Text(dead_letter.reason),
             Text(_source(dead_letter)),
             Text(_number(dead_letter)),
-            "; ".join(filter(None, [_copy(dead_letter), _sent_back(dead_letter)])),
+            "; ".join(filter(None, [_copy(dead_letter), _describe_redrive(dead_letter)])),
         )
     reasons = Counter(dead_letter.reason for dead_letter in dead_letters)
     by_reason = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     older = f"; the newest {MOST_ROWS} are shown" if len(dead_letters) > MOST_ROWS else ""
-    whys = Counter(_why(one) for one in dead_letters if one.detail)
+    whys = Counter(_describe_reason(one) for one in dead_letters if one.detail)
     frequent = [Text(f"{count} x {why}", style="yellow") for why, count in whys.most_common(MOST_WHYS)]
     return Group(table, *frequent, Text(f"{_count(len(dead_letters))}: {by_reason}{older}", style="dim"))
 
 
-def unnumbered(reasons: Mapping[str, int]) -> str:
+def describe_unnumbered(reasons: Mapping[str, int]) -> str:
     """Describe the dead letters not tied to a task, by reason; empty if there are none."""
     if not reasons:
         return ""
@@ -80,13 +80,13 @@ def dead_letter_view(dead_letter: DeadLetterDetail) -> RenderableType:
         ("as read", read),
     )
     for name, value in (
-        ("dead letter", f"{dead_letter.offset}, of {_when(dead_letter.created_ms)} UTC"),
+        ("dead letter", f"{dead_letter.offset}, of {_format_time(dead_letter.created_ms)} UTC"),
         ("now at" if is_notice else "from", _source(dead_letter)),
         ("component", dead_letter.component),
         ("reason", dead_letter.reason),
         ("detail", dead_letter.detail),
         ("number", _number(dead_letter)),
-        ("sent back", _sent_back(dead_letter) or "no"),
+        ("sent back", _describe_redrive(dead_letter) or "no"),
         *(() if is_notice else about),
     ):
         table.add_row(name, Text(str(value) or "none"))
@@ -108,7 +108,7 @@ def redrive_table(done: Redriven) -> RenderableType:
     return Group(*parts)
 
 
-def _when(ms: int) -> str:
+def _format_time(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -116,7 +116,7 @@ def _source(dead_letter: ListedDeadLetter | SentBack) -> str:
     return f"{dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
 
 
-def _sent_back(dead_letter: ListedDeadLetter) -> str:
+def _describe_redrive(dead_letter: ListedDeadLetter) -> str:
     """Return the result of redriving a dead letter's message; empty if it was not sent back."""
     words = "" if dead_letter.redriven is None else f"yes, see {dead_letter.redriven}"
     words = words if dead_letter.redrives is None else f"dead letter {dead_letter.redrives}"
@@ -127,7 +127,7 @@ def _copy(dead_letter: ListedDeadLetter) -> str:
     return "" if dead_letter.copy_of is None else f"copy of {dead_letter.copy_of}"
 
 
-def _why(dead_letter: ListedDeadLetter) -> str:
+def _describe_reason(dead_letter: ListedDeadLetter) -> str:
     first, _, _ = dead_letter.detail.strip().partition("\n")
     return f"{dead_letter.reason}: {first}"
 

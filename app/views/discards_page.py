@@ -18,7 +18,7 @@ from headrace.ops.discards import MATTERS, Bias, Binned, Discarded, Discards, Po
 NUMBERS = ("groups", "share", "tokens", "of trained", "95 %", "reward", "age")
 MOST_ERRORS = 8
 MOST_DIGITS = 6
-"""After the point of a ratio: an interval that is narrower still is that of equal lengths."""
+"""Digits after the point of a ratio, at most; a narrower interval is that of equal lengths."""
 
 
 def discards_page(found: Discards) -> RenderableType:
@@ -68,7 +68,7 @@ def verdict(bias: Bias | None, discarded: int) -> str:
     if bias.high < least:
         return f"{ratio_in_words}: training sees too few short answers."
     if least <= bias.low and bias.high <= most:
-        return f"{ratio_in_words}: within {MATTERS * 100:.0f} %, no bias to speak of."
+        return f"{ratio_in_words}: within {MATTERS * 100:.0f} %, no relevant bias."
     return f"{ratio_in_words}: no bias of more than {MATTERS * 100:.0f} % can be seen."
 
 
@@ -111,7 +111,7 @@ MOST_REASONS = 6
 LARGEST, SMALLEST = 400.0, 4.0
 """Areas of dots, in square points: of the most groups at one place, and of any at all, so that it can be seen."""
 APART = 0.08
-"""Between the dots of two reasons at one place, in places: lines of equal shares would hide each other."""
+"""Distance between the dots of two reasons at one place, in places: lines of equal shares would hide each other."""
 
 
 def plot(found: Discards, file: Path) -> list[Path]:

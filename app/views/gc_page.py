@@ -12,7 +12,7 @@ from headrace.ops.retention.collector import Collected, RetiredVersions
 WHY_KEPT = {
     "named": "needed",
     "young": "younger than {age}: their records may be on their way",
-    "foreign": "not named as objects of a run are: left alone",
+    "foreign": "keys that no run would write: left alone",
 }
 
 
@@ -30,15 +30,15 @@ def gc_page(done: Collected) -> RenderableType:
             why = WHY_KEPT[name].format(age=_age(done.older_than_s))
             table.add_row("stays", "", f"{counted.objects:,}", size(counted.bytes), why)
     parts: list[RenderableType] = [title, table]
-    parts += [Text(_retired(one, dry_run=done.dry_run)) for one in done.retired]
+    parts += [Text(_describe_retired(one, dry_run=done.dry_run)) for one in done.retired]
     if done.spared:
-        parts.append(Text(f"{done.spared} of them were written anew meanwhile, and stay.", style="yellow"))
+        parts.append(Text(f"{done.spared} of them were written again meanwhile, and stay.", style="yellow"))
     if not done.collected:
         parts.append(Text("There is nothing to delete.", style="green"))
     return Group(*parts)
 
 
-def _retired(one: RetiredVersions, *, dry_run: bool) -> str:
+def _describe_retired(one: RetiredVersions, *, dry_run: bool) -> str:
     ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in one.versions)
     return f"{'would be retired' if dry_run else 'retired'}: {one.what} of {one.policy}, versions {ranges}"
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
-from headrace.ops.lineage.own_metrics import own_metrics
+from headrace.ops.lineage.own_metrics import select_own_metrics
 from headrace.ops.lineage.seen import GroupSeen, SequenceSeen, TokenSeen, TrajectorySeen
 from headrace.schemas.episode_errors import describe_error
 
@@ -69,12 +69,12 @@ def step_page(found: StepSeen) -> RenderableType:
 
 def _metrics(metrics: Mapping[str, float]) -> Columns:
     known = [(label, form.format(metrics[name])) for name, label, form in METRICS if name in metrics]
-    return facts([*known, *own_metric_facts(metrics)])
+    return facts([*known, *facts_of_own_metrics(metrics)])
 
 
-def own_metric_facts(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+def facts_of_own_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return the metrics of a user's own loss, by their names."""
-    return [(name, f"{value:.4g}") for name, value in own_metrics(metrics).items()]
+    return [(name, f"{value:.4g}") for name, value in select_own_metrics(metrics).items()]
 
 
 def facts(named: Iterable[tuple[str, str]]) -> Columns:
@@ -88,7 +88,7 @@ def _group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[RenderableType
     prompts = {_prompt(sequence) for member in members for sequence in member.sequences}
     shared = prompts.pop() if len(prompts) == 1 else ""
     if shared:
-        yield Padding(Text(shared if whole else cropped(shared), style=KINDS["prompt"]), (0, 0, 0, 2))
+        yield Padding(Text(shared if whole else crop(shared), style=KINDS["prompt"]), (0, 0, 0, 2))
     rows = [(member, place, sequence) for member in members for place, sequence in enumerate(member.sequences)]
     texts = [_completion(sequence, skip_prompt=bool(shared), whole=whole) for _, _, sequence in rows]
     if all(len(text) <= SHORT and "\n" not in text.plain for text in texts):
@@ -189,7 +189,7 @@ def _completion(sequence: SequenceSeen, *, skip_prompt: bool, whole: bool) -> Te
     return text
 
 
-def cropped(text: str) -> str:
+def crop(text: str) -> str:
     """Return a text, cut where it is long."""
     return text if len(text) <= CROPPED else f"{text[:CROPPED]} … {len(text) - CROPPED:,} characters more"
 
@@ -283,12 +283,12 @@ def token_table(tokens: Sequence[TokenSeen]) -> Table:
             f"{token.logprob:.4f}" if generated else "",
             f"{chance:.1%}" if generated else "",
             Text(BAR[min(len(BAR) - 1, int(chance * len(BAR)))] if generated else "", style=_style(token)),
-            Text(_visible(token.text), style=_style(token)),
+            Text(_mark_white_space(token.text), style=_style(token)),
             Text(f"{token.kind} {token.turn}" if token.turn else token.kind),
         )
     return table
 
 
-def _visible(text: str) -> str:
+def _mark_white_space(text: str) -> str:
     """Return a token with visible white space; a part of a character is shown as a dot."""
     return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") or "·"

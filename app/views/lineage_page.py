@@ -138,7 +138,7 @@ def _hardware(fingerprint: Mapping[str, str]) -> str:
 
 def group_page(found: GroupFate) -> RenderableType:
     """Return what `headrace lineage --group` shows."""
-    return Group(*(part for one in found.policies.values() for part in (_title(one), _way(one))))
+    return Group(*(part for one in found.policies.values() for part in (_title(one), _records_table(one))))
 
 
 def _title(one: GroupLineage) -> Text:
@@ -160,7 +160,7 @@ def fate_in_words(one: GroupLineage) -> str:
     return FATES[one.fate][1].format(reason=one.reason)
 
 
-def _way(one: GroupLineage) -> Table:
+def _records_table(one: GroupLineage) -> Table:
     """Return the records of a group, in order, with their positions."""
     table = _grid()
     if not one.attempts:
@@ -183,14 +183,14 @@ def _way(one: GroupLineage) -> Table:
     for outcome in one.concluded:
         table.add_row(Text(outcome.verdict), Text(_outcome_in_words(outcome)))
     for use in one.trained:
-        words = f"version {use.version}, place {use.place} of {use.of}, from {_at('curated', use)}"
+        words = f"version {use.version}, place {use.place} of {use.of}, from {_name_position('curated', use)}"
         table.add_row("trained", Text(words + (f", use {use.use}" if use.use else "")))
     return table
 
 
 def _attempt_in_words(attempt: Attempt) -> str:
     worker = f"{attempt.worker or 'an unreadable worker'} {attempt.region}".strip()
-    words = [f"{_at('trajectories', attempt)} by {worker}"]
+    words = [f"{_name_position('trajectories', attempt)} by {worker}"]
     if attempt.finished_ms:
         seconds = (attempt.finished_ms - attempt.started_ms) / 1000
         words.append(f"{_time(attempt.finished_ms)} after {seconds:.1f} s")
@@ -208,7 +208,7 @@ def _attempt_in_words(attempt: Attempt) -> str:
 
 
 def _outcome_in_words(outcome: Concluded) -> str:
-    words = [f"{_at('outcomes', outcome)} by {outcome.component}"]
+    words = [f"{_name_position('outcomes', outcome)} by {outcome.component}"]
     if outcome.reason and outcome.reason != outcome.verdict:
         words.append(outcome.reason)
     if outcome.rewards:
@@ -218,7 +218,7 @@ def _outcome_in_words(outcome: Concluded) -> str:
     return ", ".join(words)
 
 
-def _at(topic: str, facts: Attempt | Concluded | Use) -> str:
+def _name_position(topic: str, facts: Attempt | Concluded | Use) -> str:
     return f"{topic}[{facts.partition}]@{facts.offset}"
 
 

@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.markup import escape
 
 from headrace.app.views.say import say
-from headrace.app.views.tables import in_force_in_words
-from headrace.app.views.view import Moment, line, page, resumed
+from headrace.app.views.tables import describe_revision
+from headrace.app.views.view import Moment, describe_resumed, line, page
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.run.run import Run
@@ -69,7 +69,7 @@ class LivePage:
         self._begun = False
         self._revision = 0
         """The revision in force at the last look."""
-        self._stands = ""
+        self._standstill_seen = ""
         """The cause of the standstill at the last look."""
         self._told: set[tuple[str, ...]] = set()
         """Lines that were printed and are printed only once."""
@@ -100,7 +100,7 @@ class LivePage:
         self._begun = True
         figures = self._fold.figures({}, 0)
         if figures.versions:
-            self._say(resumed(self._run.recipe, figures))
+            self._say(describe_resumed(self._run.recipe, figures))
         if figures.in_force is not None:
             self._revision = figures.in_force.revision
         if self._live is not None:
@@ -114,16 +114,16 @@ class LivePage:
         found = figures.in_force
         if found is not None and found.revision != self._revision:
             self._revision = found.revision
-            self._say(in_force_in_words(found))
+            self._say(describe_revision(found))
 
     def _tell_standstill(self, found: Standstill | None) -> None:
         """Print, without a live page, why no version comes, once per cause."""
-        stands = "" if found is None else f"{found.policy} {found.cause}"
-        if self._live is None and stands != self._stands:
-            good = "episodes succeed again" if self._stands.endswith(" failing") else "versions come again"
+        standstill = "" if found is None else f"{found.policy} {found.cause}"
+        if self._live is None and standstill != self._standstill_seen:
+            good = "episodes succeed again" if self._standstill_seen.endswith(" failing") else "versions come again"
             red = found is not None and found.cause == "failing"
             self._say(good if found is None else found.sentence, "bold red" if red else "none")
-        self._stands = stands
+        self._standstill_seen = standstill
 
     def _tell_errors(self, errors: Sequence[ErrorSeen]) -> None:
         """Print each error once, without a live page."""
@@ -174,8 +174,8 @@ class LivePage:
         """What keeps the run from its next version, also before that is overdue; empty once it has ended."""
         now = now_ms()
         found = self._fold.figures(self._lag.newest, now)
-        stands = self._fold.standstill(found, self._around(), now, at_once=True)
-        return "" if stands is None else stands.sentence
+        standstill = self._fold.standstill(found, self._around(), now, at_once=True)
+        return "" if standstill is None else standstill.sentence
 
     @property
     def hopeless(self) -> str:

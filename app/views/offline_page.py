@@ -35,12 +35,12 @@ def archive_page(done: Archived) -> RenderableType:
     gone = Counter[str]()
     for deleted in done.gone:
         gone[deleted.topic] += deleted.end - deleted.begin
-    parts += [Text(_gone(topic, offsets), style="dim") for topic, offsets in gone.items()]
+    parts += [Text(_describe_deleted(topic, offsets), style="dim") for topic, offsets in gone.items()]
     return Group(*parts)
 
 
-def _gone(topic: str, offsets: int) -> str:
-    why = ", as tasks are that are done with" if topic.startswith(("tasks.", "eval-tasks.")) else ""
+def _describe_deleted(topic: str, offsets: int) -> str:
+    why = ", as finished tasks are" if topic.startswith(("tasks.", "eval-tasks.")) else ""
     return f"{topic}: the records at {offsets:,} offsets had been deleted before it was archived{why}."
 
 
@@ -56,7 +56,7 @@ def replay_page(done: Replayed) -> RenderableType:
 
 
 def offline_page(done: Curated) -> RenderableType:
-    """Return what `headrace curate --from` shows."""
+    """Return what `headrace offline curate` shows."""
     table = _table("policy", "read", "kept", "again", "dropped", "of those kept", "dead")
     for policy, one in done.policies.items():
         gone = (one.dropped, one.dropped_trajectories, one.dead)
@@ -105,23 +105,23 @@ COLUMNS = {
     "ess_share": ("alike", "{:.0%}"),
     "grad_norm_mean": ("grad norm", "{:.2f}"),
 }
-"""What a metric is called here, and its form."""
+"""Name of each metric in the table, and its format."""
 
 
 def offline_training_page(trained: TrainedOffline) -> RenderableType:
-    """Return what `headrace train --from` shows."""
+    """Return what `headrace offline train` shows."""
     versions = trained.versions
     title = Text.assemble(("trained", "bold"), f"  {trained.policy} over {trained.archive}, into {trained.out}")
     parts: list[RenderableType] = [title, Text(f"Begun at {trained.start}; batches {trained.batches}.")]
     parts += [Text(f"  {line}") for line in trained.settings]
-    parts.append(_versions_table(_some(versions)))
+    parts.append(_versions_table(_pick_evenly_spaced(versions)))
     if len(versions) > MOST_ROWS:
         parts.append(Text(f"{len(versions)} versions in all; all are in batches.jsonl.", style="dim"))
     parts += [*_verdict(trained), *_counts(trained), Text(f"{trained.weights_hash} weights", style="dim")]
     return Group(*parts)
 
 
-def _some(versions: Sequence[MadeVersion]) -> Sequence[MadeVersion]:
+def _pick_evenly_spaced(versions: Sequence[MadeVersion]) -> Sequence[MadeVersion]:
     """Return evenly spaced versions, with the first and the last."""
     if len(versions) <= MOST_ROWS:
         return versions
@@ -175,7 +175,7 @@ def _counts(trained: TrainedOffline) -> list[Text]:
 
 
 def run_page(summary: OfflineSummary) -> RenderableType:
-    """Return what `headrace up --from` shows."""
+    """Return what `headrace offline up` shows."""
     [(policy, block)] = summary.policies.items()
     groups, data = block.groups, summary.data
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in groups.discarded.items()) or "none"
@@ -207,7 +207,7 @@ METRICS = {
     "grad_norm_max": ("grad norm max", "{:.2f}"),
     "learning_rate": ("learning rate", "{:.2g}"),
 }
-"""What a metric is called here, and its form."""
+"""Name of each metric in the table, and its format."""
 
 
 def retrain_page(retrained: Retrained | Experiment, program: str, where: str) -> RenderableType:
@@ -248,7 +248,7 @@ def _hashes_in_words(retrained: Retrained) -> Text:
         return Text(f"{len(differ)} of {len(versions)} versions differ, the first is {differ[0]}.", style="bold red")
     if not retrained.comparable:
         why = "\n".join(f"  {part}" for part in retrained.differing)
-        return Text(f"Not comparable here: the numerics fingerprint differs (then -> here).\n{why}", style="yellow")
+        return Text(f"Not comparable here: the numerics fingerprint differs (recorded -> here).\n{why}", style="yellow")
     return Text(f"All {len(versions)} versions after checkpoint {from_} came out the same, bit for bit.", style="green")
 
 
@@ -268,6 +268,6 @@ def _experiment(retrained: Experiment) -> list[RenderableType]:
         table.add_row(label, *(form.format(value) for value in sides))
     why = (
         "Nothing was played again, so rewards are those of the same groups. KL, clipped and ratio say how far the "
-        "policy went from the weights that had played them; whether it plays better, only rollouts can tell."
+        "policy went from the weights that had played them; only rollouts can show whether it plays better."
     )
     return [*parts, Text(), table, Text(), Text(why, style="dim"), Text()]

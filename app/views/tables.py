@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.views.dead_letters import unnumbered
+from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.weights_page import in_words
 from headrace.schemas.records import WorkerStatus
 
@@ -42,29 +42,31 @@ def status_table(status: Status) -> RenderableType:
     table.add_row("groups", f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight")
     dropped = " · ".join(f"{count} {reason}" for reason, count in groups.discarded.items())
     table.add_row("dropped", f"{dropped or 'none'} · {groups.dead} dead")
-    for line in replay_lines({**found.policies, **{line: shadow.groups for line, shadow in found.shadows.items()}}):
+    for line in replay_lines(
+        {**found.policies, **{variant: shadow.groups for variant, shadow in found.shadows.items()}}
+    ):
         table.add_row("replays", Text(line))
-    for word, line in (*_revisions(found), *_selected(found)):
+    for word, line in (*_revisions(found), *_selection_rows(found)):
         table.add_row(word, Text(line))
     if found.unnumbered_letters:
-        table.add_row("dead letters", Text(unnumbered(found.unnumbered_letters)))
+        table.add_row("dead letters", Text(describe_unnumbered(found.unnumbered_letters)))
     table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in found.lag.items()) or "none")
-    for words in _held_out(found):
+    for words in _describe_evaluations(found):
         table.add_row("held out", words)
     if found.tokens:
-        table.add_row("wasted", wasted(found.wasted_tokens, found.tokens, is_all=status.wasted_is_all))
+        table.add_row("wasted", describe_waste(found.wasted_tokens, found.tokens, is_all=status.wasted_is_all))
     for policy, weights in found.weights.items():
         if weights.published:
             table.add_row("weights", Text(f"{policy}: {in_words(weights)}"))
     for worker, gone in zip(found.workers, status.gone, strict=True):
         made = f", {worker.tokens:,} tokens since it started" if worker.tokens else ""
         detail = f" ({worker.detail})" if worker.detail else ""
-        state = _lost(worker) if gone else worker.state
+        state = _describe_lost(worker) if gone else worker.state
         table.add_row("worker", f"{worker.worker} {state}{detail}{made}")
     return table
 
 
-def _held_out(status: RunFigures) -> Iterator[str]:
+def _describe_evaluations(status: RunFigures) -> Iterator[str]:
     if len(status.evals) > MOST_EVALS:
         yield f"{len(status.evals)} evaluations; the newest {MOST_EVALS}:"
     yield from (f"{one.policy} {one.avg_at_k:.2f} at version {one.version}" for one in status.evals[-MOST_EVALS:])
@@ -80,22 +82,22 @@ def _revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
         if one.in_force:
             words.append("in force")
         if any(one.begins.values()):
-            words.append(_since(one))
+            words.append(_name_first_tasks(one))
         chain = " → ".join(one.chain) or "no chain"
         yield "revision", f"{' '.join(words)}: {one.groups} groups, {one.kept} kept by {chain}"
 
 
-def in_force_in_words(one: RevisionFigures) -> str:
+def describe_revision(one: RevisionFigures) -> str:
     """Report that a revision of the recipe came into force."""
     chain = " → ".join(one.chain) or "(empty)"
-    return f"recipe revision {one.revision} is in force {_since(one)}: chain {chain}"
+    return f"recipe revision {one.revision} is in force {_name_first_tasks(one)}: chain {chain}"
 
 
-def _since(one: RevisionFigures) -> str:
+def _name_first_tasks(one: RevisionFigures) -> str:
     return f"from task {', '.join(f'{stream}:{number}' for stream, number in one.begins.items())} on"
 
 
-def _selected(status: RunFigures) -> Iterator[tuple[str, str]]:
+def _selection_rows(status: RunFigures) -> Iterator[tuple[str, str]]:
     for stream, selection in status.selection.items():
         if selection.rejected or selection.forced:
             yield (
@@ -131,13 +133,13 @@ def shadow_in_words(policy_variant: str, shadow: ShadowFigures) -> str:
     return " · ".join(words)
 
 
-def wasted(count: int, tokens: int, *, is_all: bool) -> str:
+def describe_waste(count: int, tokens: int, *, is_all: bool) -> str:
     """Show the wasted share of the tokens that all workers generated; "at least" if not all are known."""
     least = "" if is_all else "at least "
     return f"{least}{count / max(1, tokens):.1%} of {tokens:,} generated tokens: failed, cancelled or done twice"
 
 
-def _lost(worker: WorkerStatus) -> str:
+def _describe_lost(worker: WorkerStatus) -> str:
     seen_at = datetime.fromtimestamp(worker.updated_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return f"gone, {worker.state} when it was last seen at {seen_at}"
 
@@ -163,8 +165,8 @@ def audit_table(audit: AuditReport) -> RenderableType:
         for revision, first in begins[1:]
     ]
     if audit.unnumbered_letters:
-        numbers.append(Text(unnumbered(audit.unnumbered_letters), style="yellow"))
-    return Group(*numbers, Text(_what_was_read(audit), style="dim"), *_verdict(audit))
+        numbers.append(Text(describe_unnumbered(audit.unnumbered_letters), style="yellow"))
+    return Group(*numbers, Text(_describe_reading(audit), style="dim"), *_verdict(audit))
 
 
 def replay_lines(lines: Mapping[str, PolicyAudit]) -> list[str]:
@@ -180,7 +182,7 @@ def _replays(policy: str, counts: PolicyAudit) -> str:
     return f"{policy}: {asked} replays, {beside}, {discarded} discarded{left}"
 
 
-def _what_was_read(audit: AuditReport) -> str:
+def _describe_reading(audit: AuditReport) -> str:
     store = {"checked": f"{audit.objects} objects", "left out": "no objects (--no-store)", "away": "no objects"}
     text = f"{audit.records:,} records read at {audit.records_per_s:,}/s, {store[audit.store]}"
     if deep := audit.deep:
@@ -220,12 +222,12 @@ def swap_lines(found: Swap) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_row(f"revision {found.before}", Text(before, style="dim"))
     table.add_row(f"revision {found.revision}", Text(after))
-    rule = "Every task issued from now on goes through the new chain, what was issued before through the old one."
+    rule = "Every task issued from now on goes through the new chain, earlier ones through the old chain."
     return Group(Text(f"run {found.run}{done}"), table, Text(rule if found.swapped else "The chain is sound."))
 
 
 def evaluation_table(found: Mapping[str, Mapping[str, Measured]]) -> RenderableType:
-    """Return what `headrace evaluate --weights` shows, by workflow and policy."""
+    """Return what `headrace offline evaluate` shows, by workflow and policy."""
     table = Table("workflow", "policy", "avg@k", "pass@k", "problems", "tokens", "failures", box=None)
     for workflow, policies in found.items():
         for policy, one in policies.items():

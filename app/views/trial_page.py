@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.views.inspection_page import KINDS, advantage_text, cropped, facts, own_metric_facts, token_table
+from headrace.app.views.inspection_page import KINDS, advantage_text, crop, facts, facts_of_own_metrics, token_table
 from headrace.ops.lineage.seen import SequenceSeen, TrajectorySeen
 from headrace.schemas.episode_errors import describe_error, kind_of
 
@@ -37,7 +37,7 @@ def trial_page(tried: Tried) -> RenderableType:
 
 
 def _policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
-    yield Text.assemble((f"policy {name}", "bold"), f"  {policy.model}{_as_it_is(policy)}")
+    yield Text.assemble((f"policy {name}", "bold"), f"  {policy.model}{_describe_start(policy)}")
     for tried in policy.groups:
         yield Text()
         yield from _group(tried)
@@ -52,7 +52,7 @@ def _policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
     yield from _step(policy.step) if policy.step else [Text(f"no step: {policy.no_step}", style="yellow")]
 
 
-def _as_it_is(policy: PolicyTried) -> str:
+def _describe_start(policy: PolicyTried) -> str:
     if policy.told:
         return "; it gives the --answer texts"
     return "; a run warms it up before version 0" if policy.warm_start else ""
@@ -78,7 +78,7 @@ def _conversation(sequence: SequenceSeen) -> Table:
             name, no_wrap=name != "text", justify="right" if name in {"turn", "tokens", "mask"} else "left"
         )
     for span in sequence.spans:
-        text = Text(cropped(span.text), style=KINDS.get(span.kind, ""))
+        text = Text(crop(span.text), style=KINDS.get(span.kind, ""))
         if span.finish_reason not in ("", "stop"):
             text.append(f" [{span.finish_reason}]", style="dim")
         table.add_row(span.kind, str(span.turn), str(span.tokens), str(int(span.kind == "generated")), text)
@@ -120,7 +120,7 @@ def _step(step: StepTried) -> Iterator[RenderableType]:
         yield Text("loss or gradient is not finite: a trainer skips such a step", style="red")
         return
     measured = [("loss", f"{step.loss:.4g}"), ("gradient norm", f"{step.grad_norm:.4g}")]
-    yield facts([*measured, *own_metric_facts(step.metrics)])
+    yield facts([*measured, *facts_of_own_metrics(step.metrics)])
     if not step.has_advantages:
         yield Text(
             "Every advantage is 0, as the rewards of each group are equal, so there is nothing to learn. "

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
-from headrace.app.views.closing import Signs, why_no_rise
-from headrace.app.views.dead_letters import unnumbered
+from headrace.app.views.closing import Signs, explain_no_rise
+from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.tables import replay_lines, shadow_in_words
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
@@ -49,11 +49,11 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     """Return the whole page, `width` columns wide at most."""
     parts: list[RenderableType] = [_curve(moment, policy) for policy in moment.recipe.policies]
     parts.append(_numbers(moment))
-    stands = moment.figures.standstill
-    fails = stands is not None and stands.cause == "failing"
-    if stands is not None and fails:
-        parts.append(Text(stands.sentence, style="bold red"))
-    said = [stands.sentence] if stands is not None and not fails else []
+    standstill = moment.figures.standstill
+    fails = standstill is not None and standstill.cause == "failing"
+    if standstill is not None and fails:
+        parts.append(Text(standstill.sentence, style="bold red"))
+    said = [standstill.sentence] if standstill is not None and not fails else []
     advice = [one.sentence for one in moment.figures.advice]
     if trouble := [*said, *_restarts(moment), *_reasons(moment), *advice]:
         parts.append(Text("\n".join(trouble), style="yellow"))
@@ -62,7 +62,7 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     figures = moment.figures
     starts = figures.state == "stopped" and moment.processes
     state = f"{figures.state}: {figures.ended}" if figures.ended else "starting" if starts else figures.state
-    state = "every episode fails" if fails else "no progress" if stands else state
+    state = "every episode fails" if fails else "no progress" if standstill else state
     title = f"[bold]{figures.run}[/] · {moment.recipe.about or 'headrace'}"
     return Panel(
         Group(*parts),
@@ -88,7 +88,7 @@ def line(moment: Moment) -> str:
     words += [f"shadow {shadow_in_words(name, shadow)}" for name, shadow in figures.shadows.items()]
     if figures.lag and not figures.ended:
         words.append(f"lag {sum(figures.lag.values())}")
-    if dead_letters := unnumbered(figures.unnumbered_letters):
+    if dead_letters := describe_unnumbered(figures.unnumbered_letters):
         words.append(dead_letters)
     if failed := sum(error.count for error in figures.errors if not error.component):
         words.append(f"{failed} episodes failed")
@@ -100,7 +100,7 @@ def line(moment: Moment) -> str:
     return "  ".join(words)
 
 
-def resumed(recipe: Recipe, figures: RunFigures) -> str:
+def describe_resumed(recipe: Recipe, figures: RunFigures) -> str:
     """Return the state of a resumed run in one line."""
     at = ", ".join(f"{name} at version {v} of {recipe.trainer_of(name).steps}" for name, v in figures.versions.items())
     groups = figures.groups
@@ -119,7 +119,7 @@ def _policy_words(moment: Moment, policy: str) -> str:
     if curve:
         words.append(f"reward {curve[-1].reward:.2f}")
     else:
-        words.append(_waiting_for(moment, policy))
+        words.append(_describe_wait(moment, policy))
     if metrics:
         words.append(f"staleness {metrics.get('staleness_mean', 0.0):.1f}")
     if evals := _evals_of(moment, policy):
@@ -134,7 +134,7 @@ def _version(moment: Moment, policy: str) -> str:
 
 def _curve(moment: Moment, policy: str) -> RenderableType:
     curve = by_version((point.version, point.reward) for point in moment.figures.rewards.get(policy, ()))
-    newest = f"{curve[-1]:.2f}" if curve else _waiting_for(moment, policy)
+    newest = f"{curve[-1]:.2f}" if curve else _describe_wait(moment, policy)
     head = Text.assemble(
         (policy, "bold"), "  version ", (_version(moment, policy), "bold"), "  reward ", (newest, "bold green")
     )
@@ -142,7 +142,7 @@ def _curve(moment: Moment, policy: str) -> RenderableType:
     return Group(head, drawing)
 
 
-def _waiting_for(moment: Moment, policy: str) -> str:
+def _describe_wait(moment: Moment, policy: str) -> str:
     """Show the activity of a run without a reward yet, in the trainer's words if it reports any."""
     for worker in moment.figures.workers:
         if worker.worker == f"train-{policy}" and moment.now_ms - worker.updated_ms < SILENT_MS:
@@ -187,7 +187,7 @@ def _numbers(moment: Moment) -> Table:
             words = f"{selection.selected} selected · {selection.rejected} rejected · {selection.forced} forced"
             table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", words)
     if figures.unnumbered_letters:
-        table.add_row("dead letters", Text(unnumbered(figures.unnumbered_letters)))
+        table.add_row("dead letters", Text(describe_unnumbered(figures.unnumbered_letters)))
     if not figures.ended:  # what is unread then is nobody's any more
         table.add_row("lag", _lag(moment))
     table.add_row("workers", _workers(moment))
@@ -254,6 +254,6 @@ def _reasons(moment: Moment) -> list[str]:
             logprob_gap_mean=metrics.get("logprob_gap_mean", 0.0),
         )
         why = [finding.sentence for finding in findings(moment.pulse.policies[policy].recent)]
-        why += filter(None, [why_no_rise(signs)])
+        why += filter(None, [explain_no_rise(signs)])
         found += why if len(moment.recipe.policies) == 1 else [f"{policy}: {one}" for one in why]
     return found

@@ -46,12 +46,14 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     facts.add_column()
     spent = found.bytes
     merged = f", {size(spent[MERGED])} merged" * bool(found.merged)
-    again = f", {size(spent[WHOLE])} whole again for what was lost" * bool(spent[WHOLE])
+    again = f", {size(spent[WHOLE])} whole again to replace lost objects" * bool(spent[WHOLE])
     facts.add_row("in all", f"{size(spent[ANCHOR])} whole, {size(spent[DELTA])} as deltas{merged}{again}")
     facts.add_row("to join", _join(found))
     if found.left_out:
         count = len(found.left_out)
-        facts.add_row("left out", f"{count} version{'s' * (count > 1)}, made while the one before was on its way")
+        facts.add_row(
+            "left out", f"{count} version{'s' * (count > 1)}, made while the previous one was being published"
+        )
     if retired := sum(one.retired for one in versions):
         facts.add_row(
             "retired", f"{retired} version{'s' * (retired > 1)} by `headrace gc`, which deleted their objects"
@@ -63,18 +65,18 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     deltas = [(one.version, 100 * one.density) for one in versions if one.density is not None and one.kind != ANCHOR]
     curve = chart(by_version(deltas), WIDTH, HEIGHT)
     named = Text("values that changed, in percent, by version", "dim")
-    return Group(title, facts, Text(), named, *map(Text, curve), table, *_taken(versions[-NEWEST:]))
+    return Group(title, facts, Text(), named, *map(Text, curve), table, *_report_tables(versions[-NEWEST:]))
 
 
-def _taken(versions: Sequence[VersionWeights]) -> list[RenderableType]:
+def _report_tables(versions: Sequence[VersionWeights]) -> list[RenderableType]:
     """Return the workers' reports of versions; nothing if there are none."""
     table = Table("version", "workers", *ACTIVITIES, box=None, header_style="dim")
     for column in table.columns[1:]:
         column.justify = "right"
     for one in versions:
         if one.workers:
-            table.add_row(str(one.version), str(one.workers), *map(seconds, _spent(one).values()))
-    named = Text("how workers took them: medians; the engine plays on but in the pause", "dim")
+            table.add_row(str(one.version), str(one.workers), *map(seconds, _seconds_by_activity(one).values()))
+    named = Text("how workers took them: medians; the engine generates except during the pause", "dim")
     return [Text(), named, table] if table.row_count else []
 
 
@@ -85,14 +87,14 @@ def in_words(figures: WeightsFigures) -> str:
         words.append(f"deltas 1/{figures.ratio:.0f} of the whole")
     if figures.density is not None:
         words.append(f"{figures.density:.2%} changed")
-    spent = {"encode": figures.encode_s, "upload": figures.upload_s, **_spent(figures)}
+    spent = {"encode": figures.encode_s, "upload": figures.upload_s, **_seconds_by_activity(figures)}
     words += [f"{activity} {seconds(value)}" for activity, value in spent.items() if value is not None]
     if figures.behind:
         words.append(f"the last worker is {figures.behind} behind")
     return ", ".join([*words, f"workers {figures.skew} apart (at most {figures.greatest_skew})"])
 
 
-def _spent(one: WeightsFigures | VersionWeights) -> dict[str, float | None]:
+def _seconds_by_activity(one: WeightsFigures | VersionWeights) -> dict[str, float | None]:
     """Return by activity of a worker that takes a version how long it took."""
     return dict(zip(ACTIVITIES, (one.fetch_s, one.verify_s, one.apply_s, one.pause_s), strict=True))
 

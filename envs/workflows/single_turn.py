@@ -19,6 +19,6 @@ async def single_turn(problem: Problem, env: Environment, actors: Mapping[str, A
     transcript = Transcript(role)
     transcript.prompt(actor.encode(problem.prompt))
     generation = await actor.generate(transcript.ids)
-    transcript.generated(generation)
+    transcript.add_generation(generation)
     score = env.score(problem, actor.decode(generation.ids))
     return {role: RoleTrajectory(score.reward, (transcript.sequence(),), score.parts)}

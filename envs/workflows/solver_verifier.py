@@ -52,7 +52,7 @@ async def _solve(
     if feedback:
         transcript.observe(actor.encode_plain(f" {feedback} "))
     generation = await actor.generate(transcript.ids)
-    transcript.generated(generation)
+    transcript.add_generation(generation)
     text = actor.decode(generation.ids)
     score = env.score(problem, text)
     return text, score, transcript.sequence(reward=score.reward)
@@ -64,7 +64,7 @@ async def _verify(
     transcript = Transcript(VERIFIER)
     transcript.prompt(actor.encode(f"{problem.prompt} {attempt} approve or reject? "))
     generation = await actor.generate(transcript.ids)
-    transcript.generated(generation)
+    transcript.add_generation(generation)
     output = actor.decode(generation.ids)
     verdict = verdict_of(output)
     reward = float(verdict == ("approve" if score.reward >= RIGHT else "reject"))

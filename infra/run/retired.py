@@ -9,7 +9,7 @@ from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.schemas.records import ObjectsRetired
-from headrace.schemas.topics import policy_variant_of, retired_prefix
+from headrace.schemas.topics import policy_variant_of, prefix_of_retired
 
 WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
 """What is retired of a policy."""
@@ -22,7 +22,7 @@ class Retired:
 
     def __init__(self, run_id: str, policies: Iterable[str]) -> None:
         self._run_id = run_id
-        self._prefixes = tuple(retired_prefix(policy) for policy in policies)
+        self._prefixes = tuple(prefix_of_retired(policy) for policy in policies)
         self._ranges: dict[tuple[str, str], Ranges] = {}
 
     def take(self, message: Message) -> bool:

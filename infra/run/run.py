@@ -256,7 +256,7 @@ def _join(address: RunAddress) -> Run:
     own = Connection(address.connection.bootstrap, address.connection.client, revisions[-1].kafka.compression)
     end = messages[-1].offset + 1
     at = RunAddress(own, address.run)
-    codec.on_unknown(RecipeNews(at, end).look)
+    codec.set_unknown_hook(RecipeNews(at, end).look)
     ended, source = found[-1].ended, found[0].source
     return Run(
         address=at,

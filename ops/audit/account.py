@@ -55,15 +55,15 @@ class Known:
     """What was asked before the topics were read, or is to be kept beside the counts."""
 
     reached: Mapping[PartitionId, int] = field(default_factory=dict)
-    """How far the curators are; of a topic that is not in here all was read."""
+    """Offset that the curators have read to, by partition; a topic that is not in here was read whole."""
     played: Mapping[PartitionId, int] | None = None
-    """How far the workers are; None where that was not asked."""
+    """Offset that the workers have read to, by partition; None where that was not asked."""
     issued_before: dict[str, int] | None = None
     """Next numbers before anything else was read, of a run that goes on: what concluded since is not counted twice."""
     answered: dict[str, Mapping[PartitionId, int]] = field(default_factory=dict)
     """Shadow to how far its curators were before anything else was read."""
     keeps_places: bool = False
-    """Whether it is kept where batches say that their groups stand, as in a deep audit."""
+    """Whether the positions that batches name for their groups are kept, as in a deep audit."""
 
 
 def _fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
@@ -133,7 +133,7 @@ class RunAccount:
     # --------------------------------------------------------------------------------------------------------- records
 
     def train(self, variant: str, batch: object, fields: Fields, place: Spot) -> None:
-        """Count a batch that stands at a place, and follow its version."""
+        """Count a batch at a position, and follow its version."""
         numbers, chain = self.numbers[variant], self.chains[variant]
         version, epoch, base, result, groups, evictions, positions, revision, fingerprint = fields.batch(batch)
         where = f"{place[0]}[{place[1]}]@{place[2]}"
@@ -153,10 +153,10 @@ class RunAccount:
             chain.batch(version, Link(epoch, base, result, where))
             self.batches[variant].take(BatchFacts(version, epoch, revision, len(groups), fingerprint, where))
         verdicts = {fields.eviction(eviction)[0] for eviction in evictions}
-        told = [fields.position(position) for position in positions]
+        reported = [fields.position(position) for position in positions]
         for group in groups:
             partition, offset = fields.hint(group)
-            if 0 <= dict(told).get(partition, offset + 1) <= offset:
+            if 0 <= dict(reported).get(partition, offset + 1) <= offset:
                 self.found.add_sentence(
                     f"version {version} of {variant} was trained from a group at offset {offset} of curated partition "
                     f"{partition}, which its trainer had not read: {where}"
@@ -164,7 +164,7 @@ class RunAccount:
             if self.known.keeps_places:
                 numbers.places[fields.use(group)] = partition, offset
         is_last = version >= self.chains[variant].steps or (version < 0 and "run_end" in verdicts)
-        chain.positions(told, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
+        chain.positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
         if is_last:
             chain.let_go()
 
@@ -183,7 +183,7 @@ class RunAccount:
             numbers.discard(stream, number, use, (component, verdict, reason))
 
     def produce(self, policy: str, stream: str, number: int, place: Spot) -> bool:
-        """Count a delivery that stands at a place; False when it is not the first of its number."""
+        """Count a delivery at a position; False when it is not the first of its number."""
         if self.unread.is_refused(*place):
             return False
         position = self.known.reached.get(place[:2])
@@ -194,7 +194,7 @@ class RunAccount:
         return self.numbers[policy].produce(stream, number, bits if position is None else bits and bits | ANSWER_DUE)
 
     def task(self, stream: str, number: int, place: Spot) -> None:
-        """Count a task that stands at a place."""
+        """Count a task at a position."""
         self.seen[stream] = max(self.seen.get(stream, 0), number + 1)
         if self.known.played is not None and place[2] >= self.known.played.get(place[:2], 0):
             for policy in self.policies_of(stream):
@@ -203,14 +203,14 @@ class RunAccount:
 
     def mark_dead(self, dead_letter: DeadLetter, offset: int) -> None:
         """Count a dead letter, or that one was sent back; `offset` is its own."""
-        redriven, dead = dead_letter.reason == REDRIVEN, self._concluded_by(dead_letter)
+        redriven, dead = dead_letter.reason == REDRIVEN, self._find_concluded(dead_letter)
         if not redriven:
             place = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
-            self.unread.dead_letter(*place, not_issued=dead_letter.reason == NOT_ISSUED)
+            self.unread.take_dead_letter(*place, not_issued=dead_letter.reason == NOT_ISSUED)
         elif 0 <= dead_letter.redrives < offset:
-            self.unnumbered.sent_back(dead_letter.redrives)
+            self.unnumbered.take_redriven(dead_letter.redrives)
         if not redriven and not dead:
-            self.unnumbered.dead_letter(offset, dead_letter.reason)
+            self.unnumbered.take_dead_letter(offset, dead_letter.reason)
         for variant in dead:
             self.numbers[variant].mark_dead(
                 dead_letter.stream,
@@ -220,7 +220,7 @@ class RunAccount:
                 of_task=dead_letter.topic in self._tasks,
             )
 
-    def _concluded_by(self, dead_letter: DeadLetter) -> list[str]:
+    def _find_concluded(self, dead_letter: DeadLetter) -> list[str]:
         """Return the policies and shadows whose number a dead letter concludes, or opens again.
 
         A shadow's is only by that of a task, which nobody can have played. What a curator or a trainer cannot read
@@ -235,9 +235,9 @@ class RunAccount:
         return [variant for policy in known for variant in self.beside[policy]]
 
     def issue(self, snapshot: Snapshot) -> None:
-        """Take what was issued from the feeder's snapshot. Raises as JSON and look-ups do for one that is none."""
+        """Take what was issued from the feeder's snapshot. Raises as JSON and look-ups do for an unreadable one."""
         state = json.loads(snapshot.body)
-        self.issued = issued_of(state)
+        self.issued = read_issued(state)
         self.begins = {
             stream: [[int(revision), int(first)] for revision, first in begins]
             for stream, begins in state.get("revisions", {}).items()
@@ -292,10 +292,10 @@ class RunAccount:
             if not own.drained and not own.offline:
                 before = self.issued if self.known.issued_before is None else self.known.issued_before
                 if own.whole and self.known.played is not None:
-                    vanished = numbers.nowhere(self._of_policy(before, variant))
+                    vanished = numbers.find_vanished(self._of_policy(before, variant))
                     lost += vanished.total
                     problems.extend(vanished)
-                beyond = self.flights[variant].beyond(self._of_policy(before, variant))
+                beyond = self.flights[variant].find_overflow(self._of_policy(before, variant))
                 lost += max((count for count, _ in beyond), default=0)
                 for _, what in beyond:
                     problems.add_sentence(what)
@@ -313,11 +313,11 @@ class RunAccount:
             doubled=total.pop("doubled") + sum(p.doubled for p in shadows.values()),
             policies=policies,
             shadows=shadows,
-            tasks=TaskCounts(sum(self.issued.values()), self._concluded_tasks()),
+            tasks=TaskCounts(sum(self.issued.values()), self._count_concluded_tasks()),
             groups=GroupTotals(discarded=discarded, **total),
             weights_chain_ok=not broken,
             unreadable_letters=self.unreadable_letters,
-            unnumbered_letters=self.unnumbered.by_reason(),
+            unnumbered_letters=self.unnumbered.count_by_reason(),
             problems=problems,
         )
 
@@ -325,7 +325,7 @@ class RunAccount:
         """Return whether the policies' trainers have let go of all that was kept, at the end of a run."""
         return all(self.flights[policy].has_let_go() for policy in self.recipe.policies)
 
-    def _concluded_tasks(self) -> int:
+    def _count_concluded_tasks(self) -> int:
         """Count the tasks that are concluded for all policies that they train."""
         count = 0
         for stream, end in self.issued.items():
@@ -333,11 +333,11 @@ class RunAccount:
             for index in policies[0].pages.indices(stream) if policies else ():
                 pages = [numbers.pages.page(stream, 0, index) for numbers in policies]
                 done = np.logical_and.reduce([page.concluded for page in pages])
-                count += int(np.count_nonzero(done & pages[0].below(end)))
+                count += int(np.count_nonzero(done & pages[0].is_below(end)))
         return count
 
 
-def issued_of(state: Any) -> dict[str, int]:
+def read_issued(state: Any) -> dict[str, int]:
     """Return the next training number of every stream, of the feeder's state."""
     return {stream: int(number) for stream, number in state["next"].items()}
 

@@ -10,7 +10,7 @@ from headrace.infra.kafka.topic_reader import PartitionId, find_whole_topics, na
 from headrace.infra.run.retired import Retired, read_retired
 from headrace.infra.run.run import Run, read_revision
 from headrace.ops.audit import commits
-from headrace.ops.reading import Reading, known_topics, shortened
+from headrace.ops.reading import Reading, find_shortened, list_topics
 from headrace.schemas.records import RecipeRevision
 
 
@@ -33,7 +33,7 @@ class AuditedLog:
 
     def topics(self) -> set[str]:
         """Return the topics of the cluster."""
-        return known_topics(self._run.connection)
+        return list_topics(self._run.connection)
 
     def places(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         """Return the partitions of some topics, each with offset 0."""
@@ -47,7 +47,7 @@ class AuditedLog:
         """`read`, one partition after the other."""
         return self._reading.read_in_order(topics, what)
 
-    def again(self, topics: Iterable[str]) -> Iterator[Message]:
+    def reread(self, topics: Iterable[str]) -> Iterator[Message]:
         """`read`, without counting."""
         for topic in topics:
             yield from read_all(self._run.connection, [topic])
@@ -58,27 +58,27 @@ class AuditedLog:
 
     def schemas(self) -> list[RecipeRevision]:
         """Return all records of the recipe topic, those of schemas alone too, as they are now."""
-        messages = self.again([self._run.topics.recipe])
+        messages = self.reread([self._run.topics.recipe])
         found = (read_record(message, RecipeRevision) for message in messages)
         return [record for record in found if record is not None]
 
-    def shortened(self, topics: Iterable[str]) -> Iterator[str]:
+    def find_shortened(self, topics: Iterable[str]) -> Iterator[str]:
         """Yield what is gone from the beginnings of topics that are kept for ever."""
-        return shortened(self._run.connection, topics)
+        return find_shortened(self._run.connection, topics)
 
     def ask(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
         """Return how far groups are."""
         return commits.ask(self._run, groups)
 
     def revisions(self) -> list[tuple[str, RecipeRevision]]:
-        """Return the run's records on the recipe topic, oldest first, and where each stands."""
-        return self.placed(read_all(self._run.connection, [self._run.topics.recipe]))
+        """Return the run's records on the recipe topic, oldest first, with their positions."""
+        return self.decode_revisions(read_all(self._run.connection, [self._run.topics.recipe]))
 
-    def placed(self, messages: Iterable[Message]) -> list[tuple[str, RecipeRevision]]:
-        """Return what messages of the recipe topic say, and where each stands."""
+    def decode_revisions(self, messages: Iterable[Message]) -> list[tuple[str, RecipeRevision]]:
+        """Return this run's revisions in messages of the recipe topic, with their positions."""
         found = [(name_offset(m), revision) for m in messages if (revision := read_revision(m)) is not None]
         return [(place, revision) for place, revision in found if revision.run_id == self._run.run_id]
 
-    def retired(self) -> Retired:
+    def read_retired(self) -> Retired:
         """Return the versions whose objects are gone because nothing needs them."""
         return read_retired(self._run)

@@ -9,7 +9,7 @@ from headrace.infra.recipe.settings import Recipe
 
 
 class BatchFacts(NamedTuple):
-    """Of one version."""
+    """What the batch record of one version says."""
 
     version: int
     epoch: int
@@ -20,10 +20,10 @@ class BatchFacts(NamedTuple):
 
 
 class BatchRecords:
-    """The batches of one policy or shadow, in the order in which they stand.
+    """The batches of one policy or shadow, in the order of the topic.
 
     Args:
-        variant: Which.
+        variant: Policy or shadow.
         revisions: All recipes of the run, by revision.
     """
 
@@ -33,7 +33,7 @@ class BatchRecords:
         self._before: BatchFacts | None = None
         self._wrong: list[str] = []
         self._checkpoints: dict[int, str] = {}
-        """Versions that have a checkpoint by the recipe, and where their batches stand."""
+        """Versions that have a checkpoint by the recipe, and the positions of their batches."""
 
     def take(self, facts: BatchFacts) -> None:
         """Take in the batch of a version."""

@@ -29,7 +29,7 @@ class Bounds:
         newest = revisions[-1]
         return cls(
             staleness={v: [_staleness(one, v) for one in revisions] for v in newest.policy_variants},
-            waiting={v: max(_waiting(revisions, v), default=0) for v in newest.policy_variants},
+            waiting={v: max(_window_limits(revisions, v), default=0) for v in newest.policy_variants},
             open={p: max(_open(one, p) for one in revisions) for p in newest.policies if _is_bounded(revisions, p)},
         )
 
@@ -44,7 +44,7 @@ def _staleness(recipe: Recipe, variant: str) -> int:
     return recipe.trainer_of(variant).max_staleness if variant in recipe.policy_variants else -1
 
 
-def _waiting(revisions: Sequence[Recipe], variant: str) -> Iterator[int]:
+def _window_limits(revisions: Sequence[Recipe], variant: str) -> Iterator[int]:
     for recipe in revisions:
         if variant in recipe.policy_variants:
             trainer = recipe.trainer_of(variant)

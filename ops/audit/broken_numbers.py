@@ -49,7 +49,7 @@ class Scope:
     """An offline experiment: the groups are those of another run, and only what was trained is here."""
 
 
-def broken(page: Page, before: Page | None, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
+def find_broken(page: Page, before: Page | None, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
     """Yield what may be wrong, and of which numbers of a page it is true; `{reason}` is that of a discard.
 
     Args:
@@ -78,7 +78,7 @@ def _conclusions(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, M
     yield "was discarded without a reason", page.has(NO_REASON)
     yield "was evicted by the trainer more than once", page.has(EVICTED_TWICE)
     yield "was evicted by the trainer as another verdict than its outcome has ({reason})", page.has(ODD_VERDICT)
-    yield "was concluded, and never issued", page.concluded & ~page.below(issued)
+    yield "was concluded, and never issued", page.concluded & ~page.is_below(issued)
     yield "was trained, and no outcome says that it was kept", trained & ~page.has(KEPT)
     yield "was evicted by the trainer, and no outcome says so", evicted & ~discarded & ~page.died
     if scope.still:
@@ -95,9 +95,9 @@ def _versions(page: Page) -> Iterator[tuple[str, Mask]]:
 
 def _groups(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
     curated, produced, kept = page.has(CURATED), page.has(PRODUCED), page.has(KEPT)
-    foreign = produced & page.has(REACHED) & ~page.below(issued) & ~page.concluded
+    foreign = produced & page.has(REACHED) & ~page.is_below(issued) & ~page.concluded
     yield "was produced, and never issued", foreign
-    due = page.has(ANSWER_DUE) & ~page.has(REOPENED) & page.below(issued)
+    due = page.has(ANSWER_DUE) & ~page.has(REOPENED) & page.is_below(issued)
     silent = due & ~page.has(KEPT | DISCARDED | CURATED) & ~page.died
     yield "was read by the curators, and nothing says what became of it", silent & (not scope.drained)
     yield "has a curated record, and no outcome says that it was kept", curated & due & ~kept & (not scope.still)
@@ -120,7 +120,7 @@ def _replays(page: Page, before: Page, scope: Scope) -> Iterator[tuple[str, Mask
         yield "was read by the trainer, and then neither trained nor evicted", vanished
 
 
-def left(bits: int) -> str:
+def describe_open(bits: int) -> str:
     """Return what is wrong with a number that is open although nothing more can conclude."""
     if bits & KEPT:
         return "was kept, and then neither trained nor evicted"

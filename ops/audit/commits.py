@@ -18,7 +18,7 @@ from headrace.schemas.topics import eval_stream, variant_of
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer group: what it reads, and, of curators, as what its snapshots stand in `state`."""
+    """A consumer group: what it reads, and, of curators, the component whose snapshots are in `state`."""
 
     name: str
     topic: str
@@ -26,7 +26,7 @@ class Group:
     is_shadow: bool = False
 
 
-def groups_of(run: Run) -> list[Group]:
+def training_groups(run: Run) -> list[Group]:
     """Return the consumer groups of a run that work off training topics."""
     topics = run.topics
     workers = [Group(topics.rollout_group(w), topics.tasks(w)) for w in run.recipe.workflows]
@@ -37,7 +37,7 @@ def groups_of(run: Run) -> list[Group]:
     return workers + curators
 
 
-def evaluating(run: Run) -> list[Group]:
+def evaluation_groups(run: Run) -> list[Group]:
     """Return the same for what they work off evaluations."""
     return [
         Group(run.topics.rollout_group(workflow), run.topics.tasks(eval_stream(workflow)))
@@ -76,10 +76,10 @@ def problems(asked: Mapping[Group, Committed], snapshots: Mapping[bytes, Message
                     f"{begin} to {end}"
                 )
         if group.component:
-            yield from _against_snapshots(group, committed, snapshots, run_id)
+            yield from _compare_with_snapshots(group, committed, snapshots, run_id)
 
 
-def _against_snapshots(
+def _compare_with_snapshots(
     group: Group, committed: Committed, snapshots: Mapping[bytes, Message], run_id: str
 ) -> Iterator[str]:
     for topic, partition in committed.end:
@@ -87,8 +87,9 @@ def _against_snapshots(
         newest = snapshots.get(f"{group.component}|{topic}|{partition}".encode())
         commit = committed.commits.get((topic, partition))
         if newest is None:
-            if commit is not None and _named(commit) >= 0:
-                yield f"group {group.name} restores {place} from snapshot {_named(commit)}, and there is none in state"
+            if commit is not None and _snapshot_offset(commit) >= 0:
+                offset = _snapshot_offset(commit)
+                yield f"group {group.name} restores {place} from snapshot {offset}, and there is none in state"
             continue
         try:
             snapshot = codec.decode(newest.value, Snapshot)
@@ -105,14 +106,14 @@ def _against_snapshots(
                 f"group {group.name} has committed offset {commit.offset} of {place}, and its "
                 f"snapshot {name_offset(newest)} is of {position}"
             )
-        elif _named(commit) < newest.offset:
+        elif _snapshot_offset(commit) < newest.offset:
             yield (
-                f"group {group.name} restores {place} from snapshot {_named(commit)}, and "
+                f"group {group.name} restores {place} from snapshot {_snapshot_offset(commit)}, and "
                 f"{name_offset(newest)} is newer: written without the offset that belongs to it"
             )
 
 
-def _named(commit: Commit) -> int:
+def _snapshot_offset(commit: Commit) -> int:
     """Return the offset, in `state`, of the snapshot that a commit names; -1 for none."""
     try:
         return int(json.loads(commit.metadata)["snapshot"])

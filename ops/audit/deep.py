@@ -25,13 +25,13 @@ class UnfitValue(Exception):
 
 
 def check_trajectories(message: Message, store: ObjectStore | None) -> TrajectoryGroup:
-    """Return the group that a message holds, or that is behind its claim check; without a store as it stands.
+    """Return the group that a message holds, or that is behind its claim check; without a store as it is.
 
     Raises UnfitValue, and what an unreachable store raises.
     """
     stamp = _stamp(message)
     group = _group(message.value, store)
-    _same((group.run_id, group.stream, group.number), stamp)
+    _check_identity((group.run_id, group.stream, group.number), stamp)
     _check_versions(group.trajectories, stamp, has_all=group.claim is None)
     if group.policy != stamp.policy:
         raise UnfitValue(f"its headers say policy {stamp.policy!r}, its value {group.policy!r}")
@@ -48,14 +48,14 @@ def check_curated(message: Message, store: ObjectStore | None) -> tuple[CuratedG
         curated = codec.decode(message.value, CuratedGroup)
     except SchemaError as error:
         raise UnfitValue(str(error)) from error
-    _same((curated.run_id, curated.stream, curated.number), stamp)
+    _check_identity((curated.run_id, curated.stream, curated.number), stamp)
     said, headers = (curated.use, curated.revision, curated.min_version), (stamp.use, stamp.revision, stamp.min_version)
     if said != headers and not (curated.use and said[:2] == headers[:2]):
         raise UnfitValue(f"its headers say use, recipe revision and oldest version {headers}, its value {said}")
     if curated.use and not curated.group:
         return curated, TrajectoryGroup()
     group = _group(curated.group, store)
-    _same((group.run_id, group.stream, group.number), stamp)
+    _check_identity((group.run_id, group.stream, group.number), stamp)
     if group.claim is None:
         _check_rewards(curated, group)
         _check_versions([group.trajectories[index] for index in curated.kept], stamp)
@@ -141,7 +141,7 @@ def _group(value: bytes, store: ObjectStore | None) -> TrajectoryGroup:
         group = codec.decode(value, TrajectoryGroup)
         if group.claim is None or store is None:
             return group
-        whole = codec.decode(_fetched(store, group.claim), TrajectoryGroup)
+        whole = codec.decode(_fetch(store, group.claim), TrajectoryGroup)
     except SchemaError as error:
         raise UnfitValue(str(error)) from error
     if whole.claim is not None or replace(whole, trajectories=(), claim=group.claim) != group:
@@ -149,7 +149,7 @@ def _group(value: bytes, store: ObjectStore | None) -> TrajectoryGroup:
     return whole
 
 
-def _fetched(store: ObjectStore, claim: ClaimCheck) -> bytes:
+def _fetch(store: ObjectStore, claim: ClaimCheck) -> bytes:
     try:
         return store.get(claim.key, claim.sha256, claim.size_bytes)
     except (StoreUnavailable, StoreDenied):
@@ -158,7 +158,7 @@ def _fetched(store: ObjectStore, claim: ClaimCheck) -> bytes:
         raise UnfitValue(str(error)) from error
 
 
-def _same(found: Identity, stamp: Stamp) -> None:
+def _check_identity(found: Identity, stamp: Stamp) -> None:
     wanted = (stamp.run_id, stamp.stream, stamp.number)
     if found != wanted:
         raise UnfitValue(f"its headers name {wanted}, its value {found}")

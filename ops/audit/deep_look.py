@@ -61,7 +61,7 @@ class DeepLook:
         self._rejected = Counter[tuple[str, str, int]]()
         """(variant, stream, number) to the single trajectories that outcomes reject."""
 
-    def group(self, message: Message, *, is_new: bool) -> None:
+    def look_at_group(self, message: Message, *, is_new: bool) -> None:
         """Look into a record of trajectories or curated groups; one that is not as it should be needs a dead letter.
 
         Args:
@@ -71,15 +71,15 @@ class DeepLook:
         Raises StoreAway.
         """
         variant = self._account.variant_of_topic.get(message.topic)
-        letter, digest = self._dead.pop((message.topic, message.partition, message.offset), ("", 0))
-        if letter and digest != _digest(message.value):
+        dead_letter, digest = self._dead.pop((message.topic, message.partition, message.offset), ("", 0))
+        if dead_letter and digest != _digest(message.value):
             where = name_offset(message)
-            self._account.found.add_sentence(f"the dead letter {letter} holds other bytes than {where}")
+            self._account.found.add_sentence(f"the dead letter {dead_letter} holds other bytes than {where}")
         if variant is None:
             self._match(message)
         if not (is_new or was_sent_back(message)):
             return
-        with self._timed(message):
+        with self._measure(message):
             if variant is None:
                 group = check_trajectories(message, self._run.store if self.objects else None)
                 self._match_facts(group)
@@ -95,21 +95,21 @@ class DeepLook:
             if self.objects:
                 check_attachments(group, self.objects)
 
-    def other(self, message: Message) -> None:
+    def look_at_record(self, message: Message) -> None:
         """Look into a task, an outcome or a dead letter."""
         kind = message.topic.split(".")[1]
         try:
             if kind == "tasks":
-                with self._timed(message, groups=0):
+                with self._measure(message, groups=0):
                     self._match_task(check_task(message))
             elif kind == "outcomes":
-                self._outcome(message, codec.decode(message.value, Outcome))
+                self._look_at_outcome(message, codec.decode(message.value, Outcome))
             elif kind == "dead-letters":
-                self._dead_letter(message, codec.decode(message.value, DeadLetter))
+                self._look_at_dead_letter(message, codec.decode(message.value, DeadLetter))
         except SchemaError:  # the fold says so
             return
 
-    def _outcome(self, message: Message, outcome: Outcome) -> None:
+    def _look_at_outcome(self, message: Message, outcome: Outcome) -> None:
         variant = self._account.variant_of_topic[message.topic]
         if outcome.run_id != self._run.run_id or outcome.use or outcome.component != "curate":
             return
@@ -119,7 +119,7 @@ class DeepLook:
         elif outcome.n_asked:
             self._account.numbers[variant].expect_facts(*identity, _digest(repr(facts_of_outcome(outcome)).encode()))
 
-    def _dead_letter(self, message: Message, dead_letter: DeadLetter) -> None:
+    def _look_at_dead_letter(self, message: Message, dead_letter: DeadLetter) -> None:
         place = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
         is_ours = dead_letter.run_id == self._run.run_id and dead_letter.topic in self._kept
         if is_ours and dead_letter.reason != REDRIVEN and not dead_letter.cut_bytes:
@@ -127,16 +127,16 @@ class DeepLook:
 
     def problems(self) -> Iterator[str]:
         """Yield the dead letters whose record is not there, when all groups were read."""
-        for (topic, partition, offset), (letter, _) in self._dead.items():
-            yield f"the dead letter {letter} is about {topic}[{partition}]@{offset}, where there is no record"
+        for (topic, partition, offset), (dead_letter, _) in self._dead.items():
+            yield f"the dead letter {dead_letter} is about {topic}[{partition}]@{offset}, where there is no record"
 
     def answer(self, message: Message) -> None:
         """Look into an answer of an evaluation. Raises StoreAway."""
-        with self._timed(message):
+        with self._measure(message):
             self._evaluations.look_into(check_trajectories(message, self._run.store if self.objects else None))
 
     @contextmanager
-    def _timed(self, message: Message, groups: int = 1) -> Iterator[None]:
+    def _measure(self, message: Message, groups: int = 1) -> Iterator[None]:
         begin, cpu = time.perf_counter(), time.thread_time()
         try:
             yield

@@ -27,11 +27,11 @@ from headrace.schemas.records import DeadLetter, EvalResult, Snapshot, Trajector
 from headrace.schemas.topics import is_eval
 
 WAITS = REACHED
-"""Of an evaluation: its task stands where the workers have not come to yet."""
+"""Bit of an evaluation whose task the workers have not read yet."""
 Key = tuple[str, str, int]
 """(workflow, policy, version)."""
 OF_ANY, OF_ANSWERS = ("problems", "samples"), ("avg_at_k", "pass_at_k", "mean_length", "failures")
-"""What a result says of any answers of its version, and what it says of those that it was made of."""
+"""Fields of a result that any answers of its version determine, and fields that only its own answers determine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ class Evaluations:
         self._seen: Counter[str] = Counter()
         self._pages = {policy: Pages() for policy in self._recipe.policies}
         self._ends: dict[PartitionId, int] = {}
-        """Of every partition of answers, the offset after the last one."""
+        """Partition of answers to the offset after its last one."""
         self._read: Mapping[str, int] = {}
         """The evaluator's positions, as `topic[partition]`."""
         self._results: dict[Key, EvalResult] = {}
         self._expected: dict[Key, tuple[EvalResult, dict[str, int]]] = {}
-        """In a deep audit, what the answers give, and up to where they must be read for that."""
+        """Deep audit only: the result that the answers give, and the offsets to which they must be read for it."""
         self._spans: dict[Key, tuple[int, int]] = {}
-        """In a deep audit, the lowest and the highest number that was answered."""
+        """Deep audit only: the lowest and the highest number that was answered."""
         self._fold = EvaluationFold("", self._size)
         self._found = Problems()
 
@@ -156,9 +156,9 @@ class Evaluations:
         for workflow, issued in self._issued.items():
             for policy in self._recipe.policies_of(workflow) if issued and workflow in self._recipe.workflows else ():
                 pages = list(self._pages_of(workflow, policy, issued))
-                answered = sum(_sum(page.has(PRODUCED) & page.below(issued)) for page in pages)
-                dead = sum(_sum(page.died & ~page.has(PRODUCED) & page.below(issued)) for page in pages)
-                lost = sum(_sum(_lost(page, issued)) for page in pages) if drained else 0
+                answered = sum(_sum(page.has(PRODUCED) & page.is_below(issued)) for page in pages)
+                dead = sum(_sum(page.died & ~page.has(PRODUCED) & page.is_below(issued)) for page in pages)
+                lost = sum(_sum(_mask_lost(page, issued)) for page in pages) if drained else 0
                 results = sum(key[:2] == (workflow, policy) for key in self._results)
                 in_flight = issued - answered - dead - lost
                 found[f"{workflow}.{policy}"] = EvaluationCounts(issued, answered, dead, in_flight, lost, results)
@@ -173,8 +173,8 @@ class Evaluations:
         """
         found = Problems()
         found.extend(self._found)
-        sentences = [self._foreign(), self._lost(drained=drained), self._missing() if drained else ()]
-        sentences.append(self._wrong(still=still))
+        sentences = [self._find_foreign(), self._find_lost(drained=drained), self._find_missing() if drained else ()]
+        sentences.append(self._find_wrong(still=still))
         for what in (one for some in sentences for one in some):
             found.add_sentence(what)
         return found
@@ -183,24 +183,24 @@ class Evaluations:
         for index in range(-(-issued // PAGE)):
             yield self._pages[policy].page(workflow, 0, index)
 
-    def _foreign(self) -> Iterator[str]:
+    def _find_foreign(self) -> Iterator[str]:
         for workflow, end in sorted(self._seen.items()):
             if end > self._issued.get(workflow, 0):
                 yield f"eval.{workflow}:{end - 1} is a task, and the feeder does not know that it was issued"
         for policy, pages in self._pages.items():
             for page in pages.all():
-                foreign = (page.has(PRODUCED) | page.died) & ~page.below(self._issued.get(page.stream, 0))
+                foreign = (page.has(PRODUCED) | page.died) & ~page.is_below(self._issued.get(page.stream, 0))
                 for at in np.flatnonzero(foreign):
                     yield f"eval.{page.stream}:{page.first + at} of {policy} was answered, and never issued"
 
-    def _lost(self, *, drained: bool) -> Iterator[str]:
+    def _find_lost(self, *, drained: bool) -> Iterator[str]:
         for workflow, issued in self._issued.items():
             for policy in self._recipe.policies_of(workflow) if workflow in self._recipe.workflows else ():
                 for page in self._pages_of(workflow, policy, issued):
-                    for at in np.flatnonzero(_lost(page, issued) if drained else _unanswered(page)):
+                    for at in np.flatnonzero(_mask_lost(page, issued) if drained else _mask_unanswered(page)):
                         yield f"eval.{workflow}:{page.first + at} of {policy} was issued, and never answered"
 
-    def _missing(self) -> Iterator[str]:
+    def _find_missing(self) -> Iterator[str]:
         """Results that the evaluator has read all answers for."""
         if any(end > self._read.get(name_partition(place), 0) for place, end in self._ends.items()):
             return
@@ -212,7 +212,7 @@ class Evaluations:
             if there < asked and all(one.answered == issued for one in own):
                 yield f"{asked} evaluations of {workflow} are answered, and there are results of {there}"
 
-    def _wrong(self, *, still: bool) -> Iterator[str]:
+    def _find_wrong(self, *, still: bool) -> Iterator[str]:
         """In a deep audit, results that are not what the answers give."""
         for key, (expected, ends) in sorted(self._expected.items()):
             found = self._results.get(key)
@@ -220,17 +220,19 @@ class Evaluations:
                 yield f"{_name(key)} is answered, and has no result"
             elif found is not None and not 0 <= found.avg_at_k <= 1:
                 yield f"{_name(key)} has a mean success of {found.avg_at_k}, which is between 0 and 1"
-            elif found is not None and (differing := _differing(expected, found, self._compared(key))):
+            elif found is not None and (
+                differing := _describe_differences(expected, found, self._fields_to_compare(key))
+            ):
                 yield f"{_name(key)} has another result than its answers give: {differing}"
         if still and self._expected:
             for key in sorted(self._results.keys() - self._expected.keys()):
                 yield f"{_name(key)} has a result, and not all its answers are there"
 
-    def _compared(self, key: Key) -> tuple[str, ...]:
+    def _fields_to_compare(self, key: Key) -> tuple[str, ...]:
         """Return the fields in which a result must be what the answers give.
 
         A version that also played along in the evaluation of another policy has more answers than one evaluation: which
-        of them the evaluator read first stands nowhere.
+        of them the evaluator read first is not recorded.
         """
         low, high = self._spans[key]
         return OF_ANY if high - low >= self._size else (*OF_ANY, *OF_ANSWERS)
@@ -245,17 +247,17 @@ def _stamp(message: Message, run_id: str) -> Stamp | None:
     return stamp if stamp.run_id == run_id and is_eval(stamp.stream) else None
 
 
-def _lost(page: Page, issued: int) -> Mask:
-    found: Mask = page.below(issued) & ~page.has(PRODUCED | WAITS) & ~page.died
+def _mask_lost(page: Page, issued: int) -> Mask:
+    found: Mask = page.is_below(issued) & ~page.has(PRODUCED | WAITS) & ~page.died
     return found
 
 
-def _unanswered(page: Page) -> Mask:
+def _mask_unanswered(page: Page) -> Mask:
     """Return what the workers are done with and have not answered."""
     return page.has(ANSWER_DUE) & ~page.has(PRODUCED | WAITS) & ~page.died
 
 
-def _differing(expected: EvalResult, found: EvalResult, names: tuple[str, ...]) -> str:
+def _describe_differences(expected: EvalResult, found: EvalResult, names: tuple[str, ...]) -> str:
     return ", ".join(
         f"{name} {getattr(expected, name)} -> {getattr(found, name)}"
         for name in names

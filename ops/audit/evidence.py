@@ -20,7 +20,7 @@ from headrace.schemas.topics import policy_of
 Mention = tuple[str, GroupId]
 """Policy variant and group."""
 MOST_PLACES = 8
-"""Of one number."""
+"""Most places that are named for one number."""
 
 
 def with_places(run: Run, problems: Problems, messages: Iterable[Message]) -> Problems:
@@ -29,10 +29,10 @@ def with_places(run: Run, problems: Problems, messages: Iterable[Message]) -> Pr
     if wanted:
         for message in messages:
             _look(run, message, wanted)
-    return Problems([_placed(problem, wanted) for problem in problems.listed], problems.total)
+    return Problems([_add_places(problem, wanted) for problem in problems.listed], problems.total)
 
 
-def _placed(problem: Problem, places: dict[Mention, list[str]]) -> Problem:
+def _add_places(problem: Problem, places: dict[Mention, list[str]]) -> Problem:
     found = places.get((problem.policy, GroupId.of(problem)), [])
     more = (f"and {len(found) - MOST_PLACES} more records",) if len(found) > MOST_PLACES else ()
     return replace(problem, places=(*found[:MOST_PLACES], *more)) if problem.stream else problem

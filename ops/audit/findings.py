@@ -44,7 +44,7 @@ class CuratedCounts:
     again: int
     """Replays."""
     sha256: str
-    """Of all of them, as `CuratedDigest` takes it."""
+    """Hash of all of them, as `CuratedDigest` computes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class AuditReport:
     ok: bool
     run: str
     source: str
-    """Of an offline experiment the run whose groups it trained; else empty."""
+    """Run whose groups an offline experiment trained; empty for any other run."""
     tasks: TaskCounts
     groups: GroupTotals
     lost: int
@@ -69,11 +69,11 @@ class AuditReport:
     """Beyond those that are listed."""
     policies: Mapping[str, PolicyAudit]
     shadows: Mapping[str, PolicyAudit]
-    """By `policy.variant`."""
+    """`policy.variant` to its counts."""
     curated: Mapping[str, CuratedCounts]
     """Results by policy or shadow."""
     evaluations: Mapping[str, EvaluationCounts]
-    """By `workflow.policy`."""
+    """`workflow.policy` to its counts."""
     revisions: Mapping[str, Sequence[Sequence[int]]]
     """Stream to (recipe revision, first number issued under it)."""
     store: str
@@ -86,4 +86,4 @@ class AuditReport:
     seconds: float
     records_per_s: int
     deep: DeepRates | None
-    """With --deep."""
+    """Rates of decoding; None without --deep."""

@@ -23,10 +23,10 @@ class GroupStamp(NamedTuple):
 
 
 class Flight:
-    """Of one policy or shadow. The batches are taken in before the curated records.
+    """The curated groups of one policy or shadow that are under way. Batches are taken in before curated records.
 
     Args:
-        variant: Which.
+        variant: Policy or shadow.
         numbers: Its numbers; what is found out goes there.
         chain: Its versions, with the trainer's positions.
         bounds: What may be under way.
@@ -35,10 +35,10 @@ class Flight:
     def __init__(self, variant: str, numbers: PolicyNumbers, chain: WeightsChain, bounds: Bounds) -> None:
         self._variant, self._numbers, self._chain, self._bounds = variant, numbers, chain, bounds
         self._ends: dict[int, int] = {}
-        """Of every partition, the offset after the last first use."""
+        """Partition to the offset after its last first use."""
 
     def curate(self, curated: GroupStamp, partition: int, offset: int, *, sent_back: bool) -> None:
-        """Take in a curated record that stands at a place."""
+        """Take in a curated record and its position."""
         identity, bits = (curated.stream, curated.number, curated.use), 0
         if curated.use:
             bits |= PASSED if offset < self._chain.last_positions.get(partition, 0) else 0
@@ -59,21 +59,21 @@ class Flight:
         """Return the last version at which a first use may be trained on; None where nothing says so."""
         return self._bounds.deadline(self._variant, revision, min_version)
 
-    def beyond(self, issued: dict[str, int]) -> list[tuple[int, str]]:
+    def find_overflow(self, issued: dict[str, int]) -> list[tuple[int, str]]:
         """Return how many more are under way than fit there, and what to say: they are lost, and nothing tells which.
 
         Args:
             issued: Next number of every stream of this policy, from before anything else was read.
         """
         found, numbers, most, variant = [], self._numbers, self._bounds, self._variant
-        waiting, room = numbers.waiting(), most.waiting[variant]
+        waiting, room = numbers.count_waiting(), most.waiting[variant]
         if waiting > room:
             what = (
                 f"{waiting} groups of {variant} were read by its trainer and neither trained nor evicted, and its "
                 f"window and the batches under way hold at most {room}: {waiting - room} are lost"
             )
             found.append((waiting - room, what))
-        room = most.open.get(variant, 0) + numbers.reopened + numbers.played_though_dead()
+        room = most.open.get(variant, 0) + numbers.reopened + numbers.count_played_though_dead()
         flying = numbers.open_below(issued) if variant in most.open else 0
         if flying > room:
             what = (
@@ -89,4 +89,4 @@ class Flight:
         It has where none is open; and where it had told, after the end, what became of all that it held, and had read
         all: what is open then it will never conclude.
         """
-        return self._chain.has_let_go(self._ends) or not self._numbers.kept_and_open()
+        return self._chain.has_let_go(self._ends) or not self._numbers.count_kept_and_open()

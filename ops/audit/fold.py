@@ -19,11 +19,12 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import was_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.weights.paths import DELTA, WHOLE, is_version, is_whole
-from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RunAccount, Spot, issued_of
+from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RunAccount, Spot, read_issued
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.flight import GroupStamp
+from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
 from headrace.ops.audit.weights_chain import Link
+from headrace.ops.audit.weights_events import take_event
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError
@@ -34,7 +35,7 @@ FEEDER_KEY = b"feed"
 """Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream, and, as
 `revisions`, from which number on it issued under which recipe revision."""
 NO_SNAPSHOT = (ValueError, KeyError, TypeError, AttributeError)
-"""What JSON and look-ups raise for a body that is none."""
+"""Errors that JSON and look-ups raise for a body that is not a snapshot."""
 EVALUATOR_KEY = b"evaluate"
 """Key of the evaluator's snapshots."""
 CURATOR_KEY = b"curate."
@@ -61,9 +62,9 @@ class AuditFold:
         self.groups = self.curated | {recipe.topics.trajectories(policy) for policy in recipe.policies}
         """Topics of groups."""
         self.evaluations: Evaluations | None = None
-        """What takes in dead letters about evaluations."""
+        """Takes in dead letters about evaluations; None where evaluations are not audited."""
         self.schemas: dict[bytes, str] = {}
-        """Fingerprints of the schemas that records are written in, and where the first of each stands."""
+        """Fingerprints of the schemas that records are written in, with the position of the first record of each."""
         self._run_header = run_id.encode()
         self._policies = {topic: policy_of(variant) for topic, variant in self.account.variant_of_topic.items()}
         """Policy of each topic."""
@@ -73,18 +74,18 @@ class AuditFold:
     def _by_topic(self) -> dict[str, Callable[[Message], bool]]:
         topics = self.recipe.topics
         takers: dict[str, Callable[[Message], bool]] = {
-            topics.dead_letters: self._dead_letter,
-            topics.state: self._state,
+            topics.dead_letters: self._take_dead_letter,
+            topics.state: self._take_state,
         }
         for workflow in self.recipe.workflows:
-            takers[topics.tasks(workflow)] = self._task
+            takers[topics.tasks(workflow)] = self._take_task
         for variant in self.recipe.policy_variants:
             takers |= {
-                topics.outcomes(variant): self._outcome,
-                topics.batches(variant): self._batch,
-                topics.weights(variant): self._weights,
-                topics.trajectories(variant): self._trajectories,
-                topics.curated(variant): self._curated,
+                topics.outcomes(variant): self._take_outcome,
+                topics.batches(variant): self._take_batch,
+                topics.weights(variant): self._take_weights,
+                topics.trajectories(variant): self._take_trajectories,
+                topics.curated(variant): self._take_curated,
             }
         return takers
 
@@ -107,7 +108,7 @@ class AuditFold:
             return False
 
     def take_record(self, record: BatchTrained | Outcome | DeadLetter | Snapshot, place: Spot) -> None:
-        """Take in a decoded record that stands at a place; the snapshot must be the feeder's, the newest last."""
+        """Take in a decoded record and its position; the snapshot must be the feeder's, the newest last."""
         if record.run_id != self.run_id:
             return
         if isinstance(record, Snapshot):
@@ -126,35 +127,33 @@ class AuditFold:
         named = policy_of(owner) == policy if variant is None else owner == policy_variant_of(policy, variant)
         return owner if named else ""
 
-    def _own(self, topic: str, policy: str, variant: str | None = None) -> str:
+    def _require_owner(self, topic: str, policy: str, variant: str | None = None) -> str:
         """`_owner`. Raises HeaderError for a record of this run that is on the topic of another policy or shadow."""
         owner = self._owner(topic, policy, variant)
         if not owner:
             raise HeaderError(f"it is of policy {policy_variant_of(policy, variant or ''):.60}, whose topic is another")
         return owner
 
-    def _outcome(self, message: Message) -> bool:
+    def _take_outcome(self, message: Message) -> bool:
         plain = codec.decode_plain(message.value, Outcome)
         if plain["run_id"] != self.run_id:
             return False
-        self.account.conclude(self._own(message.topic, plain["policy"]), plain, OF_PLAIN)
+        self.account.conclude(self._require_owner(message.topic, plain["policy"]), plain, OF_PLAIN)
         return True
 
-    def _batch(self, message: Message) -> bool:
+    def _take_batch(self, message: Message) -> bool:
         plain = codec.decode_plain(message.value, BatchTrained)
         if plain["run_id"] != self.run_id:
             return False
-        variant = self._own(message.topic, plain["policy"], plain["variant"])
+        variant = self._require_owner(message.topic, plain["policy"], plain["variant"])
         self.account.train(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
         return True
 
-    def _dead_letter(self, message: Message) -> bool:
+    def _take_dead_letter(self, message: Message) -> bool:
         try:
             dead_letter = codec.decode(message.value, DeadLetter)
         except SchemaError:
-            self.account.unreadable_letters += (
-                1  # nobody may write a dead letter about it: that would be read here again
-            )
+            self.account.unreadable_letters += 1  # a dead letter about it would be read here again
             return False
         if dead_letter.run_id != self.run_id:
             return False
@@ -163,7 +162,7 @@ class AuditFold:
             self.evaluations.mark_dead(dead_letter)
         return True
 
-    def _state(self, message: Message) -> bool:
+    def _take_state(self, message: Message) -> bool:
         if message.key in (FEEDER_KEY, EVALUATOR_KEY) or message.key.startswith(CURATOR_KEY):
             self.snapshots[message.key] = message
             return True
@@ -177,35 +176,16 @@ class AuditFold:
         self.account.chains[variant].checkpoint(pointer.version, link)
         return True
 
-    def _weights(self, message: Message) -> bool:
+    def _take_weights(self, message: Message) -> bool:
         event = codec.decode(message.value, WeightsPublished)
         if event.run_id != self.run_id:
             return False
-        variant = self._own(message.topic, event.policy, event.variant)
-        link = Link(event.epoch, event.base_hash, event.weights_hash, name_offset(message))
-        chain = self.account.chains[variant]
-        if is_whole(event):
-            chain.place_anchor(message.offset)
-        else:
-            version = None if event.kind == DELTA else event.version
-            chain.check_anchor(event.anchor_offset, name_offset(message), version)
-        if is_version(event):
-            chain.event(event.version, link, event.base_version, final=event.final)
-        elif event.kind == WHOLE:
-            chain.whole(event.version, link)
-        else:
-            chain.merged(event.version, link, event.base_version, final=event.final)
+        variant = self._require_owner(message.topic, event.policy, event.variant)
+        take_event(self.account.chains[variant], event, message)
         return True
 
-    def _task(self, message: Message) -> bool:
-        found = dict(message.headers)
-        try:
-            run_id, stream, number = found["run_id"], found["stream"].decode(), int(found["number"])
-            revision = int(found["revision"])
-        except KeyError as error:
-            raise HeaderError(f"header {error} is missing") from error
-        except ValueError as error:
-            raise HeaderError(f"a header is malformed: {error}") from error
+    def _take_task(self, message: Message) -> bool:
+        run_id, stream, number, revision = read_task_headers(message)
         if run_id != self._run_header or is_eval(stream):
             return False
         if message.topic != self.recipe.topics.tasks(stream):
@@ -214,37 +194,29 @@ class AuditFold:
         self.account.revisions.see(message.topic, stream, number, revision)
         return True
 
-    def _trajectories(self, message: Message) -> bool:
+    def _take_trajectories(self, message: Message) -> bool:
         policy, group = self._stamp(message)
         if group.number % self.recipe.kafka.partitions != message.partition:
             raise HeaderError(f"number {group.number} does not belong on this partition")
         place = (message.topic, message.partition, message.offset)
         return self.account.produce(policy, group.stream, group.number, place)
 
-    def _curated(self, message: Message) -> bool:
+    def _take_curated(self, message: Message) -> bool:
         _, curated = self._stamp(message)
         flight = self.account.flights[self.account.variant_of_topic[message.topic]]
         flight.curate(curated, message.partition, message.offset, sent_back=was_sent_back(message))
         return True
 
     def _stamp(self, message: Message) -> tuple[str, GroupStamp]:
-        """Return a group's policy and what else its headers say, quicker than `Stamp` does. Raises HeaderError."""
-        found = dict(message.headers)
-        try:
-            run_id, policy, stream = found["run_id"], found["policy"].decode(), found["stream"].decode()
-            number, use, revision = int(found["number"]), int(found["use"]), int(found["revision"])
-            oldest, newest = int(found.get("min_version", b"-1")), int(found.get("max_version", b"-1"))
-        except KeyError as error:
-            raise HeaderError(f"header {error} is missing") from error
-        except ValueError as error:
-            raise HeaderError(f"a header is malformed: {error}") from error
+        """Return the policy and the headers of a group of this run. Raises HeaderError."""
+        run_id, policy, group = read_group_headers(message)
         if run_id != self._run_header:
             raise HeaderError(f"it is of run {run_id!r:.60}")
         if policy != self._policies[message.topic]:
             raise HeaderError(f"it is of policy {policy!r:.60}, whose topic is another")
         if message.topic in self.curated:  # of trajectories a copy may be anybody's, and the curator's word is judged
-            self.account.revisions.see(message.topic, stream, number, revision)
-        return policy, GroupStamp(stream, number, use, revision, oldest, newest)
+            self.account.revisions.see(message.topic, group.stream, group.number, group.revision)
+        return policy, group
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
@@ -252,7 +224,7 @@ class AuditFold:
         """Take the feeder's newest snapshot before all other messages, of a run that goes on."""
         with suppress(SchemaError, *NO_SNAPSHOT):  # `close` says so
             snapshot = codec.decode(message.value, Snapshot)
-            self.account.known.issued_before = issued_of(json.loads(snapshot.body))
+            self.account.known.issued_before = read_issued(json.loads(snapshot.body))
 
     def close(self) -> None:
         """Read the feeder's newest snapshot, when all messages were taken in."""

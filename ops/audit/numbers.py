@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.ops.audit.broken_numbers import Scope, broken, left
+from headrace.ops.audit.broken_numbers import Scope, describe_open, find_broken
 from headrace.ops.audit.pages import (
     BY_TRAINER,
     CONCLUDED,
@@ -49,9 +49,9 @@ MOST_REASONS = 127
 OTHER = ("", "", "other")
 
 VERDICTS = ("expired", "surplus", "run_end", "missing")
-"""Of evictions."""
+"""Verdicts of evictions."""
 OF_PLACE = IN_WINDOW | OVERDUE
-"""What is true of a curated record on account of where it stands."""
+"""Bits that depend on the position of a curated record."""
 
 Conclusion = tuple[str, str, str]
 """(component, verdict, reason) of a discard."""
@@ -81,9 +81,9 @@ class PolicyAudit:
     replays: int = 0
     """Uses after the first that the chain asked for; at the end of a run some are left that the trainer never read."""
     replayed: int = 0
-    """Of these, trained."""
+    """Replays that were trained."""
     replays_discarded: int = 0
-    """Of these, evicted by the trainer, or dead."""
+    """Replays that the trainer evicted, or that are dead."""
     trajectories_discarded: int = 0
     """Single trajectories of groups that were kept."""
 
@@ -95,7 +95,7 @@ class PolicyNumbers:
         self.policy = policy
         self.pages = Pages()
         self.places: dict[tuple[str, int, int], tuple[int, int]] = {}
-        """Use to where its batch says that it stands, until its curated record was read."""
+        """Use to the position that its batch names, until its curated record was read."""
         self.reopened = 0
         """Dead letters that were sent back: each may open a number beyond those that the feeder had open."""
         self._reasons: list[Conclusion] = [("", "", "")]
@@ -109,8 +109,8 @@ class PolicyNumbers:
         """Take in a delivery; False when it is not the first of its number.
 
         Args:
-            stream: Of the task.
-            number: Of the task.
+            stream: Stream of the task.
+            number: Number of the task.
             bits: REACHED when no curator may have it before it, ANSWER_DUE when one is known to have read it.
         """
         bits |= PRODUCED
@@ -122,9 +122,9 @@ class PolicyNumbers:
         """Take in a curated record.
 
         Args:
-            stream: Of the task.
-            number: Of the task.
-            use: Which use.
+            stream: Stream of the task.
+            number: Number of the task.
+            use: Use of the group, 0 for the first.
             bits: What else is known of it.
             sent_back: Whether `headrace redrive` wrote it: then the one before counts no more.
         """
@@ -147,7 +147,7 @@ class PolicyNumbers:
             self.pages.clear(stream, number, 0, UNMATCHED)
 
     def place(self, stream: str, number: int, use: int, place: tuple[int, int]) -> None:
-        """Take in where a curated record stands: (partition, offset)."""
+        """Take in the position of a curated record: (partition, offset)."""
         expected = self.places.pop((stream, number, use), place)
         if expected not in (place, (-1, -1)):
             self.pages.mark(stream, number, use, MISPLACED)
@@ -220,9 +220,9 @@ class PolicyNumbers:
         """Count a dead letter that concludes a number, or one use of it; -1 for one that opens it again.
 
         Args:
-            stream: Of the task.
-            number: Of the task.
-            use: Which use.
+            stream: Stream of the task.
+            number: Number of the task.
+            use: Use of the group, 0 for the first.
             dead_letters: 1 or -1.
             of_task: Whether it is about the task itself, which no worker could read.
         """
@@ -256,7 +256,7 @@ class PolicyNumbers:
             count["kept"] += _sum(page.has(KEPT))
             count["trained"] += _sum(trained)
             count["dead"] += _sum(page.dead)
-            known = page.concluded & page.below(issued.get(page.stream, 0))
+            known = page.concluded & page.is_below(issued.get(page.stream, 0))
             count["known"] += _sum(known)
             count["unissued"] += _sum(page.concluded & ~known)
             codes, times = np.unique(page.bits[discarded & ~trained] >> REASON_BITS, return_counts=True)
@@ -288,10 +288,10 @@ class PolicyNumbers:
 
     def open_below(self, issued: Mapping[str, int]) -> int:
         """Count the numbers of all streams that were issued up to there and are not concluded."""
-        known = sum(_sum(p.concluded & p.below(issued.get(p.stream, 0))) for p in self.pages.all() if not p.use)
+        known = sum(_sum(p.concluded & p.is_below(issued.get(p.stream, 0))) for p in self.pages.all() if not p.use)
         return sum(issued.values()) - known
 
-    def waiting(self) -> int:
+    def count_waiting(self) -> int:
         """Count the first uses that the trainer had read at its newest record, and neither trained nor evicted."""
         return sum(
             _sum(page.has(IN_WINDOW) & ~page.concluded & ~page.has(EVICTED))
@@ -299,15 +299,15 @@ class PolicyNumbers:
             if not page.use
         )
 
-    def kept_and_open(self) -> int:
+    def count_kept_and_open(self) -> int:
         """Count the first uses that were kept and are open."""
         return sum(_sum(page.has(KEPT) & ~page.concluded) for page in self.pages.all() if not page.use)
 
-    def played_though_dead(self) -> int:
+    def count_played_though_dead(self) -> int:
         """Count the numbers whose task is a dead letter of one worker, and was played by another."""
         return sum(_sum((page.task_deaths > 0) & page.has(PLAYED)) for page in self.pages.all() if not page.use)
 
-    def nowhere(self, issued: Mapping[str, int]) -> Problems:
+    def find_vanished(self, issued: Mapping[str, int]) -> Problems:
         """Return the numbers below these that are open, and of which there is neither a task to be played nor a group.
 
         Tasks were read after that, and how far the workers were was asked before.
@@ -316,9 +316,11 @@ class PolicyNumbers:
         for stream, end in issued.items():
             for index in range(-(-end // PAGE)):
                 page = self.pages.page(stream, 0, index)
-                lost = page.below(end) & ~page.concluded & ~page.has(PLAYED | TASK_WAITS)
+                lost = page.is_below(end) & ~page.concluded & ~page.has(PLAYED | TASK_WAITS)
                 found.add(
-                    self._named(page, lost, "is in flight, and neither a task to be played nor a group is there"),
+                    self._name_problems(
+                        page, lost, "is in flight, and neither a task to be played nor a group is there"
+                    ),
                     _sum(lost),
                 )
         return found
@@ -328,9 +330,9 @@ class PolicyNumbers:
         found = Problems()
         for page in self.pages.all():
             before = self.pages.page(page.stream, page.use - 1, page.first // PAGE) if page.use else None
-            for what, mask in broken(page, before, issued.get(page.stream, 0), scope):
+            for what, mask in find_broken(page, before, issued.get(page.stream, 0), scope):
                 if count := _sum(mask):
-                    found.add(self._named(page, mask, what), count)
+                    found.add(self._name_problems(page, mask, what), count)
         for stream, next_number in seen.items():
             first = issued.get(stream, 0)
             what = "is a task, and the feeder does not know that it was issued"
@@ -341,7 +343,7 @@ class PolicyNumbers:
             found.add(self._open(issued), left)
         return found
 
-    def _named(self, page: Page, mask: Mask, what: str) -> Iterator[Problem]:
+    def _name_problems(self, page: Page, mask: Mask, what: str) -> Iterator[Problem]:
         use = f", use {page.use}," if page.use else ""
         for at in np.flatnonzero(mask):
             conclusion = self._reasons[int(page.bits[at]) >> REASON_BITS]
@@ -353,8 +355,8 @@ class PolicyNumbers:
         for stream, end in issued.items():
             for index in range(-(-end // PAGE)):
                 page = self.pages.page(stream, 0, index)
-                for at in np.flatnonzero(~page.concluded & page.below(end)):
-                    yield Problem(left(int(page.bits[at])), self.policy, stream, page.first + int(at))
+                for at in np.flatnonzero(~page.concluded & page.is_below(end)):
+                    yield Problem(describe_open(int(page.bits[at])), self.policy, stream, page.first + int(at))
 
 
 def code_of(verdict: str) -> int:

@@ -33,11 +33,11 @@ Version = tuple[str, str, int]
 KINDS = {MERGED: "the merged delta of versions {} to", WHOLE: "the whole weights of version"}
 """What to call what further ways lead by; the number of a version follows."""
 CHECKPOINT_KEY = "headrace.checkpoint"
-"""Where a checkpoint's metadata stands, as `trainers.learner.checkpoint` has it."""
+"""Key of the metadata in a checkpoint, as `trainers.learner.checkpoint` writes it."""
 HEADER_BYTES = 16 << 20
-"""Of a checkpoint, the beginning in which its metadata stands."""
+"""Bytes at the beginning of a checkpoint that hold its metadata."""
 NEEDED = frozenset({"config.json", TOKENIZER_FILE})
-"""Beside every anchor that has files at all; one that somebody made by hand may have none."""
+"""Files that an anchor with files must have; a hand-made anchor may have none."""
 LAST_SEEN = 64
 """Objects that are named again and again, as the files beside every anchor are, are read once."""
 
@@ -53,11 +53,11 @@ class ObjectChecks:
         self._store = store
         self._folder = folder
         self._held: dict[str, HeldWeights] = {}
-        """Of each policy and shadow, the weights of the event before, mapped from a file."""
+        """Policy or shadow to the weights of its previous event, mapped from a file."""
         self._anchors: dict[str, WeightsPublished] = {}
-        """Of each policy and shadow, the newest whole weights."""
+        """Policy or shadow to its newest whole weights."""
         self._files: dict[str, set[str]] = {}
-        """Of each policy and shadow, the names of the files beside the newest whole weights."""
+        """Policy or shadow to the names of the files beside its newest whole weights."""
         self._lost: set[str] = set()
         """Policies whose weights are not at hand until the next anchor: a delta could not be applied."""
         self._deep = deep
@@ -87,7 +87,7 @@ class ObjectChecks:
         for file in event.files:
             yield from (f"{name} file {file.name}: {why}" for why in self.claim(file.claim))
         if is_whole(event):
-            yield from (f"{name} {why}" for why in self._other_files(event))
+            yield from (f"{name} {why}" for why in self._compare_files(event))
         if event.weights is None:
             yield f"{name} the record names no object"
             return
@@ -113,7 +113,7 @@ class ObjectChecks:
             )
             self._of_versions.append(((policy_variant, WEIGHTS, event.base_version), f"{name} {why}"))
 
-    def _other_files(self, event: WeightsPublished) -> Iterator[str]:
+    def _compare_files(self, event: WeightsPublished) -> Iterator[str]:
         """Yield what differs where whole weights have other files beside them than those before."""
         names = {file.name for file in event.files}
         if names and (missing := sorted(NEEDED - names)):
@@ -149,7 +149,7 @@ class ObjectChecks:
         return HeldWeights(open_weights(folder, writable=True).tensors, copy=False)
 
     def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
-        delta = _labelled(event, path)
+        delta = _open_labelled(event, path)
         header, held = delta.header, self._held.get(_policy_variant(event))
         if held is not None and held.weights_hash == header.base_hash:
             held.apply(delta)
@@ -159,7 +159,7 @@ class ObjectChecks:
 
     def _hash_of_merged(self, event: WeightsPublished, path: Path) -> str:
         """Return what a merged delta gives by its header; in a deep audit what it makes of its anchor."""
-        delta = _labelled(event, path)
+        delta = _open_labelled(event, path)
         anchor = self._anchors.get(_policy_variant(event))
         if not self._deep or anchor is None or anchor.weights_hash != event.base_hash:
             return delta.header.weights_hash
@@ -200,7 +200,7 @@ class ObjectChecks:
         if found != version:
             yield f"it holds version {found}"
 
-    def not_retired(self, read_retired: Callable[[], Retired]) -> Iterator[str]:
+    def find_unretired(self, read_retired: Callable[[], Retired]) -> Iterator[str]:
         """Yield what is wrong with objects of versions, when all were checked, but for those that were retired.
 
         Args:
@@ -235,7 +235,7 @@ def _policy_variant(record: WeightsPublished | CheckpointPointer) -> str:
     return policy_variant_of(record.policy, record.variant)
 
 
-def _labelled(event: WeightsPublished, path: Path) -> Delta:
+def _open_labelled(event: WeightsPublished, path: Path) -> Delta:
     delta = open_delta(path)
     if not is_labelled(delta.header, event):
         raise WeightsError(f"its delta is labelled {delta.header.label}, which is not what the record says of it")

@@ -45,9 +45,9 @@ LOW = PAGE - 1
 ) = (1 << bit for bit in range(24))
 CONCLUDED = TRAINED | DISCARDED
 PASSED = PRODUCED
-"""Of a replay, which no worker produces: its trainer has read past it."""
+"""Bit of a replay, which no worker produces: its trainer has read past it."""
 PLAYED = PRODUCED | KEPT | CURATED | CONCLUDED
-"""What shows that a worker could read the task."""
+"""Bits that prove that a worker could read the task."""
 REASON_BITS = 24
 """The bits above these hold the number of a reason."""
 FLAGS = (1 << REASON_BITS) - 1
@@ -97,7 +97,7 @@ class Page:
         """Numbers that are open no more."""
         return self.has(CONCLUDED) | self.died
 
-    def below(self, number: int) -> Mask:
+    def is_below(self, number: int) -> Mask:
         """Return which numbers are less than this one, and no negative ones."""
         found: Mask = np.arange(PAGE) < (number - self.first if self.first >= 0 else 0)
         return found

@@ -26,7 +26,7 @@ def recipe_problems(
     The mark of the end, another store and sources that had no record are written as the same revision once more.
 
     Args:
-        placed: Where each record stands, and what it says, oldest first.
+        placed: Position and revision of each record, oldest first.
         begins: Stream to [revision, the first number issued under it], by the feeder.
     """
     first: dict[int, tuple[str, RecipeRevision]] = {}
@@ -38,7 +38,7 @@ def recipe_problems(
             first[number] = place, revision
             continue
         before, known = first[number]
-        if differing := [*_differing(known, revision)]:
+        if differing := [*_describe_differences(known, revision)]:
             yield f"recipe revision {number} has two contents ({'; '.join(differing)}): {before} and {place}"
         first[number] = before, _with_sources(known, revision)
     for stream, spans in begins.items():
@@ -50,7 +50,7 @@ def end_problems(placed: Sequence[tuple[str, RecipeRevision]], newest: Mapping[s
     """Yield what is wrong with the marks of the run's end.
 
     Args:
-        placed: As `recipe_problems` has them.
+        placed: Positions and revisions, as `recipe_problems` takes them.
         newest: Policy to its newest version and its last one, read afterwards.
     """
     marks = {revision.revision: (place, revision.ended) for place, revision in reversed(placed) if revision.ended}
@@ -70,7 +70,7 @@ def schema_problems(revisions: Iterable[RecipeRevision], seen: Mapping[bytes, st
 
     Args:
         revisions: All that is on the recipe topic.
-        seen: Fingerprints of schemas, and where the first record of each stands.
+        seen: Fingerprints of schemas, and the position of the first record of each.
     """
     texts = {text for revision in revisions for text in revision.schemas.values()}
     known = set()
@@ -83,7 +83,7 @@ def schema_problems(revisions: Iterable[RecipeRevision], seen: Mapping[bytes, st
             yield f"{place} is written in a schema that no record of the recipe topic holds"
 
 
-def _differing(one: RecipeRevision, other: RecipeRevision) -> Iterator[str]:
+def _describe_differences(one: RecipeRevision, other: RecipeRevision) -> Iterator[str]:
     if one.recipe != other.recipe:
         try:
             found = find_differences(Recipe.from_json(one.recipe), Recipe.from_json(other.recipe))

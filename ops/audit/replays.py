@@ -28,7 +28,7 @@ class ReplayChecks:
     Eight bytes are kept for a number where a chain replays.
 
     Args:
-        variant: Which.
+        variant: Policy or shadow.
         revisions: All recipes of the run, by revision.
     """
 
@@ -36,7 +36,7 @@ class ReplayChecks:
         self._limits = [_limits(one, variant) if variant in one.policy_variants else None for one in revisions]
         self._has_replays = any(limits is None or limits.max_uses > 1 for limits in self._limits)
         self._counts = Counter[int]()
-        """Of each partition, the records that its curator wrote so far."""
+        """Partition to the number of records that its curator has written so far."""
         self._firsts: dict[tuple[str, int, int], tuple[array[int], array[int]]] = {}
         """(stream, partition, page) to how many records a first use had before it, -1 for none, and its min_version."""
 

@@ -32,14 +32,14 @@ class GroupTotals:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Of a whole run."""
+    """Counts of a whole run."""
 
     ok: bool
     lost: int
     doubled: int
     policies: dict[str, PolicyAudit]
     shadows: dict[str, PolicyAudit] = field(default_factory=dict)
-    """By `policy.variant`; in the sums below they are counted in `lost` and `doubled` alone."""
+    """`policy.variant` to its counts; the sums below include them only in `lost` and `doubled`."""
     tasks: TaskCounts = TaskCounts()
     groups: GroupTotals = GroupTotals()
     weights_chain_ok: bool = True

@@ -28,7 +28,7 @@ class Unread:
         if len(self._whys) < MOST_LISTED:
             self._whys[topic, partition, offset] = why
 
-    def dead_letter(self, topic: str, partition: int, offset: int, *, not_issued: bool = False) -> None:
+    def take_dead_letter(self, topic: str, partition: int, offset: int, *, not_issued: bool = False) -> None:
         """Take in a dead letter, by the place that it is about, and whether its number was never issued."""
         self._mark(topic, partition, offset, DEAD_LETTER | (NOT_ISSUED if not_issued else 0))
 
@@ -70,13 +70,13 @@ class Unnumbered:
         self._bytes = bytearray()
         self._codes: dict[str, int] = {}
 
-    def dead_letter(self, offset: int, reason: str) -> None:
+    def take_dead_letter(self, offset: int, reason: str) -> None:
         """Take in a dead letter that concludes no number, by its offset among the dead letters."""
         is_known = reason in self._codes or len(self._codes) < MOST_REASONS - 1
         reason = reason if is_known and 0 < len(reason) <= REASON_LENGTH else OTHER
         self._mark(offset, self._codes.setdefault(reason, len(self._codes) + 1))
 
-    def sent_back(self, offset: int) -> None:
+    def take_redriven(self, offset: int) -> None:
         """Record that a dead letter's message was sent back, whatever dead letter it is."""
         self._mark(offset, SENT_BACK)
 
@@ -85,7 +85,7 @@ class Unnumbered:
             self._bytes.extend(bytes(offset + 1 - len(self._bytes)))
         self._bytes[offset] |= bits
 
-    def by_reason(self) -> dict[str, int]:
+    def count_by_reason(self) -> dict[str, int]:
         """Count the dead letters that were not sent back."""
         found = {reason: self._bytes.count(code) for reason, code in sorted(self._codes.items())}
         return {reason: count for reason, count in found.items() if count}

@@ -19,7 +19,7 @@ from headrace.ops.audit.problems import Problems
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a record says of a version's weights, and where it stands."""
+    """What a record says of a version's weights, and its position."""
 
     epoch: int
     base: str
@@ -28,7 +28,7 @@ class Link:
 
 
 class WeightsChain:
-    """The versions of one policy; records of one topic come in the order in which they stand there.
+    """The versions of one policy; records of one topic come in its order.
 
     Args:
         policy: Whose, or the shadow's, `policy.variant`.
@@ -46,10 +46,10 @@ class WeightsChain:
         self._curated = curated
         self._batches: dict[int, Link] = {}
         self._unmarked = ""
-        """Where the newest version stands, if it is the last of the recipe and is not marked so."""
+        """Position of the newest version if it is the recipe's last one and is not marked so."""
         self._events: dict[int, Link] = {}
         self._bases: dict[int, int] = {}
-        """Of versions that are published as deltas, the version that each is one on."""
+        """Version that is published as a delta to the version that the delta is based on."""
         self._begun: dict[int, Link] = {}
         """Anchors of versions that were published before, under the epoch after."""
         self._checkpoints: dict[int, Link] = {}
@@ -59,7 +59,7 @@ class WeightsChain:
         self._anchor = -1
         """Offset of the newest whole weights."""
         self._anchors: dict[int, int] = {}
-        """Of every version that is published, the same at its event."""
+        """Published version to the offset of the newest whole weights at its event."""
         self._ages: deque[dict[int, int]] = deque(maxlen=MOST_AHEAD + 2)
         """Positions at the newest versions, oldest first."""
 
@@ -80,7 +80,7 @@ class WeightsChain:
         if base_version >= 0:
             self._bases[version] = base_version
 
-    def merged(self, version: int, link: Link, base_version: int, *, final: bool = False) -> None:
+    def take_merged(self, version: int, link: Link, base_version: int, *, final: bool = False) -> None:
         """Record that the deltas between two versions are there as one, which is reported after both are published."""
         if final:
             self.broken.add_sentence(
@@ -89,13 +89,13 @@ class WeightsChain:
         for which, weights in ((base_version, link.base), (version, link.result)):
             event = self._event(which)
             if event is None or (event.result, event.epoch) != (weights, link.epoch):
-                found = "is not published" if event is None else f"is {_short(event.result)} of epoch {event.epoch}"
+                found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
                 self.broken.add_sentence(
                     f"the merged delta of versions {base_version} to {version} of {self.policy} takes version {which} "
-                    f"for {_short(weights)} of epoch {link.epoch}, and it {found}: {link.place}"
+                    f"for {_shorten(weights)} of epoch {link.epoch}, and it {found}: {link.place}"
                 )
 
-    def beyond(self, ends: Mapping[tuple[str, int], int]) -> Iterator[str]:
+    def find_positions_past_end(self, ends: Mapping[tuple[str, int], int]) -> Iterator[str]:
         """Yield the trainer's positions that are past the end of what it reads; the ends were asked for afterwards."""
         for partition, offset in self._positions.items():
             end = ends.get((self._curated, partition), offset)
@@ -103,11 +103,11 @@ class WeightsChain:
                 yield f"the trainer's position on {self._curated}[{partition}] is {offset}, and that ends at {end}"
 
     def place_anchor(self, offset: int) -> None:
-        """Record where whole weights stand."""
+        """Record the offset of whole weights."""
         self._anchor = offset
 
     def check_anchor(self, offset: int, place: str, version: int | None = None) -> None:
-        """Take in where a delta says that the nearest whole weights stand; -1 where it does not.
+        """Take in the offset that a delta names for the nearest whole weights; -1 where it names none.
 
         Of a merged one those are meant that were the nearest when its version was published.
         """
@@ -115,13 +115,13 @@ class WeightsChain:
         if 0 <= offset != nearest >= 0:
             self.broken.add_sentence(f"{place} names offset {offset} as its anchor's, and the nearest is at {nearest}")
 
-    def whole(self, version: int, link: Link) -> None:
+    def take_whole(self, version: int, link: Link) -> None:
         """Record that a version's weights are there once more, whole, which comes after the version."""
         event = self._event(version)
         if event is None or (event.result, event.epoch) != (link.result, link.epoch):
-            found = "is not published" if event is None else f"is {_short(event.result)} of epoch {event.epoch}"
+            found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
             self.broken.add_sentence(
-                f"the whole weights of version {version} of {self.policy} are {_short(link.result)} of epoch "
+                f"the whole weights of version {version} of {self.policy} are {_shorten(link.result)} of epoch "
                 f"{link.epoch}, and it {found}: {link.place}"
             )
 
@@ -144,8 +144,8 @@ class WeightsChain:
 
         Args:
             positions: (partition, offset).
-            place: Where the record stands.
-            version: That it made; -1 for none.
+            place: Position of the record.
+            version: Version that it made; -1 for none.
             settles: Whether it names all that had left the window untrained, as each does but the one of a dead letter.
         """
         for partition, offset in positions:
@@ -162,7 +162,7 @@ class WeightsChain:
             self._ages.append(dict(self._positions))
 
     def let_go(self) -> None:
-        """Record that the trainer has told what became of all that it held, as the run is over."""
+        """Record that the trainer has reported what became of all that it held, because the run is over."""
         self._let_go = dict(self._positions)
 
     def has_let_go(self, ends: Mapping[int, int]) -> bool:
@@ -205,12 +205,12 @@ class WeightsChain:
         found.extend(self.broken)
         if self._unmarked:
             found.add_sentence(f"the last version of {self.policy} is not marked as final: {self._unmarked}")
-        here = (*self._gaps(), *self._cuts(), *self._loose())
-        for what in (*here, *self._disagreements(still=still), *self._left_out(still=still, over=over)):
+        here = (*self._find_gaps(), *self._find_cuts(), *self._find_loose())
+        for what in (*here, *self._disagreements(still=still), *self._find_left_out(still=still, over=over)):
             found.add_sentence(what)
         return found
 
-    def _gaps(self) -> Iterator[str]:
+    def _find_gaps(self) -> Iterator[str]:
         versions = sorted(self._batches)
         begin = min({*self._events, *self._checkpoints}, default=0)
         for before, version in zip([begin, *versions], versions, strict=False):
@@ -218,32 +218,34 @@ class WeightsChain:
                 gap = f"versions {before + 1} to {version - 1}" if version > before + 2 else f"version {before + 1}"
                 yield f"no batch record names {gap} of {self.policy}: {self._batches[version].place} follows"
 
-    def _cuts(self) -> Iterator[str]:
+    def _find_cuts(self) -> Iterator[str]:
         for version in sorted(self._batches):
-            link, before = self._batches[version], self._before(version)
+            link, before = self._batches[version], self._link_before(version)
             if before is None:
                 continue
             name = f"version {version} of {self.policy}"
             if link.epoch == before.epoch and link.base != before.result:
                 yield (
-                    f"{name} was trained from weights {_short(link.base)}, and the version before it is "
-                    f"{_short(before.result)}: {before.place} and {link.place}"
+                    f"{name} was trained from weights {_shorten(link.base)}, and the version before it is "
+                    f"{_shorten(before.result)}: {before.place} and {link.place}"
                 )
             elif link.epoch not in (before.epoch, before.epoch + 1):
                 yield f"{name} is of epoch {link.epoch}, the version before of {before.epoch}: {link.place}"
 
-    def _loose(self) -> Iterator[str]:
+    def _find_loose(self) -> Iterator[str]:
         """Deltas on other weights than those of the version that they name."""
         for version, base in self._bases.items():
             link, before = self._events[version], self._event(base)
             if before is None or (before.result, before.epoch) != (link.base, link.epoch):
-                found = "is not published" if before is None else f"is {_short(before.result)} of epoch {before.epoch}"
+                found = (
+                    "is not published" if before is None else f"is {_shorten(before.result)} of epoch {before.epoch}"
+                )
                 yield (
-                    f"version {version} of {self.policy} is a delta of epoch {link.epoch} on {_short(link.base)}, and "
-                    f"version {base}, which it names, {found}: {link.place}"
+                    f"version {version} of {self.policy} is a delta of epoch {link.epoch} on {_shorten(link.base)}, "
+                    f"and version {base}, which it names, {found}: {link.place}"
                 )
 
-    def _left_out(self, *, still: bool, over: bool) -> Iterator[str]:
+    def _find_left_out(self, *, still: bool, over: bool) -> Iterator[str]:
         """Versions that are not published and had to be: those with a checkpoint, and the last."""
         published, newest = max(self._events, default=-1), max(self._batches, default=-1)
         for version, link in sorted(self._checkpoints.items()):
@@ -264,7 +266,7 @@ class WeightsChain:
             return self._begun.get(version)
         return event if event.epoch == batch.epoch + 1 else None
 
-    def _before(self, version: int) -> Link | None:
+    def _link_before(self, version: int) -> Link | None:
         """Return what the batch of a version began from."""
         before = version - 1
         found = self._begins_epoch(before) or self._batches.get(before) or self._events.get(before)
@@ -280,10 +282,10 @@ class WeightsChain:
                         yield f"no batch record names version {version} of {self.policy}: {link.place} does"
                 elif (batch.result, batch.epoch) != (link.result, link.epoch) and self._begins_epoch(version) != link:
                     yield (
-                        f"version {version} of {self.policy} is {_short(batch.result)} of epoch {batch.epoch} by "
-                        f"{batch.place}, and {_short(link.result)} of epoch {link.epoch} by the {what} {link.place}"
+                        f"version {version} of {self.policy} is {_shorten(batch.result)} of epoch {batch.epoch} by "
+                        f"{batch.place}, and {_shorten(link.result)} of epoch {link.epoch} by the {what} {link.place}"
                     )
 
 
-def _short(weights_hash: str) -> str:
+def _shorten(weights_hash: str) -> str:
     return weights_hash[:12] or "without a hash"

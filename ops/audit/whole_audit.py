@@ -39,7 +39,7 @@ Asked: TypeAlias = Mapping[commits.Group, commits.Committed]
 
 def begin(log: AuditedLog, fold: AuditFold, state: str) -> None:
     """Take in what was issued before anything else is read: all that is found open later was open then, or is newer."""
-    for message in deque((message for message in log.again([state]) if message.key == FEEDER_KEY), maxlen=1):
+    for message in deque((message for message in log.reread([state]) if message.key == FEEDER_KEY), maxlen=1):
         fold.begin(message)
 
 
@@ -62,16 +62,16 @@ class WholeAudit:
     request: AuditRequest
     log: AuditedLog
     revisions: list[tuple[str, RecipeRevision]]
-    """What stands on the recipe topic, and where."""
+    """Records of the recipe topic with their positions."""
     fold: AuditFold
     evaluations: Evaluations
     objects: ObjectChecks | None
     curated: dict[str, CuratedDigest]
-    """By topic."""
+    """Topic to the digest of its curated records."""
     deep: DeepLook | None
-    """With --deep."""
+    """Decodes every group; None without --deep."""
     ends: dict[PartitionId, int] = field(default_factory=dict)
-    """Of tasks and trajectories, the offset after the last record."""
+    """Partition of tasks or trajectories to the offset after its last record."""
     broken: Problems = field(default_factory=Problems)
     """About objects: they break the chain of weights."""
     other: Problems = field(default_factory=Problems)
@@ -98,18 +98,18 @@ class WholeAudit:
         """Read everything and return the report. Raises KafkaAway or KafkaRefused."""
         parts, offline = Parts.of(self.run), bool(self.newest.source)
         wanted = [*parts.batches, *parts.weights] if offline else [*parts.kept, *parts.tasks, *parts.evaluations]
-        there = self._there([*wanted, *parts.state])
-        for what in self.log.shortened([t for t in parts.kept if t in there]):
+        there = self._find_existing([*wanted, *parts.state])
+        for what in self.log.find_shortened([t for t in parts.kept if t in there]):
             self.other.add_sentence(what)
         asked = {} if offline else self._read_groups(parts, there)
         if offline:
-            self._take(self.log.read(_in(parts.batches, there), "batches"))
-        self._take_named(self.log.read(_in(parts.weights, there), "weights"))
-        self._take_named(self.log.read(_in(parts.state, there), "state"))
-        for what in self.objects.not_retired(self.log.retired) if self.objects else ():
+            self._take(self.log.read(_select_existing(parts.batches, there), "batches"))
+        self._take_named(self.log.read(_select_existing(parts.weights, there), "weights"))
+        self._take_named(self.log.read(_select_existing(parts.state, there), "state"))
+        for what in self.objects.find_unretired(self.log.read_retired) if self.objects else ():
             self.broken.add_sentence(what)
         self.fold.close()
-        for what in _beside_numbers(self, offline=offline):
+        for what in _check_recipe_and_checkpoints(self, offline=offline):
             self.other.add_sentence(what)
         if self.deep is not None:
             for what in self.deep.problems():
@@ -121,15 +121,17 @@ class WholeAudit:
             self._check_commits(there)
         found = self.fold.account.audit(scope, self._positions(asked, there))
         again = [*parts.batches, *parts.outcomes, *parts.groups, *parts.tasks]
-        placed = with_places(self.run, found.problems, self.log.again(_in(again, there)))
-        return _reported(self, found, placed, drained=drained)
+        placed = with_places(self.run, found.problems, self.log.reread(_select_existing(again, there)))
+        return _build_report(self, found, placed, drained=drained)
 
     def _read_groups(self, parts: Parts, there: set[str]) -> Asked:
         """Read all about groups, and return how far their readers were before."""
         if not self.request.rests and self.run.topics.state in there:
             begin(self.log, self.fold, self.run.topics.state)
-        asked = self.log.ask([*self._groups(there), *(g for g in commits.evaluating(self.run) if g.topic in there)])
-        self._take(self.log.read(_in(parts.batches, there), "batches"))
+        asked = self.log.ask(
+            [*self._groups(there), *(g for g in commits.evaluation_groups(self.run) if g.topic in there)]
+        )
+        self._take(self.log.read(_select_existing(parts.batches, there), "batches"))
         self.fold.account.known.reached = self._positions(asked, there)
         self.fold.account.known.answered = {
             group.component.removeprefix(CURATOR_KEY.decode()): {p: commit.offset for p, commit in one.commits.items()}
@@ -138,18 +140,18 @@ class WholeAudit:
         }
         commits_of = (one.commits.items() for group, one in asked.items() if not group.component)
         self.fold.account.known.played = {place: commit.offset for found in commits_of for place, commit in found}
-        self._take(self.log.read(_in(parts.outcomes, there), "outcomes"))
-        self._take_curated(self.log.read_in_order(_in(parts.curated, there), "curated groups"))
-        self._take_to_the_end(self.log.read(_in(parts.trajectories, there), "groups"))
-        self._take_to_the_end(self.log.read(_in(parts.tasks, there), "tasks"))
+        self._take(self.log.read(_select_existing(parts.outcomes, there), "outcomes"))
+        self._take_curated(self.log.read_in_order(_select_existing(parts.curated, there), "curated groups"))
+        self._take_to_the_end(self.log.read(_select_existing(parts.trajectories, there), "groups"))
+        self._take_to_the_end(self.log.read(_select_existing(parts.tasks, there), "tasks"))
         self._begin_evaluations(parts, there, asked)
-        ends = self.log.ends(_in(parts.curated, there))
+        ends = self.log.ends(_select_existing(parts.curated, there))
         for chain in self.fold.account.chains.values():
-            for what in chain.beyond(ends):
+            for what in chain.find_positions_past_end(ends):
                 self.other.add_sentence(what)
         return asked
 
-    def _there(self, wanted: Iterable[str]) -> set[str]:
+    def _find_existing(self, wanted: Iterable[str]) -> set[str]:
         there = self.log.topics()
         for topic in wanted:
             if topic not in there:
@@ -173,7 +175,7 @@ class WholeAudit:
     def _take(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self.fold.take(message)
-            self._unless_away(lambda deep, message=message: deep.other(message))  # type: ignore[misc]
+            self._try_look(lambda deep, message=message: deep.look_at_record(message))  # type: ignore[misc]
 
     def _take_to_the_end(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -183,14 +185,16 @@ class WholeAudit:
     def _take_group(self, message: Message) -> None:
         is_new = self.fold.take(message)
         is_group = message.topic in self.fold.groups
-        self._unless_away(lambda deep: deep.group(message, is_new=is_new) if is_group else deep.other(message))
+        self._try_look(
+            lambda deep: deep.look_at_group(message, is_new=is_new) if is_group else deep.look_at_record(message)
+        )
 
     def _take_curated(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self.curated[message.topic].take(message.value, message.headers)
             self._take_group(message)
 
-    def _unless_away(self, look: Callable[[DeepLook], object]) -> None:
+    def _try_look(self, look: Callable[[DeepLook], object]) -> None:
         if self.deep is not None:
             try:
                 look(self.deep)
@@ -231,14 +235,14 @@ class WholeAudit:
         if asked:
             read = [topics.trajectories(policy) for policy in self.run.recipe.policies]
             curated = {topics.curated(variant): variant for variant in self.run.recipe.policy_variants}
-            positions = dict.fromkeys(self.log.places(_in([*read, *curated], there)), 0)
+            positions = dict.fromkeys(self.log.places(_select_existing([*read, *curated], there)), 0)
             # A shadow writes no dead letters, so how far its curators are does not matter here.
             for group, one in asked.items():
                 if not group.is_shadow:
                     positions |= {place: commit.offset for place, commit in one.commits.items() if place in positions}
             for topic, variant in curated.items():
-                told = self.fold.account.chains[variant].last_positions
-                positions |= {(topic, partition): offset for partition, offset in told.items()}
+                reported = self.fold.account.chains[variant].last_positions
+                positions |= {(topic, partition): offset for partition, offset in reported.items()}
         return positions
 
     def _check_commits(self, there: set[str]) -> None:
@@ -246,33 +250,33 @@ class WholeAudit:
             self.other.add_sentence(what)
 
     def _groups(self, there: set[str]) -> list[commits.Group]:
-        return [group for group in commits.groups_of(self.run) if group.topic in there]
+        return [group for group in commits.training_groups(self.run) if group.topic in there]
 
     # ----------------------------------------------------------------------------------------------------- evaluations
 
     def _begin_evaluations(self, parts: Parts, there: set[str], asked: Asked) -> None:
         """Read answers, and tasks; `asked` was before."""
-        for message in self.log.read(_in(parts.eval_groups, there), "answers"):
+        for message in self.log.read(_select_existing(parts.eval_groups, there), "answers"):
             try:
                 counts = self.evaluations.take_answer(message, self.run.run_id)
             except HeaderError as error:
                 self.fold.account.unread.record(message.topic, message.partition, message.offset, str(error))
                 continue
             if counts:
-                self._unless_away(lambda deep, message=message: deep.answer(message))  # type: ignore[misc]
+                self._try_look(lambda deep, message=message: deep.answer(message))  # type: ignore[misc]
         passed = {place: commit.offset for one in asked.values() for place, commit in one.commits.items()}
-        for message in self.log.read(_in(parts.eval_tasks, there), "evaluations"):
+        for message in self.log.read(_select_existing(parts.eval_tasks, there), "evaluations"):
             self.evaluations.take_task(message, self.run.run_id, passed)
 
     def _end_evaluations(self, parts: Parts, there: set[str], scope: Scope) -> None:
         """Read results: the state was read before, so all are there that the evaluator had written by then."""
-        for message in self.log.read(_in(parts.evals, there), "results"):
+        for message in self.log.read(_select_existing(parts.evals, there), "results"):
             self.evaluations.take_result(message, self.run.run_id)
         self.evaluations.take_snapshots(self.fold.snapshots.get(FEEDER_KEY), self.fold.snapshots.get(EVALUATOR_KEY))
         self.other.extend(self.evaluations.problems(still=scope.still, drained=scope.drained))
 
 
-def _reported(one: WholeAudit, found: Audit, placed: Problems, *, drained: bool) -> AuditReport:
+def _build_report(one: WholeAudit, found: Audit, placed: Problems, *, drained: bool) -> AuditReport:
     for problems in (one.broken, one.other):
         placed.extend(problems)
     objects_s = one.objects.seconds if one.objects else 0.0
@@ -306,7 +310,7 @@ def _reported(one: WholeAudit, found: Audit, placed: Problems, *, drained: bool)
     )
 
 
-def _beside_numbers(one: WholeAudit, *, offline: bool) -> Iterator[str]:
+def _check_recipe_and_checkpoints(one: WholeAudit, *, offline: bool) -> Iterator[str]:
     """Yield what is wrong with the recipe topic, and with checkpoints."""
     account = one.fold.account
     chains = {policy: account.chains[policy] for policy in one.run.recipe.policies}
@@ -317,5 +321,5 @@ def _beside_numbers(one: WholeAudit, *, offline: bool) -> Iterator[str]:
         yield from batches.problems(account.chains[variant].checkpoints)
 
 
-def _in(topics: Iterable[str], there: set[str]) -> Iterator[str]:
+def _select_existing(topics: Iterable[str], there: set[str]) -> Iterator[str]:
     return (topic for topic in topics if topic in there)

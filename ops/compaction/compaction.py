@@ -59,7 +59,7 @@ class Compaction:
         ):
             self._merged = event
 
-    def due(self) -> tuple[WeightsPublished, ...]:
+    def deltas_to_merge(self) -> tuple[WeightsPublished, ...]:
         """Return what is to be merged now, in order: the last merged delta, if there is one, and those after it."""
         covered = self._merged.version if self._merged else -1
         rest = tuple(delta for delta in self._deltas if delta.version > covered)
@@ -67,7 +67,7 @@ class Compaction:
             return ()
         return (self._merged, *rest) if self._merged else rest
 
-    def why_nothing(self) -> str:
+    def explain_nothing(self) -> str:
         """Explain why nothing is due."""
         if self.left_out:
             return f"left out until the next anchor: {self.left_out}"
@@ -80,7 +80,7 @@ class Compaction:
         return f"{what} version {since.version}, {which}, and {self._every} may go unmerged (--every)"
 
     def refuse(self, event: WeightsPublished, why: str) -> None:
-        """Record that an object of `due` is bad: of a merged one the deltas are there still, of a delta nothing is."""
+        """Record that an object of `deltas_to_merge` is bad. A merged delta still has its parts, a delta has none."""
         if event.kind == MERGED and event.weights is not None:
             self._merged = None
             self._refused.add(event.weights)

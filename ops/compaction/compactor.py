@@ -34,7 +34,7 @@ from headrace.infra.weights.paths import MERGED
 from headrace.infra.weights.policy_weights import BadWeights, claim_of, fetch_delta, name_of
 from headrace.infra.weights.tensors import WeightsError
 from headrace.ops.compaction.compaction import Compaction
-from headrace.ops.opened_run import OpenedRun, opened_run
+from headrace.ops.opened_run import OpenedRun, open_run
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import WeightsPublished
@@ -51,7 +51,7 @@ class Compactor:
 
     Args:
         run: Whose topics and store.
-        policies: Which.
+        policies: Policies to compact.
         every: Deltas that may go unmerged; see `Compaction`.
         stop: When it is set, an upload is given up while the store is unreachable.
     """
@@ -94,19 +94,19 @@ class Compactor:
         """
         announced = []
         for topic, chain in self._chains.items():
-            while parts := chain.due():
-                event = self._merged(chain, parts)
+            while parts := chain.deltas_to_merge():
+                event = self._merge(chain, parts)
                 if event is not None:
                     self._announce(topic, event)
                     chain.take(event)
                     announced.append(event)
         return announced
 
-    def why_nothing(self) -> dict[str, str]:
+    def explain_nothing(self) -> dict[str, str]:
         """Return policy to why nothing is due."""
-        return {policy: self._chains[topic].why_nothing() for topic, policy in self._policies.items()}
+        return {policy: self._chains[topic].explain_nothing() for topic, policy in self._policies.items()}
 
-    def _merged(self, chain: Compaction, parts: tuple[WeightsPublished, ...]) -> WeightsPublished | None:
+    def _merge(self, chain: Compaction, parts: tuple[WeightsPublished, ...]) -> WeightsPublished | None:
         """Return the event of a merged delta that is in the store; None when one of its parts is bad."""
         begin, deltas = time.monotonic(), []
         for part in parts:
@@ -205,7 +205,7 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
             announced = compactor.merge_due()
             if once:
                 stop.set()
-                return in_lines(announced, compactor.why_nothing())
+                return in_lines(announced, compactor.explain_nothing())
             compactor.follow(TURN_S)
     return []
 
@@ -227,7 +227,7 @@ def main(run: str | None, data: Path | None, policy: str | None, every: int, *, 
         warn_in_sentences()
     else:
         configure_logging(COMPONENT)
-    with opened_run(run, data, store=True) as opened:
+    with open_run(run, data, store=True) as opened:
         stop = stop_on_signals()
         for attempt in begin_attempts(stop):
             with attempt:

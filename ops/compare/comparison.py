@@ -20,17 +20,17 @@ GRID = 61
 """Places at which a curve against trajectories or time is reported."""
 DIGITS = 5
 AXES = ("version", "trajectories", "seconds")
-"""Of `progress` in a summary, and against what curves are reported."""
+"""Axes of curves: fields of `progress` in a summary."""
 CURVES: Mapping[str, Callable[[PolicyResult], Sequence[Point]]] = {
     "reward": lambda block: block.reward_curve,
     "held_out": lambda block: block.eval_curve,
 }
-"""What is reported as curves, and what it is by version."""
+"""Name of each curve, and how a policy's result gives it by version."""
 AT_THE_END: Mapping[str, Callable[[PolicyResult], float | None]] = {
     "reward": lambda block: block.reward_last,
     "held_out": lambda block: block.eval_last,
 }
-"""What is reported of a run's end."""
+"""Name of each value at a run's end, and how a policy's result gives it."""
 TRAILING = {"reward": 5}
 """Versions whose mean a point is, the version's own and those before it: few groups were played by a single one."""
 
@@ -73,9 +73,9 @@ class ComparedPolicy:
     discarded: dict[str, Interval]
     """Discarded groups by reason, the most frequent first."""
     curves: dict[str, dict[str, MeanCurve]]
-    """By what is measured, and by axis."""
+    """Measure to axis to the mean curve over seeds."""
     over_first: dict[str, Interval]
-    """By what is measured: the difference to the first variant, over seeds that both have."""
+    """Measure to the difference from the first variant, over seeds that both have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ComparedVariant:
     """A variant over its seeds."""
 
     runs: int
-    """That were done."""
+    """Number of runs that finished."""
     failed: list[int]
     """Seeds of those that were not."""
     wall_s: Interval
@@ -129,13 +129,13 @@ class Comparison:
         ]
 
 
-def compared(name: str, about: str, runs: Mapping[str, PlayedRun]) -> Comparison:
+def build_comparison(name: str, about: str, runs: Mapping[str, PlayedRun]) -> Comparison:
     """Return the comparison of a sweep's variants.
 
     Args:
-        name: Of the sweep.
+        name: Name of the sweep.
         about: One sentence for people.
-        runs: By name.
+        runs: Name to run.
     """
     variants: dict[str, list[PlayedRun]] = {}
     for run in runs.values():
@@ -240,10 +240,10 @@ def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurve:
     values = np.array([np.interp(grid, curve[:, 0], curve[:, 1]) for curve in drawn])
     means = [interval(column) for column in values.T.tolist()]
     return MeanCurve(
-        x=_rounded(grid.tolist()),
-        mean=_rounded([one.mean for one in means]),
-        low=_rounded([one.low for one in means]),
-        high=_rounded([one.high for one in means]),
+        x=_round_values(grid.tolist()),
+        mean=_round_values([one.mean for one in means]),
+        low=_round_values([one.low for one in means]),
+        high=_round_values([one.high for one in means]),
     )
 
 
@@ -268,11 +268,11 @@ def student_t(freedom: int, share: float = 0.95) -> float:
     """
     if freedom < 1:
         raise ValueError(f"degrees of freedom are 1 or more, got {freedom}")
-    mass = _odd_mass if freedom % 2 else _even_mass
+    mass = _mass_of_odd if freedom % 2 else _mass_of_even
     return math.sqrt(freedom) * math.tan(_inverse(lambda theta: mass(theta, freedom), share))
 
 
-def _odd_mass(theta: float, freedom: int) -> float:
+def _mass_of_odd(theta: float, freedom: int) -> float:
     total, term = 0.0, math.cos(theta)
     for n in range(3, freedom + 1, 2):
         total += term
@@ -280,7 +280,7 @@ def _odd_mass(theta: float, freedom: int) -> float:
     return 2 / math.pi * (theta + math.sin(theta) * total)
 
 
-def _even_mass(theta: float, freedom: int) -> float:
+def _mass_of_even(theta: float, freedom: int) -> float:
     total, term = 0.0, 1.0
     for n in range(2, freedom + 1, 2):
         total += term
@@ -295,5 +295,5 @@ def _inverse(mass: Callable[[float], float], share: float) -> float:
     return middle
 
 
-def _rounded(values: Sequence[float | None]) -> list[float | None]:
+def _round_values(values: Sequence[float | None]) -> list[float | None]:
     return [None if value is None else round(value, DIGITS) for value in values]

@@ -27,19 +27,19 @@ class GroupsResult:
 
     trained: int
     discarded: dict[str, int]
-    """By reason."""
+    """Reason to the number of groups discarded for it."""
     dead: int
     replayed: int
 
     @property
     def trained_share(self) -> float | None:
-        """Which share of the groups that concluded was trained on, replays not counted; None where none did."""
+        """Share of the concluded groups that was trained on, replays not counted; None where none did."""
         concluded = self.trained + sum(self.discarded.values()) + self.dead
         return self.trained / concluded if concluded else None
 
     @property
     def discarded_share(self) -> float | None:
-        """Which share of the groups that concluded before the run's end was discarded; None where none did."""
+        """Share of the groups concluded before the run's end that was discarded; None where none did."""
         discarded = sum(count for reason, count in self.discarded.items() if reason != RUN_END)
         concluded = self.trained + discarded + self.dead
         return discarded / concluded if concluded else None
@@ -112,7 +112,7 @@ _PARSED = TypeAdapter(RunResult)
 
 
 def read_result(text: bytes) -> RunResult:
-    """Return the result that a summary file holds. Raises ValueError for a file that is none."""
+    """Return the result that a summary file holds. Raises ValueError for any other file."""
     found = json.loads(text)
     try:
         return _PARSED.validate_python({**found, "summary": found} if isinstance(found, dict) else found)

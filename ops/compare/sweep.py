@@ -38,14 +38,14 @@ from headrace.ops.recipe_check import check_names
 
 POLL_S = 0.25
 LAST_LINES = 6
-"""Of a failed run's output that are reported."""
+"""Lines of a failed run's output that are reported, at most."""
 
 ReportLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run of a sweep lies."""
+    """Files of a run of a sweep."""
 
     folder: Path
     """Its data folder."""
@@ -62,7 +62,7 @@ class Place:
 
     @property
     def source(self) -> Path:
-        """Which archive it was over."""
+        """The archive that it learnt from."""
         return self.folder / "archive.txt"
 
     @property
@@ -81,7 +81,7 @@ class Place:
                 f"{self.summary} cannot be read ({error}): remove {self.folder} to play it again"
             ) from error
 
-    def last_words(self) -> str:
+    def tail_of_output(self) -> str:
         """Return the end of what it printed."""
         return "\n".join(read_last_lines(self.output, LAST_LINES)) or "it printed nothing"
 
@@ -115,19 +115,28 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
             variant=run.variant,
             seed=run.seed,
             summary=results[run.name],
-            failed="" if results[run.name] else places[run.name].last_words(),
+            failed="" if results[run.name] else places[run.name].tail_of_output(),
         )
         for run in runs
     }
 
 
 def command_of(run: SweepRun, place: Place, shared: Sequence[str], archive: str = "") -> list[str]:
-    """Return the words of the `headrace up` that plays a run; `shared` are settings of the servers."""
+    """Return the words of the `headrace up` that makes a run, over an archive if there is one.
+
+    Args:
+        run: The run to make.
+        place: Where its files go.
+        shared: Settings of the servers, as `--set` takes them.
+        archive: Archive to learn from; empty to play.
+    """
     sets = [word for setting in (*run.sets, *shared) for word in ("--set", setting)]
-    where = ["--data", str(place.folder), "--summary", str(place.summary), "--plain"]
+    where = ["--data", str(place.folder), "--summary", str(place.summary)]
+    if archive:
+        return [*PYTHON, "-m", "headrace", "offline", "up", run.source, "--from", archive, *sets, *where]
+    where.append("--plain")
     # Of a run that goes on only the servers' addresses may have changed: `play` has looked.
     where += ["--new-recipe"] if (place.folder / "run.json").exists() else []
-    where += ["--from", archive] if archive else []
     return [*PYTHON, "-m", "headrace", "up", run.source, *sets, *where]
 
 
@@ -136,7 +145,7 @@ def _check_folder(sweep: Sweep, folder: DataFolder) -> None:
     notes = folder.read()
     if notes is not None and not notes.run.startswith(f"{sweep.name}-"):
         raise UsageError(
-            f"{folder.root} holds run {notes.run}, which is none of sweep {sweep.name}: give another --data"
+            f"{folder.root} holds run {notes.run}, which does not belong to sweep {sweep.name}: give another --data"
         )
 
 
@@ -227,7 +236,7 @@ class _Playing:
         write_atomically(place.recipe, without_addresses(run.recipe).to_json().encode())
         write_atomically(place.source, self._source.encode())
         child = spawn(ChildCommand(self._command(run, place), self._environment(), place.output))
-        code = self._awaited(child)
+        code = self._wait_for(child)
         if self._stopping.is_set():
             return
         self._tell(run, place, code)
@@ -242,11 +251,11 @@ class _Playing:
                 self._say(
                     f"{what}: failed with exit code {code}; the others go on. {escape(str(place.output))} ends with"
                 )
-                self._say(escape("\n".join(f"    {line}" for line in place.last_words().splitlines())))
+                self._say(escape("\n".join(f"    {line}" for line in place.tail_of_output().splitlines())))
             else:
-                self._say(f"{what}: {in_a_line(summary)}")
+                self._say(f"{what}: {describe_result(summary)}")
 
-    def _awaited(self, child: subprocess.Popen[bytes]) -> int:
+    def _wait_for(self, child: subprocess.Popen[bytes]) -> int:
         """Return a child's exit code; it is ended when the sweep is stopped."""
         while True:
             try:
@@ -257,9 +266,9 @@ class _Playing:
                     return child.wait()
 
     def _command(self, run: SweepRun, place: Place) -> list[str]:
-        return command_of(run, place, self._shared(), self._sweep.archive)
+        return command_of(run, place, self._server_settings(), self._sweep.archive)
 
-    def _shared(self) -> list[str]:
+    def _server_settings(self) -> list[str]:
         """Return the settings that say where the servers are."""
         if self._servers is None:
             return []
@@ -298,7 +307,7 @@ class _Playing:
             self._say(f"what run {run.name} leaves in Kafka and in the store is not all deleted: {escape(str(error))}")
 
 
-def in_a_line(summary: RunResult) -> str:
+def describe_result(summary: RunResult) -> str:
     """Return the result of a run, in a line."""
     rewards, held_out = (summary.reward_first, summary.reward_last), (summary.eval_first, summary.eval_last)
     ends = (("reward", rewards), ("held-out", held_out))

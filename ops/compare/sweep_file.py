@@ -30,7 +30,7 @@ class Variant(Settings):
     recipe: str
     """A shipped recipe by name, or the path of a TOML file, from the sweep file or from here."""
     name: str = ""
-    """In tables; by default the last part of the recipe's name."""
+    """Name in tables; by default the last part of the recipe's name."""
     sets: tuple[str, ...] = Field((), alias="set")
     """Changes of the recipe, as `["trainer.steps=40"]`."""
 
@@ -50,11 +50,11 @@ class Sweep(Settings):
     """Keep topics and objects of runs that are done."""
     archive: str = ""
     """An archive made with weights, from the sweep file or from here: instead of being played, every run takes its
-    trajectories, as `headrace up --from` does."""
+    trajectories, as `headrace offline up` does."""
     sets: tuple[str, ...] = Field((), alias="set")
     """Changes of every recipe; a variant's own come after them."""
     kafka: Kafka = Kafka()
-    """In place of what recipes say, as far as it is set; without a bootstrap all runs share an embedded Kafka."""
+    """Kafka settings that replace those of the recipes; without a bootstrap all runs share an embedded Kafka."""
     store: Store = Store()
     """The same of the object store."""
     variants: tuple[Variant, ...] = Field(min_length=1)
@@ -73,7 +73,7 @@ class SweepRun:
     sets: tuple[str, ...]
     """All changes but for the addresses of the servers."""
     recipe: Recipe
-    """With these changes."""
+    """The recipe with these changes."""
 
 
 def load_sweep(name_or_path: str) -> tuple[Sweep, list[SweepRun]]:
@@ -106,13 +106,13 @@ def _runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
     for what, values in (("seed", sweep.seeds), ("variant", [name_of(variant) for variant in sweep.variants])):
         twice = [value for value, count in Counter(values).items() if count > 1]
         if twice:
-            raise UsageError(f"{what} {twice[0]} is there twice: give each once, variants of one recipe by `name`")
-    shared = _shared_words(sweep)
+            raise UsageError(f"{what} {twice[0]} is given twice: give each once, variants of one recipe by `name`")
+    shared = _words_of_tables(sweep)
     for seed in sweep.seeds:
         for variant in sweep.variants:
             name = _run_name(sweep, variant, seed)
             source = _source(variant.recipe, beside)
-            own = (*_checked(sweep.sets), *_checked(variant.sets))
+            own = (*_refuse_reserved(sweep.sets), *_refuse_reserved(variant.sets))
             words = (*own, *shared, f"seed={seed}", f"name={json.dumps(name)}")
             yield SweepRun(name, name_of(variant), seed, source, words, load_recipe(source, words))
 
@@ -131,7 +131,7 @@ def _source(recipe: str, beside: Path) -> str:
     return str(path.resolve()) if path.is_file() else recipe
 
 
-def _checked(words: tuple[str, ...]) -> tuple[str, ...]:
+def _refuse_reserved(words: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse changes of what the sweep itself sets: they would be without effect."""
     for word in words:
         key = word.partition("=")[0].strip()
@@ -142,7 +142,7 @@ def _checked(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-def _shared_words(sweep: Sweep) -> tuple[str, ...]:
+def _words_of_tables(sweep: Sweep) -> tuple[str, ...]:
     """Return the changes that [kafka] and [store] are, without those that say where the servers are."""
     kafka = sweep.kafka.model_dump(mode="json", exclude={"bootstrap", "client"}, exclude_unset=True)
     store = sweep.store.model_dump(mode="json", include={"cache_gib"}, exclude_unset=True)

@@ -55,7 +55,7 @@ class ListedDeadLetter:
     copy_of: int | None = None
     """Offset of the dead letter whose message was sent back, could not be read again, and so became this one."""
     redrives: int | None = None
-    """Of a dead letter of reason `redriven`, the offset of the one whose message was sent back; else None."""
+    """Offset of the dead letter whose message was sent back, for reason `redriven`; else None."""
 
     @property
     def source(self) -> Source:
@@ -108,7 +108,7 @@ class DeadLetterList:
             return
         if record.run_id != self.run_id:
             return
-        dead_letter = _listed(message.offset, record)
+        dead_letter = _summarize(message.offset, record)
         if record.reason == REDRIVEN:
             self._notices[message.offset] = replace(dead_letter, redrives=record.redrives)
         else:
@@ -124,7 +124,7 @@ class DeadLetterList:
         ]
         by_source = {dead_letter.source: notice for dead_letter, notice in sent}
         copies = {notice.source: dead_letter.offset for dead_letter, notice in reversed(sent)}
-        again = self._again()
+        again = self._index_earliest()
         return [
             replace(
                 dead_letter,
@@ -137,15 +137,15 @@ class DeadLetterList:
 
     def notices(self) -> list[ListedDeadLetter]:
         """Return the dead letters of reason `redriven`, oldest first."""
-        again = self._again()
+        again = self._index_earliest()
         return [replace(notice, failed_again=again.get(notice.source)) for notice in self._notices.values()]
 
-    def _again(self) -> dict[Source, int]:
+    def _index_earliest(self) -> dict[Source, int]:
         """Return the first dead letter about each record."""
         return {dead_letter.source: dead_letter.offset for dead_letter in reversed(self._found.values())}
 
 
-def _listed(offset: int, record: DeadLetter) -> ListedDeadLetter:
+def _summarize(offset: int, record: DeadLetter) -> ListedDeadLetter:
     return ListedDeadLetter(
         offset=offset,
         created_ms=record.created_ms,
@@ -202,7 +202,7 @@ def listing(run: Run, reason: str | None = None) -> list[ListedDeadLetter]:
     return of_reason(found.notices() if reason == REDRIVEN else found.all(), reason)
 
 
-def shown(run: Run, offset: int) -> DeadLetterDetail:
+def read_detail(run: Run, offset: int) -> DeadLetterDetail:
     """Return one dead letter with what it is about: key, headers, the value's beginning in hex and decoded.
 
     Raises UsageError when there is no dead letter at the offset.
@@ -213,35 +213,35 @@ def shown(run: Run, offset: int) -> DeadLetterDetail:
             break
     else:
         raise UsageError(f"there is no dead letter at offset {offset}; `headrace dead-letters` lists them")
-    [record] = full_records(run, {offset}).values()
+    [record] = read_full_records(run, {offset}).values()
     return DeadLetterDetail(
         **{one.name: getattr(dead_letter, one.name) for one in fields(dead_letter)},
         key=_text(record.key),
         headers={name: _text(value) for name, value in record.headers.items()},
         hex=record.value[:SHOWN_BYTES].hex(" "),
-        decoded=decoded(record.value),
+        decoded=decode_value(record.value),
     )
 
 
-def full_records(run: Run, offsets: set[int]) -> dict[int, DeadLetter]:
+def read_full_records(run: Run, offsets: set[int]) -> dict[int, DeadLetter]:
     """Return dead letters with their bytes, by offset."""
-    return dict(each_full_record(run, offsets))
+    return dict(iterate_full_records(run, offsets))
 
 
-def each_full_record(run: Run, offsets: set[int]) -> Iterator[tuple[int, DeadLetter]]:
+def iterate_full_records(run: Run, offsets: set[int]) -> Iterator[tuple[int, DeadLetter]]:
     """Yield dead letters with their bytes, in order, one at a time in memory."""
     for message in read_all(run.connection, [run.topics.dead_letters]):
         if message.offset in offsets:
             yield message.offset, codec.decode(message.value, DeadLetter)
 
 
-def decoded(value: bytes) -> DecodedRecord | DecodedText:
+def decode_value(value: bytes) -> DecodedRecord | DecodedText:
     """Return what can be read of a value: the record's name and its first fields, else its text."""
     try:
         name, found = codec.decode_prefix(value)
     except SchemaError:
         return DecodedText(_text(value[: 2 * SHOWN_LENGTH]))
-    return DecodedRecord(name, {key: _short(one) for key, one in found.items()})
+    return DecodedRecord(name, {key: _shorten(one) for key, one in found.items()})
 
 
 def _text(value: bytes) -> str:
@@ -249,14 +249,14 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")[: 4 * SHOWN_LENGTH]
 
 
-def _short(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, str) and len(value) > SHOWN_LENGTH:
         return value[:SHOWN_LENGTH] + "…"
     if isinstance(value, Mapping):
-        return {key: _short(item) for key, item in list(value.items())[:SHOWN_ITEMS]}
+        return {key: _shorten(item) for key, item in list(value.items())[:SHOWN_ITEMS]}
     if isinstance(value, list):
         more = [f"… {len(value) - SHOWN_ITEMS} more"] if len(value) > SHOWN_ITEMS else []
-        return [_short(item) for item in value[:SHOWN_ITEMS]] + more
+        return [_shorten(item) for item in value[:SHOWN_ITEMS]] + more
     return value

@@ -24,7 +24,7 @@ from headrace.infra.run.run import Run, RunEnded
 from headrace.ops.dead_letters.listing import (
     ListedDeadLetter,
     Source,
-    each_full_record,
+    iterate_full_records,
     kind_of,
     of_reason,
     read_dead_letters,
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 COMPONENT = "redrive"
 MOST_MESSAGES = 100
-"""In one transaction."""
+"""Messages in one transaction, at most."""
 
 INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
 """Kinds of topics that are consumed once; the others are records of what happened, always read from the beginning."""
@@ -118,7 +118,7 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", run.topic_names)) as writer:
         choice = choose(read_dead_letters(run), wanted, reason)
         one_about_each = {about[0].offset for about in choice.send.values()}
-        records = (record for _, record in each_full_record(run, one_about_each))
+        records = (record for _, record in iterate_full_records(run, one_about_each))
         for batch in split_into_transactions(records, MOST_MESSAGES):
             sent |= _send(run, writer, batch, choice)
     return _report(run, choice, sent, dry_run=False)
@@ -143,14 +143,14 @@ def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str 
             continue
         if dead_letter.redriven is not None:
             choice.already.append(dead_letter)
-        elif why := why_not(dead_letter):
+        elif why := explain_refusal(dead_letter):
             choice.refused.append((dead_letter, why))
         else:
             choice.send[dead_letter.source] = about[dead_letter.source]
     return choice
 
 
-def why_not(dead_letter: ListedDeadLetter) -> str:
+def explain_refusal(dead_letter: ListedDeadLetter) -> str:
     """Return why a dead letter's message cannot be sent back; empty if it can."""
     if dead_letter.reason in FOR_GOOD:
         return FOR_GOOD[dead_letter.reason]
@@ -161,7 +161,7 @@ def why_not(dead_letter: ListedDeadLetter) -> str:
     if dead_letter.cut_bytes:
         return (
             f"its dead letter lacks {dead_letter.cut_bytes} of its bytes, as one holds 7 MiB at most; "
-            f"the whole stands at {dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
+            f"the whole record is at {dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
         )
     return ""
 

@@ -24,7 +24,7 @@ ENOUGH_GROUPS, ENOUGH_TRAJECTORIES = 16, 64
 EDGE = 5
 """Versions at either end of a run."""
 MATTERS = 0.05
-"""A reward that changes by less is no sign of anything."""
+"""A reward that changes by less means nothing."""
 SIGMAS = 3.0
 """A held-out reward that falls by less, in standard errors, may only be noise."""
 LONG, LEFT = 16, 1 / 3
@@ -43,7 +43,7 @@ class _Seen(NamedTuple):
 
 @dataclass(slots=True)
 class _Lengths:
-    """Of the trajectories of the groups that were finished under one version."""
+    """Lengths of the trajectories of groups that were finished under one version."""
 
     tokens: int = 0
     trajectories: int = 0
@@ -55,7 +55,7 @@ class AdviceFold:
     def __init__(self) -> None:
         self._newest: defaultdict[str, list[_Seen]] = defaultdict(list)
         self._lengths: defaultdict[str, defaultdict[int, _Lengths]] = defaultdict(lambda: defaultdict(_Lengths))
-        """By policy and head version."""
+        """Policy to head version to the lengths of its trajectories."""
 
     def take(self, outcome: Outcome, at_ms: int) -> None:
         """Take in an outcome of that time, in whatever order; only a curator's of the first use of a group counts."""
@@ -82,20 +82,22 @@ class AdviceFold:
         return tuple(
             Advice(policy, name, sentence)
             for policy, curve in curves.items()
-            for name, sentence in self._of(policy, max_tokens, curve, [one for one in evals if one.policy == policy])
+            for name, sentence in self._look_at(
+                policy, max_tokens, curve, [one for one in evals if one.policy == policy]
+            )
         )
 
-    def _of(
+    def _look_at(
         self, policy: str, max_tokens: int, curve: Sequence[RewardPoint], evals: Sequence[EvalResult]
     ) -> Iterator[tuple[str, str]]:
         newest = self._newest[policy]
-        yield from list(_one_reward(newest)) or _one_reason(newest)
-        yield from _cut_off(newest, max_tokens)
+        yield from list(_look_at_rewards(newest)) or _look_at_reasons(newest)
+        yield from _look_at_cut_off(newest, max_tokens)
         for workflow in sorted({result.workflow for result in evals}):
-            yield from _held_out_falls(curve, [result for result in evals if result.workflow == workflow])
-        yield from self._lengths_collapse(policy, curve)
+            yield from _look_at_held_out(curve, [result for result in evals if result.workflow == workflow])
+        yield from self._look_at_lengths(policy, curve)
 
-    def _lengths_collapse(self, policy: str, curve: Sequence[RewardPoint]) -> Iterator[tuple[str, str]]:
+    def _look_at_lengths(self, policy: str, curve: Sequence[RewardPoint]) -> Iterator[tuple[str, str]]:
         means = [one.tokens / one.trajectories for _, one in sorted(self._lengths[policy].items()) if one.trajectories]
         if len(means) < 2 * EDGE or len(curve) < 2 * EDGE:
             return
@@ -105,18 +107,19 @@ class AdviceFold:
             return
         words = (
             f"Answers have become short ({first:.0f} → {last:.0f} tokens) while reward has risen "
-            f"({low:.2f} → {high:.2f}): the policy may have found an answer that the scorer takes for right. "
+            f"({low:.2f} → {high:.2f}): the policy may have found an answer that the scorer wrongly accepts. "
             + LOOK_AT_ANSWERS
         )
         yield "lengths_collapse", words
 
 
 LOOK_AT_ANSWERS = (
-    "Read some by `headrace inspect --step VERSION`, mend the scorer, and hold the policy by trainer.kl until then."
+    "Read some with `headrace inspect --step VERSION`, fix the scorer, and meanwhile hold the policy back with "
+    "trainer.kl."
 )
 
 
-def _one_reward(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
+def _look_at_rewards(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
     rewards = [reward for group in newest for reward in group.rewards if math.isfinite(reward)]
     if len(newest) < ENOUGH_GROUPS or len(rewards) < ENOUGH_TRAJECTORIES or len(set(rewards)) > 1:
         return
@@ -128,7 +131,7 @@ def _one_reward(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
     yield "one_reward", words
 
 
-def _one_reason(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
+def _look_at_reasons(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
     reasons = Counter(group.dropped for group in newest)
     if len(newest) < ENOUGH_GROUPS or len(reasons) > 1 or not (reason := newest[0].dropped) or reason in FAILED:
         return
@@ -137,18 +140,18 @@ def _one_reason(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
     yield "one_reason", f"{words} What you can do: {to_do}."
 
 
-def _cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple[str, str]]:
+def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple[str, str]]:
     lengths = [length for group in newest for length in group.lengths]
     if len(newest) < ENOUGH_GROUPS or len(lengths) < ENOUGH_TRAJECTORIES or set(lengths) != {max_tokens}:
         return
     words = (
         f"All {len(lengths)} trajectories of the newest {len(newest)} groups have exactly rollout.max_tokens "
-        f"({max_tokens}) tokens, so they were cut off: raise it, or see that the policy knows when to stop."
+        f"({max_tokens}) tokens, so they were cut off: raise it, or check that the policy knows when to stop."
     )
     yield "all_cut_off", words
 
 
-def _held_out_falls(curve: Sequence[RewardPoint], evals: Sequence[EvalResult]) -> Iterator[tuple[str, str]]:
+def _look_at_held_out(curve: Sequence[RewardPoint], evals: Sequence[EvalResult]) -> Iterator[tuple[str, str]]:
     """Report that training reward rises from the version of the best evaluation on, while held-out reward falls."""
     ordered = sorted(evals, key=lambda one: one.version)
     if len(ordered) < 2 or len(curve) < 2 * EDGE:

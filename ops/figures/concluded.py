@@ -41,7 +41,7 @@ class ConcludedFold:
         elif at_ms > newest[0][0]:
             heapq.heapreplace(newest, (at_ms, why))
 
-    def since(self, variant: str, at_ms: int) -> tuple[int, Counter[str]]:
+    def count_since(self, variant: str, at_ms: int) -> tuple[int, Counter[str]]:
         """Return how many of the newest groups concluded after that time, and of those dropped how many by reason."""
         found = [why for when, why in self._newest[variant] if when > at_ms]
         return len(found), Counter(why for why in found if why)

@@ -19,7 +19,7 @@ class Failing:
 
     episodes: int
     first_ms: int
-    """When the first of them was told, in ms since the epoch."""
+    """Wall time of the first report, in ms since the epoch."""
     last_ms: int
     error: EpisodeError
     """The most frequent one; `episodes` says how frequent."""
@@ -63,7 +63,7 @@ class FailingFold:
             self._errors[variant].clear()
             self._counts[variant].clear()
 
-    def failing(self, variant: str, since_ms: int) -> Failing | None:
+    def find_failing(self, variant: str, since_ms: int) -> Failing | None:
         """Return how many episodes failed after that time, if there are enough and none has succeeded since."""
         seconds = [second for second in self._failed[variant] if second >= since_ms // 1000]
         episodes = sum(self._failed[variant][second] for second in seconds)

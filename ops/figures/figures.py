@@ -25,9 +25,9 @@ from headrace.ops.figures.standstill import (
     Seen,
     Standstill,
     Surroundings,
-    hardly_any_group,
+    describe_dropping,
+    describe_standstill,
     standstill,
-    stood_still,
 )
 from headrace.ops.figures.trouble import Trouble
 from headrace.ops.figures.version_figures import VersionsFold
@@ -76,7 +76,7 @@ class Figures:
         self._began_ms = 0
         self._newest_ms = 0
         self._feeder: tuple[Snapshot, tuple[str, int, int]] | None = None
-        """Its newest state and where that stands; read when it is asked for, as there are many and they are long."""
+        """Its newest state and the position of that; read when it is asked for, as there are many and they are long."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class Figures:
             self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
             self._began_ms = self._began_ms or record.created_ms
         elif isinstance(record, WeightsPublished):
-            self._published(record)
+            self._take_event(record)
         elif isinstance(record, Snapshot):
             self._feeder = record, (message.topic, message.partition, message.offset)
         else:
@@ -132,20 +132,20 @@ class Figures:
                 self._trouble.outcome(record, message.timestamp_ms)
         elif isinstance(record, BatchTrained):
             self._groups.take(self._variant_of(message), record, message.timestamp_ms)
-            self._trained(record)
+            self._take_batch(record)
         elif isinstance(record, DeadLetter):
-            self._dead(record, message.timestamp_ms)
+            self._take_dead_letter(record, message.timestamp_ms)
 
-    def _dead(self, record: DeadLetter, at_ms: int) -> None:
+    def _take_dead_letter(self, record: DeadLetter, at_ms: int) -> None:
         self._trouble.errors.take_dead(record)
         if record.policy and record.reason != REDRIVEN:
             self._groups.take(record.policy, record, at_ms)
 
     def _variant_of(self, message: Message) -> str:
-        """Return the policy or shadow whose topic a record stands on."""
+        """Return the policy or shadow whose topic holds a record."""
         return self._audit.account.variant_of_topic[message.topic]
 
-    def _published(self, event: WeightsPublished) -> None:
+    def _take_event(self, event: WeightsPublished) -> None:
         if not is_version(event):
             return
         self._versions.see(policy_variant_of(event.policy, event.variant), event.version)
@@ -155,15 +155,15 @@ class Figures:
         if not event.version:
             self._versions.made_ms[event.policy][0] = event.created_ms
 
-    def _trained(self, batch: BatchTrained) -> None:
+    def _take_batch(self, batch: BatchTrained) -> None:
         variant = policy_variant_of(batch.policy, batch.variant)
-        self._versions.trained(variant, batch)
+        self._versions.take_batch(variant, batch)
         topic = self.recipe.topics.curated(variant)
         self._positions[variant] = {(topic, p.partition): p.offset for p in batch.positions}
 
     def _reward(self, outcome: Outcome) -> None:
         if outcome.component == "train":
-            self._rewards.left_window(outcome)
+            self._rewards.take_left_window(outcome)
         if not is_first_word(outcome):
             return
         self._revisions.outcome(outcome)
@@ -200,13 +200,13 @@ class Figures:
             lag=dict(lag),
             workers=tuple(sorted(self._workers.values(), key=lambda worker: worker.worker)),
             rewards=curves,
-            reward_first=self._rewards.first(),
-            reward_last=self._rewards.last(),
+            reward_first=self._rewards.means_at_start(),
+            reward_last=self._rewards.means_at_end(),
             evals=tuple(self._rewards.evals),
             tokens=sum(generated for generated, _ in self._tokens.values()),
             wasted_tokens=sum(wasted for _, wasted in self._tokens.values()) + self._rewards.late_tokens,
             delivered_tokens=self._rewards.tokens,
-            unnumbered_letters=self._audit.account.unnumbered.by_reason(),
+            unnumbered_letters=self._audit.account.unnumbered.count_by_reason(),
             weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
             revisions=self._revisions.figures(self._audit.account.begins),
             selection={stream: _selection(source) for stream, source in feeder.get("sources", {}).items()},
@@ -243,15 +243,15 @@ class Figures:
         )
         return standstill(seen, around, now_ms, at_once=at_once)
 
-    def stood_still(self, found: RunFigures) -> tuple[str, ...]:
+    def describe_standstills(self, found: RunFigures) -> tuple[str, ...]:
         """Return, of a run that is over, sentences on what made no version for too long, or learnt of hardly any group.
 
         Args:
             found: What `figures` returned.
         """
         counted = {**found.policies, **{name: shadow.groups for name, shadow in found.shadows.items()}}
-        late = [stood_still(variant, self._versions.made_ms[variant]) for variant in counted]
-        dry = [hardly_any_group(variant, counts.trained, counts.discarded) for variant, counts in counted.items()]
+        late = [describe_standstill(variant, self._versions.made_ms[variant]) for variant in counted]
+        dry = [describe_dropping(variant, counts.trained, counts.discarded) for variant, counts in counted.items()]
         return tuple(filter(None, (*late, *dry)))
 
     def _shadow(self, variant: str, counts: PolicyAudit) -> ShadowFigures:

@@ -42,7 +42,7 @@ class Rates:
 
 @dataclass(slots=True)
 class PolicyPulse:
-    """Of one policy."""
+    """Pulse of one policy."""
 
     recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK))
     """Metrics of its newest steps."""
@@ -52,7 +52,7 @@ class PolicyPulse:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Of its newest step."""
+        """Metrics of its newest step."""
         return self.recent[-1] if self.recent else {}
 
 
@@ -107,7 +107,7 @@ class Pulse:
     def _arrive(self, group: Arrival) -> None:
         self._recent.append(group)
         self._total = Arrival(0, self._total.samples + group.samples, self._total.tokens + group.tokens)
-        self._stretches = _extended(self._stretches, group.at_ms)
+        self._stretches = _extend_stretches(self._stretches, group.at_ms)
 
     def rates(self, now_ms: int) -> Rates:
         """Return the rates of the newest seconds."""
@@ -129,7 +129,7 @@ class Pulse:
         return Rates(self._total.samples / span_s, self._total.tokens / span_s)
 
 
-def _extended(stretches: list[tuple[int, int]], at_ms: int) -> list[tuple[int, int]]:
+def _extend_stretches(stretches: list[tuple[int, int]], at_ms: int) -> list[tuple[int, int]]:
     """Return the times in which groups came without a pause, in order, one more group taken in."""
     near = [one for one in stretches if one[0] - LONGEST_GAP_MS <= at_ms <= one[1] + LONGEST_GAP_MS]
     whole = (min(at_ms, *(begin for begin, _ in near)), max(at_ms, *(end for _, end in near))) if near else (at_ms,) * 2

@@ -23,7 +23,7 @@ class RevisionFigures:
     groups: int
     """Groups, of all policies, that curators put through its chain."""
     kept: int
-    """Of these, kept."""
+    """Groups that were kept."""
     begins: dict[str, int] = field(default_factory=dict)
     """Stream to the first number that was issued under it; empty while none is, or where the feeder does not tell."""
     in_force: bool = False

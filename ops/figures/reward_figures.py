@@ -14,7 +14,7 @@ LATE = frozenset({"expired", "surplus"})
 EDGE = 5
 """Versions at either end of a run whose rewards are averaged."""
 MOST_TOKENS = 2**53
-"""Of one evaluation; a result that tells of more is not believed."""
+"""Tokens of one evaluation, at most; a result with more is not believed."""
 
 
 class RewardsFold:
@@ -27,9 +27,9 @@ class RewardsFold:
         self._curves: dict[str, defaultdict[int, _Mean]] = {policy: defaultdict(_Mean) for policy in policies}
         self._curated_tokens = 0
         self.late_tokens = 0
-        """Of groups that left the trainer's window as too old, or as it was full."""
+        """Tokens of groups that left the trainer's window because they were too old or it was full."""
 
-    def left_window(self, outcome: Outcome) -> None:
+    def take_left_window(self, outcome: Outcome) -> None:
         """Take in what a trainer said of a group that it did not train; of a replay nothing is lost."""
         if outcome.verdict in LATE and not outcome.use:
             self.late_tokens += sum(outcome.lengths)
@@ -42,8 +42,8 @@ class RewardsFold:
             self._curves[outcome.policy][outcome.head_version].add(outcome.rewards)
 
     def evaluation(self, result: EvalResult) -> None:
-        """Take in a result; one whose figures are no numbers is passed over."""
-        if _believable(result):
+        """Take in a result; one whose figures are not numbers is skipped."""
+        if _is_believable(result):
             self.evals.append(result)
 
     @property
@@ -55,19 +55,19 @@ class RewardsFold:
         """Return policy to its curve."""
         return {
             policy: tuple(RewardPoint(version, m.value, m.groups, m.trajectories) for version, m in curve.items())
-            for policy, curve in self._sorted().items()
+            for policy, curve in self._sort_curves().items()
         }
 
-    def first(self) -> dict[str, float]:
+    def means_at_start(self) -> dict[str, float]:
         """Return policy to the mean over its first versions; one that has but the last ones is left out."""
-        curves = self._sorted().items()
-        return {p: _pooled(list(curve.values())[:-EDGE][:EDGE]) for p, curve in curves if len(curve) > EDGE}
+        curves = self._sort_curves().items()
+        return {p: _pool(list(curve.values())[:-EDGE][:EDGE]) for p, curve in curves if len(curve) > EDGE}
 
-    def last(self) -> dict[str, float]:
+    def means_at_end(self) -> dict[str, float]:
         """Return policy to the mean over its last versions."""
-        return {policy: _pooled(list(curve.values())[-EDGE:]) for policy, curve in self._sorted().items() if curve}
+        return {policy: _pool(list(curve.values())[-EDGE:]) for policy, curve in self._sort_curves().items() if curve}
 
-    def _sorted(self) -> dict[str, dict[int, _Mean]]:
+    def _sort_curves(self) -> dict[str, dict[int, _Mean]]:
         return {policy: dict(sorted(curve.items())) for policy, curve in self._curves.items()}
 
 
@@ -93,7 +93,7 @@ class _Mean:
         return self.total / self.count if self.count else 0.0
 
 
-def _believable(result: EvalResult) -> bool:
+def _is_believable(result: EvalResult) -> bool:
     """Return whether a result's figures are numbers; one with others would spoil the sums that all results share."""
     shares = (result.avg_at_k, *result.pass_at_k.values())
     return all(math.isfinite(share) for share in shares) and 0 <= _tokens_of(result) < MOST_TOKENS
@@ -104,5 +104,5 @@ def _tokens_of(result: EvalResult) -> float:
     return result.mean_length * (result.problems * result.samples - result.failures)
 
 
-def _pooled(means: list[_Mean]) -> float:
+def _pool(means: list[_Mean]) -> float:
     return sum(mean.total for mean in means) / max(1, sum(mean.count for mean in means))

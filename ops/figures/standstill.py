@@ -53,7 +53,7 @@ while versions are made."""
 MOST, NEARLY_ALL = 0.9, 0.97
 """Share of drops that explains a standstill; and that is reported while versions are made."""
 QUIET_MS = 20_000
-"""A curator that has groups to read and concludes none for so long stands still."""
+"""A curator that has groups to read and concludes none for so long counts as stopped."""
 SHOWN = 3
 """Workers that are named."""
 
@@ -63,12 +63,12 @@ DROPS = {
         "the feeder draws further tasks, and ends the run as solved once feed.solved_share of 500 groups are such",
         "take harder tasks where most answers are right, easier ones where most are wrong, or more episodes a group",
     ),
-    "stale": ("younger groups are played", "raise trainer.max_staleness, or see why workers take weights late"),
-    "expired": ("younger groups are played", "raise trainer.max_staleness, or have fewer workers for this trainer"),
+    "stale": ("fresher groups are generated", "raise trainer.max_staleness, or see why workers take weights late"),
+    "expired": ("fresher groups are generated", "raise trainer.max_staleness, or have fewer workers for this trainer"),
     "surplus": ("younger groups are trained", "have fewer workers for this trainer"),
     "algorithm_failed": (
         "the next groups go through the chain; eight in a row that fail end the curator",
-        "mend the algorithm: `headrace dead-letters` gives its error, `headrace redrive` sends the groups back",
+        "fix the algorithm: `headrace dead-letters` gives its error, `headrace redrive` sends the groups back",
     ),
     "failed": ("the feeder issues further tasks", "see by `headrace discards` how the episodes fail"),
 }
@@ -129,15 +129,17 @@ def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool =
 
     With `at_once` it is asked for before a version is overdue, as the run is given up.
     """
-    stands = [_Stand(seen, around, now_ms, variant) for variant in seen.recipe.policy_variants]
-    stands = [one for one in stands if one.version < seen.recipe.trainer_of(one.variant).steps]
-    soon = (found for one in stands for found in (one.failing(), one.unreachable()) if found is not None)
+    standings = [_Stand(seen, around, now_ms, variant) for variant in seen.recipe.policy_variants]
+    standings = [one for one in standings if one.version < seen.recipe.trainer_of(one.variant).steps]
+    soon = (
+        found for one in standings for found in (one.explain_failing(), one.explain_unreachable()) if found is not None
+    )
     if (found := next(soon, None)) is not None:
         return found
-    late = [one for one in stands if at_once or one.overdue_ms > 0]
+    late = [one for one in standings if at_once or one.overdue_ms > 0]
     if late:
         return max(late, key=lambda one: one.overdue_ms).explain(given_up=at_once)
-    return next(filter(None, (one.hardly_any_group() for one in stands)), None)
+    return next(filter(None, (one.explain_dropping() for one in standings)), None)
 
 
 class _Cause(NamedTuple):
@@ -152,7 +154,7 @@ class _Cause(NamedTuple):
 
 
 class _Stand:
-    """Where one policy or shadow stands."""
+    """Progress of one policy or shadow, and what stops it."""
 
     def __init__(self, seen: Seen, around: Surroundings, now_ms: int, variant: str) -> None:
         self.seen, self.around, self.now_ms, self.variant = seen, around, now_ms, variant
@@ -176,32 +178,34 @@ class _Stand:
         """Return the first cause that shows; of a run that is given up nothing happens by itself any more."""
         no_weights = self.version < 0
         found = (
-            self._server()
-            or (self._at_trainer() if no_weights else None)
-            or self._no_worker()
-            or self._waiting()
-            or self._dropped()
-            or self._feeder()
-            or self._curator()
-            or (self._at_trainer() if self._has_a_batch() else None)
-            or self._playing()
+            self._blame_server()
+            or (self._blame_trainer() if no_weights else None)
+            or self._blame_no_worker()
+            or self._blame_waiting()
+            or self._blame_drops()
+            or self._blame_feeder()
+            or self._blame_curator()
+            or (self._blame_trainer() if self._has_a_batch() else None)
+            or self._blame_workers()
         )
         if given_up:
             found = found._replace(itself="nothing more, as the run is given up")
         made = "its first weights" if no_weights else "a version" if self.version else "its first version"
         last = f" (version {self.version} was the last)" if self.version > 0 else ""
-        return self._standstill(found, self.since_ms, f"has not made {made} since {self._at(self.since_ms)}{last}")
+        return self._standstill(
+            found, self.since_ms, f"has not made {made} since {self._format_time(self.since_ms)}{last}"
+        )
 
-    def failing(self) -> Standstill | None:
+    def explain_failing(self) -> Standstill | None:
         """Return that every episode fails, while that goes on and the servers answer."""
-        found = self.seen.episodes.failing(self.variant, self.around.began_ms)
+        found = self.seen.episodes.find_failing(self.variant, self.around.began_ms)
         recipe = self.seen.recipe
         lately_ms = max(LEAST_MS, round(2000 * recipe.rollout.episode_limit_s))
         if found is None or variant_of(self.variant) or self.around.silent or self.now_ms - found.last_ms > lately_ms:
             return None
         limit_s, never = recipe.launch.all_failed_limit_s, not self.seen.episodes.any_success
         hopeless = never and 0 < limit_s <= (found.last_ms - found.first_ms) / 1000
-        since = self._at(found.first_ms)
+        since = self._format_time(found.first_ms)
         what = f"gets no episode: all {found.episodes:,} since {since} failed"
         short = f"{what}, most of them by {describe_error(found.error)}" + "; none has ever succeeded" * never
         itself = "the feeder issues further tasks"
@@ -211,11 +215,11 @@ class _Stand:
             itself += f"; `headrace up` ends with exit code 1 after {limit_s:g} s of that (launch.all_failed_limit_s)"
         here = self._workers(here=True)
         look = self._look(here[0].worker) if here else "look into a worker's log"
-        to_do = f"mend what raises; {look}, event episode.failed, for the traceback"
+        to_do = f"fix the error; {look}, event episode.failed, for the traceback"
         sentence = f"{self.variant} {short}. By itself: {itself}. What you can do: {to_do}."
         return Standstill(self.variant, "failing", found.first_ms, sentence, hopeless)
 
-    def unreachable(self) -> Standstill | None:
+    def explain_unreachable(self) -> Standstill | None:
         """Return that all workers wait for their environment."""
         here, mark = self._workers(here=True), f"{ENVIRONMENT}: "
         if not here or self.around.silent or not all(mark in worker.detail for worker in here):
@@ -225,18 +229,18 @@ class _Stand:
             "unreachable",
             f"its environment cannot be reached ({why})",
             "the workers try it every few seconds, and play the same episodes when it answers",
-            "see that it runs, and that their machines reach it",
+            "check that it runs, and that their machines reach it",
         )
         return self._standstill(found, self.now_ms, "waits")
 
-    def hardly_any_group(self) -> Standstill | None:
+    def explain_dropping(self) -> Standstill | None:
         """Return that nearly all groups are dropped, although versions are made."""
-        count, dropped = self.seen.groups.since(self.variant, 0)
+        count, dropped = self.seen.groups.count_since(self.variant, 0)
         if count < ENOUGH_AT_ONCE or dropped.total() < NEARLY_ALL * count:
             return None
         begin_ms = self.seen.groups.begin_ms(self.variant)
         since_ms = min(begin_ms, self.since_ms) if self.since_ms else begin_ms
-        what = f"is trained on hardly any group since {self._at(since_ms)}"
+        what = f"is trained on hardly any group since {self._format_time(since_ms)}"
         return self._standstill(_drops(count, dropped), since_ms, what)
 
     def _standstill(self, found: _Cause, since_ms: int, what: str) -> Standstill:
@@ -245,73 +249,78 @@ class _Stand:
 
     # ---------------------------------------------------------------------------------------------------------- causes
 
-    def _server(self) -> _Cause | None:
+    def _blame_server(self) -> _Cause | None:
         if not self.around.silent:
             return None
         one = self.around.silent[0]
-        short = (
-            f"{one.server} {f'has not answered since {self._at(one.since_ms)}' if one.since_ms else 'does not answer'}"
+        silence = f"has not answered since {self._format_time(one.since_ms)}" if one.since_ms else "does not answer"
+        return _Cause(
+            "server",
+            f"{one.server} {silence}",
+            "all components wait, and continue where they were when it answers",
+            one.remedy,
         )
-        return _Cause("server", short, "all components wait, and go on where they were when it answers", one.remedy)
 
-    def _no_worker(self) -> _Cause | None:
+    def _blame_no_worker(self) -> _Cause | None:
         if self._workers(here=True):
             return None
         last = max((worker.updated_ms for worker in self._workers(here=False)), default=0)
-        seen = f"; the last was seen at {self._at(last)}" if last else ""
+        seen = f"; the last was seen at {self._format_time(last)}" if last else ""
         streams = self.seen.recipe.streams_of(policy_of(self.variant))
         names = tuple(f"rollout-{stream}-" for stream in streams)
         own = {name: one for name, one in self.around.processes.items() if name.startswith(names)}
         frozen = [f"process {one.pid} of {name} is there and may be frozen" for name, one in own.items() if one.pid]
-        short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN]]) + self._troubled(*names)
+        short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN]]) + self._describe_trouble(*names)
         to_do = f"{self._look(f'rollout-{streams[0]}-0')}, or start some by `headrace rollout --run ADDRESS`"
         return _Cause("no_worker", short, self._restarts("rollout-"), to_do)
 
-    def _waiting(self) -> _Cause | None:
+    def _blame_waiting(self) -> _Cause | None:
         here = self._workers(here=True)
         if not all(worker.state != "rolling" or worker.detail for worker in here):
             return None
         named = [f"{w.worker} is {w.state}{f' ({w.detail})' if w.detail else ''}" for w in here[:SHOWN]]
         more = [f"and {len(here) - SHOWN} more"] if len(here) > SHOWN else []
         short = f"no worker plays: {', '.join([*named, *more])}"
-        itself = "they go on when what they wait for is there; weights that the store has lost are published once more"
-        return _Cause("waiting", short, itself, f"see to what they wait for; {self._look(here[0].worker)}")
+        itself = "they continue when what they wait for is there; weights that the store has lost are published again"
+        return _Cause("waiting", short, itself, f"check what they wait for; {self._look(here[0].worker)}")
 
-    def _dropped(self) -> _Cause | None:
-        count, dropped = self.seen.groups.since(self.variant, self.since_ms)
+    def _blame_drops(self) -> _Cause | None:
+        count, dropped = self.seen.groups.count_since(self.variant, self.since_ms)
         if count < ENOUGH or dropped.total() < MOST * count:
             return None
         return _drops(count, dropped)
 
-    def _feeder(self) -> _Cause | None:
+    def _blame_feeder(self) -> _Cause | None:
         if self.seen.in_flight.get(self.variant, 0) > 0:
             return None
-        return _Cause("feeder", f"no task is open{self._troubled('feed')}", self._restarts("feed"), self._look("feed"))
+        return _Cause(
+            "feeder", f"no task is open{self._describe_trouble('feed')}", self._restarts("feed"), self._look("feed")
+        )
 
-    def _curator(self) -> _Cause | None:
+    def _blame_curator(self) -> _Cause | None:
         waiting = self.seen.lag.get(self.seen.recipe.topics.trajectories(policy_of(self.variant)), 0)
         last_ms = max(self.seen.groups.curated_ms[self.variant], self.around.began_ms)
         if variant_of(self.variant) or not waiting or self.now_ms - last_ms < QUIET_MS:
             return None
         name = f"curate-{self.variant}"
-        since = f" since {self._at(last_ms)}" if last_ms else ""
+        since = f" since {self._format_time(last_ms)}" if last_ms else ""
         short = f"{waiting} groups wait for the curator, which has concluded none{since}"
         to_do = f"{self._look(f'{name}-0')}, or start one by `headrace curate --policy {self.variant} --run ADDRESS`"
-        return _Cause("curator", short + self._troubled(name), self._restarts(name), to_do)
+        return _Cause("curator", short + self._describe_trouble(name), self._restarts(name), to_do)
 
     def _has_a_batch(self) -> bool:
         unread = self.seen.lag.get(self.seen.recipe.topics.curated(self.variant), 0)
         return unread >= self.seen.recipe.trainer_of(self.variant).groups_per_batch
 
-    def _at_trainer(self) -> _Cause:
+    def _blame_trainer(self) -> _Cause:
         words = [w for w in self.seen.workers if w.worker == self._trainer]
-        last = "".join(f"; it last reported {w.state}: {w.detail} at {self._at(w.updated_ms)}" for w in words)
+        last = "".join(f"; it last reported {w.state}: {w.detail} at {self._format_time(w.updated_ms)}" for w in words)
         waits = "groups wait for the trainer" if self.version >= 0 else "the trainer has published nothing"
-        short = f"{waits}{last}{self._troubled(self._trainer)}"
+        short = f"{waits}{last}{self._describe_trouble(self._trainer)}"
         return _Cause("trainer", short, self._restarts(self._trainer), self._look(self._trainer))
 
-    def _playing(self) -> _Cause:
-        here, (count, dropped) = self._workers(here=True), self.seen.groups.since(self.variant, self.since_ms)
+    def _blame_workers(self) -> _Cause:
+        here, (count, dropped) = self._workers(here=True), self.seen.groups.count_since(self.variant, self.since_ms)
         batch = self.seen.recipe.trainer_of(self.variant).groups_per_batch
         running = sum(worker.episodes_running for worker in here)
         came = (
@@ -325,11 +334,11 @@ class _Stand:
 
     # ----------------------------------------------------------------------------------------------------------- words
 
-    def _at(self, ms: int) -> str:
+    def _format_time(self, ms: int) -> str:
         date = "%Y-%m-%d " if abs(self.now_ms - ms) > 43_200_000 else ""
         return datetime.fromtimestamp(ms / 1000, UTC).strftime(f"{date}%H:%M:%S UTC")
 
-    def _troubled(self, *prefixes: str) -> str:
+    def _describe_trouble(self, *prefixes: str) -> str:
         """Report processes of these names that do not run, or not for the first time."""
         found = [
             f"{name} is {one.state}, started {one.starts} times, and ended with exit code {one.exit_code}"
@@ -341,8 +350,8 @@ class _Stand:
 
     def _restarts(self, prefix: str) -> str:
         if any(name.startswith(prefix) for name in self.around.processes):
-            return "what dies is started again, and the run is given up where that does not help"
-        return "whoever runs it starts it again; headrace itself does nothing"
+            return "a process that dies is started again; if that does not help, the run is given up"
+        return "its supervisor starts it again; headrace itself does nothing"
 
     def _look(self, name: str) -> str:
         here = name in self.around.processes and self.around.logs
@@ -364,7 +373,7 @@ def patience_ms(made_ms: Iterable[int]) -> int:
     return max(LEAST_MS, TIMES * took[(len(took) - 1) * 3 // 4])
 
 
-def stood_still(variant: str, made_ms: Mapping[int, int]) -> str:
+def describe_standstill(variant: str, made_ms: Mapping[int, int]) -> str:
     """Return of a run that is over how long a policy or shadow got no further, where that was too long; else nothing.
 
     Args:
@@ -386,7 +395,7 @@ def stood_still(variant: str, made_ms: Mapping[int, int]) -> str:
     )
 
 
-def hardly_any_group(variant: str, trained: int, discarded: Mapping[str, int]) -> str:
+def describe_dropping(variant: str, trained: int, discarded: Mapping[str, int]) -> str:
     """Return of a run that is over that nearly all groups of a policy or shadow were dropped; nothing if they were not.
 
     Args:

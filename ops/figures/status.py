@@ -14,17 +14,17 @@ from headrace.ops.plain_json import plain
 from headrace.schemas.ids import now_ms
 
 STORE_PATIENCE_S = 3.0
-"""After which a store that is silent is frozen, or out of reach."""
+"""Seconds after which a silent store counts as frozen or unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A run at one moment, for who asks once."""
+    """A run at one moment, as `headrace status` reports it."""
 
     figures: RunFigures
     """`wasted_tokens` are all that were for nothing where `wasted_is_all` says so, else those that are known."""
     gone: tuple[bool, ...]
-    """Of each worker of the figures, whether it is silent without having stopped."""
+    """Whether each worker of the figures is silent without having stopped."""
     wasted_is_all: bool
 
     def to_json(self) -> Mapping[str, object]:
@@ -54,7 +54,7 @@ def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
     at_work = not rests and any(is_there(worker, now) for worker in found.workers)
     wasted_is_all = found.drained and not at_work  # until then an evaluation may be under way
     if wasted_is_all:
-        found = replace(found, wasted_tokens=found.wasted())
+        found = replace(found, wasted_tokens=found.count_wasted_tokens())
     return Status(found, tuple(gone), wasted_is_all)
 
 
@@ -69,6 +69,6 @@ def _standstill(run: Run, fold: Figures, found: RunFigures, around: Surroundings
         return standstill
     server = f"the object store at {run.store_address.endpoint}"
     silence = Silence(
-        server, standstill.since_ms, "see that it runs and is not frozen, and that this machine reaches it"
+        server, standstill.since_ms, "check that it runs and is not frozen, and that this machine reaches it"
     )
     return fold.standstill(found, replace(around, silent=(silence,)), now)

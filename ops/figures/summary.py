@@ -88,7 +88,7 @@ class Summary:
     ended: str
     feed: FeedSettings
     versions: int
-    """What the slowest policy has reached."""
+    """Version of the slowest policy."""
     wall_s: float
     reward_first: float | None
     """This and the next three are means over policies."""
@@ -101,16 +101,16 @@ class Summary:
     log_share: float
     """The log's share in what workers' and trainers' loops did."""
     log_cpu_share: float
-    """In all CPU seconds."""
+    """Kafka's share of all CPU seconds."""
     tokens_per_s: float
     samples_per_s: float
     tokens: int
     wasted_tokens: int
     dead_letters: int
     unnumbered_letters: dict[str, int]
-    """By reason, those that name no training number."""
+    """Reason to the number of dead letters that name no training number."""
     cpu_s: dict[str, float]
-    """By process."""
+    """Process to its CPU seconds."""
     data: DataUsed
     policies: dict[str, PolicySummary]
     shadows: dict[str, ShadowFigures]
@@ -150,14 +150,14 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> Summary:
         tokens_per_s=round(rates.tokens, 1),
         samples_per_s=round(rates.samples, 1),
         tokens=figures.tokens,
-        wasted_tokens=figures.wasted(),
+        wasted_tokens=figures.count_wasted_tokens(),
         dead_letters=pulse.dead_letters,
         unnumbered_letters=figures.unnumbered_letters,
         cpu_s={name: round(used["process"], 1) for name, used in effort.cpu.items()},
         data=DataUsed(str(folder.root), folder.size_bytes()),
         policies=policies,
         shadows=figures.shadows,
-        stood_still=fold.stood_still(figures),
+        stood_still=fold.describe_standstills(figures),
     )
 
 
@@ -167,8 +167,8 @@ def policy_summary(
     """Return the result of one policy.
 
     Args:
-        figures: Of the run.
-        policy: Which one.
+        figures: Figures of the run.
+        policy: Policy of the summary.
         seconds: Version to the seconds after which it was made.
         groups: What became of its groups.
     """

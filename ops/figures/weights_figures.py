@@ -18,16 +18,16 @@ FRESH_MS = 15_000
 
 @dataclass(frozen=True, slots=True)
 class WeightsFigures:
-    """Of one policy. Medians are over the newest versions, those of workers' seconds over workers too."""
+    """Figures of one policy. Medians are over the newest versions; those of workers' seconds also over workers."""
 
     published: int = 0
     left_out: int = 0
     """Versions older than the newest published one that were not published themselves."""
     anchor_bytes: int = 0
     delta_bytes: int = 0
-    """Of all objects."""
+    """Bytes of all delta objects together."""
     ratio: float | None = None
-    """How many times smaller than whole weights a delta is: median."""
+    """Size of whole weights divided by that of a delta, median."""
     density: float | None = None
     """Share of the values that change from one published version to the next: median."""
     encode_s: float | None = None
@@ -36,13 +36,13 @@ class WeightsFigures:
     verify_s: float | None = None
     apply_s: float | None = None
     pause_s: float | None = None
-    """In which an engine generated nothing."""
+    """Seconds in which an engine generated nothing."""
     behind: int = 0
     """Versions from the newest published one back to the oldest that a worker serves now."""
     skew: int = 0
     """Versions from the newest to the oldest that workers serve now."""
     greatest_skew: int = 0
-    """Since the run began, as workers reported once a second."""
+    """Greatest difference since the run began, as workers reported once a second."""
 
 
 @dataclass(slots=True)
@@ -53,11 +53,11 @@ class _Versions:
     published: int = 0
     newest: int = -1
     bytes: defaultdict[bool, int] = field(default_factory=lambda: defaultdict(int))
-    """By whether the object is an anchor."""
+    """Bytes of anchors (True) and of other objects (False)."""
     recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     """Ratio, density, seconds."""
     taken: dict[tuple[str, int], TakenWeights] = field(default_factory=dict)
-    """By worker and version, the newest last."""
+    """Worker and version to its report, the newest last."""
     greatest_skew: int = 0
 
 
@@ -93,16 +93,16 @@ class WeightsFold:
                     del of.taken[next(iter(of.taken))]
         if before is None or before.versions != status.versions:
             for policy, of in self._of.items():
-                of.greatest_skew = max(of.greatest_skew, _spread(self._served(policy, status.updated_ms)))
+                of.greatest_skew = max(of.greatest_skew, _spread(self._versions_in_service(policy, status.updated_ms)))
 
-    def _served(self, policy: str, now_ms: int) -> list[int]:
+    def _versions_in_service(self, policy: str, now_ms: int) -> list[int]:
         """Return the versions that workers serve who are there."""
         there = (one for one in self._workers.values() if is_there(one, now_ms))
         return [one.versions[policy] for one in there if policy in one.versions]
 
     def figures(self, policy: str, now_ms: int) -> WeightsFigures:
         """Return a policy's figures; `now_ms` is wall time in ms since the epoch, for which workers are there."""
-        of, served = self._of[policy], self._served(policy, now_ms)
+        of, served = self._of[policy], self._versions_in_service(policy, now_ms)
         taken = list(of.taken.values())
         return WeightsFigures(
             published=of.published,

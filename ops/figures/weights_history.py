@@ -30,7 +30,7 @@ from headrace.schemas.records import BatchTrained, TakenWeights, WeightsPublishe
 
 @dataclass(frozen=True, slots=True)
 class MergedDelta:
-    """Several deltas as one object, for who joins far behind."""
+    """Several deltas as one object, for a worker that joins many versions late."""
 
     base_version: int
     version: int
@@ -48,30 +48,30 @@ class VersionWeights:
     kind: str
     """anchor | delta."""
     base_version: int
-    """What a delta is on; -1 of an anchor."""
+    """Version that a delta is based on; -1 for an anchor."""
     bytes: int
-    """Of the object."""
+    """Bytes of the object."""
     full_bytes: int
-    """Of the weights themselves; 0 where the event does not say."""
+    """Bytes of the weights themselves; 0 where the event does not say."""
     density: float | None
     """Share of the values that changed since the base."""
     encode_s: float | None
     """Hash, delta and layout."""
     upload_s: float | None
     workers: int
-    """That reported how they took it. Of these seconds the median over them; None where none did."""
+    """Workers that reported how they took it. The seconds below are medians over them; None if none reported."""
     fetch_s: float | None
     verify_s: float | None
     apply_s: float | None
     pause_s: float | None
-    """In which the engine generated nothing."""
+    """Seconds in which the engine generated nothing."""
     weights_hash: str
     created_ms: int
     """Wall time in ms since the epoch."""
     retired: bool
     """Whether `headrace gc` has deleted its object, or is about to."""
     ratio: float | None
-    """How many times smaller than the whole weights."""
+    """Size of the whole weights divided by that of the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class WeightsHistory:
     """Versions that were made and not published."""
     merged: tuple[MergedDelta, ...]
     bytes: dict[str, int]
-    """By kind of object: anchor, delta, merged, whole."""
+    """Kind of object (anchor, delta, merged, whole) to bytes."""
     join: Join
     served: dict[str, int]
     """Running worker to the version that it serves."""
@@ -106,14 +106,16 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
     events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
     retired = read_retired(run)
     statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
-    reported = _reported(statuses, name)
+    reported = _reports_by_version(statuses, name)
     versions = [
         _of(event, list(reported[event.version].values()), retired=retired.has(name, WEIGHTS, event.version))
         for event in events
         if is_version(event)
     ]
-    merged = [_merged(event) for event in events if event.kind == MERGED]
-    way = find_cheapest([link for event in events if (link := link_of(event))], NOTHING, _newest_hash(versions)) or []
+    merged = [_describe_merged(event) for event in events if event.kind == MERGED]
+    way = (
+        find_cheapest([link for event in events if (link := link_of(event))], NOTHING, _hash_of_newest(versions)) or []
+    )
     published = {one.version for one in versions}
     return WeightsHistory(
         run=run.address.run,
@@ -125,18 +127,18 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
         | {MERGED: sum(one.bytes for one in merged)}
         | {WHOLE: sum(size_of(event) for event in events if event.kind == WHOLE)},
         join=Join(len(way), sum(link.size_bytes for link in way)),
-        served=served(statuses, name, now_ms()),
+        served=versions_by_worker(statuses, name, now_ms()),
     )
 
 
-def served(statuses: Iterable[WorkerStatus], policy: str, now_ms: int) -> dict[str, int]:
+def versions_by_worker(statuses: Iterable[WorkerStatus], policy: str, now_ms: int) -> dict[str, int]:
     """Return worker to the version that it serves, of those that are there; `now_ms` is wall time since the epoch."""
     newest = {one.worker: one for one in statuses}
     there = {name: one for name, one in sorted(newest.items()) if is_there(one, now_ms)}
     return {name: one.versions[policy] for name, one in there.items() if policy in one.versions}
 
 
-def _reported(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
+def _reports_by_version(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
     """Return version to worker to how it took that."""
     reported: defaultdict[int, dict[str, TakenWeights]] = defaultdict(dict)
     for one in statuses:
@@ -146,11 +148,11 @@ def _reported(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int,
     return reported
 
 
-def _newest_hash(versions: Sequence[VersionWeights]) -> str:
+def _hash_of_newest(versions: Sequence[VersionWeights]) -> str:
     return versions[-1].weights_hash if versions else NOTHING
 
 
-def _merged(event: WeightsPublished) -> MergedDelta:
+def _describe_merged(event: WeightsPublished) -> MergedDelta:
     return MergedDelta(event.base_version, event.version, size_of(event), event.created_ms)
 
 

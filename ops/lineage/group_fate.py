@@ -16,7 +16,7 @@ from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import read_all, read_key
 from headrace.infra.run.own_positions import read_newest_snapshot
 from headrace.infra.run.run import Run
-from headrace.ops.lineage.lineage import read_batches, readable
+from headrace.ops.lineage.lineage import decode_readable, read_batches
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.episode_errors import group_errors
@@ -36,7 +36,7 @@ class Attempt:
     partition: int
     offset: int
     attempt: int
-    """How often the number had been issued again when this was played."""
+    """Number of times that the number had been issued again when this was played."""
     counts: bool
     """False for a repetition, which the curator passed over, and for a dead letter's message."""
     worker: str
@@ -52,11 +52,11 @@ class Attempt:
     started_ms: int
     finished_ms: int
     object_key: str
-    """Of the group in the store; empty when it is in the record."""
+    """Key of the group in the store; empty when it is in the record."""
     errors: tuple[EpisodeError, ...] = ()
-    """How those failed that failed by an error, the most frequent first."""
+    """Errors of its failed episodes, the most frequent first."""
     traceback: str = ""
-    """Of the first of its errors that was the first of its kind in the worker's life; empty where none was."""
+    """Traceback of the first error that was new to the worker; empty where none was."""
     unreadable: str = ""
     """Why its value cannot be read."""
 
@@ -72,7 +72,7 @@ class Use:
     of: int
     """Groups of that batch."""
     partition: int
-    """Of the curated topic."""
+    """Partition of the curated topic."""
     offset: int
 
 
@@ -85,7 +85,7 @@ class Concluded:
     component: str
     use: int
     partition: int
-    """Of `outcomes`."""
+    """Partition of `outcomes`."""
     offset: int
     rewards: tuple[float, ...]
     min_version: int
@@ -99,18 +99,18 @@ class GroupDeadLetter:
     """A dead letter."""
 
     offset: int
-    """In `dead-letters`."""
+    """Offset in `dead-letters`."""
     reason: str
     detail: str
     component: str
     topic: str
-    """Where its message was."""
+    """Topic of its message."""
     message_partition: int
     message_offset: int
     redriven: bool
     """True when its message was sent back, which opened the number again."""
     use: int = 0
-    """Which use of the group; a replay's dead letter concludes that use alone."""
+    """Use of the group; a replay's dead letter concludes that use alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class GroupLineage:
     issued_next: int
     """The stream's next number: those below it were issued."""
     on_tasks: tuple[int, ...]
-    """Attempts whose task still stands on the tasks topic."""
+    """Attempts whose task is still on the tasks topic."""
     attempts: tuple[Attempt, ...]
     concluded: tuple[Concluded, ...]
     letters: tuple[GroupDeadLetter, ...]
@@ -137,7 +137,7 @@ class GroupLineage:
 
     @property
     def is_known(self) -> bool:
-        """Whether any topic tells of it; a number that was never issued may be told of all the same."""
+        """Whether any topic holds a record of it, which may be so of a number that was never issued."""
         return self.fate != "never_issued" or bool(self.on_tasks or self.attempts or self.letters)
 
 
@@ -153,11 +153,11 @@ class GroupFate:
 
 def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLineage:
     """Return what became of a group, for one of the policies that its stream trains."""
-    dead_letters = _dead_letters(run, policy, stream, number)
-    attempts = _attempts(run, policy, stream, number, dead_letters)
-    concluded = _concluded(run, policy, stream, number)
+    dead_letters = _find_dead_letters(run, policy, stream, number)
+    attempts = _find_attempts(run, policy, stream, number, dead_letters)
+    concluded = _find_conclusions(run, policy, stream, number)
     trained = uses_of(read_batches(run, policy), stream, number)
-    issued = _issued(run).get(stream, 0)
+    issued = _read_issued(run).get(stream, 0)
     fate, reason = fate_of(trained, concluded, dead_letters)
     if not fate:
         fate = "produced" if any(attempt.counts for attempt in attempts) else "issued"
@@ -170,7 +170,7 @@ def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLinea
         fate=fate,
         reason=reason,
         issued_next=issued,
-        on_tasks=_on_tasks(run, stream, number),
+        on_tasks=_find_waiting_attempts(run, stream, number),
         attempts=attempts,
         concluded=concluded,
         letters=dead_letters,
@@ -208,7 +208,7 @@ def parse_group(run: Run, text: str) -> GroupId:
     """Read STREAM:NUMBER. Raises UsageError, with the streams of the run, when it names no training task."""
     stream, _, digits = text.rpartition(":")
     if not stream or not digits.isdecimal():
-        raise UsageError(f"{text!r} names no group: write STREAM:NUMBER, as in {next(iter(run.recipe.workflows))}:12")
+        raise UsageError(f"{text!r} is not a group: write STREAM:NUMBER, as in {next(iter(run.recipe.workflows))}:12")
     if is_eval(stream):
         raise UsageError(
             f"{text} is a task of an evaluation, which trains nothing: see it with `headrace inspect --trajectory "
@@ -219,24 +219,24 @@ def parse_group(run: Run, text: str) -> GroupId:
     return GroupId(stream, int(digits))
 
 
-def _issued(run: Run) -> dict[str, int]:
+def _read_issued(run: Run) -> dict[str, int]:
     snapshot = read_newest_snapshot(run.connection, run.state_place(FEEDER), FEEDER)
     return {stream: int(n) for stream, n in json.loads(snapshot.body)["next"].items()} if snapshot else {}
 
 
-def _on_tasks(run: Run, stream: str, number: int) -> tuple[int, ...]:
+def _find_waiting_attempts(run: Run, stream: str, number: int) -> tuple[int, ...]:
     key = task_key(stream, number)
     messages = (m for m in read_all(run.connection, [run.topics.tasks(stream)]) if m.key == key)
-    return tuple(task.attempt for _, task in readable(run, messages, Task))
+    return tuple(task.attempt for _, task in decode_readable(run, messages, Task))
 
 
-def _own(run: Run, topic: str, stream: str, number: int) -> Iterator[Message]:
+def _find_records(run: Run, topic: str, stream: str, number: int) -> Iterator[Message]:
     """Return the records of one number from the partition of a topic where all of them are."""
     place = (topic, number % fetch_partitions(run.connection, topic))
     return read_key(run.connection, place, task_key(stream, number))
 
 
-def _attempts(
+def _find_attempts(
     run: Run, policy: str, stream: str, number: int, dead_letters: tuple[GroupDeadLetter, ...]
 ) -> tuple[Attempt, ...]:
     topic = run.topics.trajectories(policy)
@@ -246,7 +246,7 @@ def _attempts(
         if dead_letter.topic == topic
     }
     attempts: list[Attempt] = []
-    for message in _own(run, topic, stream, number):
+    for message in _find_records(run, topic, stream, number):
         attempt = _attempt(message, run.run_id)
         counted = any(before.counts for before in attempts)
         counts = not counted and not attempt.unreadable and (message.partition, message.offset) not in dead
@@ -284,9 +284,11 @@ def _attempt(message: Message, run_id: str) -> Attempt:
     )
 
 
-def _concluded(run: Run, policy: str, stream: str, number: int) -> tuple[Concluded, ...]:
+def _find_conclusions(run: Run, policy: str, stream: str, number: int) -> tuple[Concluded, ...]:
     found = []
-    for message, outcome in readable(run, _own(run, run.topics.outcomes(policy), stream, number), Outcome):
+    for message, outcome in decode_readable(
+        run, _find_records(run, run.topics.outcomes(policy), stream, number), Outcome
+    ):
         if outcome.level == "group":
             found.append(
                 Concluded(
@@ -306,10 +308,10 @@ def _concluded(run: Run, policy: str, stream: str, number: int) -> tuple[Conclud
     return tuple(found)
 
 
-def _dead_letters(run: Run, policy: str, stream: str, number: int) -> tuple[GroupDeadLetter, ...]:
+def _find_dead_letters(run: Run, policy: str, stream: str, number: int) -> tuple[GroupDeadLetter, ...]:
     found: dict[int, DeadLetter] = {}
     tasks = run.topics.tasks(stream)  # of what a curator or a trainer could not read a shadow has outcomes of its own
-    for message, dead_letter in readable(run, read_all(run.connection, [run.topics.dead_letters]), DeadLetter):
+    for message, dead_letter in decode_readable(run, read_all(run.connection, [run.topics.dead_letters]), DeadLetter):
         concerns = dead_letter.policy in {"", policy_of(policy)} and not (
             variant_of(policy) and dead_letter.topic != tasks
         )
@@ -349,6 +351,6 @@ def report_group(run: Run, policy: str | None, group: str) -> GroupFate:
     found = {name: group_lineage(run, name, stream, number) for name in chosen}
     if not any(one.is_known for one in found.values()):
         issued = max(one.issued_next for one in found.values())
-        there = f"there are {stream}:0 to {stream}:{issued - 1}" if issued else f"there is none of {stream} yet"
+        there = f"there are {stream}:0 to {stream}:{issued - 1}" if issued else f"no task of {stream} was issued yet"
         raise UsageError(f"run {run.address.run} never issued a group {group}: {there}")
     return GroupFate(run.address.run, group, found)

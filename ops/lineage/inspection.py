@@ -42,7 +42,7 @@ class StepSeen:
     weights_hash: str
     metrics: dict[str, float]
     groups_trained: int
-    """Of the whole step; those asked for are in `groups`."""
+    """Groups of the whole step; those asked for are in `groups`."""
     groups: tuple[GroupSeen, ...]
 
 
@@ -57,7 +57,7 @@ class TrajectoryFound:
     found_on: str
     """`topic[partition]@offset`."""
     group: GroupSeen
-    """With this one trajectory."""
+    """The group with only this trajectory."""
 
 
 # ------------------------------------------------------------------------------------------------------------ one step
@@ -71,9 +71,9 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
     history = read_history(run, policy)
     batch = next((batch for batch in history.batches if batch.version == version), None)
     if batch is None:
-        raise UsageError(f"policy {policy} of run {run.address.run} has {_instead(version, history.batches)}")
+        raise UsageError(f"policy {policy} of run {run.address.run} has {_name_steps(version, history.batches)}")
     places = range(len(batch.groups))[chosen] if isinstance(chosen, slice) else [_place(batch, chosen)]
-    groups = _with_advantages(run, policy, batch, places)
+    groups = _add_advantages(run, policy, batch, places)
     texts = token_texts(run, policy, history.files)
     seen = [
         see_group(group, advantages, texts, place=place)
@@ -93,7 +93,7 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
     )
 
 
-def _with_advantages(
+def _add_advantages(
     run: Run, policy: str, batch: BatchTrained, places: Sequence[int]
 ) -> list[tuple[DecodedGroup, Advantages]]:
     """Return some groups of a batch with the advantages that they had; the others are read only if these need them."""
@@ -105,7 +105,7 @@ def _with_advantages(
     return [found[place] for place in places]
 
 
-def _instead(version: int, batches: Sequence[BatchTrained]) -> str:
+def _name_steps(version: int, batches: Sequence[BatchTrained]) -> str:
     if not batches:
         return f"no step {version}: nothing is trained yet"
     start = ", and version 0 is where training began" if version == 0 else ""
@@ -139,7 +139,7 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
         raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: show which by --policy")
     acted = run.resolve(policy or policies[0])
     history = read_history(run, acted)
-    found = _trained(run, acted, history, GroupId(stream, number)) or _produced(
+    found = _find_trained(run, acted, history, GroupId(stream, number)) or _find_produced(
         find_groups_run(run), acted, stream, number
     )
     if found is None:
@@ -162,7 +162,7 @@ class _Found:
     advantages: Advantages = field(default_factory=dict)
 
 
-def _trained(run: Run, policy: str, history: History, group: GroupId) -> _Found | None:
+def _find_trained(run: Run, policy: str, history: History, group: GroupId) -> _Found | None:
     """Return the earliest trained use of a group, at the position that its batch names."""
     uses = (
         (use.use, batch.version, place, batch)
@@ -173,13 +173,13 @@ def _trained(run: Run, policy: str, history: History, group: GroupId) -> _Found 
     _, version, place, batch = min(uses, key=lambda one: one[:3], default=(0, 0, 0, None))
     if batch is None:
         return None
-    [(whole_group, advantages)] = _with_advantages(run, policy, batch, [place])
+    [(whole_group, advantages)] = _add_advantages(run, policy, batch, [place])
     use = batch.groups[place]
     where = f"{find_groups_run(run).topics.curated(policy)}[{use.partition}]@{use.offset}"
     return _Found(whole_group, where, version, place, advantages)
 
 
-def _produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:
+def _find_produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:
     """Return the group as a worker produced it: the first record of it that can be read."""
     topics = run.topics
     topic = topics.eval_groups(policy) if is_eval(stream) else topics.trajectories(policy)
@@ -202,7 +202,7 @@ def _parse(run: Run, name: str) -> tuple[str, int, int]:
     workflows = run.recipe.workflows
     if not (stream and number.isdecimal() and sample.isdecimal()):
         raise UsageError(
-            f"{name!r} names no trajectory: write STREAM:NUMBER:SAMPLE, as in {next(iter(workflows))}:12:0"
+            f"{name!r} is not a trajectory: write STREAM:NUMBER:SAMPLE, as in {next(iter(workflows))}:12:0"
         )
     if stream.removeprefix("eval.").partition(".")[0] not in workflows:
         raise UsageError(f"run {run.address.run} has no stream {stream!r}: it has {', '.join(workflows)}")

@@ -41,7 +41,7 @@ class MadeOf:
     number: int
     use: int
     partition: int
-    """Of the curated topic."""
+    """Partition of the curated topic."""
     offset: int
     missing: bool = False
     """True when the curated topic does not hold it, or its first use, any more, or it cannot be read."""
@@ -59,9 +59,9 @@ class MadeOf:
     version_shares: dict[str, float] = field(default_factory=dict)
     """Version to its share of the group's generated tokens; empty when its object cannot be fetched."""
     rewards: tuple[float | None, ...] = ()
-    """Of all members, shaped, as the advantages were taken from them; None for a malformed one."""
+    """Shaped reward of each member, as the advantages use it; None for a malformed one."""
     reward_mean: float | None = None
-    """Over members that are not malformed."""
+    """Mean over members that are not malformed."""
     kept: tuple[int, ...] = ()
     """Members that were trained on."""
 
@@ -84,15 +84,15 @@ class VersionLineage:
     """`weights_hash` of it."""
     weights_hash: str
     object_key: str
-    """Of the weights in the store; empty when this version was not published."""
+    """Key of the weights in the store; empty when this version was not published."""
     object_sha256: str
     object_bytes: int
     fingerprint: dict[str, str]
-    """What its numbers depend on beside batch and settings."""
+    """Software and hardware that the numbers depend on, besides batch and settings."""
     metrics: dict[str, float]
     created_ms: int
     groups: tuple[MadeOf, ...]
-    """In the order in which they were trained."""
+    """Groups in the order in which they were trained."""
 
 
 def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
@@ -102,7 +102,7 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
     published = {event.version: event for event in events if is_version(event)}
     batch, event = batches.get(version), published.get(version, WeightsPublished())
     if batch is None and version not in published:
-        raise UsageError(f"policy {policy} of run {run.address.run} has {no_such_version(version, batches, published)}")
+        raise UsageError(f"policy {policy} of run {run.address.run} has {name_versions(version, batches, published)}")
     batch = batch or BatchTrained(run_id=event.run_id, policy=policy, version=version, epoch=event.epoch)
     claim = event.weights
     return VersionLineage(
@@ -121,11 +121,11 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
         fingerprint=batch.fingerprint,
         metrics=batch.metrics,
         created_ms=batch.created_ms or event.created_ms,
-        groups=tuple(_made_of(find_groups_run(run), policy, batch.groups)),
+        groups=tuple(_describe_groups(find_groups_run(run), policy, batch.groups)),
     )
 
 
-def no_such_version(version: int, *known: Iterable[int]) -> str:
+def name_versions(version: int, *known: Iterable[int]) -> str:
     """Return the end of a sentence that says which versions there are instead."""
     there = sorted({one for some in known for one in some})
     if not there:
@@ -138,9 +138,9 @@ def read_batches(run: Run, policy: str) -> list[BatchTrained]:
     return read_records(run, run.topics.batches(policy), BatchTrained)
 
 
-def _made_of(run: Run, policy: str, uses: tuple[GroupUse, ...]) -> Iterator[MadeOf]:
-    found = _curated(run, policy, uses)
-    firsts = _first_uses(run, policy, found)
+def _describe_groups(run: Run, policy: str, uses: tuple[GroupUse, ...]) -> Iterator[MadeOf]:
+    found = _find_curated(run, policy, uses)
+    firsts = _find_first_uses(run, policy, found)
     for use in uses:
         blank = MadeOf(use.stream, use.number, use.use, use.partition, use.offset)
         key = UseId.of(use)
@@ -148,10 +148,10 @@ def _made_of(run: Run, policy: str, uses: tuple[GroupUse, ...]) -> Iterator[Made
         if message is None or first is None:
             yield replace(blank, missing=True)
         else:
-            yield _described(run, blank, message, first)
+            yield _describe(run, blank, message, first)
 
 
-def _curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[UseId, Message]:
+def _find_curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[UseId, Message]:
     """Return the curated records of these uses, by the hints, then by looking everywhere for the rest."""
     topic = run.topics.curated(policy)
     wanted = {UseId.of(use) for use in uses}
@@ -167,10 +167,10 @@ def _curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[UseId, Mes
     return found
 
 
-def _first_uses(run: Run, policy: str, found: Mapping[UseId, Message]) -> dict[UseId, Message]:
+def _find_first_uses(run: Run, policy: str, found: Mapping[UseId, Message]) -> dict[UseId, Message]:
     """Return the records that the replays among these are of; one that is gone is left out."""
     replays = {
-        key: CuratedReplay(message.partition, message.offset, key.stream, key.number, _first_back(message))
+        key: CuratedReplay(message.partition, message.offset, key.stream, key.number, _read_first_back(message))
         for key, message in found.items()
         if key.use
     }
@@ -178,7 +178,7 @@ def _first_uses(run: Run, policy: str, found: Mapping[UseId, Message]) -> dict[U
     return {key: firsts[replay] for key, replay in replays.items() if replay in firsts}
 
 
-def _first_back(message: Message) -> int:
+def _read_first_back(message: Message) -> int:
     try:
         return codec.decode(message.value, CuratedGroup).first_back
     except SchemaError:
@@ -193,7 +193,7 @@ def _use_of(message: Message) -> UseId | None:
     return UseId.of(stamp)
 
 
-def _described(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:
+def _describe(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:
     """Describe a group by its curated record and that of its first use, which may be the same."""
     try:
         curated = complete_replay(codec.decode(message.value, CuratedGroup), codec.decode(first.value, CuratedGroup))
@@ -245,10 +245,10 @@ def version_shares(trajectories: Iterable[Trajectory]) -> dict[str, float]:
 
 def read_records(run: Run, topic: str, kind: type[Any]) -> list[Any]:
     """Return the readable records of this run on a topic."""
-    return [record for _, record in readable(run, read_all(run.connection, [topic]), kind)]
+    return [record for _, record in decode_readable(run, read_all(run.connection, [topic]), kind)]
 
 
-def readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> Iterator[tuple[Message, Any]]:
+def decode_readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> Iterator[tuple[Message, Any]]:
     """Yield the messages that hold a record of this run, with it; whoever consumed the others said so."""
     for message in messages:
         try:

@@ -22,6 +22,6 @@ FAMILIES = re.compile(
 """Names of which there are several."""
 
 
-def own_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+def select_own_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return those that only a user's own loss can have given, in the order of their names."""
     return {name: metrics[name] for name in sorted(metrics) if name not in SHIPPED and not FAMILIES.fullmatch(name)}

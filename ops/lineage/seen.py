@@ -43,7 +43,7 @@ class SpanSeen:
     turn: int
     tokens: int
     text: str
-    """Without special tokens."""
+    """Text without special tokens."""
     finish_reason: str
     reward: float | None
 
@@ -54,17 +54,17 @@ class TokenSeen:
 
     id: int
     text: str
-    """Empty where several tokens make a character: it stands with the last of them."""
+    """Empty where several tokens make a character: the last of them has it."""
     special: bool
     kind: str
-    """Of its span."""
+    """Kind of its span."""
     turn: int
     version: int | None
     """Weights that generated it; None where it was not generated."""
     logprob: float | None
-    """As the engine recorded it."""
+    """Log-probability that the engine recorded."""
     advantage: float | None
-    """As the trainer took it; None where it was not generated, or not trained on."""
+    """Advantage that the trainer used; None where it was not generated, or not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,11 @@ class SequenceSeen:
     role: str
     agent_id: str
     advantage: float | None
-    """As the trainer took it, the mean over its generated tokens; None for one that was not trained on."""
+    """Mean of the advantages that the trainer used, over generated tokens; None if it was not trained on."""
     tokens: int
     """Generated ones."""
     logprob_mean: float | None
-    """Over the generated tokens; None when there are none."""
+    """Mean over the generated tokens; None when there are none."""
     logprob_min: float | None
     versions: dict[str, int]
     """Weight version to the number of tokens that it generated."""
@@ -93,9 +93,9 @@ class TrajectorySeen:
 
     id: str
     reward: float
-    """As the environment gave it."""
+    """Reward that the environment gave."""
     shaped_reward: float | None
-    """As the advantages were taken from it; None where it was malformed, or was not curated."""
+    """Reward that the advantages use; None where it was malformed, or was not curated."""
     reward_parts: dict[str, float]
     trained: bool
     sequences: tuple[SequenceSeen, ...]
@@ -119,7 +119,7 @@ class GroupSeen:
     """Reasons of the episodes that gave no trajectory."""
     trajectories: tuple[TrajectorySeen, ...]
     errors: tuple[EpisodeError, ...] = ()
-    """How those failed that failed by an error, the most frequent first."""
+    """Errors of its failed episodes, the most frequent first."""
 
 
 def advantages_of(batch: Sequence[DecodedGroup], settings: TrainerSettings) -> list[Advantages]:

@@ -1,4 +1,4 @@
-"""Curated groups of an archive: in logical order for who cuts batches anew, or as a run's own batches name them."""
+"""Curated groups of an archive: in logical order to cut new batches, or as a run's own batches name them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Arrived:
     clock: int
     """Newest head_version on its partition so far; -1 before there is one."""
     place: int
-    """How many records of its partition are before it."""
+    """Number of records of its partition before it."""
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -69,7 +69,7 @@ class ArchivedFirstUses:
         self._archive, self._topic = archive, topic
 
     def at(self, partition: int, offset: int) -> Message | None:
-        """Return what stands at a place."""
+        """Return the message at a position."""
         for messages in self._archive.read_backwards((self._topic, partition), offset):
             return next((one for one in messages if one.offset == offset), None)
         return None
@@ -85,7 +85,7 @@ class ArchivedFirstUses:
         return None
 
 
-def archived_history(archive: Archive, policy: str) -> History:
+def read_history(archive: Archive, policy: str) -> History:
     """Return a policy's past, as far as its topics are archived."""
     topics = archive.topics
     there = [
@@ -97,7 +97,7 @@ def archived_history(archive: Archive, policy: str) -> History:
     return fold_history(messages, archive.manifest.run_id, topics, policy)
 
 
-def archived_batches(
+def iterate_batches(
     archive: Archive, policy: str, batches: Sequence[BatchTrained]
 ) -> Iterator[tuple[BatchTrained, list[DecodedGroup]]]:
     """Yield a run's batches with their groups, in their order, as `trained_groups` does from the log.
@@ -114,7 +114,7 @@ def archived_batches(
     partitions = {partition: archive.messages((topic, partition)) for partition in wanted}
     held: dict[tuple[int, int], tuple[Message, CuratedGroup]] = {}
 
-    def found(use: GroupUse) -> DecodedGroup:
+    def find(use: GroupUse) -> DecodedGroup:
         place = (use.partition, use.offset)
         while place not in held:
             message = next(partitions[use.partition], None)
@@ -135,6 +135,6 @@ def archived_batches(
 
     for batch in batches:
         try:
-            yield batch, [found(use) for use in batch.groups]
+            yield batch, [find(use) for use in batch.groups]
         except (ObjectMissing, ObjectCorrupt) as error:
             raise LineageBroken(f"version {batch.version} cannot be trained again: {error}") from error

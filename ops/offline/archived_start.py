@@ -14,7 +14,7 @@ from headrace.infra.recipe.settings import Recipe, TrainerSettings
 from headrace.infra.store.object_store import Content, ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.files import TOKENIZER_FILE, choose_files_to_serve, is_adapter
 from headrace.infra.weights.tensors import WeightsError
-from headrace.ops.offline.archived_groups import archived_history
+from headrace.ops.offline.archived_groups import read_history
 from headrace.schemas.records import NamedObject
 from headrace.trainers.batches.trained_groups import LineageBroken
 from headrace.trainers.learner.backends.group import new_learner
@@ -34,9 +34,9 @@ class Start:
 
     learner: Learner
     files: Mapping[str, bytes]
-    """By name: config and tokenizer, and an adapter's base."""
+    """Name to contents of config, tokenizer, and an adapter's base."""
     origin: str
-    """Where it comes from, in words."""
+    """Origin of the weights, in words."""
 
     @property
     def tokenizer_hash(self) -> str:
@@ -46,13 +46,13 @@ class Start:
     @property
     def is_adapter(self) -> bool:
         """Whether the learner's weights are an adapter alone."""
-        return is_adapter(self._named())
+        return is_adapter(self._name_files())
 
     def files_to_serve(self) -> dict[str, bytes]:
         """Return the files that whoever has the weights needs."""
-        return {file.name: self.files[file.name] for file in choose_files_to_serve(self._named())}
+        return {file.name: self.files[file.name] for file in choose_files_to_serve(self._name_files())}
 
-    def _named(self) -> list[NamedObject]:
+    def _name_files(self) -> list[NamedObject]:
         return [NamedObject(name) for name in self.files]
 
 
@@ -66,7 +66,7 @@ def begin(archive: Archive, policy: str, recipe: Recipe, place: str | None) -> S
         LineageBroken: The checkpoint cannot be read.
     """
     source = archive if place is None else Archive(place) if is_archive(place) else None
-    found = _at_checkpoint(source, policy, recipe) if source is not None else None
+    found = _start_at_checkpoint(source, policy, recipe) if source is not None else None
     if found is not None:
         return found
     if source is not None and place is not None:
@@ -74,8 +74,8 @@ def begin(archive: Archive, policy: str, recipe: Recipe, place: str | None) -> S
     return _from_model(archive, policy, recipe, place)
 
 
-def _at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start | None:
-    history = archived_history(source, policy)
+def _start_at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start | None:
+    history = read_history(source, policy)
     if not history.checkpoints or not history.files:
         return None
     pointer = history.checkpoints[min(history.checkpoints)]
@@ -110,9 +110,9 @@ def start_from_model(recipe: Recipe, policy: str, trainer: TrainerSettings, plac
         origin = f"the model {settings.path}" if settings.path else f"a new model, seed {recipe.seed}"
     adapter = Adapter(model, settings.lora, recipe.seed) if settings.lora is not None else None
     base = adapter.files() if adapter is not None else {}
-    files = {**save_model_files(model, tokenizer), **{name: _joined(content) for name, content in base.items()}}
+    files = {**save_model_files(model, tokenizer), **{name: _join(content) for name, content in base.items()}}
     return Start(new_learner(model, trainer, recipe.seed, adapter), files, origin)
 
 
-def _joined(content: Content) -> bytes:
+def _join(content: Content) -> bytes:
     return bytes(content) if isinstance(content, bytes | memoryview) else b"".join(content)

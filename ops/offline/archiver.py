@@ -18,7 +18,7 @@ from headrace.infra.kafka.topic_admin import fetch_topic_ids
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics, refuse_lost_tail
 from headrace.infra.progress import open_progress
 from headrace.infra.run.run import Run
-from headrace.ops.reading import known_topics
+from headrace.ops.reading import list_topics
 from headrace.schemas import codec
 from headrace.schemas.avro import Plain, SchemaError
 from headrace.schemas.records import ClaimCheck, CuratedGroup, TrajectoryGroup
@@ -53,7 +53,7 @@ class ArchivedTopic:
     records: int
     bytes: int
     new_records: int
-    """Since the last time, as `new_bytes`."""
+    """Records that are new since the last time, as `new_bytes` is for bytes."""
     new_bytes: int
 
 
@@ -76,10 +76,10 @@ class Archived:
     run: str
     run_id: str
     topics: dict[str, ArchivedTopic]
-    """By name without the run's."""
+    """Topic, without the run's name, to what was archived."""
     objects: ArchivedObjects
     raw: int
-    """Values that are no record of a known schema, kept as bytes."""
+    """Values without a known schema, kept as bytes."""
     gone: tuple[Gone, ...]
     seconds: float
 
@@ -89,7 +89,7 @@ class _Reading:
     """What is to be read."""
 
     ends: dict[PartitionId, int]
-    """For the progress alone: just after a broker's start they may be wrong."""
+    """End of each partition, only for the progress: just after a broker's start it may be wrong."""
     gone: list[Gone] = field(default_factory=list)
 
 
@@ -133,7 +133,7 @@ def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weigh
     Raises:
         UsageError: A topic that is not there, a folder that cannot be used.
         ArchiveBusy, ArchiveCorrupt: As `ArchiveWriter`.
-        NoRoom, KafkaAway, StoreUnavailable: What was archived before stands; the next time goes on from there.
+        NoRoom, KafkaAway, StoreUnavailable: What was archived before is complete; the next call continues from there.
     """
     began = time.monotonic()
 
@@ -146,7 +146,7 @@ def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weigh
     try:
         with ArchiveWriter(_location(run, out), run.address.run, run.run_id, fetch, claims) as writer:
             _agree_on_weights(writer, with_weights=with_weights)
-            specs = chosen_topics(run, topics, with_weights=writer.manifest.with_weights)
+            specs = choose_topics(run, topics, with_weights=writer.manifest.with_weights)
             reading = _begin(run, writer, specs)
             writer.look_again()
             _read(run, writer, reading)
@@ -154,8 +154,8 @@ def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weigh
     except OSError as error:
         if error.errno in NO_ROOM:
             raise NoRoom(
-                f"no room left for the archive {out}: what its manifest lists stands; make room, and give the command "
-                "again"
+                f"no disk space left for the archive {out}: what its manifest lists is complete; "
+                "make room, and give the command again"
             ) from error
         raise
 
@@ -184,13 +184,13 @@ def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool) -> None:
         )
 
 
-def chosen_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False) -> list[TopicSpec]:
+def choose_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False) -> list[TopicSpec]:
     """Return the topics to archive, as they should be. Raises UsageError for one that is not there.
 
     The recipe topic is always among them: it holds the recipe and the schemas that the others are read with.
     """
     known = run.topic_specs
-    there, by_name = known_topics(run.connection), {spec.name: spec for spec in known}
+    there, by_name = list_topics(run.connection), {spec.name: spec for spec in known}
     wanted = [f"{run.address.run}.{name}" for name in asked]
     if missing := [name for name in wanted if name not in there]:
         ours = sorted(name.partition(".")[2] for name in there if name.startswith(f"{run.address.run}."))

@@ -43,7 +43,7 @@ ENDED = "steps"
 COMPARED = (
     "loss", "kl_k3", "clip_fraction", "ratio_mean", "entropy", "grad_norm_mean", "grad_norm_max", "learning_rate",
 )  # fmt: skip
-"""What a step tells that other settings change."""
+"""Metrics of a step that other settings change."""
 
 Changes = tuple[str, Sequence[str]]
 """Name of the new run, and `trainer.key=value` words."""
@@ -95,7 +95,7 @@ def experiment(
     parts = stretches(source, span, f"policy {name} of run {run.address.run}")
     assert source.published is not None  # noqa: S101 - it came with the first checkpoint
     pin_threads(int(parts[0].fingerprint.get("threads", "0")))
-    target = _settled(run, name, into, sets)
+    target = _prepare_run(run, name, into, sets)
     batches = [batch for part in parts for batch in part.batches]
     with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}", target.topic_names)) as writer:
         publisher = Publisher(target, name, source.files)
@@ -114,13 +114,13 @@ def experiment(
         comparable=True,
         fingerprint=Fingerprints(parts[0].fingerprint, here),
         settings=tuple(line for line in changed if not line.startswith("name: ")),
-        metrics=compared_metrics(batches, [made[batch.version] for batch in batches]),
+        metrics=compare_metrics(batches, [made[batch.version] for batch in batches]),
         versions=tuple(Compared(b.version, b.epoch, b.weights_hash, got, got == b.weights_hash) for b, got in pairs),
         ok=True,
     )
 
 
-def compared_metrics(source: Sequence[BatchTrained], into: Sequence[BatchTrained]) -> dict[str, ComparedMetric]:
+def compare_metrics(source: Sequence[BatchTrained], into: Sequence[BatchTrained]) -> dict[str, ComparedMetric]:
     """Return what the steps measured, as means over the versions and at the last one, of the source and of the new run.
 
     No reward is among them: nothing was played, so the rewards are those of the source's groups.
@@ -136,7 +136,7 @@ def _mean_and_last(batches: Sequence[BatchTrained], name: str) -> tuple[float, f
 # ------------------------------------------------------------------------------------------------------------ the run
 
 
-def _settled(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
+def _prepare_run(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
     """Return the new run, its topics and recipe written as far as they were not: a revision for each of the source."""
     check_trainer_words(sets)
     recipes = [change_recipe(recipe, into, sets) for recipe in run.revisions]
@@ -175,7 +175,7 @@ def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence
             raise UsageError(
                 f"the experiment {name} was begun, and not ended, with other settings:\n"
                 + "\n".join(f"  {line}" for line in differing)
-                + "\nGive those again and it goes on, or another name by --into"
+                + "\nGive those again to continue it, or another name by --into"
             )
 
 
@@ -190,7 +190,7 @@ def _end(target: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """Where the versions go, each in one transaction."""
+    """Writes the versions, each in one transaction."""
 
     run: Run
     policy: str
@@ -221,7 +221,7 @@ def _make(
     if past.checkpoints and min(past.checkpoints) != start:
         raise UsageError(
             f"the experiment {run.address.run} was begun from version {min(past.checkpoints)}, not {start}: give "
-            f"--from {min(past.checkpoints)} and it goes on, or another name by --into"
+            f"--from {min(past.checkpoints)} to continue it, or another name by --into"
         )
     pointer = past.checkpoint or history.checkpoints[start]
     learner = begin_at(run, pointer, output.publisher.files, run.revisions[batches[0].revision])

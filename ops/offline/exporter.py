@@ -88,7 +88,7 @@ class Table:
     file: str
     policy: str
     topic: str
-    """Where the trajectories were, without the run's name."""
+    """Topic of the trajectories, without the run's name."""
     rows: int
     trajectories: int
     texts: bool

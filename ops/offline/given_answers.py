@@ -1,4 +1,4 @@
-"""An engine whose policies say what they are told to, for `headrace try --answer`: a scorer is tried on any text.
+"""An engine whose policies give set answers, for `headrace try --answer`: it tests a scorer on any text.
 
 The log-probabilities are those that the policy itself gives to the words, so the step that follows is one of the
 policy that would have said them. A policy without answers is left to the engine that the recipe names.
@@ -32,13 +32,13 @@ from headrace.trainers.learner.logprobs import token_logprobs
 
 
 class GivenAnswers:
-    """See `headrace.producers.engines.contract.Engine`; what is not told to say something is the inner engine's.
+    """See `headrace.producers.engines.contract.Engine`; policies without answers are the inner engine's.
 
     Args:
         engine: Plays policies without answers.
-        answers: By policy: the texts of its calls, in turn and over again.
-        tokenizers: By policy.
-        learners: By policy; each holds version 0.
+        answers: Policy to the texts of its calls, in turn and repeated.
+        tokenizers: Policy to tokenizer.
+        learners: Policy to learner, which holds version 0.
 
     Raises UsageError for a text that a policy's tokenizer cannot spell.
     """
@@ -54,7 +54,7 @@ class GivenAnswers:
     ) -> None:
         self._engine, self._learners = engine, learners
         self._told: dict[str, Iterator[list[int]]] = {
-            policy: cycle([_spelled(text, policy, tokenizers[policy]) for text in texts])
+            policy: cycle([_encode(text, policy, tokenizers[policy]) for text in texts])
             for policy, texts in answers.items()
         }
 
@@ -121,11 +121,11 @@ class GivenAnswers:
         self._engine.close()
 
 
-def _spelled(text: str, policy: str, tokenizer: TextCodec) -> list[int]:
+def _encode(text: str, policy: str, tokenizer: TextCodec) -> list[int]:
     try:
         return tokenizer.encode_plain(text)
     except Exception as error:  # the tokenizers library raises bare Exception
-        raise UsageError(f"--answer {text!r}: the tokenizer of policy {policy} cannot spell it: {error}") from error
+        raise UsageError(f"--answer {text!r}: the tokenizer of policy {policy} cannot encode it: {error}") from error
 
 
 def answers_by_policy(policies: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:

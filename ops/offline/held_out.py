@@ -1,4 +1,4 @@
-"""`headrace evaluate --weights`: what weights in folders are worth on a recipe's held-out problems, with no run."""
+"""`headrace offline evaluate`: what weights in folders are worth on a recipe's held-out problems, with no run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str,
     return found
 
 
-def named_folders(recipe: Recipe, words: Sequence[str]) -> dict[str, Path]:
+def parse_folders(recipe: Recipe, words: Sequence[str]) -> dict[str, Path]:
     """Return policy to folder of `FOLDER` or `POLICY=FOLDER` words. Raises UsageError."""
     policies, found = tuple(recipe.policies), {}
     for word in words:

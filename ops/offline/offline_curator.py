@@ -1,7 +1,7 @@
-"""`headrace curate --from ARCHIVE`: the curator's own logic over archived trajectories, with no broker and no run.
+"""`headrace offline curate`: the curator's own logic over archived trajectories, with no broker and no run.
 
 Each partition goes through a `CuratorPartition` as in `headrace curate`, so the run's own chain gives the very records
-that stand on its curated topic; another chain gives what it would have given.
+on its curated topic; another chain gives what it would have given.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headrace.infra.run.revisions import replace_experiment
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.curated_digest import CuratedDigest
 from headrace.ops.offline.archiver import claims_of_groups
-from headrace.ops.offline.refusals import first_revision, refusals
+from headrace.ops.offline.refusals import read_first_revision, refusals
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -104,7 +104,7 @@ class CuratedPolicy:
     dead: dict[str, int]
     repeated: int
     sha256: str
-    """Of the curated records."""
+    """Hash of the curated records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def curate_offline(
         load_policy_chain(recipes[max(recipes)], name)
         note_sources(newest_sources(archive.revisions()), curator_plug_ins(recipes[max(recipes)], name))
     tallies = {name: CuratedCounts() for name in policies}
-    with _new_archive(archive, out) as writer, open_progress("curating") as tell:
+    with _open_new_archive(archive, out) as writer, open_progress("curating") as tell:
         _copy_topic(archive, archive.topics.recipe, writer)
         for name in policies:
             _curate(archive, name, recipes, writer, (tallies[name], tell))
@@ -216,7 +216,7 @@ def _curate(
     def recipe_of(revision: int) -> Recipe:
         return find_recipe(recipes, revision, policy_variant)
 
-    refused, first = refusals(archive, policy_variant), first_revision(archive)
+    refused, first = refusals(archive, policy_variant), read_first_revision(archive)
 
     def is_published(message: Message, group: TrajectoryGroup) -> bool:
         return TIME_TRAVEL not in {
@@ -277,7 +277,7 @@ def _copy_topic(archive: Archive, topic: str, writer: ArchiveWriter) -> None:
 
 
 @contextmanager
-def _new_archive(archive: Archive, out: Path) -> Iterator[ArchiveWriter]:
+def _open_new_archive(archive: Archive, out: Path) -> Iterator[ArchiveWriter]:
     """Open a writer on a folder that takes its name at the end."""
     manifest = archive.manifest
     with (

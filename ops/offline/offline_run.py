@@ -1,4 +1,4 @@
-"""`headrace up RECIPE --from ARCHIVE`: a recipe over archived trajectories, with no server and no worker.
+"""`headrace offline up RECIPE --from ARCHIVE`: a recipe over archived trajectories, with no server and no worker.
 
 They go through the recipe's chain, the policy trains on what is kept, and every so many versions are played on
 held-out problems. Each step leaves a folder that is there whole or not at all, and what is interrupted goes on there.
@@ -37,7 +37,7 @@ ELSEWHERE = ("name", "about", "kafka.", "store.", "launch.", "evaluate.")
 
 @dataclass(frozen=True, slots=True)
 class OfflineRequest:
-    """What `headrace up --from` was asked for."""
+    """What `headrace offline up` was asked for."""
 
     recipe: Recipe
     archive: str
@@ -80,7 +80,7 @@ class OfflinePolicy:
 
 @dataclass(frozen=True, slots=True)
 class OfflineData:
-    """Where the experiment lies, and what it is over."""
+    """Folder and archive of the experiment."""
 
     folder: str
     archive: str
@@ -113,24 +113,26 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
     nothing was played. `ignored` are the keys of the recipe that change nothing over an archive.
 
     Raises UsageError for a recipe of other policies than the archive's, or with a selector, and for a folder that holds
-    a run or another experiment; FolderInUse; and as `curate --from`, `train --from` and `evaluate --weights`.
+    a run or another experiment; FolderInUse; and what `curate_offline`, `train_offline` and `evaluate` raise.
     """
     recipe, began = request.recipe, time.monotonic()
     if len(recipe.policies) > 1:
-        raise UsageError("--from takes recipes of one policy; of several train one by `headrace train --from --policy`")
+        raise UsageError("the recipe has several policies: train one of them by `headrace offline train --policy NAME`")
     if recipe.feed.selector != type(recipe.feed)().selector:
-        raise UsageError("feed.selector asks for tasks, and over an archive none are asked: leave it out, or play")
+        raise UsageError(
+            "feed.selector chooses tasks, and an archive has no tasks to choose: leave it out, or run live"
+        )
     archive = Archive(request.archive)
     asked = _like_the_run(archive, recipe)
     folder = DataFolder(request.data)
-    with folder.hold("`headrace up --from`"):
+    with folder.hold("`headrace offline up`"):
         if folder.read() is not None:
             raise UsageError(f"{folder.root} holds a run: name another --data")
         _refuse_others(request, archive)
         [policy] = recipe.policies
-        curated = _curated(request)
-        trained = _trained(request, policy)
-        held_out = _evaluated(request, policy, asked, trained.newest)
+        curated = _curate(request)
+        trained = _train(request, policy)
+        held_out = _evaluate(request, policy, asked, trained.newest)
         found = replace(
             _summary(asked, policy, (curated, trained, held_out), _batches(request)),
             wall_s=round(time.monotonic() - began, 1),
@@ -174,7 +176,7 @@ def _refuse_others(request: OfflineRequest, archive: Archive) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CuratedStep:
-    """What is used of the report of `headrace curate --from`."""
+    """What is used of the report of `headrace offline curate`."""
 
     read: int
     kept: int
@@ -185,7 +187,7 @@ class CuratedStep:
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """What is used of the report of `headrace train --from`."""
+    """What is used of the report of `headrace offline train`."""
 
     versions: list[int]
     seconds: list[float]
@@ -201,7 +203,7 @@ class TrainedStep:
         return self.versions[-1]
 
 
-def _curated(request: OfflineRequest) -> CuratedStep:
+def _curate(request: OfflineRequest) -> CuratedStep:
     out, report = request.data / CURATED, request.data / f"{CURATED}.json"
     if not report.exists():
         if out.exists():
@@ -212,7 +214,7 @@ def _curated(request: OfflineRequest) -> CuratedStep:
     return CuratedStep(**{field.name: read[field.name] for field in fields(CuratedStep)})
 
 
-def _trained(request: OfflineRequest, policy: str) -> TrainedStep:
+def _train(request: OfflineRequest, policy: str) -> TrainedStep:
     from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline  # torch
 
     out, report = request.data / TRAINED, request.data / f"{TRAINED}.json"
@@ -235,7 +237,7 @@ def _trained(request: OfflineRequest, policy: str) -> TrainedStep:
     return TrainedStep(**{field.name: read[field.name] for field in fields(TrainedStep)})
 
 
-def _evaluated(request: OfflineRequest, policy: str, asked: Recipe, newest: int) -> list[list[float]]:
+def _evaluate(request: OfflineRequest, policy: str, asked: Recipe, newest: int) -> list[list[float]]:
     """Return (version, held-out reward), means over workflows, of the versions that were kept and of the newest."""
     path = request.data / f"{HELD_OUT}.json"
     known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}

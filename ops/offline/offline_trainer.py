@@ -1,4 +1,4 @@
-"""`headrace train --from`: learns from archived curated groups, with no broker, no store and no worker.
+"""`headrace offline train`: learns from archived curated groups, with no broker, no store and no worker.
 
 The archive's records come in logical order, and whenever the window holds a batch, the learner makes a version of it.
 What is too old is reported by the clock of the log, the newest head_version read so far, and not by the number of the
@@ -30,8 +30,8 @@ from headrace.ops.offline.offline_versions import (
     MadeVersion,
     Version,
     batches_of_the_run,
-    retrained_versions,
-    trained_versions,
+    retrain_versions,
+    train_versions,
 )
 from headrace.ops.plain_json import plain
 from headrace.trainers.batches.estimator import check_advantage
@@ -71,7 +71,7 @@ class Untrained:
     unusable: dict[str, int]
     """Records that would be dead letters of a run, by reason."""
     replays_lost: dict[str, int]
-    """Of both, the replays."""
+    """Reason to the replays among both."""
     left: int
     """Groups that waited at the end."""
     unread: int
@@ -87,13 +87,13 @@ class TrainedOffline:
     run_id: str
     policy: str
     start: str
-    """Where it began, in words."""
+    """Origin of the first weights, in words."""
     batches: str
     """the run's own | cut anew."""
     settings: tuple[str, ...]
     """Those that differ from the recipe's, as `key: before -> now`."""
     fingerprint: Mapping[str, str]
-    """Of numerics."""
+    """Software and hardware that the numbers depend on."""
     trained: int
     """Groups."""
     counts: Untrained | None
@@ -130,19 +130,22 @@ def train_offline(
         FolderBusy: Another process makes `out`.
     """
     if not is_alone():
-        raise UsageError("train --from computes in one process: start it without torchrun")
+        raise UsageError("offline training runs in one process: start it without torchrun")
     archive = Archive(source)
-    policy, before, recipes = _settled(archive, request)
+    policy, before, recipes = _apply_settings(archive, request)
     batches = batches_of_the_run(archive, policy, request.steps) if request.batches else []
     with write_new_folder(out) as folder:
         pin_threads(int(batches[0].fingerprint.get("threads", "0")) if batches else 0)
         start, counts = begin(archive, policy, recipes[-1], request.start), Counts()
         if batches:
-            made, most = retrained_versions(archive, policy, start.learner, recipes, batches), len(batches)
+            made, most = retrain_versions(archive, policy, start.learner, recipes, batches), len(batches)
         else:
-            made, most = trained_versions(archive, policy, start, counts), _most(archive, policy, start.learner)
-        kept = _keeping(made, start, folder, request.keep_every)
-        versions = _written(folder / BATCHES, kept, lambda done: tell(done, most))
+            made, most = (
+                train_versions(archive, policy, start, counts),
+                _count_possible_versions(archive, policy, start.learner),
+            )
+        kept = _write_weights(made, start, folder, request.keep_every)
+        versions = _write_lines(folder / BATCHES, kept, lambda done: tell(done, most))
         if not versions:
             raise UsageError(
                 f"of the {counts.read} curated records of {archive.root}, {counts.left} groups could be trained on, "
@@ -160,7 +163,7 @@ def train_offline(
             settings=tuple(line for line in find_differences(before, recipes[-1]) if not line.startswith("name: ")),
             fingerprint=start.learner.fingerprint(),
             trained=sum(one.groups for one in versions),
-            counts=None if batches else _untrained(counts, archive, policy),
+            counts=None if batches else _summarize_untrained(counts, archive, policy),
             weights_hash=versions[-1].weights_hash,
             versions=tuple(versions),
         )
@@ -168,7 +171,7 @@ def train_offline(
     return found
 
 
-def _keeping(made: Iterable[Version], start: Start, folder: Path, every: int) -> Iterator[Version]:
+def _write_weights(made: Iterable[Version], start: Start, folder: Path, every: int) -> Iterator[Version]:
     """Pass versions on, and write the weights of every so many, that of the start among them."""
     if every:
         write_model(start, folder / VERSIONS / str(start.learner.version))
@@ -178,19 +181,19 @@ def _keeping(made: Iterable[Version], start: Start, folder: Path, every: int) ->
         yield one
 
 
-def _written(path: Path, made: Iterable[Version], tell: Callable[[int], None]) -> list[MadeVersion]:
+def _write_lines(path: Path, made: Iterable[Version], tell: Callable[[int], None]) -> list[MadeVersion]:
     """Write a line for each version as it is made; return these, with the number of their groups."""
     versions: list[MadeVersion] = []
     with path.open("w") as file:
         for one in made:
-            made_one = one.described()
+            made_one = one.describe()
             file.write(json.dumps({**plain(made_one), "groups": one.uses}) + "\n")
             versions.append(made_one)
             tell(len(versions))
     return versions
 
 
-def _settled(archive: Archive, request: TrainingRequest) -> tuple[str, Recipe, list[Recipe]]:
+def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Recipe, list[Recipe]]:
     """Return the policy, the newest recipe as it was, and all revisions with the settings that are asked for."""
     check_trainer_words(request.sets)
     recorded = archive.revisions()
@@ -205,7 +208,7 @@ def _settled(archive: Archive, request: TrainingRequest) -> tuple[str, Recipe, l
     if archive.topics.curated(policy) not in archive.manifest.topics:
         raise UsageError(
             f"the archive {archive.root} holds no curated groups of policy {policy}: archive curated.{policy} too, or "
-            "make them by `headrace curate --from`"
+            "make them by `headrace offline curate`"
         )
     asked = [replace_experiment(recipe, request.like) if request.like else recipe for recipe in before]
     recipes = [change_recipe(recipe, recipe.name, _words(recipe, policy, request)) for recipe in asked]
@@ -223,13 +226,13 @@ def _words(recipe: Recipe, policy: str, request: TrainingRequest) -> tuple[str, 
     return (*request.sets, f"{own}trainer.steps={request.steps}")
 
 
-def _most(archive: Archive, policy: str, learner: Learner) -> int:
+def _count_possible_versions(archive: Archive, policy: str, learner: Learner) -> int:
     """Return how many versions there can be."""
     records = archive.manifest.topics[archive.topics.curated(policy)].records
     return min(learner.settings.steps - learner.version, records // learner.settings.groups_per_batch)
 
 
-def _untrained(counts: Counts, archive: Archive, policy: str) -> Untrained:
+def _summarize_untrained(counts: Counts, archive: Archive, policy: str) -> Untrained:
     return Untrained(
         read=counts.read,
         evicted=dict(sorted(counts.evicted.items())),

@@ -16,9 +16,9 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.ops.offline.archived_groups import (
     ArchivedFirstUses,
     Arrived,
-    archived_batches,
-    archived_history,
     arrivals,
+    iterate_batches,
+    read_history,
 )
 from headrace.ops.offline.archived_start import Start
 from headrace.schemas.ids import UseId
@@ -63,7 +63,7 @@ class Version:
         """Those of its groups, in the order in which they were trained."""
         return [UseId.of(one.curated) for one in self.groups]
 
-    def described(self) -> MadeVersion:
+    def describe(self) -> MadeVersion:
         """Return what is announced of it, without its groups."""
         return MadeVersion(
             version=self.version,
@@ -109,7 +109,7 @@ class Counts:
     unusable: Counter[str] = field(default_factory=Counter)
     """Records that would be dead letters of a run, by reason."""
     replays: Counter[str] = field(default_factory=Counter)
-    """Of those that were evicted or unusable, the replays, by the same words."""
+    """Reason to the replays among those that were evicted or unusable."""
     left: int = 0
     """Groups that waited when the archive was used up, or the last version made."""
 
@@ -120,7 +120,7 @@ class Counts:
 def batches_of_the_run(archive: Archive, policy: str, last: int | None) -> list[BatchTrained]:
     """Return those after the oldest checkpoint, up to a version. Raises UsageError when there are none."""
     archive.places(archive.topics.batches(policy))
-    history = archived_history(archive, policy)
+    history = read_history(archive, policy)
     first = min(history.checkpoints, default=0)
     found = [one for one in history.batches if first < one.version and (last is None or one.version <= last)]
     if not found:
@@ -131,12 +131,12 @@ def batches_of_the_run(archive: Archive, policy: str, last: int | None) -> list[
     return found
 
 
-def retrained_versions(
+def retrain_versions(
     archive: Archive, policy: str, learner: Learner, recipes: Sequence[Recipe], batches: Sequence[BatchTrained]
 ) -> Iterator[Version]:
-    """Make the versions of these batches. Raises as `archived_batches` and `Learner.step`."""
+    """Make the versions of these batches. Raises as `iterate_batches` and `Learner.step`."""
     base = hash_learner(learner)
-    for one in train_again(archived_batches(archive, policy, batches), policy, learner, recipes):
+    for one in train_again(iterate_batches(archive, policy, batches), policy, learner, recipes):
         metrics = {**one.metrics, **group_metrics(one.groups, learner.version - 1)}
         found = hash_learner(learner)
         yield Version(learner.version, one.groups, base, found, metrics, expected=one.batch.weights_hash)
@@ -146,7 +146,7 @@ def retrained_versions(
 # ------------------------------------------------------------------------------------------------------- batches anew
 
 
-def trained_versions(archive: Archive, policy: str, start: Start, counts: Counts) -> Iterator[Version]:
+def train_versions(archive: Archive, policy: str, start: Start, counts: Counts) -> Iterator[Version]:
     """Make a version whenever the window holds a batch, until the archive is used up or the last version made.
 
     Raises as `Archive.messages` and `Learner.step`.
@@ -160,7 +160,7 @@ def trained_versions(archive: Archive, policy: str, start: Start, counts: Counts
         if batch:
             step = learner.step(_sequences(batch, learner, intake.clock), learner.version + 1)
             groups, found = [one.whole for one in batch], hash_learner(learner)
-            metrics = {**_true_here(step), **group_metrics(groups, intake.clock)}
+            metrics = {**_select_true_metrics(step), **group_metrics(groups, intake.clock)}
             yield Version(learner.version, groups, base, found, metrics, clock=intake.clock)
             base = found
     counts.left = intake.waiting
@@ -178,7 +178,7 @@ def _sequences(batch: Sequence[WindowedGroup], learner: Learner, clock: int) -> 
     ]
 
 
-def _true_here(metrics: StepMetrics) -> StepMetrics:
+def _select_true_metrics(metrics: StepMetrics) -> StepMetrics:
     return {name: value for name, value in metrics.items() if not name.startswith(NOT_HERE)}
 
 
@@ -210,7 +210,7 @@ class _Intake:
             counts.unusable[rejected.reason] += 1
             return
         try:
-            found = self._windowed_group(message, curated)
+            found = self._decode_group(message, curated)
         except UNUSABLE:
             counts.unusable["unusable"] += 1
             counts.replays["unusable"] += curated.use > 0
@@ -231,7 +231,7 @@ class _Intake:
         )
         self._count(self._window.add(entry))
 
-    def _windowed_group(self, message: Message, curated: CuratedGroup) -> WindowedGroup | None:
+    def _decode_group(self, message: Message, curated: CuratedGroup) -> WindowedGroup | None:
         """Return the decoded group; None for a replay whose first use is not archived. Raises what else ails it."""
         found = self._payloads.whole(message, curated)
         if found is None:

@@ -52,7 +52,7 @@ COLUMNS: Mapping[str, str] = {
     "started_ms": INT,
     "finished_ms": INT,
 }
-"""By name, of Arrow's types."""
+"""Column to its Arrow type."""
 
 
 class ParquetFile:
@@ -66,7 +66,7 @@ class ParquetFile:
             import pyarrow as pa
             from pyarrow import parquet
         except ImportError as error:
-            raise UsageError("a Parquet file needs pyarrow: pip install 'headrace[parquet]'") from error
+            raise UsageError("a Parquet file needs pyarrow: make install EXTRAS=parquet") from error
         if path.exists():
             raise UsageError(f"{path} is there already: give another file by --to, or remove it")
         self.path, self._growing = path, path.with_name(f".{path.name}.part")

@@ -19,7 +19,7 @@ Refused = dict[tuple[str | int, int], str]
 """Reason by (partition, offset) of trajectories, or by (stream, number)."""
 
 
-def first_revision(archive: Archive) -> RecipeRevision:
+def read_first_revision(archive: Archive) -> RecipeRevision:
     """Return the revision that says what the run's curators ask; one that asks nothing where none is archived.
 
     Raises as `Archive.revisions`.
@@ -37,20 +37,20 @@ def refusals(archive: Archive, policy_variant: str) -> Refused:
     source, is_shadow = topics.trajectories(policy_variant), bool(variant_of(policy_variant))
     component = f"curate.{policy_variant}"
     found: Refused = {}
-    for message in _archived(archive, topics.dead_letters):
-        letter = read_own(message, DeadLetter, run_id)
-        if letter is None or letter.topic != source or letter.component != component:
+    for message in _iterate_messages(archive, topics.dead_letters):
+        dead_letter = read_own(message, DeadLetter, run_id)
+        if dead_letter is None or dead_letter.topic != source or dead_letter.component != component:
             continue
-        if letter.reason in {TIME_TRAVEL, NOT_ISSUED}:
-            found[letter.partition, letter.offset] = letter.reason
-    for message in _archived(archive, topics.outcomes(policy_variant)) if is_shadow else ():
+        if dead_letter.reason in {TIME_TRAVEL, NOT_ISSUED}:
+            found[dead_letter.partition, dead_letter.offset] = dead_letter.reason
+    for message in _iterate_messages(archive, topics.outcomes(policy_variant)) if is_shadow else ():
         outcome = read_own(message, Outcome, run_id)
         if outcome is not None and outcome.reason == TIME_TRAVEL:
             found[outcome.stream, outcome.number] = outcome.reason
     return found
 
 
-def _archived(archive: Archive, topic: str) -> Iterator[Message]:
+def _iterate_messages(archive: Archive, topic: str) -> Iterator[Message]:
     if topic in archive.manifest.topics:
         for place in archive.places(topic):
             yield from archive.messages(place)

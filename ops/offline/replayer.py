@@ -32,18 +32,18 @@ from headrace.infra.progress import open_progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import parse_store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoredObject
-from headrace.ops.offline.refusals import first_revision, refusals
+from headrace.ops.offline.refusals import read_first_revision, refusals
 from headrace.schemas.records import RecipeRevision
 from headrace.schemas.topics import NEWEST, TopicSpec
 
 COMPONENT = "replay"
 MOST_RECORDS = 2_000
-"""In one transaction."""
+"""Records in one transaction, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an archive is fed into."""
+    """The Kafka and the store that an archive is fed into."""
 
     connection: Connection
     store: StoreAddress | None
@@ -56,12 +56,12 @@ class Fed:
 
     records: int = 0
     there: int = 0
-    """Of these, already there before."""
+    """Records that were already there."""
 
 
 @dataclass(frozen=True, slots=True)
 class FedTopic:
-    """Records of a topic that stand in the cluster, and how many of them are new."""
+    """Records of a topic in the cluster, and how many of them are new."""
 
     records: int
     new_records: int
@@ -77,9 +77,9 @@ class Replayed:
     into: str
     """The run's address, or the data folder."""
     topics: dict[str, FedTopic]
-    """By name without the run's."""
+    """Topic, without the run's name, to what was written."""
     objects: int
-    """In the store."""
+    """Objects written to the store."""
     seconds: float
 
 
@@ -99,8 +99,8 @@ def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterab
         Fenced: Another replay took over.
     """
     began, archive = time.monotonic(), Archive(root)
-    newest = _newest(archive)
-    chosen = _chosen(archive, topics)
+    newest = _find_newest_revision(archive)
+    chosen = _choose_topics(archive, topics)
     with _target(archive, newest, into, data) as target:
         specs = _specs(archive, newest, chosen)
         ensure_topics(target.connection, specs)
@@ -120,14 +120,14 @@ def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterab
     )
 
 
-def _newest(archive: Archive) -> RecipeRevision:
+def _find_newest_revision(archive: Archive) -> RecipeRevision:
     ours = archive.revisions()
     if not ours:
         raise UsageError(f"the archive {archive.root} holds no recipe of its run, so it cannot be replayed")
     return ours[-1]
 
 
-def _chosen(archive: Archive, asked: Iterable[str]) -> list[str]:
+def _choose_topics(archive: Archive, asked: Iterable[str]) -> list[str]:
     """Return the topics to feed, the recipe last. Raises UsageError for one that is not archived."""
     run, recipe = archive.manifest.run, archive.topics.recipe
     wanted = [f"{run}.{name}" for name in asked]
@@ -140,7 +140,7 @@ def _chosen(archive: Archive, asked: Iterable[str]) -> list[str]:
 
 
 def _specs(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
-    """Return every topic of the run, so that its components find all they need; and those that are no recipe's."""
+    """Return every topic of the run, so that its components find all they need; and those that belong to no recipe."""
     recipe = Recipe.from_json(newest.recipe)
     specs = recipe.topic_specs_with(archive.revisions()[0].state_partitions or 1)
     held, named = archive.manifest.topics, {spec.name for spec in specs}
@@ -213,7 +213,7 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
     ):
         for topic in topics:
             for place in archive.places(topic):
-                rest, fed = _with_verdicts(archive, place), found[topic]
+                rest, fed = _add_verdicts(archive, place), found[topic]
                 there = _pass_over(connection, place, rest)
                 fed.there, fed.records = fed.there + there, fed.records + there
                 for batch in split_into_transactions(rest, MOST_RECORDS):
@@ -223,12 +223,12 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
     return found
 
 
-def _with_verdicts(archive: Archive, place: PartitionId) -> Iterator[Message]:
+def _add_verdicts(archive: Archive, place: PartitionId) -> Iterator[Message]:
     """Yield a partition's messages; trajectories get a header that tells what the run's curators decided of them.
 
     Their dead letters name them by offsets, which are others now. A run of before that rule has no verdicts.
     """
-    begin, first = archive.topics.trajectories(""), first_revision(archive)
+    begin, first = archive.topics.trajectories(""), read_first_revision(archive)
     if not place[0].startswith(begin) or not (first.asks_for_published or first.asks_for_issued):
         yield from archive.messages(place)
         return

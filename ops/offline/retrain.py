@@ -60,10 +60,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
-    """Of numerics."""
+    """Fingerprints of numerics."""
 
     expected: Mapping[str, str]
-    """Under which the versions were made."""
+    """Software and hardware that the versions were made with."""
     here: Mapping[str, str]
 
 
@@ -131,7 +131,7 @@ def stretches(history: History, span: Span, whose: str) -> list[Stretch]:
         )
     if not start < (newest if end is None else end) <= newest:
         raise UsageError(
-            f"{whose} has nothing to train again between its checkpoint of version {start} and version "
+            f"{whose} has nothing to retrain between its checkpoint of version {start} and version "
             f"{newest if end is None else end}: its newest is {newest}"
         )
     asked = [batch for batch in history.batches if start < batch.version and (end is None or batch.version <= end)]

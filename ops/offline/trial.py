@@ -45,7 +45,7 @@ class TrialRequest:
 
     recipe: Recipe
     tasks: int = 2
-    """Of each workflow."""
+    """Tasks of each workflow."""
     workflow: str | None = None
     """The only one to play; all of them if None."""
     answers: Sequence[str] = ()
@@ -87,14 +87,14 @@ def try_recipe(request: TrialRequest) -> Tried:
     an episode: what it raises in one is in the result.
     """
     recipe, began = request.recipe, time.monotonic()
-    with own_code_shown(), tempfile.TemporaryDirectory() as folder:
+    with report_own_code(), tempfile.TemporaryDirectory() as folder:
         check_names(recipe)
         workflows = _workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = answers_by_policy(policies, request.answers)
         asked = [one for workflow in workflows for one in _tasks(recipe, workflow, request.tasks)]
         starts = {policy: _start(recipe, policy) for policy in policies}
-        groups = _played(recipe, starts, asked, answers, Path(folder))
+        groups = _play(recipe, starts, asked, answers, Path(folder))
         tried = {
             policy: try_policy(recipe, start, [one for one in groups if one.group.policy == policy], policy in answers)
             for policy, start in starts.items()
@@ -105,7 +105,7 @@ def try_recipe(request: TrialRequest) -> Tried:
 
 
 @contextmanager
-def own_code_shown() -> Iterator[None]:
+def report_own_code() -> Iterator[None]:
     """Raise OwnCodeFailed for an error of the user's own code, with its traceback."""
     try:
         yield
@@ -138,7 +138,7 @@ def _start(recipe: Recipe, policy: str) -> Start:
     return start_from_model(recipe, policy, recipe.trainer_of(policy).model_copy(update=alone))
 
 
-def _played(
+def _play(
     recipe: Recipe,
     starts: Mapping[str, Start],
     asked: Sequence[tuple[Task, WorkflowSpec]],

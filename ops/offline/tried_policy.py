@@ -26,7 +26,7 @@ from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences
 from headrace.trainers.batches.token_texts import TokenTexts
 
 RUN_ID = "trial"
-"""Of records that no topic sees."""
+"""Run id of records that reach no topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class GroupTried:
     verdict: str
     """kept | dropped | dead."""
     reason: str
-    """Of a drop or a dead letter."""
+    """Reason of a drop or a dead letter."""
     rejected: dict[str, str]
     """Trajectories of it that the chain rejected, to the reason."""
     group: GroupSeen
@@ -48,13 +48,13 @@ class StepTried:
 
     groups: int
     chain_kept: int
-    """Of these."""
+    """Groups that the chain kept."""
     tokens: int
-    """That were trained on."""
+    """Tokens that were trained on."""
     loss: float | None
     """None where it was not finite, and so no step was taken."""
     grad_norm: float | None
-    """Before it is clipped."""
+    """Norm of the gradient before it is clipped."""
     has_advantages: bool
     """Whether any advantage is not 0."""
     metrics: dict[str, float]
@@ -65,11 +65,11 @@ class PolicyTried:
     """What one policy did and would learn."""
 
     model: str
-    """Where its weights come from, in words."""
+    """Origin of its weights, in words."""
     warm_start: bool
     """Whether a run would warm it up before version 0; here it is not."""
     told: bool
-    """Whether it said what it was told to."""
+    """Whether `--answer` gave its answers."""
     groups: tuple[GroupTried, ...]
     step: StepTried | None
     no_step: str
@@ -79,8 +79,8 @@ class PolicyTried:
 def try_policy(recipe: Recipe, start: Start, groups: Sequence[Encoded], told: bool) -> PolicyTried:
     """Put a policy's groups through its chain, and take one step over what is kept."""
     policy = groups[0].group.policy
-    fates = _curated(recipe, policy, groups)
-    taken, advantages, step, no_step = _stepped(start, fates)
+    fates = _curate(recipe, policy, groups)
+    taken, advantages, step, no_step = _try_step(start, fates)
     texts = TokenTexts(Tokenizer.from_buffer(start.files[TOKENIZER_FILE]))
     seen = []
     for fate in fates:
@@ -110,7 +110,7 @@ class _Fate:
     rejected: dict[str, str] = field(default_factory=dict)
 
 
-def _curated(recipe: Recipe, policy: str, groups: Sequence[Encoded]) -> list[_Fate]:
+def _curate(recipe: Recipe, policy: str, groups: Sequence[Encoded]) -> list[_Fate]:
     """Send a policy's groups through a curator's partition, the large ones behind claim checks."""
     topics, topic = recipe.topics, recipe.topics.trajectories(policy)
     stored: dict[str, bytes] = {}
@@ -128,8 +128,8 @@ def _curated(recipe: Recipe, policy: str, groups: Sequence[Encoded]) -> list[_Fa
                 if curated.use == 0:
                     fate.kept = DecodedGroup(curated, fate.group)
             elif one.topic == topics.dead_letters:
-                letter = codec.decode(one.value, DeadLetter)
-                fate.verdict, fate.reason = "dead", f"{letter.reason}: {letter.detail}"
+                dead_letter = codec.decode(one.value, DeadLetter)
+                fate.verdict, fate.reason = "dead", f"{dead_letter.reason}: {dead_letter.detail}"
             else:
                 _note(codec.decode(one.value, Outcome), fate)
         fates.append(fate)
@@ -143,7 +143,7 @@ def _note(outcome: Outcome, fate: _Fate) -> None:
         fate.verdict, fate.reason = outcome.verdict, outcome.reason
 
 
-def _stepped(start: Start, fates: Sequence[_Fate]) -> tuple[list[_Fate], list[Advantages], StepTried | None, str]:
+def _try_step(start: Start, fates: Sequence[_Fate]) -> tuple[list[_Fate], list[Advantages], StepTried | None, str]:
     """Return which groups are stepped on, their advantages, and the step; or why there is none."""
     learner = start.learner
     settings = learner.settings

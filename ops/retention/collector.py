@@ -41,12 +41,12 @@ from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Ranges
 from headrace.infra.run.run import Run, list_runs, read_revisions
 from headrace.infra.store.object_store import SPARED_BY_GC, ListedObject, StoreAddress
 from headrace.infra.weights.paths import RECENT
-from headrace.ops.retention.keeping import ranges_of, retired_checkpoints, retired_weights
+from headrace.ops.retention.keeping import checkpoints_to_retire, ranges_of, weights_to_retire
 from headrace.ops.retention.marking import Marker, Place, Unreadable
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import ObjectsRetired, RecipeRevision
-from headrace.schemas.topics import Topics, policy_of, retired_key, trainer_component, variant_of
+from headrace.schemas.topics import Topics, key_of_retired, policy_of, trainer_component, variant_of
 
 log = structlog.get_logger()
 
@@ -55,7 +55,7 @@ AT_ONCE = 8
 """Objects that are deleted beside one another."""
 REPORT_EVERY = 2_000
 DELETE_WITHIN = SPARED_BY_GC / 2
-"""Of the listing."""
+"""Time after the listing within which objects are deleted."""
 PATIENCE_S = 10.0
 
 UNNAMED = "no record names it"
@@ -130,15 +130,15 @@ class Collected:
     run: str
     dry_run: bool
     prefix: str
-    """Of the run's objects in the bucket."""
+    """Prefix of the run's objects in the bucket."""
     older_than_s: float
     records: int
     """Number of records read."""
     none_of_ours: int
-    """Of these, how many are of other runs or no records."""
+    """Records among them that are of other runs or cannot be decoded."""
     collected: tuple[CollectedKind, ...]
     spared: int
-    """Of these, how many were written anew meanwhile, and stay."""
+    """Objects among them that were written again meanwhile, and stay."""
     kept: dict[str, Counted]
     """Why others stay: named | young | foreign."""
     retired: tuple[RetiredVersions, ...]
@@ -149,48 +149,53 @@ class Plan:
     """What is to be announced, and then deleted."""
 
     retired: dict[tuple[str, str], Ranges]
-    """By (policy, weights | checkpoints), all that ever were; only where there is more than before."""
+    """(policy, weights or checkpoints) to all versions ever retired; only where new ones are."""
     added: dict[tuple[str, str], Ranges]
-    """What of it is new."""
+    """The new ones among them."""
     doomed: list[Doomed]
     kept: dict[str, Counted]
     """Why others stay: named | young | foreign, to how many objects and bytes."""
 
 
-def command(run: Run, keep: tuple[int, int | None], older_than: timedelta, *, dry_run: bool, rests: bool) -> Collected:
-    """Do what `headrace gc` was asked: `collect`, of which this takes the options."""
-    # A cluster of the recipe's own may have components that this machine knows nothing of.
-    return collect(run, CollectionRequest(*keep, older_than, dry_run), rests=rests and not run.recipe.kafka.bootstrap)
+def command(run: Run, request: CollectionRequest, *, rests: bool) -> Collected:
+    """Do what `headrace gc` was asked; `collect`, for a run whose broker this command may have started."""
+    # The recipe's own cluster may have components that this machine knows nothing of.
+    return collect(run, request, rests=rests and not run.recipe.kafka.bootstrap)
 
 
 def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Collected:
     """Delete what nothing needs, or with a dry run show what that would be; return what was found.
 
     Args:
-        run: Whose objects.
+        run: The run whose objects are collected.
         request: What to keep.
         rests: Whether it is known that nobody writes to the run or its store now.
 
-    Raises UsageError for an age that could take what is on its way; SharedPrefix; Unreadable, KafkaAway or KafkaRefused
-    when not all records can be read; Fenced when another `gc` of the run began; and what the store raises. Until the
-    first deletion nothing has happened; after it the next `gc` goes on.
+    Until the first deletion nothing has changed; after it, the next `gc` continues.
+
+    Raises:
+        UsageError: The age is so low that objects whose records are not written yet could be deleted.
+        SharedPrefix: See there.
+        Unreadable, KafkaAway, KafkaRefused: Not all records can be read.
+        Fenced: Another `gc` of the run began.
+        StoreError: The store failed.
     """
     if request.older_than < SPARED_BY_GC and not rests:
         raise UsageError(
-            f"--older-than below {SPARED_BY_GC.days}d is for runs that rest, by --data: of one that goes on, objects "
+            f"--older-than below {SPARED_BY_GC.days}d is for runs that rest, by --data: of a running one, objects "
             "may be on their way to their records for so long"
         )
     if request.dry_run:
-        return _report(run, request, *_planned(run, request), spared=0)
+        return _report(run, request, *_read_and_plan(run, request), spared=0)
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", run.topic_names)) as writer:
         due_s = seconds_awake_or_asleep() + DELETE_WITHIN.total_seconds()
-        marker, plan = _planned(run, request)
+        marker, plan = _read_and_plan(run, request)
         if plan.retired:
             announce(run, writer, plan)
     return _report(run, request, marker, plan, spared=_delete(run, request, plan.doomed, due_s))
 
 
-def _planned(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
+def _read_and_plan(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
     sharing = runs_beside(run)
     prefix, listed = run.store_address.prefix, run.store.list_objects()
     # The clock that dates the objects: ours may be hours ahead of it, and what is on its way would look old.
@@ -276,24 +281,24 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
     for policy, kept in marker.policies.items():
         dropped: set[int] = set()
         if request.keep_checkpoints is not None:
-            dropped = retired_checkpoints(kept.checkpoints, request.keep_checkpoints, at_ms)
+            dropped = checkpoints_to_retire(kept.checkpoints, request.keep_checkpoints, at_ms)
         dropped |= {version for version in kept.checkpoints if before.has(policy, CHECKPOINTS, version)}
-        old = retired_weights(kept.weights, kept.checkpoints.keys() - dropped, request.keep_versions, at_ms)
+        old = weights_to_retire(kept.weights, kept.checkpoints.keys() - dropped, request.keep_versions, at_ms)
         old |= {version for version in kept.weights if before.has(policy, WEIGHTS, version)}
         for what, versions, those in ((WEIGHTS, kept.weights, old), (CHECKPOINTS, kept.checkpoints, dropped)):
             gone |= {(policy, what, version) for version in those}
             if new := {version for version in those if not before.has(policy, what, version)}:
                 retired[policy, what] = ranges_of(versions, those)
                 added[policy, what] = ranges_of(versions, new)
-    doomed = [Doomed(one, _kind(one, prefix), UNNAMED) for one in marker.unnamed()]
+    doomed = [Doomed(one, _kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]
     for one, places in marker.of_versions():
         if places <= gone:
             doomed.append(Doomed(one, _kind(one, prefix), RETIRED[next(iter(places))[1]]))
     old_enough = [one for one in doomed if now - one.one.modified >= request.older_than]
     kept_objects = {
-        "named": _counted(marker.listed(), [one.one for one in doomed]),
-        "young": _counted((one.one for one in doomed), [one.one for one in old_enough]),
-        "foreign": _counted(marker.foreign, ()),
+        "named": _count(marker.list_own(), [one.one for one in doomed]),
+        "young": _count((one.one for one in doomed), [one.one for one in old_enough]),
+        "foreign": _count(marker.foreign, ()),
     }
     return Plan(retired, added, old_enough, kept_objects)
 
@@ -302,7 +307,7 @@ def _kind(one: ListedObject, prefix: str) -> str:
     return one.key.removeprefix(prefix).partition("/")[0]
 
 
-def _counted(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -> Counted:
+def _count(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -> Counted:
     left_out = {one.key for one in without}
     sizes = [one.size_bytes for one in objects if one.key not in left_out]
     return Counted(len(sizes), sum(sizes))
@@ -326,7 +331,7 @@ def _record(run: Run, policy_variant: str, what: str, ranges: Ranges) -> Outgoin
         created_ms=now_ms(),
     )
     topic, partition = run.state_place(trainer_component(policy_variant))
-    return Outgoing(topic, codec.encode(record), retired_key(policy_variant, what), partition=partition)
+    return Outgoing(topic, codec.encode(record), key_of_retired(policy_variant, what), partition=partition)
 
 
 def seconds_awake_or_asleep() -> float:

@@ -21,10 +21,10 @@ class WrittenVersion:
     written_ms: int
     """When the record was written, in ms since the epoch."""
     kind: str = ""
-    """Of weights: anchor | delta."""
+    """Kind of weights: anchor or delta."""
 
 
-def retired_weights(
+def weights_to_retire(
     versions: Mapping[int, WrittenVersion], checkpoints: Collection[int], keep: int, before_ms: int
 ) -> set[int]:
     """Return the versions with weights that nothing needs.
@@ -35,7 +35,7 @@ def retired_weights(
     Args:
         versions: All that were published.
         checkpoints: Versions of the checkpoints that are kept.
-        keep: How many of the newest; a worker's own number if that is more.
+        keep: Number of the newest to keep; a worker's own number if that is more.
         before_ms: Records that were written later are kept, and not counted.
     """
     settled = sorted(version for version, one in versions.items() if one.written_ms <= before_ms)
@@ -48,7 +48,7 @@ def retired_weights(
     return {version for version in settled if version < begin} - spared
 
 
-def retired_checkpoints(checkpoints: Mapping[int, WrittenVersion], keep: int, before_ms: int) -> set[int]:
+def checkpoints_to_retire(checkpoints: Mapping[int, WrittenVersion], keep: int, before_ms: int) -> set[int]:
     """Return the checkpoints that are not among the newest `keep`.
 
     The first is kept for ever, and so is the newest of every epoch: the next one was begun from it, on other hardware,

@@ -23,12 +23,12 @@ from headrace.ops.retention.keeping import WrittenVersion
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, ObjectsRetired, WeightsPublished
-from headrace.schemas.topics import Topics, checkpoint_prefix, policy_variant_of, retired_prefix
+from headrace.schemas.topics import Topics, checkpoint_prefix, policy_variant_of, prefix_of_retired
 
 NAME = re.compile(rb"/([0-9a-f]{64})")
 """The end of a key, but for its suffix."""
 KEY = re.compile(r"(?P<kind>[A-Za-z0-9_-]+)/(?P<name>[0-9a-f]{64})(\.[A-Za-z0-9]+)?")
-"""What follows the run's prefix; anything else there is not ours."""
+"""Form of a key after the run's prefix; other keys are not ours."""
 
 Place = tuple[str, str, int]
 """(policy or shadow, weights | checkpoints, version)."""
@@ -50,19 +50,19 @@ class Marker:
     """Objects as a listing showed them, and what the records read since then say of them.
 
     Args:
-        run_id: Of the run whose versions are reported apart; records of others spare whatever they name.
-        topics: Of that run.
-        lines: Policies and shadows of that run.
+        run_id: Id of the run whose versions are reported apart; records of other runs spare whatever they name.
+        topics: Topics of that run.
+        policy_variants: Policies and shadows of that run.
         prefix: Under which its objects lie.
         objects: The listing; read before any record, so that what is put later is not in it.
     """
 
     def __init__(
-        self, run_id: str, topics: Topics, lines: Iterable[str], prefix: str, objects: Iterable[ListedObject]
+        self, run_id: str, topics: Topics, policy_variants: Iterable[str], prefix: str, objects: Iterable[ListedObject]
     ) -> None:
-        self.policies = {line: Kept() for line in lines}
+        self.policies = {variant: Kept() for variant in policy_variants}
         self.retired = Retired(run_id, self.policies)
-        """What was retired before."""
+        """Versions that were retired before."""
         self.records = 0
         self.none_of_ours = 0
         """Messages that are not records of any build; objects that they name are kept as well."""
@@ -71,12 +71,12 @@ class Marker:
         self._run_id, self._state = run_id, topics.state
         self._weights = {topics.weights(policy): policy for policy in self.policies}
         self._pointers = {checkpoint_prefix(policy): policy for policy in self.policies}
-        self._said = tuple(retired_prefix(policy) for policy in self.policies)
+        self._said = tuple(prefix_of_retired(policy) for policy in self.policies)
         self._objects: defaultdict[bytes, list[ListedObject]] = defaultdict(list)
         self._named: set[bytes] = set()
-        """Of the listed ones, those that a record names which is kept for ever."""
+        """Listed keys that are named by a record that is kept for ever."""
         self._versions: defaultdict[bytes, set[Place]] = defaultdict(set)
-        """What else names an object: versions."""
+        """Other keys to the versions that name them."""
         self._schemas: set[bytes] = set()
         for one in objects:
             match = KEY.fullmatch(one.key.removeprefix(prefix)) if one.key.startswith(prefix) else None
@@ -157,7 +157,7 @@ class Marker:
 
     # ---------------------------------------------------------------------------------------------------------- result
 
-    def unnamed(self) -> Iterator[ListedObject]:
+    def find_unnamed(self) -> Iterator[ListedObject]:
         """Yield the objects that no record names."""
         for name, objects in self._objects.items():
             if name not in self._named and name not in self._versions:
@@ -170,7 +170,7 @@ class Marker:
                 for one in self._objects[name]:
                     yield one, places
 
-    def listed(self) -> Iterator[ListedObject]:
+    def list_own(self) -> Iterator[ListedObject]:
         """Yield all objects that are ours."""
         for objects in self._objects.values():
             yield from objects

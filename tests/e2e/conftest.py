@@ -24,7 +24,7 @@ from command import (
 
 from headrace.infra.kafka.clients import open_producer
 from headrace.infra.run.run import Run
-from headrace.ops.opened_run import opened_run
+from headrace.ops.opened_run import open_run
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def finished(interrupted: Interrupted) -> Finished:
 
 def write_garbage(data: Path) -> None:
     """Write a record that nobody can read where the curators read."""
-    with opened_run(None, data) as opened:
+    with open_run(None, data) as opened:
         vandal = open_producer(opened.run.connection, "vandal")
         vandal.produce(opened.run.topics.trajectories("solver"), b"garbage", b"sums:0", 0)
         assert vandal.flush(60) == 0
@@ -76,5 +76,5 @@ def rested(finished: Finished, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def run(finished: Finished) -> Iterator[Run]:
     """The finished run, its broker and store started again: looks at it find them, and start none."""
-    with opened_run(None, finished.data, store=True) as opened:
+    with open_run(None, finished.data, store=True) as opened:
         yield opened.run

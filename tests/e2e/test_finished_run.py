@@ -26,7 +26,7 @@ from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.ops.lineage.group_fate import group_lineage
 from headrace.ops.lineage.inspection import step, trajectory
 from headrace.ops.lineage.lineage import version_lineage
-from headrace.ops.lineage.own_metrics import own_metrics
+from headrace.ops.lineage.own_metrics import select_own_metrics
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, CuratedGroup, Sequence, TrajectoryGroup, WeightsPublished
 
@@ -226,7 +226,7 @@ def test_a_version_is_followed_back_to_its_groups_and_to_every_token_of_one(fini
     assert all(sum(group.version_shares.values()) == pytest.approx(1) for group in versions[0].groups)
     rewards = [member.reward for group in seen.groups for member in group.trajectories]
     assert float(np.mean(rewards)) == pytest.approx(versions[0].metrics["reward_mean"])
-    assert not any(own_metrics(one.metrics) for one in versions), "its loss is a shipped one"
+    assert not any(select_own_metrics(one.metrics) for one in versions), "its loss is a shipped one"
     assert sum(s.tokens for g in seen.groups for t in g.trajectories for s in t.sequences) == seen.metrics["tokens"]
     assert [use.version for use in group_lineage(run, "solver", made.stream, made.number).trained] == [VERSIONS]
     assert of_one.version == VERSIONS

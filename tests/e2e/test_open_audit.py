@@ -10,7 +10,7 @@ from command import headrace
 
 from headrace.infra.kafka.clients import open_producer
 from headrace.infra.kafka.topic_reader import read_all
-from headrace.ops.opened_run import opened_run
+from headrace.ops.opened_run import open_run
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained
 
@@ -23,7 +23,7 @@ def test_a_run_that_has_come_to_its_end_fails_where_its_audit_does_not_close(tmp
     words = ("up", "efficient-data/fifo", *(word for one in sets for word in ("--set", one)), "--data", data, "--plain")
     done = headrace(*words)
     assert done.returncode == 0, done.stdout + done.stderr
-    with opened_run(None, data) as opened:
+    with open_run(None, data) as opened:
         run = opened.run
         [topic] = [run.topics.batches(policy) for policy in run.recipe.policies]
         *_, last = read_all(run.connection, [topic])

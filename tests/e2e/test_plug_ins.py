@@ -18,7 +18,7 @@ from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.kafka.clients import parse_run
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import join, read_revisions
-from headrace.ops.opened_run import opened_run
+from headrace.ops.opened_run import open_run
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, TrajectoryGroup
 
@@ -142,13 +142,13 @@ def wait_for_groups(address: str, worker: str, process: subprocess.Popen[Any]) -
 
 def recorded(data: Path) -> list[dict[str, str]]:
     """Return the sources that stand on the recipe topic, by revision."""
-    with opened_run(None, data) as opened:
+    with open_run(None, data) as opened:
         told = {one.revision: one.plug_ins for one in read_revisions(opened.run.address)}
     return [told[revision] for revision in sorted(told)]
 
 
 def fingerprints(data: Path) -> list[dict[str, str]]:
-    with opened_run(None, data) as opened:
+    with open_run(None, data) as opened:
         batches = read_all(opened.run.connection, [opened.run.topics.batches("solver")])
         records = [codec.decode(message.value, BatchTrained) for message in batches]
     return [dict(record.fingerprint) for record in records if record.fingerprint]  # others tell of evictions alone

@@ -15,7 +15,7 @@ from headrace.infra.kafka.clients import Message, open_producer
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import DELTA, WHOLE
-from headrace.ops.opened_run import opened_run
+from headrace.ops.opened_run import open_run
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import DeadLetter, TrajectoryGroup, WeightsPublished
@@ -47,7 +47,7 @@ def test_a_run_whose_fifth_delta_is_lost_and_whose_worker_is_killed_comes_to_its
     log = (data / "logs" / "train-solver.log").read_text()
     assert "weights.lost" in log
     assert f"the delta of version {LOST}" in log
-    with opened_run(None, data) as opened:
+    with open_run(None, data) as opened:
         assert any(event.kind == WHOLE for event in events(opened.run))
     audit = headrace("audit", "--data", data)
     assert audit.returncode == 1, "that the object is lost is told, though the run got over it"
@@ -92,7 +92,7 @@ def test_a_run_of_which_every_partition_is_poisoned_ends_with_the_poisoned_group
     assert count == run.recipe.kafka.partitions
     assert (code, told["versions"], told["audit"]["ok"]) == (0, STEPS, True), (tmp_path / "up.txt").read_text()
     assert 0 < told["dead_letters"] <= count, "one that its worker had sent before it was frozen is a repetition"
-    with opened_run(None, data) as opened:
+    with open_run(None, data) as opened:
         topic = opened.run.topics.dead_letters
         dead = [codec.decode(m.value, DeadLetter) for m in read_all(opened.run.connection, [topic])]
     assert {letter.reason for letter in dead} == {"time_travel"}

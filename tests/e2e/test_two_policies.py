@@ -12,7 +12,7 @@ from command import headrace
 
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
-from headrace.ops.opened_run import opened_run
+from headrace.ops.opened_run import open_run
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup, WeightsPublished
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Iterator[Run]:
-    with opened_run(None, folder / "data") as opened:
+    with open_run(None, folder / "data") as opened:
         yield opened.run
 
 

@@ -18,7 +18,7 @@ from command import UNLEARNED, command, wait_for_version
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
-from headrace.ops.opened_run import opened_run
+from headrace.ops.opened_run import open_run
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import Outcome, TrajectoryGroup
@@ -111,7 +111,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory, newer: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def run(upgraded: Path) -> Iterator[Run]:
-    with opened_run(None, upgraded / "run") as opened:
+    with open_run(None, upgraded / "run") as opened:
         yield opened.run
 
 

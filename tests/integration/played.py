@@ -28,7 +28,7 @@ async def slow(problem: Problem, env: Environment, actors: Mapping[str, Actor]) 
     made: list[Generation] = []
     for _ in range(20):
         made.append(await actor.generate(transcript.ids, max_tokens=1))
-        transcript.generated(made[-1])
+        transcript.add_generation(made[-1])
         await asyncio.sleep(STEP_S)
     score = env.score(problem, actor.decode(np.concatenate([each.ids for each in made])))
     return {role: RoleTrajectory(score.reward, (transcript.sequence(),), score.parts)}

@@ -19,7 +19,7 @@ from headrace.ops.audit import commits
 from headrace.ops.audit.audited_log import AuditedLog
 from headrace.ops.audit.findings import AuditReport
 from headrace.ops.audit.report import report
-from headrace.ops.opened_run import opened_run
+from headrace.ops.opened_run import open_run
 from headrace.schemas import codec
 from headrace.schemas.records import RecipeRevision
 
@@ -76,7 +76,7 @@ class Runs:
         self.said: dict[str, AuditReport] = {}
 
     def look(self, name: str) -> None:
-        with opened_run(None, self.data, store=True) as opened:
+        with open_run(None, self.data, store=True) as opened:
             self.records[name], self.said[name] = record(opened.run, rests=opened.rests)
 
 
@@ -118,8 +118,8 @@ class RecordingLog(AuditedLog):
     def read_in_order(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         yield from self._keeping(topics, lambda wanted: super(RecordingLog, self).read_in_order(wanted, what))
 
-    def again(self, topics: Iterable[str]) -> Iterator[Message]:
-        found = list(super().again(topics))
+    def reread(self, topics: Iterable[str]) -> Iterator[Message]:
+        found = list(super().reread(topics))
         self._kept.first = self._kept.first or found
         yield from found
 
@@ -161,14 +161,14 @@ class RecordedLog(AuditedLog):
 
     read_in_order = read
 
-    def again(self, topics: Iterable[str]) -> Iterator[Message]:
+    def reread(self, topics: Iterable[str]) -> Iterator[Message]:
         wanted = list(topics)
         yield from self._kept.first if wanted == [self._kept.run.topics.state] else self.read(wanted, "")
 
     def ends(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         return {place: self._kept.ends[place] for place in self.places(topics)}
 
-    def shortened(self, topics: Iterable[str]) -> Iterator[str]:
+    def find_shortened(self, topics: Iterable[str]) -> Iterator[str]:
         for (topic, partition), offset in self._kept.begins.items():
             if topic in set(topics) and offset:
                 yield f"the records of {topic}[{partition}] before offset {offset} are gone: was its retention changed?"
@@ -178,9 +178,9 @@ class RecordedLog(AuditedLog):
         return {group: known[group] for group in groups}
 
     def revisions(self) -> list[tuple[str, RecipeRevision]]:
-        return self.placed(self._kept.of(self._kept.run.topics.recipe))
+        return self.decode_revisions(self._kept.of(self._kept.run.topics.recipe))
 
-    def retired(self) -> Retired:
+    def read_retired(self) -> Retired:
         run = self._kept.run
         found = Retired(run.run_id, run.recipe.policy_variants)
         for message in self._kept.of(run.topics.state):
@@ -192,7 +192,7 @@ def record(run: Run, *, rests: bool) -> tuple[Recorded, AuditReport]:
     """Audit a real run deeply, and return what the audit was given, and what it said."""
     kept = Recorded(run, rests)
     found = report(run, rests=rests, deep=True, log=RecordingLog(run, kept))
-    for message in AuditedLog(run).again([run.topics.recipe]):
+    for message in AuditedLog(run).reread([run.topics.recipe]):
         kept.messages.setdefault((message.topic, message.partition), []).append(message)
     kept.objects = objects_of(run.store)
     return kept, found

@@ -29,7 +29,7 @@ from headrace.infra.run.run import STORE_NAME, Run, RunEnded, join, read_revisio
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import audit
-from headrace.ops.dead_letters.listing import listing, shown
+from headrace.ops.dead_letters.listing import listing, read_detail
 from headrace.ops.dead_letters.redrive import redrive
 from headrace.ops.plain_json import plain
 from headrace.producers.feed.feed_state import FeedState
@@ -190,7 +190,7 @@ def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trai
         [letter] = plain(listing(run, "missing_object"))
         assert (letter["topic"], letter["partition"]) == (run.topics.trajectories("solver"), 1)
         assert (letter["component"], letter["number"], letter["redriven"]) == ("curate.solver", 1, None)
-        one = plain(shown(run, letter["offset"]))
+        one = plain(read_detail(run, letter["offset"]))
         assert (one["key"], one["headers"]["stream"], one["decoded"]["record"]) == ("sums:1", "sums", "TrajectoryGroup")
         assert one["decoded"]["fields"]["number"] == 1
         until(lambda: 1 not in open_numbers(pacing()), "the number is dead")
@@ -213,7 +213,7 @@ def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trai
         until(lambda: not open_numbers(pacing()) & {0, 1, 2, 3}, "conclusions")
     back = [m for m in read_all(run.connection, [run.topics.trajectories("solver")]) if dict(m.headers).get("redrive")]
     assert [(m.key, m.partition, dict(m.headers)["redrive"]) for m in back] == [(b"sums:1", 1, b"0")]
-    notice = plain(shown(run, plain(listing(run))[0]["redriven"]))
+    notice = plain(read_detail(run, plain(listing(run))[0]["redriven"]))
     assert (notice["reason"], notice["redrives"], notice["source_offset"]) == ("redriven", 0, back[0].offset)
     assert [one["offset"] for one in plain(listing(run, "redriven"))] == [notice["offset"]]
     with pytest.raises(UsageError, match="no dead letter at offset 999"):

@@ -139,7 +139,7 @@ def test_a_run_that_is_not_there_is_told_at_once_with_those_that_are(
     monkeypatch.setattr(opened_run, "join", lambda *_given: pytest.fail("it waits for a run that no topic tells of"))
     typo = f"kafka://{trained.connection.bootstrap}/typo"
     with pytest.raises(UsageError, match=f"no run 'typo' .*: there are .*{trained.address.run}"):
-        opened_run.opened_run(typo, None).__enter__()
+        opened_run.open_run(typo, None).__enter__()
 
 
 def test_one_altered_hash_is_found(trained: Run, run_name: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tamperings import CATALOGUE, FINISHED, LIVE, STOPPED, Tampering, check, nam
 from headrace.infra.kafka.clients import open_admin, open_producer
 from headrace.infra.run.run import Run
 from headrace.ops.audit.report import report
-from headrace.ops.opened_run import opened_run
+from headrace.ops.opened_run import open_run
 
 SAMPLE = ("c4_", "j10_", "o1_", "b6_", "t3_", "s7_")
 """Of the catalogue, those that `make test` takes."""
@@ -68,7 +68,7 @@ def test_every_tampering_is_named(runs: Runs, case: tuple[Tampering, str]) -> No
 
 @pytest.fixture
 def real(runs: Runs) -> Iterator[tuple[Run, Hand]]:
-    with opened_run(None, runs.data, store=True) as opened:
+    with open_run(None, runs.data, store=True) as opened:
         yield opened.run, Hand(runs.records[FINISHED])
 
 

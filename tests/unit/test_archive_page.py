@@ -23,6 +23,8 @@ def test_what_was_deleted_before_it_was_archived_is_told_by_topic() -> None:
     gone = [Gone("tasks.sums", partition, 4, 10) for partition in range(8)]
     gone += [Gone("outcomes.solver", 1, 0, 3)]
     said = told(archive_page(Archived("a", "t", "t-1", {}, NO_OBJECTS, 0, tuple(gone), 1.0)))
-    assert "tasks.sums: the records at 48 offsets had been deleted before it was archived, as tasks are that" in said
+    assert (
+        "tasks.sums: the records at 48 offsets had been deleted before it was archived, as finished tasks are" in said
+    )
     assert "outcomes.solver: the records at 3 offsets had been deleted before it was archived.\n" in said
     assert said.count("deleted") == 2

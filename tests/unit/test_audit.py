@@ -791,8 +791,10 @@ def test_what_is_on_the_topic_of_another_policy_is_named() -> None:
 def test_the_trainers_positions_are_within_what_it_reads() -> None:
     fold = folded(clean().messages)
     chain, place = fold.account.chains["solver"], (TOPICS.curated("solver"), 0)
-    assert list(chain.beyond({place: 5})) == []
-    assert list(chain.beyond({place: 4})) == ["the trainer's position on t.curated.solver[0] is 5, and that ends at 4"]
+    assert list(chain.find_positions_past_end({place: 5})) == []
+    assert list(chain.find_positions_past_end({place: 4})) == [
+        "the trainer's position on t.curated.solver[0] is 5, and that ends at 4"
+    ]
 
 
 def test_a_delta_names_the_nearest_anchor_and_the_last_version_is_marked_as_such() -> None:

@@ -126,9 +126,9 @@ class Scene:
             ends[topic] = message.offset + 1
             is_new = fold.take(message)
             if topic in fold.groups:
-                deep.group(message, is_new=is_new)
+                deep.look_at_group(message, is_new=is_new)
             else:
-                deep.other(message)
+                deep.look_at_record(message)
         fold.close()
         found = fold.account.audit(Scope(still=True, whole=True)).problems.listed
         return [*map(str, found), *deep.problems()]

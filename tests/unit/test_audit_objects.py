@@ -78,12 +78,12 @@ class Scene:
     def said_of(self, pointer: CheckpointPointer) -> list[str]:
         message = Message("state", 0, 9, b"", codec.encode(pointer))
         at_once = list(self.audit.check(message, CheckpointPointer))
-        return [*at_once, *self.audit.not_retired(lambda: Retired("run", ["p"]))]
+        return [*at_once, *self.audit.find_unretired(lambda: Retired("run", ["p"]))]
 
     def said(self) -> list[str]:
         messages = [Message("t", 0, v, b"", codec.encode(event)) for v, event in sorted(self.events.items())]
         at_once = [what for message in messages for what in self.audit.check(message, WeightsPublished)]
-        return [*at_once, *self.audit.not_retired(lambda: Retired("run", ["p"]))]
+        return [*at_once, *self.audit.find_unretired(lambda: Retired("run", ["p"]))]
 
 
 def flipped(scene: Scene) -> None:

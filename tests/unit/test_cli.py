@@ -19,9 +19,12 @@ from headrace.infra import log
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import KafkaAway
+from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.ops import opened_run
 from headrace.ops.compare import sweep
 from headrace.ops.dead_letters.redrive import Redriven, Refused
+from headrace.ops.offline.offline_run import OfflineRequest
+from headrace.ops.offline.offline_trainer import TrainingRequest
 from headrace.ops.offline.retrain import Compared
 from headrace.ops.opened_run import OpenedRun
 from headrace.ops.plain_json import plain
@@ -62,7 +65,7 @@ LOOKS = {
     ("status",): "headrace.ops.figures.status.status",
     ("audit",): "headrace.ops.audit.report.report",
     ("dead-letters",): "headrace.ops.dead_letters.listing.listing",
-    ("dead-letters", "--offset", "1"): "headrace.ops.dead_letters.listing.shown",
+    ("dead-letters", "--offset", "1"): "headrace.ops.dead_letters.listing.read_detail",
     ("redrive",): "headrace.ops.dead_letters.redrive.redrive",
     ("gc",): "headrace.ops.retention.collector.command",
     ("lineage", "--version", "3"): "headrace.ops.lineage.lineage.report_version",
@@ -129,6 +132,41 @@ def test_a_component_is_found_by_its_name_and_given_its_options(monkeypatch: pyt
         assert (result.exit_code, seen) == (0, [(ADDRESS, *expected)]), command
 
 
+OFFLINE = {
+    ("curate", "--from", "a", "--out", "o", "--policy", "solver", "--chain", "c.toml"): (
+        "headrace.ops.offline.offline_curator.curate_offline",
+        ("a", "solver", Path("c.toml"), Path("o"), None),
+    ),
+    ("train", "--from", "a", "--out", "o", "--set", "seed=1", "--steps", "3", "--start", "w", "--batches"): (
+        "headrace.ops.offline.offline_trainer.train_offline",
+        ("a", Path("o"), TrainingRequest(None, ("seed=1",), 3, "w", batches=True)),
+    ),
+    ("up", "arithmetic", "--from=a", "--data", "/d", "--summary", "s.json"): (
+        "headrace.ops.offline.offline_run.run_offline",
+        (OfflineRequest(load_recipe("arithmetic", ()), "a", Path("/d"), Path("s.json")),),
+    ),
+    ("evaluate", "--weights", "w", "--recipe", "arithmetic"): (
+        "headrace.ops.offline.held_out.evaluate",
+        (load_recipe("arithmetic", ()), {"solver": Path("w")}),
+    ),
+}
+"""Words after `headrace offline` to the function that they call and its first arguments."""
+
+
+def test_an_offline_command_and_its_old_spelling_call_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.infra.archive.reading.Archive", lambda _: None)
+    monkeypatch.setattr("headrace.app.cli.offline.answer", lambda *_given, **_more: None)
+    for words, (place, expected) in OFFLINE.items():
+        seen: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(place, lambda *given, seen=seen: seen.append(given))
+
+        for spelling in (["offline", *words], words):
+            result = CliRunner().invoke(cli.app, spelling)
+            assert result.exit_code == 0, result.output
+
+        assert [given[: len(expected)] for given in seen] == [expected, expected]
+
+
 def test_a_wrong_recipe_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = refused(capsys, "up", "arithmetic", "--set", "trainer.stpes=3")
 
@@ -155,7 +193,7 @@ def test_who_asks_for_json_gets_an_error_as_json_too(
     def wrong(*_given: Any, **_more: Any) -> Any:
         raise UsageError("no such run: name another")
 
-    monkeypatch.setattr(opened_run, "opened_run", wrong)
+    monkeypatch.setattr(opened_run, "open_run", wrong)
     with pytest.raises(SystemExit) as caught:
         cli.main([command, "--run", ADDRESS, "--json"])
     said = capsys.readouterr()
@@ -170,10 +208,10 @@ def test_an_audit_that_cannot_be_made_is_another_end_than_one_that_does_not_clos
     def away(*_given: Any, **_more: Any) -> Any:
         raise KafkaAway("the broker is away: start it")
 
-    monkeypatch.setattr(opened_run, "opened_run", away)
+    monkeypatch.setattr(opened_run, "open_run", away)
     assert refused(capsys, "audit", "--run", ADDRESS) == (3, "error: the broker is away: start it\n")
 
-    monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
+    monkeypatch.setattr(opened_run, "open_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
     monkeypatch.setattr("headrace.ops.audit.report.report", lambda *_given, **_more: Found(ok=False))
     assert CliRunner().invoke(cli.app, ["audit", "--run", ADDRESS, "--json"]).exit_code == 1
 
@@ -199,7 +237,7 @@ def test_a_retrain_that_cannot_be_made_is_another_end_than_one_that_differs(
             raise found
         return found
 
-    monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
+    monkeypatch.setattr(opened_run, "open_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
     monkeypatch.setattr("headrace.ops.offline.retrain.retrain", tool)
 
     with pytest.raises(SystemExit) as caught:
@@ -226,7 +264,7 @@ def test_a_retrain_that_cannot_be_made_is_another_end_than_one_that_differs(
 def test_what_cannot_be_is_refused_before_anything_is_started(
     words: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: pytest.fail("the run was opened"))
+    monkeypatch.setattr(opened_run, "open_run", lambda *_given, **_more: pytest.fail("the run was opened"))
 
     code, said = refused(capsys, *words, "--run", ADDRESS)
 
@@ -240,7 +278,7 @@ def test_servers_that_are_away_of_a_run_that_goes_on_may_be_ending(
     def away(*_given: Any) -> Any:
         raise KafkaAway("listing topics: no answer from Kafka")
 
-    monkeypatch.setattr(opened_run, "_joined", away)
+    monkeypatch.setattr(opened_run, "_join", away)
     folder = DataFolder(tmp_path)
     folder.write(RunNotes(run="r", bootstrap="127.0.0.1:1", embedded_kafka=True))
     with folder.hold(UP):
@@ -258,7 +296,7 @@ def test_the_answer_is_printed_before_the_servers_stop(monkeypatch: pytest.Monke
         yield OpenedRun(RUN, rests=True)
         print("stopped")  # noqa: T201 - the order of what is printed is what this is about
 
-    monkeypatch.setattr(opened_run, "opened_run", opened)
+    monkeypatch.setattr(opened_run, "open_run", opened)
 
     for words, tool in LOOKS.items():
         monkeypatch.setattr(tool, lambda *_given, **_more: Found())
@@ -268,9 +306,9 @@ def test_the_answer_is_printed_before_the_servers_stop(monkeypatch: pytest.Monke
 def test_what_a_plot_wrote_is_said_beside_an_answer_that_stays_pure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(opened_run, "opened_run", lambda *_given: nullcontext(OpenedRun(RUN, rests=True)))
+    monkeypatch.setattr(opened_run, "open_run", lambda *_given: nullcontext(OpenedRun(RUN, rests=True)))
     monkeypatch.setattr(sweep, "play", lambda *_given: {})
-    for tool in ("headrace.ops.discards.discards", "headrace.ops.compare.comparison.compared"):
+    for tool in ("headrace.ops.discards.discards", "headrace.ops.compare.comparison.build_comparison"):
         monkeypatch.setattr(tool, lambda *_given: {"is": "answer"})
     picture, page = tmp_path / "a.png", tmp_path / "a.html"
     monkeypatch.setattr("headrace.app.views.discards_page.plot", lambda *_given: [picture])
@@ -287,7 +325,7 @@ def test_what_a_plot_wrote_is_said_beside_an_answer_that_stays_pure(
 
 def test_a_redrive_of_a_letter_that_is_refused_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     done = Redriven("demo", dry_run=False, redriven=(), already=(), refused=(Refused(2, "it is of another run"),))
-    monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
+    monkeypatch.setattr(opened_run, "open_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
     monkeypatch.setattr("headrace.ops.dead_letters.redrive.redrive", lambda *_given, **_more: done)
 
     for words, code in ((("--offset", "2"), 1), ((), 0)):
@@ -321,7 +359,7 @@ def test_status_without_a_run_says_how_to_name_one(
 def test_topics_of_a_run_are_listed_by_its_folder_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        opened_run, "opened_run", lambda *given: (asked.append(given), nullcontext(OpenedRun(RUN, rests=True)))[1]
+        opened_run, "open_run", lambda *given: (asked.append(given), nullcontext(OpenedRun(RUN, rests=True)))[1]
     )
     monkeypatch.setattr("headrace.ops.topic_listing.listing_of_run", lambda run: "its topics" if run is RUN else "")
 

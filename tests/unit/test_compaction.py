@@ -26,7 +26,7 @@ def told(*events: WeightsPublished, every: int = 3) -> Compaction:
 
 
 def due(compaction: Compaction) -> list[str]:
-    return [part.weights.key for part in compaction.due() if part.weights]
+    return [part.weights.key for part in compaction.deltas_to_merge() if part.weights]
 
 
 def deltas(first: int, last: int) -> list[WeightsPublished]:
@@ -80,7 +80,7 @@ def test_why_nothing_is_due_is_said_for_people() -> None:
             "left out until the next anchor: the delta of version 2 does not lead on from version 0",
         ),
     ):
-        assert told(*events).why_nothing().startswith(said)
+        assert told(*events).explain_nothing().startswith(said)
 
 
 def test_a_hole_in_the_chain_leaves_the_stretch_out_until_the_next_anchor() -> None:

@@ -16,7 +16,7 @@ from headrace.ops.compare.comparison import (
     Interval,
     MeanCurve,
     PlayedRun,
-    compared,
+    build_comparison,
     interval,
     mean_curve,
     points_of,
@@ -104,7 +104,7 @@ def found() -> Comparison:
         "s-ds-2": PlayedRun("ds", 2, result(summary(0.6, {"zero_variance": 10}, ok=False)), ""),
         "s-fifo-1": PlayedRun("fifo", 1, None, "error: no room"),
     }
-    return compared("s", "a <sweep>", runs)
+    return build_comparison("s", "a <sweep>", runs)
 
 
 def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted(found: Comparison) -> None:
@@ -143,7 +143,7 @@ def test_variants_are_compared_with_the_first_one_seed_by_seed() -> None:
         for variant, by_seed in ends.items()
         for seed, end in by_seed.items()
     }
-    found = compared("s", "", runs)
+    found = build_comparison("s", "", runs)
     solver = {name: one.policies["solver"] for name, one in found.variants.items()}
     reward, held_out = solver["ds"].over_first["reward"], solver["ds"].over_first["held_out"]
     assert (reward.mean, reward.n, held_out.mean) == (0.1875, 2, pytest.approx(0.1875))
@@ -172,12 +172,12 @@ def drawn_lines(panel: Any) -> list[list[float]]:
 
 def test_seeds_that_share_no_stretch_of_time_are_drawn_one_by_one_and_the_panel_says_so() -> None:
     runs = {f"s-ds-{seed}": PlayedRun("ds", seed, result(summary(0.5, {})), "") for seed in (1, 2)}
-    before = figure_of(compared("s", "", runs)).axes
+    before = figure_of(build_comparison("s", "", runs)).axes
     later = summary(0.5, {})
     later["policies"]["solver"]["progress"] = [[0, 0, 104.0], [1, 80, 106.0], [2, 160, 108.0]]
     runs["s-ds-2"] = PlayedRun("ds", 2, result(later), "")
 
-    version, _, seconds, *_ = figure_of(compared("s", "", runs)).axes
+    version, _, seconds, *_ = figure_of(build_comparison("s", "", runs)).axes
 
     assert [len(drawn_lines(panel)) for panel in before] == [1] * 6
     assert not any(panel.get_title() for panel in before)

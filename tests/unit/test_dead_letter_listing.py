@@ -20,10 +20,10 @@ from headrace.ops.dead_letters.listing import (
     DeadLetterList,
     DecodedText,
     ListedDeadLetter,
-    decoded,
+    decode_value,
     of_reason,
 )
-from headrace.ops.dead_letters.redrive import Redriven, Refused, SentBack, choose, redrive, why_not
+from headrace.ops.dead_letters.redrive import Redriven, Refused, SentBack, choose, explain_refusal, redrive
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -126,7 +126,7 @@ def test_what_no_second_reading_could_mend_is_refused_and_says_why() -> None:
         (record(1, value=b"x", cut_bytes=9), "lacks 9 of its bytes"),
     ):
         [found] = fold(letter)
-        assert says in why_not(found)
+        assert says in explain_refusal(found)
         assert [one.offset for one, _ in choose([found], set(), None).refused] == [0]
 
 
@@ -134,7 +134,7 @@ def test_what_one_consumer_works_off_can_be_sent_back() -> None:
     topics = ("tasks.sums", "eval-tasks.sums", "trajectories.p", "eval-groups.p", "curated.p")
     for letter in (evaluated(), *(record(1, "missing_object", topic=f"t.{topic}") for topic in topics)):
         [found] = fold(letter)
-        assert why_not(found) == "", letter.topic
+        assert explain_refusal(found) == "", letter.topic
 
 
 ENDED = Run(
@@ -160,7 +160,7 @@ def test_a_run_that_has_ended_takes_nothing_back_and_that_is_no_error_where_ther
 
 def read(value: bytes) -> dict[str, Any]:
     """What `--json` prints of a value."""
-    found: dict[str, Any] = plain(decoded(value))
+    found: dict[str, Any] = plain(decode_value(value))
     return found
 
 

@@ -158,7 +158,7 @@ def test_a_bias_is_named_where_all_of_its_interval_matters() -> None:
     for ratio, low, high, sentence in (
         (1.08, 1.06, 1.1, "1.08 times as long as trained ones (95 %: 1.06 to 1.10): training sees too few long"),
         (0.9, 0.86, 0.94, "training sees too few short answers."),
-        (0.979, 0.977, 0.981, "(95 %: 0.977 to 0.981): within 5 %, no bias to speak"),
+        (0.979, 0.977, 0.981, "(95 %: 0.977 to 0.981): within 5 %, no relevant bias"),
         (1.04, 1.02, 1.06, "no bias of more than 5 % can be seen."),
         (1.5, 0.8, 2.8, "no bias of more than 5 % can be seen."),
         (0.75, 0.75, 0.75, "(95 %: 0.75 to 0.75): training sees too few short"),

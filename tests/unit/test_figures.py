@@ -233,11 +233,13 @@ def test_what_no_group_brought_to_its_reader_was_wasted_once_the_run_has_drained
         log.say(TOPICS.workers, status, b"a")
     result = EvalResult(run_id="r", policy="solver", problems=3, samples=2, failures=1, mean_length=4.0)
     log.say(TOPICS.evals("solver"), result)
-    assert (log.read().delivered_tokens, log.read().wasted()) == (20, 3), "the run goes on: some may be on its way"
+    assert (log.read().delivered_tokens, log.read().count_wasted_tokens()) == (20, 3), (
+        "the run goes on: some may be on its way"
+    )
     log.say(TOPICS.recipe, RecipeRevision(run_id="r", ended="steps"))
-    assert log.read().wasted() == 3, "a group is in flight"
+    assert log.read().count_wasted_tokens() == 3, "a group is in flight"
     log.group(0, 0, 1.0, 1.0, verdict="dropped", lengths=(30, 40))
-    assert (log.read().delivered_tokens, log.read().wasted()) == (90, 20)
+    assert (log.read().delivered_tokens, log.read().count_wasted_tokens()) == (90, 20)
 
 
 def test_tokens_of_groups_that_came_too_late_to_the_trainer_were_wasted() -> None:

@@ -158,7 +158,7 @@ def test_a_run_that_is_given_up_says_what_it_stood_still_for(tmp_path: Path, mon
     launch = launcher.Launcher(request, DataFolder(tmp_path), None, Console(file=io.StringIO()))
     page = Page()
     monkeypatch.setattr(launch, "_supervisor", Failed())
-    monkeypatch.setattr(launch, "_patiently", lambda _: page)
+    monkeypatch.setattr(launch, "_call_when_reachable", lambda _: page)
     run = cast(Run, SimpleNamespace(run_id="run-1"))
     with pytest.raises(GaveUp, match=r"died 8 times\nsolver has not made a version: no worker is alive\.$"):
         launch._follow(run)

@@ -22,7 +22,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.whole_folder import FolderBusy, write_new_folder
-from headrace.ops.offline.archived_groups import ArchivedFirstUses, archived_batches, arrivals
+from headrace.ops.offline.archived_groups import ArchivedFirstUses, arrivals, iterate_batches
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline
 from headrace.ops.plain_json import plain
@@ -191,7 +191,7 @@ def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Pa
     found = archive(tmp_path, [[curated(number) for number in range(4)]])
 
     def groups(*uses: GroupUse) -> list[int]:
-        [(_, wholes)] = archived_batches(found, "solver", [BatchTrained(version=1, groups=uses)])
+        [(_, wholes)] = iterate_batches(found, "solver", [BatchTrained(version=1, groups=uses)])
         return [one.curated.number for one in wholes]
 
     assert groups(GroupUse("sums", 2, 0, 0, 4), GroupUse("sums", 0, 0, 0, 0)) == [2, 0], "in the order of the batch"

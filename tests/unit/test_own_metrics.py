@@ -12,7 +12,7 @@ from tiny_models import SHAPE, TOKENIZER, batch
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import TrainerSettings
-from headrace.ops.lineage.own_metrics import own_metrics
+from headrace.ops.lineage.own_metrics import select_own_metrics
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import build_model
 from headrace.trainers.losses import CORRECTIONS, LOSSES, TrainedTokens, add_metrics, means, objective_of
@@ -50,5 +50,5 @@ def test_no_metric_of_a_shipped_loss_or_of_a_step_is_taken_for_an_own_one() -> N
     assert len(names) > 20
     for settings in (TrainerSettings(), TrainerSettings(entropy=0.1, kl={"use": "k3"})):
         names |= Learner(build_model(SHAPE, TOKENIZER, seed=1), settings).step(batch(1), 1)
-    assert own_metrics(names) == {}
-    assert own_metrics({**names, "mine": 2.0, "also_mine": 1.0}) == {"also_mine": 1.0, "mine": 2.0}
+    assert select_own_metrics(names) == {}
+    assert select_own_metrics({**names, "mine": 2.0, "also_mine": 1.0}) == {"also_mine": 1.0, "mine": 2.0}

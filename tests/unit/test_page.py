@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from headrace.app.views.chart import by_version, chart
-from headrace.app.views.closing import Signs, why_no_rise
+from headrace.app.views.closing import Signs, explain_no_rise
 from headrace.app.views.tables import status_table
 from headrace.app.views.view import Moment, line, page
 from headrace.infra.kafka.clients import Message
@@ -98,7 +98,7 @@ def test_reward_that_does_not_rise_is_explained() -> None:
         (signs(FLAT), "learning_rate"),
         (signs(FLAT, discarded={"zero_variance": 250}), "25% of the groups dropped"),
     ):
-        why = why_no_rise(seen)
+        why = explain_no_rise(seen)
         assert words in why
         assert bool(why) == bool(words)
 

@@ -289,7 +289,7 @@ def test_a_swap_records_the_sources_of_its_chain_and_an_edited_one_is_another_ch
     run = Run(ADDRESS, "run-1", (with_chain("validate"),), WHERE)
 
     def swapped() -> RecipeRevision | None:
-        return swap._prepared(run, chain)[0]
+        return swap._prepare(run, chain)[0]
 
     first = swapped()
     assert first is not None

@@ -18,7 +18,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, describe_versions
 from headrace.infra.store.object_store import ListedObject
 from headrace.ops.retention.collector import RETIRED, UNNAMED, CollectionRequest, Counted, Plan, plan
-from headrace.ops.retention.keeping import WrittenVersion, ranges_of, retired_checkpoints, retired_weights
+from headrace.ops.retention.keeping import WrittenVersion, checkpoints_to_retire, ranges_of, weights_to_retire
 from headrace.ops.retention.marking import Marker, Unreadable
 from headrace.schemas import codec
 from headrace.schemas.records import (
@@ -32,7 +32,7 @@ from headrace.schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
-from headrace.schemas.topics import Topics, checkpoint_key, retired_key
+from headrace.schemas.topics import Topics, checkpoint_key, key_of_retired
 
 RUN, PREFIX, TOPICS = "run-1", "run-1/", Topics("r")
 NOW = datetime(2026, 1, 10, tzinfo=UTC)
@@ -61,7 +61,7 @@ def marker(*objects: ListedObject) -> Marker:
 
 
 def unnamed(one: Marker) -> set[str]:
-    return {found.key for found in one.unnamed()}
+    return {found.key for found in one.find_unnamed()}
 
 
 # ------------------------------------------------------------------------------------------------------------- marking
@@ -125,7 +125,7 @@ def test_a_version_that_cannot_be_read_stops_everything() -> None:
     for topic, key in (
         (TOPICS.weights("solver"), b"3"),
         (TOPICS.state, checkpoint_key("solver", 3)),
-        (TOPICS.state, retired_key("solver", WEIGHTS)),
+        (TOPICS.state, key_of_retired("solver", WEIGHTS)),
     ):
         with pytest.raises(Unreadable, match="nothing is deleted"):
             marker().take(message(b"garbage", topic, key))
@@ -145,30 +145,30 @@ def versions(count: int, anchor_every: int, at_ms: int = 0) -> dict[int, Written
 
 
 def test_what_a_worker_begins_with_stays_and_the_first_version_and_anchors_at_checkpoints() -> None:
-    found = retired_weights(versions(200, 25), checkpoints=(0, 50, 110), keep=1, before_ms=0)
+    found = weights_to_retire(versions(200, 25), checkpoints=(0, 50, 110), keep=1, before_ms=0)
     # the newest 64 are 136 to 199, the anchor before them is 125
     assert found == set(range(1, 125)) - {50}
 
 
 def test_more_versions_can_be_kept_and_no_fewer_than_a_worker_reads() -> None:
-    assert retired_weights(versions(200, 25), (), keep=150, before_ms=0) == set(range(1, 50))
+    assert weights_to_retire(versions(200, 25), (), keep=150, before_ms=0) == set(range(1, 50))
     for count, gone in ((0, set()), (64, set()), (65, set()), (66, {1})):
-        assert retired_weights(versions(count, 1), (), keep=1, before_ms=0) == gone
+        assert weights_to_retire(versions(count, 1), (), keep=1, before_ms=0) == gone
     no_whole = {v: WrittenVersion(0, 0, "delta") for v in range(200)}
-    assert retired_weights(no_whole, (), keep=1, before_ms=0) == set()
+    assert weights_to_retire(no_whole, (), keep=1, before_ms=0) == set()
 
 
 def test_what_is_new_makes_nothing_dispensable_yet() -> None:
     """A worker may just be fetching what left the newest 64 an hour ago."""
     young = versions(200, 25) | {v: WrittenVersion(0, 1, "delta") for v in range(120, 200)}
-    assert retired_weights(young, (), keep=1, before_ms=0) == set(range(1, 50))
+    assert weights_to_retire(young, (), keep=1, before_ms=0) == set(range(1, 50))
 
 
 def test_the_first_checkpoint_the_newest_and_the_last_of_every_epoch_stay() -> None:
     taken = {v: WrittenVersion(epoch=int(v > 30), written_ms=0) for v in range(0, 100, 10)}
-    assert retired_checkpoints(taken, keep=2, before_ms=0) == {10, 20, 40, 50, 60, 70}
+    assert checkpoints_to_retire(taken, keep=2, before_ms=0) == {10, 20, 40, 50, 60, 70}
     late = taken | {90: WrittenVersion(1, written_ms=1)}
-    assert retired_checkpoints(late, keep=2, before_ms=0) == {10, 20, 40, 50, 60}
+    assert checkpoints_to_retire(late, keep=2, before_ms=0) == {10, 20, 40, 50, 60}
 
 
 def test_ranges_hold_no_version_that_is_kept() -> None:
@@ -236,7 +236,7 @@ def test_what_was_retired_before_stays_retired_whatever_is_to_be_kept_now() -> N
     """Its objects may be gone already, or are deleted now: whoever retired them may have been killed before it did."""
     one = whole_run()
     said = ObjectsRetired(RUN, "solver", what=WEIGHTS, versions=np.array([1, 3], np.int32))
-    one.take(message(said, TOPICS.state, retired_key("solver", WEIGHTS)))
+    one.take(message(said, TOPICS.state, key_of_retired("solver", WEIGHTS)))
     done = plan(one, dataclasses.replace(NO_AGE, keep_versions=500), NOW, PREFIX)
     assert sorted(of(done)) == sorted([("groups", UNNAMED)] + [("weights", RETIRED[WEIGHTS])] * 3)
     assert done.retired == {}, "it was said"
@@ -302,7 +302,7 @@ def test_versions_of_a_shadow_are_kept_and_retired_beside_those_of_its_policy() 
     retired = ObjectsRetired(
         run_id=RUN, policy="solver", variant="free", what=WEIGHTS, versions=np.array([0, 0], np.int32)
     )
-    found.take(message(retired, TOPICS.state, retired_key("solver.free", WEIGHTS)))
+    found.take(message(retired, TOPICS.state, key_of_retired("solver.free", WEIGHTS)))
 
     assert unnamed(found) == set()
     assert {one.key: places for one, places in found.of_versions()} == {

@@ -3,7 +3,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from headrace.app.views.offline_page import retrain_page
-from headrace.ops.offline.experiment import Experiment, compared_metrics
+from headrace.ops.offline.experiment import Experiment, compare_metrics
 from headrace.ops.offline.retrain import Compared, Fingerprints, Retrained
 from headrace.schemas.records import BatchTrained
 
@@ -20,7 +20,7 @@ def drawn(found: Retrained | Experiment, *words: str) -> list[str]:
 def test_an_experiment_is_shown_beside_its_source_with_the_way_to_look_further() -> None:
     source = [BatchTrained(metrics={"loss": 0.1, "kl_k3": 0.0}), BatchTrained(metrics={"loss": 0.3, "kl_k3": 0.002})]
     into = [BatchTrained(metrics={"loss": 0.5, "kl_k3": 0.0}), BatchTrained(metrics={"loss": 0.7})]
-    metrics = compared_metrics(source, into)
+    metrics = compare_metrics(source, into)
 
     made = Experiment(
         "sums", "slower", "solver", 2, 4, comparable=True, fingerprint=Fingerprints({}, {}),

@@ -141,16 +141,16 @@ def generation(length: int, routing: np.ndarray[Any, Any] | None) -> Generation:
 def test_a_token_keeps_the_experts_that_predicted_the_one_after_it() -> None:
     transcript = Transcript("solver")
     transcript.prompt([7, 8])
-    transcript.generated(generation(3, np.full((4, 2, 2), 1, np.uint8)))
+    transcript.add_generation(generation(3, np.full((4, 2, 2), 1, np.uint8)))
     transcript.observe([9])
-    transcript.generated(generation(2, np.full((7, 2, 2), 2, np.uint8)))
+    transcript.add_generation(generation(2, np.full((7, 2, 2), 2, np.uint8)))
     routing = transcript.sequence().routing
     assert routing is not None
     experts = decode_routing(routing)
     assert experts.shape == (7, 2, 2)
     assert experts[:, 0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2]
     with pytest.raises(TranscriptError, match="has the experts of 7, not of all but the last"):
-        transcript.generated(generation(2, np.full((7, 2, 2), 2, np.uint8)))
+        transcript.add_generation(generation(2, np.full((7, 2, 2), 2, np.uint8)))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -158,7 +158,7 @@ def test_routing_comes_back_from_a_message_as_it_was(dtype: type) -> None:
     transcript = Transcript("solver")
     transcript.prompt([7, 8])
     experts = np.arange(4 * 2 * 2).reshape(4, 2, 2).astype(dtype) * (1 if dtype is np.uint8 else 100)
-    transcript.generated(generation(3, experts))
+    transcript.add_generation(generation(3, experts))
     group = TrajectoryGroup(trajectories=(Trajectory(sequences=(transcript.sequence(),)),))
     [trajectory] = codec.decode(codec.encode(group), TrajectoryGroup).trajectories
     [found] = prepare_group(

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import parse_run
-from headrace.ops.opened_run import opened_run
+from headrace.ops.opened_run import open_run
 
 
 def test_an_address_names_brokers_and_a_run() -> None:
@@ -37,7 +37,7 @@ def test_an_address_without_its_scheme_is_not_taken_for_the_name_of_a_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(UsageError, match=r"give kafka://127\.0\.0\.1:9092/RUN"), opened_run("127.0.0.1:9092", None):
+    with pytest.raises(UsageError, match=r"give kafka://127\.0\.0\.1:9092/RUN"), open_run("127.0.0.1:9092", None):
         pass
-    with pytest.raises(UsageError, match="no run in "), opened_run("sums", None):
+    with pytest.raises(UsageError, match="no run in "), open_run("sums", None):
         pass

@@ -21,10 +21,10 @@ from headrace.ops.figures.standstill import (
     Seen,
     Standstill,
     Surroundings,
-    hardly_any_group,
+    describe_dropping,
+    describe_standstill,
     patience_ms,
     standstill,
-    stood_still,
 )
 from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, GroupUse, Outcome, WorkerStatus
 
@@ -181,7 +181,7 @@ def test_of_the_groups_the_newest_count_whatever_order_their_topics_are_read_in(
         fold.take("solver", Outcome(component="curate", verdict="dropped", reason="stale"), NOW - 1)
     for passed_over in (Outcome(verdict="kept"), Outcome(level="trajectory"), Outcome(use=1), Outcome(stream="eval.s")):
         fold.take("solver", passed_over, NOW + 2)
-    assert fold.since("solver", 0) == (RECENT, {"poison": 1})
+    assert fold.count_since("solver", 0) == (RECENT, {"poison": 1})
 
 
 ERROR = EpisodeError("error", "KeyError: 'x'", "own.py:5 in judge", "solver", 1, 4)
@@ -253,18 +253,18 @@ def test_workers_that_all_wait_for_their_environment_are_told_at_once() -> None:
 
 def test_of_a_run_that_is_over_it_is_told_where_it_stood_still() -> None:
     even = {version: version * 5000 for version in range(10)}
-    assert not stood_still("solver", even)
+    assert not describe_standstill("solver", even)
     late = {**even, 10: 45_000 + 130_000, 11: 45_000 + 230_000}
-    told = stood_still("solver", late)
+    told = describe_standstill("solver", late)
     assert "solver made no version for 130 s before version 10" in told
     assert "2 times" in told
 
 
 def test_of_a_run_that_is_over_it_is_told_that_nearly_all_was_dropped() -> None:
-    told = hardly_any_group("solver", 5, {"zero_variance": 700, "stale": 9, "run_end": 40})
+    told = describe_dropping("solver", 5, {"zero_variance": 700, "stale": 9, "run_end": 40})
     assert "of 714 groups 709 were dropped, 700 of them as zero_variance" in told
-    assert not hardly_any_group("solver", 5, {"run_end": 400}), "the run was over"
-    assert not hardly_any_group("solver", 100, {"stale": 700})
+    assert not describe_dropping("solver", 5, {"run_end": 400}), "the run was over"
+    assert not describe_dropping("solver", 100, {"stale": 700})
 
 
 def test_every_cause_and_reason_has_its_place_on_the_page_that_explains_them() -> None:

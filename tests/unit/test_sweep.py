@@ -206,7 +206,7 @@ def test_what_cannot_be_compared_is_refused(scene: Scene) -> None:
     with pytest.raises(UsageError, match="over another archive"):
         scene.play()
     scene.sweep = scene.sweep.model_copy(update={"name": "other"})
-    with pytest.raises(UsageError, match="holds run s-a-1, which is none of sweep other"):
+    with pytest.raises(UsageError, match="holds run s-a-1, which does not belong to sweep other"):
         scene.play()
 
 
@@ -252,7 +252,9 @@ def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: P
     folder.mkdir()
     (folder / "run.json").write_text("{}")
     assert command_of(run, place, [])[-1] == "--new-recipe", "the servers of a run that goes on may have moved"
-    assert command_of(run, place, [], "a.archive")[-2:] == ["--from", "a.archive"]
+    offline = command_of(run, place, [], "a.archive")
+    assert offline[4:9] == ["offline", "up", "arithmetic", "--from", "a.archive"]
+    assert "--new-recipe" not in offline
 
 
 def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:
@@ -277,7 +279,7 @@ def test_the_folder_of_a_sweep_tells_its_runs_and_theirs_tell_the_sweep(scene: S
 
 
 def refused(run: str | None, data: Path) -> str:
-    with pytest.raises(UsageError) as caught, opened_runs.opened_run(run, data):
+    with pytest.raises(UsageError) as caught, opened_runs.open_run(run, data):
         pass
     return str(caught.value)
 

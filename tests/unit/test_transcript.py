@@ -21,12 +21,12 @@ def generation(*ids: int, runs: tuple[tuple[int, int], ...] | None = None) -> Ge
 def test_a_sequence_grows_token_by_token() -> None:
     transcript = Transcript("solver", "s-1", parent=2)
     transcript.prompt([1, 2])
-    transcript.generated(generation(3, 4, runs=((3, 1), (4, 1))), reward=0.5)
+    transcript.add_generation(generation(3, 4, runs=((3, 1), (4, 1))), reward=0.5)
     transcript.ids.append(9)
     assert transcript.ids == [1, 2, 3, 4], "what is given out is a copy"
     transcript.observe(np.array([5], np.int32))
     transcript.inject([6, 7])
-    transcript.generated(generation(8, runs=((4, 1),)))
+    transcript.add_generation(generation(8, runs=((4, 1),)))
     sequence = transcript.sequence(reward=1.0, baseline=0.25)
     arrays = (sequence.ids, sequence.logprobs, sequence.version_runs)
     assert [array.dtype.name for array in arrays] == ["int32", "float32", "int32"]
@@ -48,19 +48,19 @@ def test_no_tokens_make_no_span_but_a_generation_cut_at_once_does() -> None:
     transcript = Transcript("solver")
     transcript.prompt([1])
     transcript.observe([])
-    transcript.generated(generation(runs=()))
+    transcript.add_generation(generation(runs=()))
     assert transcript.sequence().spans == (Span("prompt", 1), Span("generated", 0, 0, None, "stop", SAMPLING))
     assert transcript.sequence().version_runs.tolist() == [-1, 1]
 
 
 def test_what_is_no_generation_is_refused() -> None:
     with pytest.raises(TranscriptError, match="nothing would predict its first token"):
-        Transcript("solver").generated(generation(1))
+        Transcript("solver").add_generation(generation(1))
     for runs in ((), ((3, 1),), ((3, 3),), ((3, 1), (4, 2))):
         transcript = Transcript("solver")
         transcript.prompt([1])
         with pytest.raises(TranscriptError, match="a generation of 2 tokens has 2 log-probabilities and versions for"):
-            transcript.generated(generation(2, 3, runs=runs))
+            transcript.add_generation(generation(2, 3, runs=runs))
 
 
 def test_runs_of_one_version_are_joined_and_empty_ones_left_out() -> None:

@@ -56,10 +56,10 @@ async def two_turns(problem, env, actors):
         raise RuntimeError("not ready")
     transcript = Transcript(role)
     transcript.prompt(actor.encode(problem.prompt))
-    transcript.generated(await actor.generate(transcript.ids, max_tokens=3))
+    transcript.add_generation(await actor.generate(transcript.ids, max_tokens=3))
     transcript.observe(actor.encode_plain(" again "))
     made = await actor.generate(transcript.ids, max_tokens=3)
-    transcript.generated(made)
+    transcript.add_generation(made)
     score = env.score(problem, actor.decode(made.ids))
     return {role: RoleTrajectory(score.reward, (transcript.sequence(),), score.parts)}
 
@@ -276,5 +276,5 @@ def test_answers_are_a_policys_own_where_there_are_several() -> None:
     assert answers_by_policy(["solver", "judge"], ["judge=no", "solver="]) == {"judge": ["no"], "solver": [""]}
     with pytest.raises(UsageError, match="write POLICY=TEXT; the policies are solver, judge"):
         answers_by_policy(["solver", "judge"], ["no"])
-    with pytest.raises(UsageError, match="cannot spell it"):
+    with pytest.raises(UsageError, match="cannot encode it"):
         tried("arithmetic", answers=["Ω"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.ops.figures.weights_figures import FRESH_MS, RECENT, WeightsFold
-from headrace.ops.figures.weights_history import served
+from headrace.ops.figures.weights_history import versions_by_worker
 from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished, WorkerStatus
 
 NOW_MS = 1_000_000
@@ -52,7 +52,7 @@ def test_workers_that_are_there_tell_how_far_they_are_apart() -> None:
 def test_a_worker_that_stopped_or_fell_silent_serves_nothing() -> None:
     told = [status("a", 5), status("b", 5), replace(status("b", 5), state="stopped"), status("c", 4)]
     told += [replace(status("d", 3), updated_ms=NOW_MS - FRESH_MS)]
-    assert served(told, "p", NOW_MS) == {"a": 5, "c": 4}
+    assert versions_by_worker(told, "p", NOW_MS) == {"a": 5, "c": 4}
 
 
 def test_a_status_that_comes_again_counts_once_and_old_ones_are_forgotten() -> None:

@@ -71,7 +71,7 @@ def test_a_policys_figures_are_one_line() -> None:
 
 def test_what_was_left_out_and_who_is_behind_is_said() -> None:
     said = shown()
-    assert "1 version, made while the one before was on its way" in said
+    assert "1 version, made while the previous one was being published" in said
     assert "b version 1, 2 behind" in said
     assert "2.0 MB whole, 14.9 kB as deltas" in said
     assert "1 version by `headrace gc`, which deleted their objects" in said

@@ -54,7 +54,7 @@ class ModelLog:
     def schemas(self) -> list[RecipeRevision]:
         return [revision for _, revision in self.revisions()]
 
-    def shortened(self, topics: Iterable[str]) -> Iterator[str]:
+    def find_shortened(self, topics: Iterable[str]) -> Iterator[str]:
         return (str(place) for place in self.places(topics) if self._broker.begins[place])
 
     def ask(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
@@ -66,7 +66,7 @@ class ModelLog:
         mine = {place: Commit(*commit) for place, commit in found.items() if place in places}
         return commits.Committed(places, mine, self.ends([group.topic]))
 
-    def retired(self) -> Retired:
+    def read_retired(self) -> Retired:
         return Retired(RUN_ID, ())
 
 

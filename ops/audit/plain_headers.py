@@ -1,0 +1,43 @@
+"""The headers of tasks and groups, read without the checks and defaults of `Stamp`: an audit reads millions of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.infra.kafka.clients import Message
+from headrace.ops.audit.flight import GroupStamp
+from headrace.schemas.headers import HeaderError
+
+
+class TaskStamp(NamedTuple):
+    """The headers of a task."""
+
+    run_id: bytes
+    stream: str
+    number: int
+    revision: int
+
+
+def read_task_headers(message: Message) -> TaskStamp:
+    """Return the headers of a task. Raises HeaderError."""
+    found = dict(message.headers)
+    try:
+        return TaskStamp(found["run_id"], found["stream"].decode(), int(found["number"]), int(found["revision"]))
+    except KeyError as error:
+        raise HeaderError(f"header {error} is missing") from error
+    except ValueError as error:
+        raise HeaderError(f"a header is malformed: {error}") from error
+
+
+def read_group_headers(message: Message) -> tuple[bytes, str, GroupStamp]:
+    """Return run id, policy and stamp of a produced or curated group. Raises HeaderError."""
+    found = dict(message.headers)
+    try:
+        run_id, policy, stream = found["run_id"], found["policy"].decode(), found["stream"].decode()
+        number, use, revision = int(found["number"]), int(found["use"]), int(found["revision"])
+        oldest, newest = int(found.get("min_version", b"-1")), int(found.get("max_version", b"-1"))
+    except KeyError as error:
+        raise HeaderError(f"header {error} is missing") from error
+    except ValueError as error:
+        raise HeaderError(f"a header is malformed: {error}") from error
+    return run_id, policy, GroupStamp(stream, number, use, revision, oldest, newest)

@@ -1,0 +1,24 @@
+"""Takes the events of a policy's weights topic into the account of its versions."""
+
+from __future__ import annotations
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import name_offset
+from headrace.infra.weights.paths import DELTA, WHOLE, is_version, is_whole
+from headrace.ops.audit.weights_chain import Link, WeightsChain
+from headrace.schemas.records import WeightsPublished
+
+
+def take_event(chain: WeightsChain, event: WeightsPublished, message: Message) -> None:
+    """Take in the event that a message holds: a version, or a further path to one."""
+    link = Link(event.epoch, event.base_hash, event.weights_hash, name_offset(message))
+    if is_whole(event):
+        chain.place_anchor(message.offset)
+    else:
+        chain.check_anchor(event.anchor_offset, name_offset(message), None if event.kind == DELTA else event.version)
+    if is_version(event):
+        chain.event(event.version, link, event.base_version, final=event.final)
+    elif event.kind == WHOLE:
+        chain.take_whole(event.version, link)
+    else:
+        chain.take_merged(event.version, link, event.base_version, final=event.final)

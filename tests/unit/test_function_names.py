@@ -1,0 +1,50 @@
+"""A function that acts is named by a verb, one that returns a thing by a noun, one that asks by is, has or can."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CLEAN_ROOMS = ("app", "envs", "ops", "schemas")
+IRREGULAR = """
+beaten bound broken built chosen cut drawn due empty even fed first foreign found full given gone good held kept known
+last leading left loose lost made met missing most new next odd old other ours own paid same sent short shown single
+sold spelt spent stood sure taken there told torn tried true unnamed unreachable visible whole woken writable written
+wrong
+"""
+"""Participles that do not end in -ed, and adjectives."""
+VERBS_IN_ED = frozenset({"embed", "exceed", "feed", "need", "proceed", "seed", "speed", "succeed"})
+ALLOWED = {
+    "asked": "of the protocol HasTiers, which environments of users have",
+    "curated": "the name of the topic `curated`, as the other methods of Topics name theirs",
+    "single_turn": "the name of a workflow in recipes",
+}
+"""Function to the reason why it keeps its name."""
+
+
+def is_participle_or_adjective(word: str) -> bool:
+    return word in IRREGULAR.split() or (word.endswith("ed") and word not in VERBS_IN_ED)
+
+
+def functions_of(room: str) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield the functions and methods of a room; a property is named as the attribute that it stands for."""
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                decorators = " ".join(map(ast.unparse, node.decorator_list))
+                if "property" not in decorators and not node.name.startswith("__"):
+                    yield path, node
+
+
+def test_no_function_is_named_by_a_participle_or_an_adjective() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{function.lineno} {function.name}": function.name
+        for room in CLEAN_ROOMS
+        for path, function in functions_of(room)
+        if is_participle_or_adjective(function.name.lstrip("_").partition("_")[0])
+    }
+
+    assert not [place for place, name in found.items() if name not in ALLOWED], "name these by a verb or by a noun"
+    assert not ALLOWED.keys() - set(found.values()), "nothing is named so any more: take these out of the table"
