@@ -107,10 +107,10 @@ def records(topics: Topics, groups: int) -> Iterator[Outgoing]:
                 version=version,
                 checkpoint=claim,
                 positions=tuple(Position(partition, offset) for partition, offset in first.items()),
-                batches_offset=offsets.first_needed(first),
+                batches_offset=offsets.find_first_needed(first),
             )
             yield Outgoing(topics.state, codec.encode(pointer), checkpoint_key("solver", version), partition=0)
-        offsets.written(version - 1)
+        offsets.note_written(version - 1)
 
 
 def come_back(address: str, groups: int, how: str) -> Return:

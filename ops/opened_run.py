@@ -50,7 +50,7 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
         raise UsageError(f"{folder.root} is the folder of a sweep: give --run too, one of {', '.join(swept)}")
     if folder.find_owner() is not None:
         with _maybe_ending(folder):
-            yield OpenedRun(_join(parse_run(notes.address), folder), False, folder.owned_since_ms())
+            yield OpenedRun(_join(parse_run(notes.address), folder), False, folder.find_owner_start_ms())
         return
     _refuse_servers_elsewhere(folder)
     with ExitStack() as started:

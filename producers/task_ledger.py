@@ -67,15 +67,15 @@ class TaskLedger:
         self._mine.add(offset)
         return True
 
-    def starts_before(self, offset: int) -> int:
+    def count_starts(self, offset: int) -> int:
         """Return how often owners before this one started a task that is still open."""
         return self._inherited.get(offset, 0)
 
     def must_run_alone(self, offset: int) -> bool:
         """Return whether a task is a suspect: one more death makes it poison, so nothing may run beside it."""
-        return self.starts_before(offset) >= POISON_STARTS - 1
+        return self.count_starts(offset) >= POISON_STARTS - 1
 
-    def done(self, offset: int) -> None:
+    def mark_done(self, offset: int) -> None:
         """Mark a task as concluded: all its records are acknowledged. Offsets before the position are passed over."""
         self._open.discard(offset)
         self._starts.pop(offset, None)

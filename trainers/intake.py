@@ -84,7 +84,7 @@ class Intake:
         self, message: Message, curated: CuratedGroup
     ) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
         with self._watch.measure("consume"):
-            found = self._payloads.whole(message, curated)
+            found = self._payloads.complete(message, curated)
         if found is None:
             nothing = WindowedGroup(DecodedGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
             return Eviction(self._build_waiting(message, curated, nothing), "missing")

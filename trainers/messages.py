@@ -116,7 +116,7 @@ class Messages:
         )
         outgoing = [self._build_batch_message(record), *(self._build_outcome(e) for e in evictions)]
         if published.checkpoint is not None:
-            begin = self.offsets.first_needed(window)
+            begin = self.offsets.find_first_needed(window)
             mark = WindowMark(planned.version, self.epoch, published.weights_hash, _to_positions(window), begin)
             outgoing.append(build_pointer(self.run, self.policy_variant, self.fingerprint, mark, published.checkpoint))
         self.weights_hash = published.weights_hash
@@ -139,7 +139,7 @@ class Messages:
 
     def note_offset(self, offset: int) -> None:
         """Learn where the record of the newest version stands."""
-        self.offsets.written(offset)
+        self.offsets.note_written(offset)
 
     def _build_batch_message(self, record: BatchTrained) -> Outgoing:
         self.offsets.conclude(record)

@@ -175,7 +175,7 @@ class Scheduler(Generic[T]):
 
     # --------------------------------------------------------------------------------------------------- what is next
 
-    def next(self, at: Progress) -> Action[T]:
+    def choose_action(self, at: Progress) -> Action[T]:
         """Return what to do now; what it holds has left the window and is not named again."""
         if at.has_look:
             return EndLook()
@@ -188,7 +188,7 @@ class Scheduler(Generic[T]):
             return self._leave(at)
         if not is_over:
             self._evictions.add(self.window.expire(at.version_now))
-        waits = self.batch_waits(at)
+        waits = self.has_batch(at)
         if self._evictions.are_due(at.is_empty, waits):
             return ReportEvictions(self._evictions.take())
         return self._begin(at) if waits else self._look(at)
@@ -220,10 +220,10 @@ class Scheduler(Generic[T]):
             return Rest()
         return ReportEvictions(self._evictions.take()) if self._evictions else Leave()
 
-    def batch_waits(self, at: Progress) -> bool:
+    def has_batch(self, at: Progress) -> bool:
         """Return whether there is a batch, and a learner that may begin to train it."""
         may_begin = at.is_empty or (at.is_free and not self._trials.must_wait(at.version + 1))
-        return may_begin and self._next_batch(at) > 0 and not self.is_over(at)
+        return may_begin and self._count_next_batch(at) > 0 and not self.is_over(at)
 
     def is_over(self, at: Progress) -> bool:
         """Return whether nothing more is trained: the last version is made, or the run has ended."""
@@ -231,7 +231,7 @@ class Scheduler(Generic[T]):
             return True
         return bool(self.ended) and (not self._settings.is_shadow or self._has_run_dry(at))
 
-    def first_needed(self, read: Mapping[int, int], under_way: Iterable[Iterable[Waiting[T]]]) -> dict[int, int]:
+    def find_first_needed(self, read: Mapping[int, int], under_way: Iterable[Iterable[Waiting[T]]]) -> dict[int, int]:
         """Return, by partition, the first offset that a successor must read to have this window again.
 
         Args:
@@ -245,9 +245,9 @@ class Scheduler(Generic[T]):
 
     def _has_run_dry(self, at: Progress) -> bool:
         """Return whether no batch can be cut of a shadow's window, and nothing has come for a while."""
-        return not self._next_batch(at) and self._clock() - at.arrived_at > RUN_DRY_S
+        return not self._count_next_batch(at) and self._clock() - at.arrived_at > RUN_DRY_S
 
-    def _next_batch(self, at: Progress) -> int:
+    def _count_next_batch(self, at: Progress) -> int:
         """Return how many groups the next batch takes; 0 while it is to wait."""
         full, waited_s = self._trials.groups(at.version + 1), self._clock() - at.free_since
         return count_next_batch(
@@ -255,4 +255,4 @@ class Scheduler(Generic[T]):
         )
 
     def _take_batch(self, at: Progress) -> list[Waiting[T]]:
-        return self.window.take(self._next_batch(at)) or []
+        return self.window.take(self._count_next_batch(at)) or []

@@ -21,12 +21,12 @@ from headrace.schemas.records import NamedObject
 from headrace.schemas.topics import policy_of, variant_of
 from headrace.trainers.batches.estimator import check_advantage
 from headrace.trainers.kept_warm_starts import KeptWarmStart
-from headrace.trainers.learner.backends.group import new_learner
+from headrace.trainers.learner.backends.group import build_learner
 from headrace.trainers.learner.chosen_loss import check_loss
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
-from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, in_words, warm_start
+from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, describe_measurement, warm_start
 from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.history import History, read_history, wait_for_examples
 from headrace.trainers.versions.publisher import Publisher, WindowMark, store_checkpoint, upload_files
@@ -100,7 +100,7 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     adapter = Adapter(model, settings.lora, seed) if settings.lora is not None else None
     base = adapter.files() if adapter is not None else {}
     files = upload_files(run, {**save_model_files(model, tokenizer), **base}, stop)
-    learner = new_learner(model, run.recipe.trainer_of(policy), seed, adapter)
+    learner = build_learner(model, run.recipe.trainer_of(policy), seed, adapter)
     return _publish_first(run, policy, learner, files, writer, stop)
 
 
@@ -204,7 +204,7 @@ def _warm_start(
                 reach("train.warm_start_step")
                 if reward is None:
                     return
-                beat(in_words(step, reward, warm))
+                beat(describe_measurement(step, reward, warm))
 
         beat(f"{len(to_learn_from)} worked examples")
         kept = Reported(model, tokenizer, (to_learn_from, distinct[:cut]), warm)

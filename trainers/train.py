@@ -26,7 +26,7 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
     configure_logging("train", **{name: given for name, given in (("policy", policy), ("variant", variant)) if given})
     address, stop = parse_run(run), stop_on_signals()
     # torch takes seconds to import: broker and recipe come up meanwhile
-    from headrace.trainers.learner.backends.group import leading
+    from headrace.trainers.learner.backends.group import lead_group
     from headrace.trainers.start import begin_or_resume
     from headrace.trainers.trainer import Trainer
 
@@ -41,7 +41,7 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
                 if run_loop(trainer, writer, stop, watch):
                     run_loop(trainer, writer, trainer.finish(), watch)
 
-    with leading():
+    with lead_group():
         for attempt in begin_attempts(stop):
             with attempt:
                 train()  # at its end its learner is dropped: the next one needs that memory

@@ -24,7 +24,7 @@ from headrace.trainers.batches.groups import build_batch_sequences
 from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import Eviction
 from headrace.trainers.intake import Intake
-from headrace.trainers.learner.step_metrics import group_metrics, sampled_by
+from headrace.trainers.learner.step_metrics import group_metrics, sampling_version
 from headrace.trainers.messages import UNKNOWN, Messages
 from headrace.trainers.scheduler import (
     BeginStep,
@@ -119,7 +119,7 @@ class Trainer:
             return waiting
         with watch.measure("consume"):
             found = self._reader.poll(256, 0)
-        if not found and not self.scheduler.batch_waits(self._read_progress()):
+        if not found and not self.scheduler.has_batch(self._read_progress()):
             with watch.measure("wait"):
                 found = self._reader.poll(256, IDLE_S if self._pipeline.is_empty else BUSY_S)
         return found
@@ -140,7 +140,7 @@ class Trainer:
             found = self._intake.entry(message, curated)
         except Rejected as rejected:
             return self._messages.build_dead_letter(message, rejected.why, key)
-        if self._holds(key):  # without its headers the dead letter concludes nothing: the other record does
+        if self._has_group(key):  # without its headers the dead letter concludes nothing: the other record does
             unnamed = replace(message, headers=[])
             return self._messages.build_dead_letter(
                 unnamed, ("unusable", f"another record of {key} is here, and not trained yet")
@@ -148,9 +148,9 @@ class Trainer:
         self.scheduler.take(found)
         return ()
 
-    def _holds(self, key: UseId) -> bool:
+    def _has_group(self, key: UseId) -> bool:
         """Return whether a use waits in the window, or is in a batch under way."""
-        under_way = (entry.key for planned in self._pipeline.under_way() for entry in planned.batch)
+        under_way = (entry.key for planned in self._pipeline.list_under_way() for entry in planned.batch)
         return key in self.scheduler.window or key in under_way
 
     def follow_recipe(self, message: Message) -> Iterable[Outgoing]:
@@ -167,7 +167,7 @@ class Trainer:
         at = self._read_progress()
         if self._finished is None and self.scheduler.is_over(at):
             self._log_the_end(at.version)
-        match self.scheduler.next(at):
+        match self.scheduler.choose_action(at):
             case EndLook():
                 return self._end_look()
             case CommitVersion(evictions):
@@ -223,7 +223,7 @@ class Trainer:
             checkpoint=step.checkpoint,
             batch=step.batch,
             metrics={
-                **group_metrics(wholes, sampled_by(self.settings, wholes, step.version)),
+                **group_metrics(wholes, sampling_version(self.settings, wholes, step.version)),
                 "wait_s": time.monotonic() - self._pipeline.free_since,
                 "held_up_s": self._pipeline.held_up_s,
             },
@@ -233,8 +233,8 @@ class Trainer:
         """Return the records of a version's transaction, BatchTrained first and its event last."""
         self._made_version = True
         metrics = self._metrics.of(made)
-        under_way = (planned.batch for planned in self._pipeline.under_way())
-        first_needed = self.scheduler.first_needed(self._messages.curated_positions(), under_way)
+        under_way = (planned.batch for planned in self._pipeline.list_under_way())
+        first_needed = self.scheduler.find_first_needed(self._messages.curated_positions(), under_way)
         outgoing = self._messages.build_version(made, metrics, evictions, first_needed)
         self._announced = made.published.event
         if self._announced is not None:

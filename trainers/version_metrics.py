@@ -32,10 +32,10 @@ class VersionMetrics:
         self._watch.seconds["train"] += made.metrics["step_s"] + made.metrics["blocked_s"]
         metrics = {**made.metrics, **made.planned.metrics, "log_share": log_share(self._watch.seconds)}
         metrics |= {f"seconds_{activity}": spent for activity, spent in self._watch.seconds.items()}
-        metrics |= self._first_entropy(metrics)
+        metrics |= self._find_first_entropy(metrics)
         return {name: float(value) for name, value in metrics.items()}
 
-    def _first_entropy(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def _find_first_entropy(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return that of the first version that had one: a slow collapse shows beside no newer one."""
         entropies = (one.get(ENTROPY_FIRST, one.get("entropy")) for one in (*self._recent, metrics))
         first = next((entropy for entropy in entropies if entropy is not None), None)

@@ -128,6 +128,6 @@ def _continue_in_one_process() -> AbstractContextManager[None]:
 
     if is_alone():
         return nullcontext()
-    from headrace.trainers.learner.backends.group import leading
+    from headrace.trainers.learner.backends.group import lead_group
 
-    return leading()
+    return lead_group()

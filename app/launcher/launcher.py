@@ -308,7 +308,7 @@ class Launcher:
         if before is not None and before.run_id == run.run_id:
             notes = replace(notes, effort=before.effort)
         if self._supervisor is not None:
-            notes = replace(notes, effort=notes.effort.plus(time.monotonic() - self._began, cpu))
+            notes = replace(notes, effort=notes.effort.add(time.monotonic() - self._began, cpu))
         self._notes = notes
         try:
             self._folder.write(notes)

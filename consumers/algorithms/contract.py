@@ -8,6 +8,7 @@ I/O and reads no wall clock, so a live topic, a replayed one and an archive give
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -71,7 +72,7 @@ class Candidate:
         low, high = find_version_range([self.group.trajectories[index] for index in kept])
         return Candidate(self.group, rewards, kept, low, high, self.rejected + new, self.flagged)
 
-    def shaped(self, rewards: Iterable[float]) -> Candidate:
+    def with_shaped_rewards(self, rewards: Iterable[float]) -> Candidate:
         """Return the candidate with other rewards of its members; those of failed episodes stay as they are.
 
         Any numbers will do. Raises ValueError unless there is one for each member.
@@ -80,6 +81,11 @@ class Candidate:
         if len(shaped) != count:
             raise ValueError(f"{len(shaped)} rewards for {count} trajectories: each member has one, kept or not")
         return self.with_rewards((*shaped, *self.rewards[count:]))
+
+    def shaped(self, rewards: Iterable[float]) -> Candidate:
+        """Return `with_shaped_rewards`, by its old name, with a DeprecationWarning."""
+        warnings.warn("Candidate.shaped is called with_shaped_rewards now", DeprecationWarning, stacklevel=2)
+        return self.with_shaped_rewards(rewards)
 
     def with_rewards(self, rewards: Iterable[float]) -> Candidate:
         """Return the candidate with other rewards, of its members and then of failed episodes that count."""

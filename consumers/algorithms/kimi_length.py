@@ -35,4 +35,4 @@ class KimiLength(Stateless):
             bonus = 0.5 - (length - shortest) / (longest - shortest)
             right = member.reward > self._right_above
             rewards.append(reward + self._weight * (bonus if right else min(0.0, bonus)))
-        return [Keep(candidate.shaped(rewards))]
+        return [Keep(candidate.with_shaped_rewards(rewards))]

@@ -38,7 +38,9 @@ class LinearLength(Stateless):
         most_o, most_p, most_k = (max(column) or 1 for column in zip(*counted, strict=True))
         by_o, by_p, by_k = self._output / most_o, self._prompt / most_p, self._turns / most_k
         pairs = zip(candidate.rewards, rows, strict=False)
-        shaped = candidate.shaped([reward - mean * (by_o * o + by_p * p + by_k * k) for reward, (o, p, k) in pairs])
+        shaped = candidate.with_shaped_rewards(
+            [reward - mean * (by_o * o + by_p * p + by_k * k) for reward, (o, p, k) in pairs]
+        )
         if not self._centre:
             return [Keep(shaped)]
         centre, _ = mean_and_deviation(shaped.rewards)

@@ -39,7 +39,7 @@ class Overlong(Stateless):
             rejections = [Rejection(index, "overlong", why) for index in candidate.kept if lengths[index] > self._limit]
             return [keep_or_drop(candidate.without(rejections), "overlong")]
         pairs = zip(candidate.rewards, lengths, strict=False)
-        return [Keep(candidate.shaped(reward + self.penalty(length) for reward, length in pairs))]
+        return [Keep(candidate.with_shaped_rewards(reward + self.penalty(length) for reward, length in pairs))]
 
     def penalty(self, length: int) -> float:
         """Return what is added to the reward of a trajectory of so many generated tokens."""

@@ -85,7 +85,7 @@ class ReplayMemory:
         """Return the slot of the group that is trained on next; there is one."""
         raise NotImplementedError
 
-    def takes(self, candidate: Candidate) -> bool:  # noqa: ARG002 - for those that choose
+    def can_take(self, candidate: Candidate) -> bool:  # noqa: ARG002 - for those that choose
         """Return whether a group is held at all."""
         return True
 
@@ -93,7 +93,7 @@ class ReplayMemory:
         """Return what is held beside a group."""
         return 0.0
 
-    def placed(self, slot: int) -> None:
+    def note_slot(self, slot: int) -> None:
         """Take note that a slot has another group now, or, beyond the last, none."""
 
     def weight(self, slot: int, clock: int) -> float:  # noqa: ARG002 - for those that draw unevenly
@@ -114,7 +114,7 @@ class ReplayMemory:
         if (
             candidate.min_version >= 0
             and clock - candidate.min_version <= self._max_staleness
-            and self.takes(candidate)
+            and self.can_take(candidate)
         ):
             self._hold(candidate)
         return results
@@ -144,7 +144,7 @@ class ReplayMemory:
             HeldGroup(group.stream, group.number, low, high, 1, self._arrivals, self.priority(candidate)),
         )
         self._arrivals += 1
-        self.placed(len(self._groups) - 1)
+        self.note_slot(len(self._groups) - 1)
 
     def _place(self, one: HeldGroup) -> None:
         self._slots[one.arrival] = len(self._groups)
@@ -163,8 +163,8 @@ class ReplayMemory:
             del self._of_version[self._groups[slot].min_version][arrival]
             self._groups[slot] = last
             self._slots[last.arrival] = slot
-            self.placed(slot)
-        self.placed(len(self._groups))
+            self.note_slot(slot)
+        self.note_slot(len(self._groups))
 
     def forget_stale(self, clock: int) -> None:
         """Forget the groups that are older than `max_staleness`, as the next group would have it done."""
@@ -205,7 +205,7 @@ class ReplayMemory:
         self._slots = OrderedDict(sorted(self._slots.items()))
         self._of_version = {version: dict.fromkeys(sorted(arrivals)) for version, arrivals in self._of_version.items()}
         for slot in range(len(groups)):
-            self.placed(slot)
+            self.note_slot(slot)
 
 
 __getattr__ = deprecated_names(__name__, {"Replay": ReplayMemory})

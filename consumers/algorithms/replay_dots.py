@@ -24,7 +24,7 @@ class ReplayDots(ReplayUniform):
     ) -> None:
         super().__init__(ratio=ratio, capacity=capacity, max_uses=max_uses, max_staleness=max_staleness, seed=seed)
 
-    def takes(self, candidate: Candidate) -> bool:
+    def can_take(self, candidate: Candidate) -> bool:
         """Refuse what is solved, or beyond the policy."""
         rewards = [candidate.group.trajectories[index].reward for index in candidate.kept]
         return 0 < sum(rewards) < len(rewards)

@@ -58,11 +58,11 @@ class ReplayPrioritised(ReplayMemory):
 
     def priority(self, candidate: Candidate) -> float:
         """Return p."""
-        advantages = standardise(_own_rewards(candidate))
+        advantages = standardise(_mean_rewards(candidate))
         counted = [abs(advantages[index]) for index in candidate.kept if math.isfinite(advantages[index])]
         return (math.fsum(counted) / len(counted) if counted else 0.0) + self._epsilon
 
-    def placed(self, slot: int) -> None:
+    def note_slot(self, slot: int) -> None:
         """Weigh a slot's group."""
         if slot >= len(self._groups):
             self._weights[slot] = 0.0
@@ -96,7 +96,7 @@ class ReplayPrioritised(ReplayMemory):
         super().restore(state)
 
 
-def _own_rewards(candidate: Candidate) -> list[float]:
+def _mean_rewards(candidate: Candidate) -> list[float]:
     """Return the shaped rewards; of a member whose sequences have rewards of their own, the mean of them all."""
     rewards = list(candidate.rewards)
     for index, member in enumerate(candidate.group.trajectories):

@@ -38,7 +38,7 @@ class ReplayRecency(ReplayMemory):
         self._weights = SumTree()
         super().__init__(ratio, capacity, max_uses, max_staleness)
 
-    def placed(self, slot: int) -> None:
+    def note_slot(self, slot: int) -> None:
         """Weigh a slot's group."""
         if slot >= len(self._groups):
             self._weights[slot] = 0.0

@@ -27,8 +27,8 @@ class ScaleRewards(Stateless):
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
         """Shape the rewards of all members."""
         members = candidate.rewards[: len(candidate.group.trajectories)]
-        return [Keep(candidate.shaped(self._scaled(reward) for reward in members))]
+        return [Keep(candidate.with_shaped_rewards(self._transform(reward) for reward in members))]
 
-    def _scaled(self, reward: float) -> float:
+    def _transform(self, reward: float) -> float:
         # A reward that is NaN is not counted, and stays so: min and max return their first argument then.
         return max(min((reward + self._bias) * self._scale, self._clip), -self._clip)

@@ -30,25 +30,27 @@ class ChainEnds:
         if number < lowest.get(stream, number + 1):
             lowest[stream] = number
 
-    def pop_finished(self, streams: Collection[str], settled: Callable[[str], int]) -> list[int]:
+    def pop_finished(self, streams: Collection[str], low_watermark: Callable[[str], int]) -> list[int]:
         """Return the revisions that are finished, and forget them.
 
         Args:
             streams: All that train the policy.
-            settled: Stream to the number below which the partition has concluded all that are its own.
+            low_watermark: Stream to the number below which the partition has concluded all that are its own.
         """
         newest, found = max(self._lowest, default=0), []
         for revision in sorted(self._lowest):
-            if revision == newest or not all(self._is_past(revision, stream, settled(stream)) for stream in streams):
+            if revision == newest or not all(
+                self._is_past(revision, stream, low_watermark(stream)) for stream in streams
+            ):
                 break
             found.append(revision)
         for revision in found:
             del self._lowest[revision]
         return found
 
-    def _is_past(self, revision: int, stream: str, settled: int) -> bool:
+    def _is_past(self, revision: int, stream: str, low_watermark: int) -> bool:
         later = (lowest[stream] for other, lowest in self._lowest.items() if other > revision and stream in lowest)
-        return min(later, default=settled + 1) <= settled
+        return min(later, default=low_watermark + 1) <= low_watermark
 
     def snapshot(self) -> dict[str, dict[str, int]]:
         """Return the state as plain JSON."""

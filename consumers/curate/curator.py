@@ -122,8 +122,8 @@ def open_curator(run: Run, policy_variant: str, published: PublishedVersions, is
         topics,
         recipe_of,
         run.get_group,
-        is_published=published.counts if run.asks_for_published else None,
-        is_issued=issued.counts if run.asks_for_issued else None,
+        is_published=published.can_move_clock if run.asks_for_published else None,
+        is_issued=issued.is_issued if run.asks_for_issued else None,
     )
     component = f"curate.{policy_variant}"
     return GroupConsumer(
@@ -185,7 +185,7 @@ class CuratorPartition:
             self._dedupe.mark_dead(stream, number)
             return self._build_dead_letter(message, rejected)
         self._clock = max(self._clock, group.head_version)
-        first, chain = self._chains.first(group.revision), self._chains.of(group.revision)
+        first, chain = self._chains.name_of(group.revision), self._chains.of(group.revision)
         try:
             results = chain.process(Candidate.of(group), self._clock)
         except AlgorithmFailed as error:
@@ -193,7 +193,7 @@ class CuratorPartition:
         self._failures = 0
         outgoing = self._build_messages(results, group, message.value)
         self._uses.forget(first, chain)
-        for name in self._chains.end(group, self._dedupe.settled):
+        for name in self._chains.end(group, self._dedupe.low_watermark):
             self._uses.drop(name)
             log.info("chain.ended", revision=name, partition=self._partition)
         return outgoing
@@ -267,13 +267,13 @@ class CuratorPartition:
             elif isinstance(result, Drop):
                 outgoing.append(self._build_outcome_message(replace(outcome, verdict="dropped", reason=result.reason)))
             else:
-                outgoing += self._build_replay(result, self._chains.first(group.revision))
+                outgoing += self._build_replay(result, self._chains.name_of(group.revision))
         return outgoing
 
     def _build_first_use(self, candidate: Candidate, value: bytes) -> Outgoing:
         """Return the curated record of a group that was kept."""
         revision, stamp = candidate.group.revision, build_stamp(candidate)
-        self._uses.add(stamp, self._chains.first(revision) if self._chains.of(revision).replays else None)
+        self._uses.add(stamp, self._chains.name_of(revision) if self._chains.of(revision).replays else None)
         return self._build_curated_message(build_curated(candidate, value, self._chains.max_staleness(revision)), stamp)
 
     def _build_replay(self, replay: Replay, chain: int) -> list[Outgoing]:

@@ -43,14 +43,14 @@ class Dedupe:
         if runs is None:
             return False
         index = number // self._partitions
-        after = bisect_right(runs, index, key=_first)
+        after = bisect_right(runs, index, key=_begin_of)
         return (after > 0 and index <= runs[after - 1][1]) or (after < len(runs) and index + 1 == runs[after][0])
 
     def conclude(self, stream: str, number: int) -> bool:
         """Mark a number of this partition as concluded; False when it was already."""
         index = number // self._partitions
         runs = self._runs.setdefault(stream, [])
-        after = bisect_right(runs, index, key=_first)
+        after = bisect_right(runs, index, key=_begin_of)
         if after and index < runs[after - 1][1]:
             return False
         begin, end = index, index + 1
@@ -62,7 +62,7 @@ class Dedupe:
             runs.insert(after, [begin, end])
         return True
 
-    def settled(self, stream: str) -> int:
+    def low_watermark(self, stream: str) -> int:
         """Return the number below which all of this partition's are concluded."""
         runs = self._runs.get(stream)
         first_open = runs[0][1] if runs and runs[0][0] == 0 else 0
@@ -111,7 +111,7 @@ class Dedupe:
                 self._forgot.add(stream)
 
 
-def _first(run: list[int]) -> int:
+def _begin_of(run: list[int]) -> int:
     return run[0]
 
 

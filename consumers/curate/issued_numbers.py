@@ -44,7 +44,7 @@ class IssuedNumbers:
         """Ends of `tasks` when they were last met, and not only believed: whoever forges many groups delays few."""
         self._met_until = 0.0
 
-    def counts(self, message: Message, stamp: Stamp) -> bool:
+    def is_issued(self, message: Message, stamp: Stamp) -> bool:
         """Return whether the number of a message's group was issued. Raises as `has`."""
         verdict = verdict_of(message)
         return self.has(stamp.stream, stamp.number) if verdict is None else verdict != NOT_ISSUED

@@ -42,7 +42,7 @@ class PublishedVersions:
                 self._read_to = ends
         return version <= self._newest
 
-    def counts(self, message: Message, group: TrajectoryGroup) -> bool:
+    def can_move_clock(self, message: Message, group: TrajectoryGroup) -> bool:
         """Return whether the newest version that a message's group names may move the clock. Raises as `has`."""
         verdict = verdict_of(message)
         return self.has(group.head_version) if verdict is None else verdict != TIME_TRAVEL

@@ -58,12 +58,12 @@ class RevisionChains:
 
     def of(self, revision: int) -> Chain:
         """Return the chain of a revision. Raises UnknownRevision."""
-        first = self.first(revision)
+        first = self.name_of(revision)
         if first not in self._chains:
             self._chains[first] = load_policy_chain(self._context.recipe_of(first), self._context.policy_variant)
         return self._chains[first]
 
-    def first(self, revision: int) -> int:
+    def name_of(self, revision: int) -> int:
         """Return the name of a revision's chain. Raises UnknownRevision."""
         if revision not in self._firsts:
             context = self._context
@@ -81,17 +81,17 @@ class RevisionChains:
         """Return all chains by their names."""
         return self._chains
 
-    def end(self, group: TrajectoryGroup, settled: Callable[[str], int]) -> list[int]:
+    def end(self, group: TrajectoryGroup, low_watermark: Callable[[str], int]) -> list[int]:
         """Drop the chains, with their memory, through which no group can come after this one; return their names.
 
-        `settled` is as in `ChainEnds.pop_finished`.
+        `low_watermark` is as in `ChainEnds.pop_finished`.
         """
         self._ends.see(group.revision, group.stream, group.number)
         if len(self._ends.revisions) <= 1:
             return []
         streams = self._context.recipe_of(max(self._ends.revisions)).streams_of(self._context.policy)
-        over = {self.first(revision) for revision in self._ends.pop_finished(streams, settled)}
-        ended = sorted(over - {self.first(revision) for revision in self._ends.revisions})
+        over = {self.name_of(revision) for revision in self._ends.pop_finished(streams, low_watermark)}
+        ended = sorted(over - {self.name_of(revision) for revision in self._ends.revisions})
         for first in ended:
             self._flagged.update(self._chains.pop(first).count_flagged())
         return ended

@@ -113,13 +113,13 @@ class Uses:
         self._left = {int(name): count for name, count in state["left"].items()}
         self._groups = {
             int(name): {
-                GroupId(state["streams"][stream], number): self._known(state["streams"][stream], number, *rest)
+                GroupId(state["streams"][stream], number): self._decode_row(state["streams"][stream], number, *rest)
                 for stream, number, *rest in rows
             }
             for name, rows in state["groups"].items()
         }
 
-    def _known(self, stream: str, number: int, *rest: int) -> _Curated:
+    def _decode_row(self, stream: str, number: int, *rest: int) -> _Curated:
         at, uses, attempt, head, revision = rest
         stamp = Stamp(
             run_id=self._run_id,

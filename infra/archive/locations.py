@@ -311,7 +311,7 @@ class InStore:
         if any(self._parts(one.key)[0] == number and one.key != stored.key for one in listed):
             # The other may have looked before this came, and taken its own for the last.
             self._store.delete(stored.key)
-            raise self._busy()
+            raise self._busy_error()
         self._require_newest()
         for old in listed[:-MOST_MANIFESTS]:
             self._store.delete(old.key)
@@ -319,10 +319,10 @@ class InStore:
     def _require_newest(self) -> list[ListedObject]:
         listed = self._manifests()
         if (listed[-1].key if listed else "") != self._newest:
-            raise self._busy()
+            raise self._busy_error()
         return listed
 
-    def _busy(self) -> ArchiveBusy:
+    def _busy_error(self) -> ArchiveBusy:
         return ArchiveBusy(
             f"another process has archived into {self} meanwhile: what it has added is kept, and what this one has "
             "added since does not; let it end, and give the command again"

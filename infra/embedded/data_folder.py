@@ -38,7 +38,7 @@ class Effort:
     cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Process name to CPU seconds: `process` and, as a part of it, `librdkafka`."""
 
-    def plus(self, wall_s: float, cpu: Mapping[str, Mapping[str, float]]) -> Effort:
+    def add(self, wall_s: float, cpu: Mapping[str, Mapping[str, float]]) -> Effort:
         """Return the sum with another stretch."""
         total = {
             name: {
@@ -154,7 +154,7 @@ class DataFolder:
             return None
         return None
 
-    def owned_since_ms(self) -> int:
+    def find_owner_start_ms(self) -> int:
         """Return when the folder was taken by who holds it, in ms since the epoch; 0 where that is not to be seen."""
         try:
             return self._lock.stat().st_mtime_ns // 1_000_000

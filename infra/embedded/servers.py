@@ -28,7 +28,7 @@ from headrace.infra.kafka.clients import (
     call_patiently,
     fetch_end_offsets,
     open_admin,
-    translating_kafka_errors,
+    translate_kafka_errors,
 )
 from headrace.infra.recipe.settings import Kafka, Store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
@@ -282,7 +282,7 @@ def await_leaders(connection: Connection, patience_s: float = PATIENCE_S) -> Non
     end = time.monotonic() + patience_s
     while True:
         try:
-            with translating_kafka_errors("listing topics"):
+            with translate_kafka_errors("listing topics"):
                 topics = admin.list_topics(timeout=5).topics
             fetch_end_offsets(
                 connection, [(name, partition) for name, topic in topics.items() for partition in topic.partitions]

@@ -193,7 +193,7 @@ def _say_error(error: KafkaError) -> None:
 
 
 @contextmanager
-def translating_kafka_errors(doing: str) -> Iterator[None]:
+def translate_kafka_errors(doing: str) -> Iterator[None]:
     """Turn librdkafka's errors into ours: KafkaAway, Fenced or KafkaRefused, each saying what was being done."""
     try:
         yield
@@ -363,7 +363,7 @@ def _describe_cluster(connection: Connection) -> str:
 
 def fetch_partitions(connection: Connection, topic: str) -> int:
     """Return how many partitions a topic has. Raises KafkaAway, or KafkaRefused when there is none of that name."""
-    with translating_kafka_errors(f"asking for topic {topic}"):
+    with translate_kafka_errors(f"asking for topic {topic}"):
         found = open_admin(connection).list_topics(topic, timeout=10).topics[topic]
     if found.error is not None:
         raise KafkaRefused(f"topic {topic} cannot be read: {found.error.str()}; `headrace topics` creates it")

@@ -74,7 +74,7 @@ class TopicWatch(threading.Thread):
     def look(self) -> None:
         """Ask once."""
         before = self._missing.since
-        topic = self._missing.see(self._known(), time.monotonic())
+        topic = self._missing.see(self._list_topics(), time.monotonic())
         for name in self._missing.since.keys() - before.keys():
             log.warning("topic.gone", topic=name, partition=-1, patience_s=GONE_S)
         if topic:
@@ -84,7 +84,7 @@ class TopicWatch(threading.Thread):
         """End the thread, after the question that it waits for."""
         self._over.set()
 
-    def _known(self) -> Collection[str] | None:
+    def _list_topics(self) -> Collection[str] | None:
         try:
             return open_admin(self._connection).list_topics(timeout=ANSWER_S).topics  # naming one might make it anew
         except KafkaException:

@@ -12,7 +12,7 @@ from headrace.infra.kafka.clients import (
     fetch_partitions,
     open_admin,
     open_consumer,
-    translating_kafka_errors,
+    translate_kafka_errors,
 )
 
 REQUEST_S = 10.0
@@ -48,7 +48,7 @@ def fetch_commits(connection: Connection, group: str, topics: Iterable[str]) -> 
     asked = [TopicPartition(topic, p) for topic in topics for p in range(fetch_partitions(connection, topic))]
     consumer = open_consumer(connection, "offsets", group)
     try:
-        with translating_kafka_errors(f"asking how far group {group} is"):
+        with translate_kafka_errors(f"asking how far group {group} is"):
             found = consumer.committed(asked, timeout=REQUEST_S)
     finally:
         consumer.close()
@@ -62,6 +62,6 @@ def fetch_commits(connection: Connection, group: str, topics: Iterable[str]) -> 
 def delete_before(connection: Connection, offsets: dict[tuple[str, int], int]) -> None:
     """Delete the records below these offsets. Raises KafkaAway or KafkaRefused."""
     asked = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-    with translating_kafka_errors("deleting records that are done with"):
+    with translate_kafka_errors("deleting records that are done with"):
         for future in open_admin(connection).delete_records(asked, request_timeout=REQUEST_S).values() if asked else ():
             future.result()

@@ -16,7 +16,7 @@ from headrace.infra.kafka.clients import (
     KafkaRefused,
     call_patiently,
     open_admin,
-    translating_kafka_errors,
+    translate_kafka_errors,
 )
 from headrace.schemas.topics import TopicSpec
 
@@ -60,7 +60,7 @@ def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> N
     new = [NewTopic(s.name, s.partitions, replication, config={**s.config, **s.made_with}) for s in missing]
     for name, future in admin.create_topics(new, operation_timeout=30, request_timeout=35).items():
         try:
-            with translating_kafka_errors(f"creating topic {name}"):
+            with translate_kafka_errors(f"creating topic {name}"):
                 future.result()
         except Exception as error:
             cause = error.__cause__
@@ -79,7 +79,7 @@ def delete_topics(connection: Connection, names: Iterable[str]) -> None:
     if not there:
         return
     for name, future in admin.delete_topics(there, operation_timeout=30, request_timeout=35).items():
-        with translating_kafka_errors(f"deleting topic {name}"):
+        with translate_kafka_errors(f"deleting topic {name}"):
             future.result()
 
 
@@ -87,7 +87,7 @@ def fetch_topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, s
     """Return the ids that Kafka gave topics when they were made (KIP-516): one made anew has another."""
     wanted = TopicCollection(list(names))
     futures = open_admin(connection).describe_topics(wanted, request_timeout=10)
-    with translating_kafka_errors("describing topics"):
+    with translate_kafka_errors("describing topics"):
         return {name: str(future.result().topic_id) for name, future in futures.items()}
 
 
@@ -106,11 +106,11 @@ def fetch_session_timeout_s(connection: Connection) -> float:
     Kafka's default where this client may not ask. Raises KafkaAway.
     """
     admin = open_admin(connection)
-    with translating_kafka_errors("listing brokers"):
+    with translate_kafka_errors("listing brokers"):
         brokers = admin.list_topics(timeout=10).brokers
     resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers), 0)))
     try:
-        with translating_kafka_errors("reading settings of a broker"):
+        with translate_kafka_errors("reading settings of a broker"):
             entries = admin.describe_configs([resource], request_timeout=10)[resource].result()
     except KafkaRefused as error:
         log.info("session.not_asked", why=str(error))
@@ -126,7 +126,7 @@ def _find_config_differences(admin: AdminClient, specs: list[TopicSpec]) -> list
     futures = admin.describe_configs(resources, request_timeout=10)
     differences = []
     for spec, resource in zip(specs, resources, strict=True):
-        with translating_kafka_errors(f"reading settings of topic {spec.name}"):
+        with translate_kafka_errors(f"reading settings of topic {spec.name}"):
             entries = futures[resource].result()
         differences += [
             f"{spec.name} has {key}={entries[key].value}, the run needs {value}"

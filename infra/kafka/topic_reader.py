@@ -23,7 +23,7 @@ from headrace.infra.kafka.clients import (
     message_of,
     open_consumer,
     translate_error,
-    translating_kafka_errors,
+    translate_kafka_errors,
 )
 
 log = structlog.get_logger()
@@ -62,7 +62,7 @@ class TopicReader:
     def _assign(self) -> None:
         # Plain offsets, also for 0: asking for the beginning by name costs half a second.
         places = [TopicPartition(t, p, offset) for (t, p), offset in self.positions.items()]
-        with translating_kafka_errors("assigning partitions"):
+        with translate_kafka_errors("assigning partitions"):
             self._consumer.assign(places)
 
     def __enter__(self) -> Self:

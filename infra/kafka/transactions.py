@@ -180,7 +180,7 @@ class TransactionalWriter:
     def _produce_one(self, record: Outgoing) -> Ticket:
         ticket = Ticket()
 
-        def delivered(error: KafkaError | None, raw: RawMessage) -> None:
+        def note_delivery(error: KafkaError | None, raw: RawMessage) -> None:
             if error is None and not is_delivered(raw):
                 error = KafkaError(KafkaError._TIMED_OUT, "a record has no offset: it may be lost")  # noqa: SLF001
             if error is None:
@@ -194,7 +194,7 @@ class TransactionalWriter:
                 None if record.is_null else record.value,
                 record.key or None,
                 record.partition,
-                on_delivery=delivered,
+                on_delivery=note_delivery,
                 timestamp=record.timestamp_ms,
                 headers=list(record.headers),
             )

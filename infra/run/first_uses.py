@@ -43,11 +43,11 @@ def find_first_uses(
     begin = fetch_begin_offsets(connection, ((topic, partition) for partition in by_partition))
     found: dict[CuratedReplay, Message] = {}
     for place, first in begin.items():
-        found |= _on_partition(connection, place, first, run_id, by_partition[place[1]])
+        found |= _search_partition(connection, place, first, run_id, by_partition[place[1]])
     return found
 
 
-def _on_partition(
+def _search_partition(
     connection: Connection, place: PartitionId, begin: int, run_id: str, replays: list[CuratedReplay]
 ) -> dict[CuratedReplay, Message]:
     wanted: dict[bytes, list[CuratedReplay]] = {}

@@ -28,7 +28,7 @@ from headrace.infra.kafka.clients import (
     call_patiently,
     open_consumer,
     take_good_messages,
-    translating_kafka_errors,
+    translate_kafka_errors,
 )
 from headrace.infra.kafka.group_offsets import refuse_errors
 from headrace.infra.kafka.topic_reader import PartitionId, name_partition, refuse_lost_tail
@@ -147,7 +147,7 @@ class GroupConsumer:
         self._drop_restore()
         for place, one in restored.items():
             self._hold(place, one)
-        with translating_kafka_errors("reading on"):
+        with translate_kafka_errors("reading on"):
             self._consumer.resume([TopicPartition(*place) for place in restored])
 
     def _drop_restore(self) -> None:
@@ -251,10 +251,10 @@ class GroupConsumer:
         self._drop_restore()
         if self._owned:
             committed = self._fetch_committed(self._owned)
-            with translating_kafka_errors("going back"):
+            with translate_kafka_errors("going back"):
                 self._consumer.pause(committed)
             for tp in committed:
-                with translating_kafka_errors(f"going back to {name_partition((tp.topic, tp.partition))}@{tp.offset}"):
+                with translate_kafka_errors(f"going back to {name_partition((tp.topic, tp.partition))}@{tp.offset}"):
                     self._consumer.seek(TopicPartition(tp.topic, tp.partition, _start(tp)))
 
     def close(self) -> None:

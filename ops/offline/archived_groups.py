@@ -128,7 +128,7 @@ def iterate_batches(
                 f"{topic}[{use.partition}] of {archive.root} holds at offset {use.offset} another group than the batch "
                 f"names, {use.stream}:{use.number}"
             )
-        first = payloads.whole(message, curated)
+        first = payloads.complete(message, curated)
         if first is None:
             raise LineageBroken(f"the first use of {use.stream}:{use.number} is not in {archive.root}")
         return decode_group(archive, first)

@@ -17,7 +17,7 @@ from headrace.infra.weights.tensors import WeightsError
 from headrace.ops.offline.archived_groups import read_history
 from headrace.schemas.records import NamedObject
 from headrace.trainers.batches.trained_groups import LineageBroken
-from headrace.trainers.learner.backends.group import new_learner
+from headrace.trainers.learner.backends.group import build_learner
 from headrace.trainers.learner.checkpoint import CheckpointError
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
@@ -111,7 +111,7 @@ def start_from_model(recipe: Recipe, policy: str, trainer: TrainerSettings, plac
     adapter = Adapter(model, settings.lora, recipe.seed) if settings.lora is not None else None
     base = adapter.files() if adapter is not None else {}
     files = {**save_model_files(model, tokenizer), **{name: _join(content) for name, content in base.items()}}
-    return Start(new_learner(model, trainer, recipe.seed, adapter), files, origin)
+    return Start(build_learner(model, trainer, recipe.seed, adapter), files, origin)
 
 
 def _join(content: Content) -> bytes:

@@ -33,7 +33,7 @@ from headrace.trainers.learner.backends.group import numerics_here
 from headrace.trainers.learner.chosen_loss import check_loss
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import pin_threads
-from headrace.trainers.learner.step_metrics import group_metrics, sampled_by
+from headrace.trainers.learner.step_metrics import group_metrics, sampling_version
 from headrace.trainers.versions.history import History, read_history
 from headrace.trainers.versions.publisher import Publisher, WindowMark, store_checkpoint
 from headrace.trainers.versions.remake import Remade, hash_learner, remake
@@ -247,7 +247,7 @@ def _version(
     run, policy, batch = output.run, output.policy, remade.batch
     event = output.upload_version(learner)
     settings = run.revisions[batch.revision].trainer_of(policy)
-    base = sampled_by(settings, remade.groups, batch.version)
+    base = sampling_version(settings, remade.groups, batch.version)
     record = BatchTrained(
         run_id=run.run_id,
         policy=policy_of(policy),

@@ -233,7 +233,7 @@ class _Intake:
 
     def _decode_group(self, message: Message, curated: CuratedGroup) -> WindowedGroup | None:
         """Return the decoded group; None for a replay whose first use is not archived. Raises what else ails it."""
-        found = self._payloads.whole(message, curated)
+        found = self._payloads.complete(message, curated)
         if found is None:
             return None
         group = decode_group(self._archive, found)

@@ -23,7 +23,7 @@ from headrace.trainers.learner.backends.group import numerics_here
 from headrace.trainers.learner.checkpoint import CheckpointError
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import pin_threads
-from headrace.trainers.learner.numerics import other_parts
+from headrace.trainers.learner.numerics import list_differences
 from headrace.trainers.versions.history import History, read_history
 from headrace.trainers.versions.remake import hash_learner, load_learner_at, remake
 
@@ -113,7 +113,7 @@ def retrain(run: Run, policy: str | None, span: Span, tell: ReportProgress = lam
         to=versions[-1].version,
         comparable=all(one.equal is not None for one in versions),
         fingerprint=Fingerprints(expected, here),
-        differing=other_parts(expected, here),
+        differing=list_differences(expected, here),
         versions=tuple(versions),
         ok=all(one.equal for one in versions),
     )

@@ -121,7 +121,7 @@ def _curate(recipe: Recipe, policy: str, groups: Sequence[Encoded]) -> list[_Fat
         claim = ClaimCheck(STORE_NAME, str(offset), "", len(encoded.value))
         stored[claim.key] = encoded.value
         is_large = len(encoded.value) > recipe.rollout.inline_limit_bytes
-        out = build_outgoing(topics, encoded.behind(claim) if is_large else encoded, {topic: 1})
+        out = build_outgoing(topics, encoded.with_claim(claim) if is_large else encoded, {topic: 1})
         for one in partition.handle(Message(topic, 0, offset, out.key, out.value, list(out.headers))):
             if one.topic == topics.curated(policy):
                 curated = codec.decode(one.value, CuratedGroup)

@@ -103,7 +103,7 @@ class Rows:
         self.stop[row] = -1
         self.stop[row, : len(request.sampling.stop_ids)] = request.sampling.stop_ids
 
-    def last(self) -> tuple[Ints, Ints]:
+    def last_tokens(self) -> tuple[Ints, Ints]:
         """(int64[n] the newest token of each row, int64[n] its position)."""
         n = len(self)
         positions = self.length[:n] - 1

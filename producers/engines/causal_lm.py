@@ -65,7 +65,7 @@ class CausalLM:
     def build(cls, source: ModelSource, device: str, dtype: torch.dtype, *, record_routing: bool = False) -> CausalLM:
         """From a config (random weights, to be loaded) or from a local path in HF layout; EngineError if neither."""
         if isinstance(source, Adapted):
-            return cls._adapted(source, device, dtype, record_routing=record_routing)
+            return cls._build_adapted(source, device, dtype, record_routing=record_routing)
         if isinstance(source, PreTrainedConfig):
             source = copy.deepcopy(source)  # transformers writes the dtype into it
             model = AutoModelForCausalLM.from_config(source, dtype=dtype)  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ class CausalLM:
             return cls(model.to(device), record_routing=record_routing)
 
     @classmethod
-    def _adapted(cls, source: Adapted, device: str, dtype: torch.dtype, *, record_routing: bool) -> CausalLM:
+    def _build_adapted(cls, source: Adapted, device: str, dtype: torch.dtype, *, record_routing: bool) -> CausalLM:
         """With its base loaded, and an adapter to be loaded."""
         lm = cls.build(source.config, device, dtype)
         lm.apply(lm.stage(open_weights(source.folder).tensors))

@@ -34,7 +34,7 @@ class RoutingRecord:
             router.register_forward_hook(partial(self._take, layer))
         self._try_out(model)
 
-    def chosen(self) -> torch.Tensor:
+    def chosen_experts(self) -> torch.Tensor:
         """Return the experts uint8 or uint16 [n, layers, experts per token] of the last forward pass's n tokens."""
         return torch.stack([self._chosen[layer] for layer in range(self.shape[0])], 1).to(self._wide)
 

@@ -23,7 +23,7 @@ class Stride:
     """The state between two tokens of all rows, on the device."""
 
     def __init__(self, rows: Rows, lm: CausalLM, cache: SlotCache, draw: Draw) -> None:
-        tokens, positions = rows.last()
+        tokens, positions = rows.last_tokens()
         count = min(STRIDE, int((rows.limit - rows.length)[: len(rows)].min()))
         self._lm, self._cache, self._draw = lm, cache, draw
         self._ids = copy_to_device(tokens, lm.device)[:, None]
@@ -45,7 +45,7 @@ class Stride:
         self._tokens.append(tokens)
         self._logprobs.append(logprobs)
         if self._lm.routing is not None:
-            self._routing.append(self._lm.routing.chosen())
+            self._routing.append(self._lm.routing.chosen_experts())
         self._ids = tokens[:, None]
         self._positions += 1
         self._cells += 1

@@ -94,7 +94,7 @@ class TorchEngine:
         )
         for policy, source in policies.items():
             if isinstance(source, str | Path):
-                self._sets.served(policy).version = 0
+                self._sets.serving_set(policy).version = 0
         self._busy_s = self._swap_s = 0.0
         self._commands: deque[_Command] = deque()
         self._open: set[Request] = set()  # every call of generate that has not returned
@@ -115,7 +115,7 @@ class TorchEngine:
         deadline_s: float | None = None,
     ) -> Generation:
         """See `Engine.generate`."""
-        lm = self._sets.served(policy).lm
+        lm = self._sets.serving_set(policy).lm
         prompt, sampling = check_request(ids, sampling, vocabulary=lm.vocabulary, context=lm.context)
         loop = asyncio.get_running_loop()
         request = Request(policy, prompt, sampling, seed, version, loop, loop.create_future())
@@ -136,7 +136,7 @@ class TorchEngine:
 
     def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None:
         """See `Engine.load`. Weights are checked in the calling thread; EngineError before anything changes."""
-        served = self._sets.served(policy)
+        served = self._sets.serving_set(policy)
         staged = served.lm.stage(weights)
         started = time.perf_counter()
         running = self._run_in_thread(lambda: self._swap(served, staged, version))
@@ -144,7 +144,7 @@ class TorchEngine:
 
     def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None:
         """See `Engine.hold`."""
-        served = self._sets.served(policy)
+        served = self._sets.serving_set(policy)
         staged = served.lm.stage(weights) if weights is not None else None
         self._run_in_thread(lambda: self._sets.hold(policy, version, staged))
 

@@ -134,7 +134,7 @@ class WeightSet:
 
     def _keep_routing(self, record: RoutingRecord, first: int, share: npt.NDArray[np.int64], width: int) -> None:
         """Note where the prefixes that were just computed went; row first+i has the share[i]th of them."""
-        chosen = record.chosen().cpu().numpy()
+        chosen = record.chosen_experts().cpu().numpy()
         by_prefix = chosen.reshape(-1, width, *chosen.shape[1:])
         self.rows.routing[first : first + len(share), :width] = by_prefix[share]
 

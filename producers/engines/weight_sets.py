@@ -31,7 +31,7 @@ class WeightSets:
     def _build(self, lm: CausalLM) -> WeightSet:
         return WeightSet(lm, max_batch=self._max_batch, prefill_tokens=self._prefill_tokens)
 
-    def served(self, policy: str) -> WeightSet:
+    def serving_set(self, policy: str) -> WeightSet:
         """Return the set that serves a policy. Raises EngineError for a policy that the engine does not have."""
         if policy not in self._served:
             raise EngineError(f"no policy {policy!r} in this engine; it has {sorted(self._served)}")

@@ -142,7 +142,7 @@ class FeedState:
             for stream, policies in self.pacing.policies_of.items()
             if policy in policies
         }
-        if self.pacing.version(policy, version):
+        if self.pacing.note_version(policy, version):
             for stream, before in newest.items():
                 if version > before:
                     self.sources[stream].selector.on_version(version)
@@ -166,11 +166,11 @@ class FeedState:
 
     def plan(self) -> list[Planned]:
         """Return what may be issued now: evaluations that are due, and training tasks while there is room."""
-        found = self._due_evaluations()
+        found = self._plan_evaluations()
         if self.ended:
             return found
         for _ in range(MOST_TASKS):
-            stream = self.pacing.next_stream()
+            stream = self.pacing.choose_stream()
             if stream is None:
                 break
             drawn = self.sources[stream].draw()
@@ -208,7 +208,7 @@ class FeedState:
 
         It is announced when the last versions are published and their evaluations are planned.
         """
-        why = "" if self.ended else self.pacing.ended()
+        why = "" if self.ended else self.pacing.end_reason()
         if why == "solved":
             self.evaluations.close()
         if not why or not self.evaluations.settled:
@@ -231,7 +231,7 @@ class FeedState:
         bare = build_bare_task(self.recipe, self.revision.run_id, self.revision_of(*group), group, problem)
         return Planned(build_training_task(self.recipe, bare, task.attempt), task)
 
-    def _due_evaluations(self) -> list[Planned]:
+    def _plan_evaluations(self) -> list[Planned]:
         found: list[Planned] = []
         for evaluation in self.evaluations.take_ready():
             workflow, problems = evaluation.workflow, self.recipe.evaluate.problems

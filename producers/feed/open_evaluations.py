@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from headrace.producers.feed.evaluation_schedule import Evaluation
-from headrace.producers.feed.open_tasks import OpenTask, Plain, TaskTable, passed_of
+from headrace.producers.feed.open_tasks import OpenTask, Plain, TaskTable, iterate_passed
 from headrace.producers.feed.overdue import Passed
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import EvalResult
@@ -65,8 +65,8 @@ class OpenEvaluations:
         return next(one.evaluation for one in self._open if one.has(group))
 
     def find_passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
-        """Yield tasks that the workers committed past, as `passed_of`."""
-        return passed_of(self.tasks, committed)
+        """Yield tasks that the workers committed past, as `iterate_passed`."""
+        return iterate_passed(self.tasks, committed)
 
     def take(self, result: EvalResult) -> None:
         """Close what a result is of."""

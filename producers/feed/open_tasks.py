@@ -40,7 +40,7 @@ class OpenTask:
     """Sequence number of its death within the run, if it is dead, so that the older of two is known."""
 
 
-def passed_of(tasks: Mapping[GroupId, OpenTask], committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
+def iterate_passed(tasks: Mapping[GroupId, OpenTask], committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
     """Yield what the workers committed past and nobody has acknowledged.
 
     Args:

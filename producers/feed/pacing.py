@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from headrace.producers.feed.open_tasks import OpenTask, Plain, TaskTable, passed_of
+from headrace.producers.feed.open_tasks import OpenTask, Plain, TaskTable, iterate_passed
 from headrace.producers.feed.overdue import Passed
 from headrace.schemas.ids import GroupId
 
@@ -77,11 +77,11 @@ class Pacing:
 
     # ------------------------------------------------------------------------------------------------------- questions
 
-    def open(self, policy: str) -> int:
+    def count_open(self, policy: str) -> int:
         """Return how many numbers are open for a policy."""
         return self._open[policy]
 
-    def most_open(self, policy: str) -> int:
+    def open_limit(self, policy: str) -> int:
         """Return at how many open numbers of a policy no more is issued."""
         quota, batches = self.quotas[policy], self._fresh[policy]
         fresh, groups = (sum(column) for column in zip(*batches, strict=True)) if batches else (1, 1)
@@ -99,10 +99,10 @@ class Pacing:
         """Return whether a task of this stream may be issued."""
         if stream in self.closed:
             return False
-        room = [self._open[p] < self.most_open(p) for p in self.policies_of[stream] if not self.has_reached_end(p)]
+        room = [self._open[p] < self.open_limit(p) for p in self.policies_of[stream] if not self.has_reached_end(p)]
         return bool(room) and (any(room) if self.pace == "any" else all(room))
 
-    def next_stream(self) -> str | None:
+    def choose_stream(self) -> str | None:
         """Return the stream whose turn it is among those with room; None when there is none."""
         streams = list(self.policies_of)
         for step in range(len(streams)):
@@ -112,7 +112,7 @@ class Pacing:
                 return stream
         return None
 
-    def ended(self) -> str:
+    def end_reason(self) -> str:
         """Return why no more will be issued, steps or solved; empty while there is work."""
         left = [policy for policy in self.quotas if not self.has_reached_end(policy)]
         if not left:
@@ -121,15 +121,15 @@ class Pacing:
         return "" if alive & set(left) else "solved"
 
     def find_passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
-        """Yield what the workers committed past and nobody has acknowledged, as `passed_of`."""
-        return passed_of(self.tasks, committed)
+        """Yield what the workers committed past and nobody has acknowledged, as `iterate_passed`."""
+        return iterate_passed(self.tasks, committed)
 
     # ---------------------------------------------------------------------------------------------------------- events
 
     def issue(self, stream: str, index: int, tier: str) -> tuple[int, OpenTask]:
         """Give the next number to a problem; it goes to the partition with the fewest outstanding."""
         number, policies = self.next[stream], self.policies_of[stream]
-        task = OpenTask(index, tier, self._least(stream), unacknowledged=set(policies), open=set(policies))
+        task = OpenTask(index, tier, self._find_least_loaded(stream), unacknowledged=set(policies), open=set(policies))
         self.next[stream] = number + 1
         self._keep(GroupId(stream, number), task)
         return number, task
@@ -139,7 +139,7 @@ class Pacing:
         self.table.touch(group)
         task = self.tasks[group]
         self._outstanding[group.stream][task.partition] -= bool(task.unacknowledged)
-        task.partition, task.attempt, task.offset = self._least(group.stream), task.attempt + 1, -1
+        task.partition, task.attempt, task.offset = self._find_least_loaded(group.stream), task.attempt + 1, -1
         self._outstanding[group.stream][task.partition] += bool(task.unacknowledged)
         return task
 
@@ -238,14 +238,14 @@ class Pacing:
         if groups and policy in self._fresh:
             self._fresh[policy].append((fresh, groups))
 
-    def version(self, policy: str, version: int) -> bool:
+    def note_version(self, policy: str, version: int) -> bool:
         """Take in a version; True when it is news."""
         news = version > self.versions.get(policy, -1)
         if news:
             self.versions[policy] = version
         return news
 
-    def _least(self, stream: str) -> int:
+    def _find_least_loaded(self, stream: str) -> int:
         waiting = self._outstanding[stream]
         return waiting.index(min(waiting))
 

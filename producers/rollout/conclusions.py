@@ -178,7 +178,7 @@ class Concluder:
             if encoded.group is not group:  # the schema refuses what the workflow gave
                 self.failures.note(task, {group.policy: encoded.group})
             if len(encoded.value) > inline_limit_bytes:
-                encoded = encoded.behind(await self._put(encoded))
+                encoded = encoded.with_claim(await self._put(encoded))
             records.append(build_outgoing(self.run.topics, encoded, self.partitions))
             self.tally.delivered_tokens += count_generated_tokens(encoded.group)
         await self._send(records)

@@ -79,14 +79,14 @@ async def play_group(
     async def play(sample: int) -> Outcome:
         actors: list[EngineActor] = []
 
-        async def once() -> Outcome:
+        async def play_once() -> Outcome:
             cast = _build_actors(task, sample, spec, context)
             actors.extend(cast.values())
             return await _play_episode(sample, problem, spec, cast)
 
         outcome = Outcome(sample)
         try:
-            outcome = await context.reachability.play_when_reachable(once)
+            outcome = await context.reachability.play_when_reachable(play_once)
         except asyncio.CancelledError:
             if not ending.is_set():
                 raise

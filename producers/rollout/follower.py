@@ -94,7 +94,7 @@ class WeightFollower(threading.Thread):
 
     def files_of(self, policy: str) -> WeightsPublished | None:
         """Return the newest record that names the policy's files; None while there is none."""
-        recent = self._published[policy].newest_first()
+        recent = self._published[policy].list_newest_first()
         named = next((record for record in recent if record.files), None)
         if named is None and recent:
             topic = self._joined.topics.weights(policy)

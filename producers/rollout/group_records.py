@@ -22,7 +22,7 @@ class Encoded:
     group: TrajectoryGroup
     value: bytes
 
-    def behind(self, claim: ClaimCheck) -> Encoded:
+    def with_claim(self, claim: ClaimCheck) -> Encoded:
         """Return the group whose trajectories are in the object that holds this one's bytes."""
         short = replace(self.group, trajectories=(), claim=claim)
         return Encoded(self.group, codec.encode(short))

@@ -86,7 +86,7 @@ class OwnedPartitions:
         self.running.add((place, offset))
         return owned.ownership
 
-    def done(self, started: StartedTask) -> None:
+    def mark_done(self, started: StartedTask) -> None:
         """Mark a task as concluded, unless it was started in an earlier ownership: the next owner plays it again."""
         place, offset = started.place, started.message.offset
         owned = self._owned.get(place)
@@ -95,7 +95,7 @@ class OwnedPartitions:
         self.running.discard((place, offset))
         if self.alone == (place, offset):
             self.alone = None
-        owned.ledger.done(offset)
+        owned.ledger.mark_done(offset)
         owned.dirty = True
 
     def reset_starts(self, places: Iterable[PartitionId]) -> None:

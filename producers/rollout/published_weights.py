@@ -29,7 +29,7 @@ class PublishedWeights:
         """Return the record of a version; None when it is forgotten or was never published."""
         return self._versions.get(version)
 
-    def newest_first(self) -> list[WeightsPublished]:
+    def list_newest_first(self) -> list[WeightsPublished]:
         """Return the records of all versions, the newest first."""
         return [record for _, record in sorted(self._versions.copy().items(), reverse=True)]
 

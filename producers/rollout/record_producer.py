@@ -59,9 +59,9 @@ class RecordProducer:
         """
         acked: Future[None] = Future()
 
-        def delivered(error: KafkaError | None, raw: RawMessage) -> None:
+        def note_delivery(error: KafkaError | None, raw: RawMessage) -> None:
             if error is None and not is_delivered(raw):
-                self._lost.append((record, delivered))
+                self._lost.append((record, note_delivery))
                 return
             with suppress(InvalidStateError):
                 if error is None:
@@ -70,7 +70,7 @@ class RecordProducer:
                     acked.set_exception(translate_error(KafkaException(error), f"producing to {record.topic}"))
 
         with self._watch.measure("produce"):
-            self._produce(record, delivered)
+            self._produce(record, note_delivery)
         return acked
 
     def _produce(self, record: Outgoing, on_delivery: OnDelivery) -> None:

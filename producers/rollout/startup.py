@@ -32,7 +32,7 @@ RETRY_S = 1.0
 class WorkerStartup:
     """Makes the context in which tasks are played.
 
-    `engine_opened` is called as soon as there is an engine, which the caller closes; `doing` gets what comes next, for
+    `on_engine` is called as soon as there is an engine, which the caller closes; `on_step` gets what comes next, for
     the worker's status.
     """
 
@@ -44,8 +44,8 @@ class WorkerStartup:
     region: str
     follower: WeightFollower
     pauses: Pauses
-    engine_opened: Callable[[Engine], None]
-    doing: Callable[[str], None]
+    on_engine: Callable[[Engine], None]
+    on_step: Callable[[str], None]
 
     async def prepare(self, folder: Path, stop: threading.Event) -> RolloutContext | None:
         """Wait for version 0 of every policy, or a later one; None when `stop` is set before."""
@@ -59,13 +59,13 @@ class WorkerStartup:
         self._begin("builds the engine")
         tokenizers = {policy: await asyncio.to_thread(Tokenizer, folders[policy]) for policy in self.policies}
         engine, build = await asyncio.to_thread(open_engine, folders, self.rollout, self.concurrency)
-        self.engine_opened(engine)
+        self.on_engine(engine)
         self._begin(self._find_awaited(engine))
         self.follower.serve(engine)
         while awaited := self._find_awaited(engine):
             if stop.is_set():
                 return None
-            self.doing(awaited)
+            self.on_step(awaited)
             await asyncio.sleep(TURN_S)
         log.info("worker.ready", engine=build, versions=engine.versions())
         return RolloutContext(
@@ -81,7 +81,7 @@ class WorkerStartup:
 
     def _begin(self, what: str) -> None:
         log.info("worker.preparing", what=what)
-        self.doing(what)
+        self.on_step(what)
 
     def _find_awaited(self, engine: Engine) -> str:
         """Return which weights the engine lacks; empty when it has some of every policy."""

@@ -114,7 +114,7 @@ class TaskIntake(threading.Thread):
         """Number of assigned partitions."""
         return len(self.owned)
 
-    def done(self, started: StartedTask) -> None:
+    def report_done(self, started: StartedTask) -> None:
         """Report that all records of a task are acknowledged."""
         self._done.append(started)
 
@@ -262,7 +262,7 @@ class TaskIntake(threading.Thread):
 
     def _take_done(self) -> None:
         while self._done:
-            self.owned.done(self._done.popleft())
+            self.owned.mark_done(self._done.popleft())
 
     def _start(self) -> None:
         self._starting += self.queue.start(time.monotonic())

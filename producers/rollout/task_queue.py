@@ -127,7 +127,7 @@ class TaskQueue:
         if task is None:
             return waiting.as_started("dead", waiting.why)
         ledger = self._owned.ledger(place)
-        starts, is_suspect = ledger.starts_before(offset), ledger.must_run_alone(offset)
+        starts, is_suspect = ledger.count_starts(offset), ledger.must_run_alone(offset)
         if starts >= POISON_STARTS:
             why = f"{task.stream}:{task.number} was started {starts} times, and its worker died every time"
             return waiting.as_started("poison", ("poison", why))

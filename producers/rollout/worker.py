@@ -158,7 +158,7 @@ class RolloutWorker:
         def begin(started: StartedTask) -> None:
             is_training = started.task is None or started.task.purpose != "eval"
             ending = self._run_end.ending if is_training else asyncio.Event()
-            self.tasks.begin(started.place, concluder.conclude(started, ending, intake.done))
+            self.tasks.begin(started.place, concluder.conclude(started, ending, intake.report_done))
 
         intake = self._intake = TaskIntake(
             self._subscribe(),
@@ -190,10 +190,10 @@ class RolloutWorker:
             await loop.run_in_executor(self._leaving, partial(intake.stop, in_good_order=in_good_order))
 
     def _build_startup(self) -> WorkerStartup:
-        def engine_opened(engine: Engine) -> None:
+        def on_engine(engine: Engine) -> None:
             self._engine = engine
 
-        def doing(what: str) -> None:
+        def on_step(what: str) -> None:
             self._doing = what
 
         return WorkerStartup(
@@ -205,8 +205,8 @@ class RolloutWorker:
             region=self.options.region,
             follower=self.follower,
             pauses=self.pauses,
-            engine_opened=engine_opened,
-            doing=doing,
+            on_engine=on_engine,
+            on_step=on_step,
         )
 
     def _build_concluder(self, context: RolloutContext) -> Concluder:

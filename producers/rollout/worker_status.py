@@ -47,7 +47,7 @@ class WorkCounts:
         self.wasted_tokens += outcome.tokens
         self.episodes_failed += outcome.failure is not None
 
-    def wasted_of(self, generated: int, tasks_open: int) -> int:
+    def count_wasted(self, generated: int, tasks_open: int) -> int:
         """Return wasted tokens: exact while no task is under way, a lower bound otherwise.
 
         What a cancelled call had generated is only known as the difference to what was delivered.
@@ -83,7 +83,7 @@ class Reporter:
     started_ms: int = field(default_factory=now_ms)
     host: str = field(default_factory=socket.gethostname)
 
-    def status(self, state: State, tally: WorkCounts, engine: Engine | None) -> WorkerStatus:
+    def build_status(self, state: State, tally: WorkCounts, engine: Engine | None) -> WorkerStatus:
         """Return the record of this moment."""
         stats = engine.stats() if engine is not None else NOTHING
         return WorkerStatus(
@@ -100,7 +100,7 @@ class Reporter:
             episodes_failed=tally.episodes_failed,
             groups_done=tally.groups_done,
             tokens=stats.generated_tokens,
-            wasted_tokens=tally.wasted_of(stats.generated_tokens, state.tasks_open),
+            wasted_tokens=tally.count_wasted(stats.generated_tokens, state.tasks_open),
             seconds={**state.seconds, "generate": stats.busy_s},
             cpu_s=time.process_time(),
             pid=os.getpid(),
@@ -147,7 +147,7 @@ class StatusPosts:
 
     def post(self, state: State, tally: WorkCounts, engine: Engine | None) -> None:
         """Post the status of this moment."""
-        status = self._reporter.status(state, tally, engine)
+        status = self._reporter.build_status(state, tally, engine)
         record = Outgoing(self._topic, codec.encode(status), self._reporter.worker.encode(), partition=0)
         self._posted, self._posted_at_s = self._producer.post(record), self._due_s
 

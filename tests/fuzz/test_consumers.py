@@ -334,7 +334,7 @@ def trainer() -> Trainer:
     made._intake._payloads = Payloads(RUN)
     made._intake._payloads._read = lambda *_: None  # type: ignore[method-assign]  # no log to look for a first use in
     made._handlers = build_handlers(made)
-    made._pipeline = cast(Pipeline, SimpleNamespace(under_way=lambda: iter(())))
+    made._pipeline = cast(Pipeline, SimpleNamespace(list_under_way=lambda: iter(())))
     return made
 
 

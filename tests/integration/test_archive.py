@@ -28,7 +28,7 @@ from headrace.infra.archive.manifest import ArchiveCorrupt
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka import topic_reader
-from headrace.infra.kafka.clients import Message, Outgoing, open_admin, translating_kafka_errors
+from headrace.infra.kafka.clients import Message, Outgoing, open_admin, translate_kafka_errors
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
@@ -122,7 +122,7 @@ def delete_topics(run: Run) -> None:
     admin = open_admin(run.connection)
     names = [name for name in admin.list_topics(timeout=60).topics if name.startswith(f"{run.address.run}.")]
     for name, future in admin.delete_topics(names).items():
-        with translating_kafka_errors(f"deleting topic {name}"):
+        with translate_kafka_errors(f"deleting topic {name}"):
             future.result()
     end = time.monotonic() + 30
     while set(names) & admin.list_topics(timeout=60).topics.keys():

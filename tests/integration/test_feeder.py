@@ -116,7 +116,7 @@ def write(feeder: Feeder, writer: TransactionalWriter) -> None:
 
 
 def full(feeder: Feeder) -> bool:
-    return feeder.state.pacing.open("solver") == QUOTA
+    return feeder.state.pacing.count_open("solver") == QUOTA
 
 
 def heard(version: int) -> Callable[[Feeder], bool]:
@@ -226,7 +226,7 @@ def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given
         first = round_ * 4
         say(run, *[outcome(run, number) for number in range(first, first + 4)])
         with feeding(run) as (feeder, writer):
-            while feeder.state.pacing.open("solver") > QUOTA - 4:
+            while feeder.state.pacing.count_open("solver") > QUOTA - 4:
                 for message in feeder.poll(Stopwatch()):
                     assert list(feeder.handle(message)) == []
             write(feeder, writer)
@@ -251,7 +251,7 @@ def test_a_feeder_that_dies_before_and_after_it_heard_of_a_swap_gives_every_numb
             if round_ == 1:
                 swapped = replace(first, revision=1, recipe=later.to_json(), swapped=True)
                 say(run, Outgoing(run.topics.recipe, codec.encode(swapped), b"1", partition=0))
-            while feeder.state.pacing.open("solver") > QUOTA - 4 or feeder.state.revision.revision < heard_of_it:
+            while feeder.state.pacing.count_open("solver") > QUOTA - 4 or feeder.state.revision.revision < heard_of_it:
                 for message in feeder.poll(Stopwatch()):
                     assert list(feeder.handle(message)) == []
             write(feeder, writer)  # and no commit: a successor takes over while the transaction is open
@@ -284,7 +284,7 @@ def test_what_a_selector_learnt_and_drew_outlives_kills_so_that_the_same_tasks_a
         expected += [undisturbed.draw().problem.task_id for _ in concluded]
         say(run, *[outcome(run, n, **fields) for n, fields in said.items()])
         with feeding(run) as (feeder, writer):
-            while feeder.state.pacing.open("solver") > QUOTA - 4:
+            while feeder.state.pacing.count_open("solver") > QUOTA - 4:
                 for message in feeder.poll(Stopwatch()):
                     assert list(feeder.handle(message)) == []
             write(feeder, writer)  # and no commit: what was drawn is to be drawn again

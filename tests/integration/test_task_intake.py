@@ -91,9 +91,9 @@ def test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no
     with taking_in(run, started.append) as intake:
         until(lambda: started and len(started) + len(intake.queue) == 4, "the first suspect, and all that wait")
         assert len(started) == 1, "nothing runs beside a suspect"
-        intake.done(started[0])
+        intake.report_done(started[0])
         until(lambda: committed(run)[0] == 2 and len(started) > 1, "the second suspect, and the commit of the first")
-        intake.done(started[1])
+        intake.report_done(started[1])
         until(lambda: len(started) == 4, "the last of the tasks that may go")
     ends = [(one.message.offset, one.verdict) for one in started]
     assert ends == [(0, "play"), (2, "play"), (3, "poison"), (6, "play")]
@@ -107,6 +107,6 @@ def test_a_commit_of_an_earlier_run_of_the_same_name_passes_over_no_task(run: Ru
     with taking_in(run, started.append) as intake:
         until(lambda: len(started) == 6, "all tasks")
         for one in started:
-            intake.done(one)
+            intake.report_done(one)
         until(lambda: committed(run) == (6, f'{{"run":"{run.run_id}"}}'), "the commit of this run")
     assert [one.message.offset for one in started] == list(range(6))

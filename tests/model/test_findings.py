@@ -69,12 +69,12 @@ def never_look(patch: pytest.MonkeyPatch) -> None:
 
 
 def reissue_what_workers_passed(patch: pytest.MonkeyPatch) -> None:
-    due = Overdue.due
+    find_due = Overdue.find_due
 
     def as_before(self: Overdue, passed: Any, ends: Any, curated: Any, now_s: float) -> Any:
-        return due(self, passed, ends, ends, now_s)
+        return find_due(self, passed, ends, ends, now_s)
 
-    patch.setattr(Overdue, "due", as_before)
+    patch.setattr(Overdue, "find_due", as_before)
     patch.setattr(feed_state, "MOST_ATTEMPTS", math.inf)
 
 
@@ -83,10 +83,10 @@ def begin_again_at_zero(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_any_version(patch: pytest.MonkeyPatch) -> None:
-    def counts(_self: PublishedVersions, _message: object, _group: object) -> bool:
+    def can_move_clock(_self: PublishedVersions, _message: object, _group: object) -> bool:
         return True
 
-    patch.setattr(PublishedVersions, "counts", counts)
+    patch.setattr(PublishedVersions, "can_move_clock", can_move_clock)
 
 
 def report_expired_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def believe_what_adds_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_in_what_waits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Trainer, "_holds", lambda *_: False)
+    patch.setattr(Trainer, "_has_group", lambda *_: False)
 
 
 def name_after_the_last_version(patch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from tiny_models import SHAPE, TOKENIZER, batch
 from headrace.infra.recipe.settings import Lora, TrainerSettings
 from headrace.infra.weights.tensors import hash_weights
 from headrace.trainers.batches.batch import TrainingSequence
-from headrace.trainers.learner.backends.group import leading, new_learner
+from headrace.trainers.learner.backends.group import build_learner, lead_group
 from headrace.trainers.learner.checkpoint import encode_checkpoint
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
@@ -60,7 +60,7 @@ def parts_of(changed: dict[str, Any]) -> tuple[Any, TrainerSettings, int, Adapte
 
 
 def made(changed: dict[str, Any]) -> Learner:
-    return new_learner(*parts_of(changed))
+    return build_learner(*parts_of(changed))
 
 
 def alone(changed: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def taken_over(changed: dict[str, Any], folder: Folder) -> dict[str, Any]:
 
 def main() -> None:
     folder = Folder(sys.argv[1])
-    with leading():
+    with lead_group():
         found = {name: told(changed, folder) for name, changed in CASES.items()}
         found["taken over"] = {name: taken_over(CASES[name], folder) for name in TAKEN_OVER}
         found["troubles"] = troubles(folder, lambda: made({}), batch)

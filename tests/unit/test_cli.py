@@ -432,8 +432,8 @@ def test_an_up_that_cannot_be_is_refused_before_the_run(capsys: pytest.CaptureFi
 def test_notes_survive_the_file_and_add_up(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     notes = RunNotes("demo", "127.0.0.1:1", embedded_kafka=True, run_id="demo-1")
-    effort = notes.effort.plus(2.0, {"feed": {"process": 1.0, "librdkafka": 0.5}})
-    effort = effort.plus(3.0, {"feed": {"process": 1.0, "librdkafka": 0.0}, "broker": {"process": 4.0}})
+    effort = notes.effort.add(2.0, {"feed": {"process": 1.0, "librdkafka": 0.5}})
+    effort = effort.add(3.0, {"feed": {"process": 1.0, "librdkafka": 0.0}, "broker": {"process": 4.0}})
     folder.write(RunNotes("demo", "127.0.0.1:1", embedded_kafka=True, run_id="demo-1", effort=effort))
 
     found = folder.require()

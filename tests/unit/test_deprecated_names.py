@@ -6,6 +6,9 @@ import importlib
 
 import pytest
 
+from headrace.consumers.algorithms.contract import Candidate
+from headrace.schemas.records import Trajectory, TrajectoryGroup
+
 RENAMED = (
     ("headrace.consumers.algorithms.contract", "Again", "Replay"),
     ("headrace.consumers.algorithms.replay", "Replay", "ReplayMemory"),
@@ -29,3 +32,10 @@ def test_an_old_name_is_the_new_one_and_warns(module: str, old: str, new: str) -
 def test_a_name_that_never_was_is_missing_as_in_any_module(module: str) -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Never'"):
         _ = importlib.import_module(module).Never
+
+
+def test_an_old_name_of_a_method_works_and_warns() -> None:
+    candidate = Candidate.of(TrajectoryGroup(trajectories=(Trajectory(),)))
+
+    with pytest.warns(DeprecationWarning, match="shaped is called with_shaped_rewards now"):
+        assert candidate.shaped([0.5]) == candidate.with_shaped_rewards([0.5])

@@ -281,7 +281,7 @@ def test_a_group_that_the_schema_refuses_concludes_as_failed() -> None:
 
 def test_a_group_behind_a_claim_keeps_its_stamp() -> None:
     groups, _ = play(TASK, spec(), context(FakeEngine()))
-    encoded = encode_group(groups["p"]).behind(ClaimCheck("main", "k", "s", 5))
+    encoded = encode_group(groups["p"]).with_claim(ClaimCheck("main", "k", "s", 5))
     record = build_outgoing(Topics("run"), encoded, {"run.trajectories.p": 3})
     assert (record.partition, Stamp.from_headers(record.headers).max_version) == (1, 8)
     short = codec.decode(record.value, TrajectoryGroup)

@@ -21,17 +21,17 @@ def late() -> Evictions[None]:
 
 
 def test_evictions_wait_for_the_version_that_is_on_its_way(late: Evictions[None]) -> None:
-    assert not late.are_due(is_idle=False, batch_waits=True)
-    assert late.are_due(is_idle=True, batch_waits=False)
+    assert not late.are_due(is_idle=False, has_batch=True)
+    assert late.are_due(is_idle=True, has_batch=False)
     young = Evictions[None]()
-    assert not young.are_due(is_idle=True, batch_waits=True), "there are none"
+    assert not young.are_due(is_idle=True, has_batch=True), "there are none"
     young.add([LEFT])
-    assert not young.are_due(is_idle=True, batch_waits=False), "they wait for a moment"
-    assert young.are_due(is_idle=True, batch_waits=True), "or for the next batch"
+    assert not young.are_due(is_idle=True, has_batch=False), "they wait for a moment"
+    assert young.are_due(is_idle=True, has_batch=True), "or for the next batch"
 
 
 def test_what_is_taken_is_reported_once_and_what_is_left_at_the_end_of_the_run_too(late: Evictions[None]) -> None:
     late.end([LEFT.entry])
     assert [eviction.verdict for eviction in late.take()] == ["expired", "run_end"]
     assert not late
-    assert not late.are_due(is_idle=True, batch_waits=True)
+    assert not late.are_due(is_idle=True, has_batch=True)

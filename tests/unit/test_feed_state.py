@@ -151,7 +151,7 @@ def test_a_number_that_is_sent_back_is_open_again_for_its_policy_or_for_all() ->
     ):
         feed.take_dead_letter(letter)
         feed.take_dead_letter(replace(letter, reason="redriven", partition=1, offset=70))
-    assert feed.pacing.open("judge") == 8
+    assert feed.pacing.count_open("judge") == 8
     assert feed.pacing.tasks["debate", 2].open == {"solver", "judge"}
     assert feed.pacing.tasks["debate", 2].offset == -1
     assert (feed.pacing.tasks["debate", 3].partition, feed.pacing.tasks["debate", 3].offset) == (1, 70)
@@ -175,13 +175,13 @@ def test_a_lost_or_dead_number_is_asked_again_with_its_problem_and_seed_over_a_r
 def test_replays_and_single_trajectories_make_no_room() -> None:
     feed = state()
     feed.plan()
-    before = feed.pacing.open("judge")
+    before = feed.pacing.count_open("judge")
     feed.take_batch(BatchTrained(policy="judge", version=1, groups=(GroupUse("debate", 0, use=1),)))
     feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="dropped", level="trajectory"))
     feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="expired", use=1))
     feed.take_dead_letter(DeadLetter(stream="debate", number=1, policy="judge", use=1))
     feed.take_outcome(Outcome(stream="eval.debate", number=1, policy="judge", verdict="dropped"))
-    assert feed.pacing.open("judge") == before
+    assert feed.pacing.count_open("judge") == before
     assert feed.plan() == []
 
 

@@ -44,8 +44,8 @@ class Log:
             offsets.conclude(self._write(version, ends, batch, ()))
             if version % 7 == 0:
                 needed = {p: min([end, *(o for at, o in window if at == p)]) for p, end in ends.items()}
-                self._checkpoint(version, needed, offsets.first_needed(needed))
-            offsets.written(self.batches[-1].offset)
+                self._checkpoint(version, needed, offsets.find_first_needed(needed))
+            offsets.note_written(self.batches[-1].offset)
 
     def _write(
         self, version: int, ends: dict[int, int], batch: tuple[tuple[int, int], ...], gone: tuple[tuple[int, int], ...]
@@ -100,7 +100,7 @@ def test_from_its_checkpoints_offset_on_a_trainer_reads_all_that_it_needs(seed: 
         one for one in whole.batches if one.version > whole.checkpoint.version
     ]
     positions = {one.partition: one.offset for one in whole.checkpoint.positions}
-    assert recent.offsets.first_needed(positions) == whole.offsets.first_needed(positions)
+    assert recent.offsets.find_first_needed(positions) == whole.offsets.find_first_needed(positions)
 
 
 def test_of_a_log_without_offsets_only_what_is_needed_is_kept() -> None:

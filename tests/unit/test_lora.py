@@ -263,7 +263,7 @@ def test_held_versions_of_an_adapter_have_their_base_in_common(
 ) -> None:
     _, adapter = made()
     engine = engine_of(solver=Adapted(tiny().config, written(adapter, tmp_path)))
-    lm = engine._sets.served("solver").lm
+    lm = engine._sets.serving_set("solver").lm
     copied, own = dict(lm.copy().model.named_parameters()), dict(lm.model.named_parameters())
     assert {name for name in own if copied[name] is own[name]} == {name for name in own if ".lora_" not in name}
 

@@ -94,7 +94,7 @@ class Shaped(Stateless):
     """Gives whole numbers for rewards, and its verdict alone."""
 
     def process(self, candidate: Candidate, clock: int) -> Any:
-        return Keep(candidate.shaped([1, np.float32(0)]))
+        return Keep(candidate.with_shaped_rewards([1, np.float32(0)]))
 
 
 def test_whole_numbers_are_shaped_rewards_and_one_verdict_needs_no_list() -> None:
@@ -106,7 +106,7 @@ def test_whole_numbers_are_shaped_rewards_and_one_verdict_needs_no_list() -> Non
     record = build_curated(kept.candidate, b"", 1)
     assert codec.decode(codec.encode(record), CuratedGroup).rewards == (1.0, 0.0)
     with pytest.raises(ValueError, match="1 rewards for 2 trajectories: each member has one"):
-        Candidate.of(group).shaped([1])
+        Candidate.of(group).with_shaped_rewards([1])
 
 
 def some_tokens() -> TrainedTokens:

@@ -23,7 +23,7 @@ def pacing(pace: Any = "any", quotas: dict[str, Quota] | None = None, **policies
 
 def issue_all(state: Pacing) -> list[tuple[str, int]]:
     issued: list[tuple[str, int]] = []
-    while (stream := state.next_stream()) is not None:
+    while (stream := state.choose_stream()) is not None:
         number, _ = state.issue(stream, len(issued), "")
         issued.append((stream, number))
     return issued
@@ -41,16 +41,16 @@ def test_what_is_replayed_makes_room_smaller_down_to_one_batch_over_a_restart() 
     for _ in range(LOOK_BACK):
         state.note_batch("solver", 2, 4)
     state.note_batch("solver", 0, 0)
-    assert state.most_open("solver") == 6, "batches are half fresh: a number waits three versions as before"
+    assert state.open_limit("solver") == 6, "batches are half fresh: a number waits three versions as before"
     second = pacing(quotas={"solver": Quota(12, 10, batch=4)})
     restore(second, state, {})
     assert len(issue_all(second)) == 6
     for _ in range(LOOK_BACK):
         state.note_batch("solver", 0, 4)
-    assert state.most_open("solver") == 4, "or no batch would come together when nothing is left to replay"
+    assert state.open_limit("solver") == 4, "or no batch would come together when nothing is left to replay"
     for _ in range(LOOK_BACK):
         state.note_batch("solver", 4, 4)
-    assert state.most_open("solver") == 12
+    assert state.open_limit("solver") == 12
 
 
 def test_a_conclusion_makes_room_for_one_more_and_its_repetition_does_not() -> None:
@@ -74,14 +74,14 @@ def test_any_follows_the_policy_with_most_room_and_all_the_one_with_least() -> N
 def test_a_policy_with_all_its_versions_has_no_say() -> None:
     for pace in ("any", "all"):
         state = pacing(pace, {"solver": Quota(5, 10), "judge": Quota(2, 10)}, debate=("solver", "judge"))
-        state.version("judge", 10)
+        state.note_version("judge", 10)
         assert len(issue_all(state)) == 5
         state.conclude(GroupId("debate", 0), "judge")
         assert issue_all(state) == []
-        state.version("solver", 10)
+        state.note_version("solver", 10)
         state.conclude(GroupId("debate", 1))
         assert issue_all(state) == []
-        assert state.ended() == "steps"
+        assert state.end_reason() == "steps"
 
 
 def test_the_partition_with_the_fewest_outstanding_is_taken_and_the_smaller_of_equals() -> None:
@@ -98,10 +98,10 @@ def test_the_partition_with_the_fewest_outstanding_is_taken_and_the_smaller_of_e
 def test_a_run_ends_solved_when_every_stream_of_the_policies_left_is_closed() -> None:
     state = pacing(sums=("solver",), debate=("solver", "judge"))
     state.closed.add("sums")
-    assert state.ended() == ""
+    assert state.end_reason() == ""
     assert {stream for stream, _ in issue_all(state)} == {"debate"}
     state.closed.add("debate")
-    assert state.ended() == "solved"
+    assert state.end_reason() == "solved"
 
 
 def test_only_numbers_that_nobody_told_of_and_that_were_committed_past_are_lost() -> None:
@@ -194,7 +194,7 @@ def test_counts_hold_whatever_happens_in_whatever_order_and_over_a_restart(  # n
     assert (again.tasks, list(again.dead.items())) == (state.tasks, list(state.dead.items()))
     assert (again.snapshot(), again.table.take_changes()) == (state.snapshot(), {})
     for policy in ("solver", "judge"):
-        assert state.open(policy) == sum(policy in task.open for task in state.tasks.values())
+        assert state.count_open(policy) == sum(policy in task.open for task in state.tasks.values())
     for stream in ("sums", "debate"):
         assert state.next[stream] == issued[stream]
         waiting = Counter(t.partition for (s, _), t in state.tasks.items() if s == stream and t.unacknowledged)
@@ -214,9 +214,9 @@ def test_a_dead_number_makes_room_and_takes_it_again_when_it_is_sent_back() -> N
     assert issue_all(state) == [("math", 4)]
     assert state.reopen(GroupId("math", 2), "solver")
     assert not state.reopen(GroupId("math", 2), "solver")
-    assert (state.open("solver"), sum(state.count_outstanding("math"))) == (5, 5)
+    assert (state.count_open("solver"), sum(state.count_outstanding("math"))) == (5, 5)
     state.conclude(GroupId("math", 2), "solver")
-    assert (state.open("solver"), sum(state.count_outstanding("math"))) == (4, 4)
+    assert (state.count_open("solver"), sum(state.count_outstanding("math"))) == (4, 4)
 
 
 def test_a_number_that_is_open_again_and_that_nobody_tells_of_is_lost_and_asked_again() -> None:
@@ -318,7 +318,7 @@ def test_a_snapshot_of_before_there_were_chunks_is_read_and_goes_on_in_chunks() 
     old["open"] = [["math", n, n, "", n % PARTITIONS, 0, 10 + n, ["solver"], ["solver"]] for n in range(1, 199)]
     old["dead"] = [["math", n, n, "", 0, 1, 5, [], ["solver"]] for n in (199, 0)]
     state.restore(json.loads(json.dumps(old)), [{"open": [["math", 3, 9, "", 0, 9, 9, [], []]]}])
-    assert (state.open("solver"), sum(state.count_outstanding("math"))) == (198, 198)
+    assert (state.count_open("solver"), sum(state.count_outstanding("math"))) == (198, 198)
     assert (state.tasks["math", 3].attempt, list(state.dead)) == (0, [("math", 199), ("math", 0)])
     state.mark_dead(GroupId("math", 5))
     again, written = pacing(quotas={"solver": Quota(200, 10)}), dict[str, Any]()

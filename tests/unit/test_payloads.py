@@ -14,10 +14,10 @@ from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup
 from headrace.schemas.topics import Topics
 from headrace.trainers.batches import payloads
-from headrace.trainers.batches.payloads import LoggedFirstUses, Payloads, held_bytes
+from headrace.trainers.batches.payloads import LoggedFirstUses, Payloads, estimate_bytes
 
 KEPT, REWARDS = (0, 2), (1.0, 0.0, 0.5)
-HELD = held_bytes(CuratedGroup("r", "sums", 1, group=bytes(100), kept=KEPT, rewards=REWARDS))
+HELD = estimate_bytes(CuratedGroup("r", "sums", 1, group=bytes(100), kept=KEPT, rewards=REWARDS))
 
 
 class Log:
@@ -66,9 +66,9 @@ def memory(**bounds: int) -> Payloads:
 
 def test_a_replay_is_read_from_the_log_once_and_then_remembered(log: Log) -> None:
     state = memory()
-    state.whole(*log.put(7))
+    state.complete(*log.put(7))
     for use in (1, 2, 3):
-        found = state.whole(*log.put(7, use))
+        found = state.complete(*log.put(7, use))
         assert found is not None
         assert (found.use, found.group, found.kept, found.rewards) == (use, bytes([7]) * 100, KEPT, REWARDS)
     assert log.asked == [CuratedReplay(0, 1, "sums", 7, back=3)]
@@ -77,29 +77,29 @@ def test_a_replay_is_read_from_the_log_once_and_then_remembered(log: Log) -> Non
 def test_from_the_first_replay_on_what_is_read_is_remembered(log: Log) -> None:
     state = memory()
     for number in range(4):
-        state.whole(*log.put(number))
+        state.complete(*log.put(number))
     assert not state._firsts, "a run without replays remembers nothing"
-    state.whole(*log.put(0, 1))
-    state.whole(*log.put(4))
-    state.whole(*log.put(4, 1))
+    state.complete(*log.put(0, 1))
+    state.complete(*log.put(4))
+    state.complete(*log.put(4, 1))
     assert len(log.asked) == 1
 
 
 def test_memory_is_bounded_and_what_left_it_is_read_at_its_place(log: Log) -> None:
     state = memory(most_bytes=10 * HELD, most_places=50)
-    state.whole(*log.put(0))
-    state.whole(*log.put(0, 1))
+    state.complete(*log.put(0))
+    state.complete(*log.put(0, 1))
     for number in range(1, 200):
-        state.whole(*log.put(number))
+        state.complete(*log.put(number))
         assert len(state._firsts) * HELD == state._firsts.currsize <= 10 * HELD
         assert len(state._places) <= 50
     del log.asked[:]
-    state.whole(*log.put(199, 1))
+    state.complete(*log.put(199, 1))
     assert log.asked == []
-    found = state.whole(*log.put(170, 1))
+    found = state.complete(*log.put(170, 1))
     assert found is not None
     assert (found.group, log.asked) == (bytes([170]) * 100, [171]), "its place is known"
-    state.whole(*log.put(3, 1))
+    state.complete(*log.put(3, 1))
     assert isinstance(log.asked[-1], CuratedReplay), "nor its place any more"
 
 
@@ -112,15 +112,15 @@ def test_what_python_holds_for_small_groups_counts_too(members: int) -> None:
     held = {(0, "sums", number): codec.decode(written, CuratedGroup) for number in range(2000)}
     current, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 0.5 < current / sum(map(held_bytes, held.values())) < 1
+    assert 0.5 < current / sum(map(estimate_bytes, held.values())) < 1
 
 
 def test_a_group_larger_than_the_memory_is_not_remembered(log: Log) -> None:
     state = memory(most_bytes=HELD - 1)
-    state.whole(*log.put(0))
-    assert state.whole(*log.put(0, 1)) is not None
+    state.complete(*log.put(0))
+    assert state.complete(*log.put(0, 1)) is not None
     assert (state._firsts.currsize, len(state._firsts)) == (0, 0)
 
 
 def test_a_replay_whose_first_use_is_gone_has_no_group(log: Log) -> None:
-    assert memory().whole(*log.put(5, 1)) is None
+    assert memory().complete(*log.put(5, 1)) is None

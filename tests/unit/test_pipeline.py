@@ -102,7 +102,7 @@ def test_the_next_step_is_taken_while_a_version_is_on_its_way_and_nothing_comes_
     scene.begin(2)
     assert scene.version == 2
     assert not scene.pipeline.has_version
-    assert [planned.version for planned in scene.pipeline.under_way()] == [1, 2]
+    assert [planned.version for planned in scene.pipeline.list_under_way()] == [1, 2]
     scene.may_publish.release(2)
     first, second = scene.out(), scene.out()
     assert [made.planned.version for made in (first, second)] == [1, 2]

@@ -39,7 +39,7 @@ def test_a_model_computes_with_the_published_values_of_the_reference_for_a_while
     weight = torch.nn.Parameter(torch.zeros(2))
     policy = Masters({"weight": weight}, masters(3.0001), TrainerSettings())
     reference = ReferencePolicy(masters(1.0001))
-    with suppress(RuntimeError), reference.in_place_of(policy):
+    with suppress(RuntimeError), reference.stand_in_for(policy):
         assert weight.tolist() == [1.0, 1.0], "1.0001 is none in bf16"
         raise RuntimeError("on the way")
     assert weight.tolist() == [3.0, 3.0]

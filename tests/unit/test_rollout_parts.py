@@ -242,8 +242,8 @@ def test_wasted_tokens_are_exact_when_nothing_is_under_way() -> None:
     tally.count_episode(Outcome(1, failure=Failure(1, "error"), tokens=10))
     tally.count_episode(Outcome(2, tokens=5))
     assert (tally.episodes_done, tally.episodes_failed) == (1, 1)
-    assert tally.wasted_of(generated=180, tasks_open=1) == 15
-    assert tally.wasted_of(generated=130, tasks_open=0) == 30
+    assert tally.count_wasted(generated=180, tasks_open=1) == 15
+    assert tally.count_wasted(generated=130, tasks_open=0) == 30
 
 
 def test_the_only_workflow_is_taken_and_of_several_one_must_be_named() -> None:

@@ -229,7 +229,7 @@ def test_replay_of_what_the_routers_choose_anyway_changes_no_bit(
     recorded: list[tuple[list[int], Made]], layout: Any
 ) -> None:
     one, micro = learner(**REPLAY), layout(training_sequences(recorded))
-    with torch.no_grad(), one._passes.routers.following(micro, torch.device("cpu")):
+    with torch.no_grad(), one._passes.routers.follow_engine(micro, torch.device("cpu")):
         replayed, _ = token_logprobs(one.model, micro)
     plain, _ = token_logprobs(one.model, micro)
     assert torch.equal(replayed, plain)
@@ -252,7 +252,7 @@ def test_replay_keeps_to_the_engines_experts_where_other_weights_choose_others(
     for sequence in training_sequences(recorded):
         seen.clear()
         micro = pack([sequence])
-        with torch.no_grad(), one._passes.routers.following(micro, torch.device("cpu")):
+        with torch.no_grad(), one._passes.routers.follow_engine(micro, torch.device("cpu")):
             token_logprobs(one.model, micro)
         assert sequence.routing is not None
         np.testing.assert_array_equal(torch.stack(seen, 1).numpy(), sequence.routing)

@@ -53,7 +53,7 @@ class Scene:
 
     def next(self, **changed: object) -> Action[None]:
         self.at = replace(self.at, **changed)  # type: ignore[arg-type]  # by name
-        return self.scheduler.next(self.at)
+        return self.scheduler.choose_action(self.at)
 
     def makes(self) -> BeginStep[None]:
         """Begin a step and commit its version."""
@@ -179,4 +179,4 @@ def test_a_successor_reads_from_the_first_group_that_is_not_on_the_log() -> None
     scene = Scene()
     scene.scheduler.take(group(7))
     scene.scheduler.take(group(3, partition=1))
-    assert scene.scheduler.first_needed({0: 9, 1: 9, 2: 9}, [[group(5)], [group(8)]]) == {0: 5, 1: 3, 2: 9}
+    assert scene.scheduler.find_first_needed({0: 9, 1: 9, 2: 9}, [[group(5)], [group(8)]]) == {0: 5, 1: 3, 2: 9}

@@ -155,7 +155,7 @@ class Workers:
             for each in started:
                 assert each.task is not None
                 if each.verdict == "play":
-                    before = intake.owned.ledger(each.place).starts_before(each.message.offset)
+                    before = intake.owned.ledger(each.place).count_starts(each.message.offset)
                     self.company.append((before, len(running) - 1))
                     self.alone |= running.keys() if (before, len(running)) == (2, 1) else set()
             self.handed += started
@@ -171,7 +171,7 @@ class Workers:
                     self.ends[number, each.verdict] += 1
                     if each.reservation is not None:
                         each.reservation.close()
-                    intake.done(each)
+                    intake.report_done(each)
             if not running and not intake.queue:
                 intake.turn()
                 return True
@@ -264,7 +264,7 @@ def test_the_end_of_a_task_counts_in_the_ownership_of_its_start_and_in_no_later_
     intake._on_lost(intake._consumer, places)
     intake._on_assign(intake._consumer, places)
     for late in list(workers.handed):
-        intake.done(late)
+        intake.report_done(late)
     intake.turn()
     intake.turn()
     assert made.committed == dict.fromkeys(made.logs, (0, '{"started":"0:2,1:2","run":"r"}'))

@@ -46,7 +46,7 @@ class Partition(RuleBasedStateMachine):
         offset = data.draw(st.sampled_from(self.received))
         self.received.remove(offset)
         self.finished.add(offset)
-        self.ledger.done(offset)
+        self.ledger.mark_done(offset)
 
     @rule()
     def a_commit_is_made(self) -> None:
@@ -76,8 +76,8 @@ def test_done_tasks_are_skipped_and_open_ones_keep_their_starts() -> None:
     ledger = TaskLedger(5)
     for offset in (5, 6, 8, 9):
         assert ledger.start(offset)
-    ledger.done(6)
-    ledger.done(8)
+    ledger.mark_done(6)
+    ledger.mark_done(8)
     offset, metadata = ledger.commit()
     assert (offset, metadata) == (5, '{"done":"1-3","started":"0:1,4:1"}')
 
@@ -86,8 +86,8 @@ def test_done_tasks_are_skipped_and_open_ones_keep_their_starts() -> None:
     assert not heir.start(8)
     assert heir.start(5)
     assert heir.start(9)
-    assert [heir.starts_before(offset) for offset in (5, 7, 9)] == [1, 0, 1]
-    assert TaskLedger(*heir.commit()).starts_before(9) == 2
+    assert [heir.count_starts(offset) for offset in (5, 7, 9)] == [1, 0, 1]
+    assert TaskLedger(*heir.commit()).count_starts(9) == 2
 
 
 def test_an_owner_that_leaves_in_good_order_takes_its_own_starts_back_and_no_others() -> None:
@@ -97,7 +97,7 @@ def test_an_owner_that_leaves_in_good_order_takes_its_own_starts_back_and_no_oth
     ledger.reset_starts()
     assert ledger.commit() == (0, '{"started":"0:1"}')
     for offset in (0, 1):
-        ledger.done(offset)
+        ledger.mark_done(offset)
     assert ledger.commit() == (2, ""), "once all is finished, the next offset"
 
 
@@ -106,9 +106,9 @@ def test_a_commit_that_names_another_run_counts_as_none_and_one_that_names_no_ru
     offset, metadata = earlier.commit()
     assert (offset, metadata) == (4, '{"done":"2","started":"0:2","run":"earlier"}')
     again = TaskLedger(offset, metadata, "earlier")
-    assert (again.position, again.receive(4), again.receive(6), again.starts_before(4)) == (4, True, False, 2)
+    assert (again.position, again.receive(4), again.receive(6), again.count_starts(4)) == (4, True, False, 2)
     later = TaskLedger(offset, metadata, "later")
-    assert (later.position, later.receive(0), later.receive(6), later.starts_before(4)) == (0, True, True, 0)
+    assert (later.position, later.receive(0), later.receive(6), later.count_starts(4)) == (0, True, True, 0)
     of_older_build = TaskLedger(4, '{"done":"2"}', "later")
     assert (of_older_build.position, of_older_build.receive(6)) == (4, False)
     assert TaskLedger(4, "", "later").position == 4
@@ -119,7 +119,7 @@ def test_foreign_metadata_means_that_nothing_is_done() -> None:
     for text in ("{", "[1]", '{"done":"x"}', '{"started":"1"}', '{"done":3}'):
         ledger = TaskLedger(0, text)
         assert ledger.receive(0)
-        assert not ledger.starts_before(0)
+        assert not ledger.count_starts(0)
 
 
 def test_metadata_too_large_keeps_start_counts_and_long_runs_and_loses_no_task() -> None:
@@ -133,7 +133,7 @@ def test_metadata_too_large_keeps_start_counts_and_long_runs_and_loses_no_task()
     a_long_run = set(range(5_461, 5_519))
     finished = a_long_run | {offset for offset in range(5_400) if offset not in started and offset % 3}
     for offset in finished:
-        ledger.done(offset)
+        ledger.mark_done(offset)
 
     offset, metadata = ledger.commit()
     assert offset == 0
@@ -141,6 +141,6 @@ def test_metadata_too_large_keeps_start_counts_and_long_runs_and_loses_no_task()
     heir = TaskLedger(offset, metadata)
     again = {offset for offset in range(n) if heir.receive(offset)}
     assert again >= set(range(n)) - finished
-    assert {offset for offset in again if heir.starts_before(offset)} == started
+    assert {offset for offset in again if heir.count_starts(offset)} == started
     assert not again & a_long_run
     assert len(again) < n - len(a_long_run)

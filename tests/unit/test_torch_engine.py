@@ -318,7 +318,7 @@ def test_a_crash_of_the_engine_thread_reaches_every_caller(
     make_engine: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     engine = make_engine(max_batch=2)
-    served = engine._sets.served("p")
+    served = engine._sets.serving_set("p")
 
     def explode(*_: object) -> None:
         raise MemoryError("no memory left")
@@ -358,7 +358,7 @@ def test_a_crash_that_cannot_be_logged_still_reaches_its_caller(
         raise MemoryError("no memory left")
 
     monkeypatch.setattr(torch_engine.log, "exception", explode)
-    monkeypatch.setattr(engine._sets.served("p").lm, "forward", explode)
+    monkeypatch.setattr(engine._sets.serving_set("p").lm, "forward", explode)
     with pytest.raises(EngineError, match="no memory left"):
         run(engine, asyncio.wait_for(engine.generate("p", [1], LONG, seed=0), timeout=30))
 

@@ -51,10 +51,10 @@ class Estimator:
         Raises RewardError for a group from which no advantage follows, AdvantageError when the estimator returned
         something else. All advantages come through here, a user's too, so this is where they are finite from.
         """
-        found = self._fitting(self.function(members, **self.options), members)
+        found = self._require_fit(self.function(members, **self.options), members)
         return batch_norm(found, members) if self.normalises else found
 
-    def _fitting(self, found: Any, members: Sequence[Member]) -> Advantages:
+    def _require_fit(self, found: Any, members: Sequence[Member]) -> Advantages:
         if len(found) != len(members):
             raise AdvantageError(f"{self.name} returned {len(found)} advantages for {len(members)} sequences")
         if all(np.ndim(each) == 0 for each in found):

@@ -43,7 +43,7 @@ class Evictions(Generic[T]):
         taken, self._waiting = self._waiting, []
         return taken
 
-    def are_due(self, is_idle: bool, batch_waits: bool) -> bool:
+    def are_due(self, is_idle: bool, has_batch: bool) -> bool:
         """Return whether they are to be reported by themselves, given whether no version is on its way.
 
         While one is they wait for its transaction. Where the store is frozen it does not come, and each group is too
@@ -52,4 +52,4 @@ class Evictions(Generic[T]):
         """
         if not self._waiting or not is_idle:
             return False
-        return batch_waits or self._clock() - self._since > WAIT_S
+        return has_batch or self._clock() - self._since > WAIT_S

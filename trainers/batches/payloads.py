@@ -66,13 +66,13 @@ class Payloads:
 
     def __init__(self, firsts: FirstUses, most_bytes: int = MOST_BYTES, most_places: int = MOST_PLACES) -> None:
         self._source = firsts
-        self._firsts: LRUCache[PlacedGroup, CuratedGroup] = LRUCache(most_bytes, held_bytes)
+        self._firsts: LRUCache[PlacedGroup, CuratedGroup] = LRUCache(most_bytes, estimate_bytes)
         self._places: LRUCache[PlacedGroup, int] = LRUCache(most_places)
         self._wanted = False
         self.read_again = 0
         """How many were read from the log."""
 
-    def whole(self, message: Message, curated: CuratedGroup) -> CuratedGroup | None:
+    def complete(self, message: Message, curated: CuratedGroup) -> CuratedGroup | None:
         """Return a curated record with its group: its own, or that of its first use.
 
         None for a replay whose first use is no longer on the log. Raises SchemaError when the first use cannot be read,
@@ -106,7 +106,7 @@ class Payloads:
             self._firsts[key] = first
 
 
-def held_bytes(first: CuratedGroup) -> int:
+def estimate_bytes(first: CuratedGroup) -> int:
     """Return what Python holds for a group, about: its bytes, its indices and rewards, the record and its key."""
     return len(first.group) + RECORD_BYTES + MEMBER_BYTES * max(len(first.kept), len(first.rewards))
 

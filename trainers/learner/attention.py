@@ -107,11 +107,11 @@ def attend(
         packing.windows.add(window)
     size = query.shape[-1]
     if query.is_cuda and query.dtype in _FLASH_DTYPES and size == value.shape[-1] and size <= 256 and size % 8 == 0:
-        return _by_flash(query, key, value, packing, window, scaling), None
-    return _by_runs(module, (query, key, value), packing, window, scaling), None
+        return _attend_by_flash(query, key, value, packing, window, scaling), None
+    return _attend_by_runs(module, (query, key, value), packing, window, scaling), None
 
 
-def _by_runs(
+def _attend_by_runs(
     module: torch.nn.Module,
     states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     packing: Packing,
@@ -130,7 +130,7 @@ def _by_runs(
     return torch.cat(attended)[None]
 
 
-def _by_flash(
+def _attend_by_flash(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

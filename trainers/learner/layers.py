@@ -38,10 +38,10 @@ def arrange_layers(model: transformers.PreTrainedModel, *, checkpointing: bool, 
     when the model has nothing that this can be done to.
     """
     layers = layers_of(model)
-    _wrap(layers if checkpointing else [], layers, _recomputed)
+    _wrap(layers if checkpointing else [], layers, _recompute)
     of_layers = [module for layer in layers for module in layer.modules()]
     parts = [module for module in of_layers if type(module).__name__.endswith(_COMPILED)]
-    _wrap(parts if compiled else [], parts, _compiled)
+    _wrap(parts if compiled else [], parts, _compile)
     for name, wanted, found in (
         ("activation_checkpointing", checkpointing, layers),
         ("compile", compiled, parts),
@@ -51,17 +51,17 @@ def arrange_layers(model: transformers.PreTrainedModel, *, checkpointing: bool, 
 
 
 def _wrap(
-    chosen: Sequence[torch.nn.Module], candidates: Sequence[torch.nn.Module], wrapped: Callable[[_Forward], _Forward]
+    chosen: Sequence[torch.nn.Module], candidates: Sequence[torch.nn.Module], wrap: Callable[[_Forward], _Forward]
 ) -> None:
     for module in candidates:
         module.__dict__.pop("forward", None)
     for module in chosen:
-        module.forward = wrapped(module.forward)
+        module.forward = wrap(module.forward)
 
 
-def _recomputed(forward: _Forward) -> _Forward:
+def _recompute(forward: _Forward) -> _Forward:
     return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
 
 
-def _compiled(forward: _Forward) -> _Forward:
+def _compile(forward: _Forward) -> _Forward:
     return torch.compile(forward, dynamic=True)

@@ -120,7 +120,7 @@ class Learner:
         """
         self._announce("snapshot_weights")
         if self._adapter is not None and self._adapter.is_merged:
-            return self._adapter.merged(into)
+            return self._adapter.merge(into)
         published: dict[str, Tensor] = {}
         for name, master in self.masters.values.items():
             whole = self._backend.gather(master.detach(), torch.bfloat16)
@@ -147,8 +147,8 @@ class Learner:
             version=version,
             packed=self._passes.is_packed,
         )
-        sampled_by = self._sampled_by(steps)
-        ages = count_staleness(steps, sampled_by)
+        sampling_version = self._find_sampling_version(steps)
+        ages = count_staleness(steps, sampling_version)
         torch.manual_seed(self.seed * 1_000_003 + version)
         before, sums = self.masters.state(), StepSums()
         try:
@@ -156,7 +156,7 @@ class Learner:
                 self._have_reference()
                 proximal = "proximal" in self._objective.needs
                 known = self._passes.score_fixed_logprobs(
-                    steps, sampled_by, self.masters, trained.reference, proximal=proximal
+                    steps, sampling_version, self.masters, trained.reference, proximal=proximal
                 )
                 for step, tokens in zip(steps, known, strict=True):
                     self._optimize(step, tokens, sums)
@@ -220,7 +220,7 @@ class Learner:
         elif self.trained.reference is None:
             self.trained.reference = ReferencePolicy(self.masters.values)
 
-    def _sampled_by(self, steps: Sequence[Minibatch]) -> int:
+    def _find_sampling_version(self, steps: Sequence[Minibatch]) -> int:
         """Return the version that the newest tokens can be of: this one, or in a shadow the newest that they name."""
         if not self.settings.is_shadow:
             return self.version

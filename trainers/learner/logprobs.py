@@ -88,7 +88,7 @@ class _Head:
 
     def scores(self, states: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor) -> _Scores:
         """float32[n] and float32[n] of final states float[n, size]."""
-        with self._standing_in(states):
+        with self._substitute(states):
             logits = self.model(use_cache=False).logits[0]
         logits = logits.float() / temperatures[:, None]
         log_normaliser = logits.logsumexp(-1)
@@ -106,7 +106,7 @@ class _Head:
         return [parameter for parameter in dict.fromkeys([*output.parameters(), *outside]) if parameter.requires_grad]
 
     @contextmanager
-    def _standing_in(self, states: torch.Tensor) -> Iterator[None]:
+    def _substitute(self, states: torch.Tensor) -> Iterator[None]:
         given = type(self.outputs)(**{**self.outputs, "last_hidden_state": states[None]})
         base = decoder_of(self.model)
         base.forward = lambda *_, **__: given

@@ -41,7 +41,7 @@ class Adapter:
     """
 
     def __init__(self, model: transformers.PreTrainedModel, settings: Lora, seed: int) -> None:
-        targets = _found(model, settings.targets)
+        targets = _find_targets(model, settings.targets)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(torch.bfloat16))
@@ -54,9 +54,9 @@ class Adapter:
         self._layers = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
         if self.is_merged:
             for layer in self._layers.values():
-                layer.forward = partial(_merged_forward, layer)
+                layer.forward = partial(_forward_with_adapter, layer)
 
-    def merged(self, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    def merge(self, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
         """Return a version's whole weights as bf16; `into` as of `publish_weights`. What is frozen is not copied."""
         merged: dict[str, Tensor] = {}
         with torch.no_grad():
@@ -98,12 +98,12 @@ def check_targets(recipe: Recipe, policy: str) -> None:
     try:
         with torch.device("meta"):
             model = empty_model(config_of(settings))
-        _found(model, settings.lora.targets if settings.lora else ())
+        _find_targets(model, settings.lora.targets if settings.lora else ())
     except UsageError as error:
         raise UsageError(f"policies.{policy}: {error}") from error
 
 
-def _found(model: transformers.PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
+def _find_targets(model: transformers.PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
     """Return what to adapt by the ends of names, all linear layers where none are named. The head is none of them."""
     linear = [name for name, module in _modules(model) if isinstance(module, torch.nn.Linear)]
     ends = sorted({name.rpartition(".")[2] for name in linear})
@@ -130,7 +130,7 @@ def _merged_weight(layer: Any) -> torch.Tensor:
     return merged
 
 
-def _merged_forward(layer: Any, states: torch.Tensor) -> torch.Tensor:
+def _forward_with_adapter(layer: Any, states: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.linear(states, _merged_weight(layer), layer.base_layer.bias)
 
 

@@ -58,7 +58,7 @@ class Masters:
             group["fused"] = settings.fused_optimizer
         for master, state in self._optimizer.state.items():
             if state:  # empty before the first step
-                state["step"] = self._placed("step", state["step"], master)
+                state["step"] = self._place("step", state["step"], master)
 
     def clear(self) -> None:
         """Begin a minibatch."""
@@ -121,12 +121,12 @@ class Masters:
         kinds = {kind: named for kind, named in state.items() if kind != "masters"}
         self._optimizer.state.clear()
         for name, master in self.values.items():
-            own = {kind: self._placed(kind, named[name], master) for kind, named in kinds.items() if name in named}
+            own = {kind: self._place(kind, named[name], master) for kind, named in kinds.items() if name in named}
             if own:
                 self._optimizer.state[master] = own
         self.round()
 
-    def _placed(self, kind: str, value: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
+    def _place(self, kind: str, value: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
         """Copy what the optimizer keeps to where it looks for it: only the fused kernel counts steps on a GPU."""
         counts_here = kind == "step" and not self._optimizer.param_groups[0]["fused"]
         return value.to("cpu" if counts_here else master.device, copy=True)

@@ -48,7 +48,7 @@ def plug_in_parts(settings: TrainerSettings) -> dict[str, str]:
     return {f"plug-in {top}": source.hash[:SHOWN] for top in tops if (source := find_loaded_source(top)) is not None}
 
 
-def other_parts(expected: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+def list_differences(expected: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     """Return `part: expected -> here` for every part in which two fingerprints differ."""
     return [
         f"{part}: {expected.get(part, 'none')} -> {here.get(part, 'none')}"

@@ -58,7 +58,7 @@ class Passes:
     def score_fixed_logprobs(
         self,
         steps: Sequence[Minibatch],
-        sampled_by: int,
+        sampling_version: int,
         masters: Masters,
         reference: ReferencePolicy | None,
         *,
@@ -68,22 +68,22 @@ class Passes:
 
         Args:
             steps: The minibatches of a version.
-            sampled_by: The newest version that the tokens can be of.
+            sampling_version: The newest version that the tokens can be of.
             masters: Of the model, which computes with their values.
             reference: Under which log-probabilities are taken as well; None for none.
             proximal: Whether those of the weights before the first step are.
         """
-        known = [self._gather_tokens(step.micro_batches, sampled_by) for step in steps]
+        known = [self._gather_tokens(step.micro_batches, sampling_version) for step in steps]
         if proximal:
             before = [self.score_logprobs(step.micro_batches) for step in steps]
             known = [replace(tokens, proximal=one) for tokens, one in zip(known, before, strict=True)]
         if reference is not None:
-            with reference.in_place_of(masters):
+            with reference.stand_in_for(masters):
                 referred = [self.score_logprobs(step.micro_batches) for step in steps]
             known = [replace(tokens, reference=one) for tokens, one in zip(known, referred, strict=True)]
         return known
 
-    def _gather_tokens(self, micro_batches: Sequence[MicroBatch], sampled_by: int) -> TrainedTokens:
+    def _gather_tokens(self, micro_batches: Sequence[MicroBatch], sampling_version: int) -> TrainedTokens:
         def concatenate(parts: Iterable[npt.NDArray[Any]]) -> torch.Tensor:
             return torch.from_numpy(np.concatenate(list(parts))).to(self._device)
 
@@ -96,7 +96,7 @@ class Passes:
             advantages=concatenate(micro.advantages for micro in micro_batches),
             sequences=concatenate(micro.sequences + first for micro, first in zip(micro_batches, firsts, strict=False)),
             versions=concatenate(micro.versions for micro in micro_batches),
-            version=sampled_by,
+            version=sampling_version,
         )
 
     @torch.no_grad()
@@ -111,7 +111,7 @@ class Passes:
 
     def score_tokens(self, micro: MicroBatch, *, counts: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities and entropies, float32[N] each, of a micro-batch's trained tokens."""
-        with self.routers.following(micro, self._device, counts=counts):
+        with self.routers.follow_engine(micro, self._device, counts=counts):
             scores: tuple[torch.Tensor, torch.Tensor] = self.scorer(
                 micro, self._settings.logits_mib, self._settings.entropy > 0
             )

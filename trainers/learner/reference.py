@@ -35,7 +35,7 @@ class ReferencePolicy:
                 self.values[name].lerp_(master, 1 - settings.decay)
 
     @contextmanager
-    def in_place_of(self, masters: Masters) -> Iterator[None]:
+    def stand_in_for(self, masters: Masters) -> Iterator[None]:
         """Let the model of these masters compute with the reference's weights for a while."""
         masters.round(self.values)
         try:

@@ -43,7 +43,7 @@ class Routers:
         """int64[layers, experts], how many inputs of a minibatch each expert was sent."""
         self._are_known = all(_weighs_as_known(router) for router in self._routers)
         for layer, router in enumerate(self._routers):
-            router.register_forward_hook(partial(self._routed, layer))
+            router.register_forward_hook(partial(self._route, layer))
 
     def use(self, settings: TrainerSettings) -> None:
         """Go on with other settings. Raises UsageError for those that this model cannot have."""
@@ -64,7 +64,7 @@ class Routers:
         return RoutingLimits(len(self._routers), self._routers[0].num_experts, self._routers[0].top_k)
 
     @contextmanager
-    def following(self, micro: MicroBatch, device: torch.device, *, counts: bool = True) -> Iterator[None]:
+    def follow_engine(self, micro: MicroBatch, device: torch.device, *, counts: bool = True) -> Iterator[None]:
         """Have the forward pass within go where the engine's went; its recomputation too, until the next or `rest`.
 
         Inputs of a pass without gradient are counted, from `begin_count` to `end_count`, if they are to.
@@ -88,7 +88,7 @@ class Routers:
             self._load += torch.stack([torch.bincount(each, minlength=experts) for each in sent])
 
     def rest(self) -> None:
-        """Leave the model as it is without us, until `following`."""
+        """Leave the model as it is without us, until `follow_engine`."""
         self._given, self._outputs = None, {}
 
     def begin_count(self) -> None:
@@ -117,7 +117,7 @@ class Routers:
     def _router_outputs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [self._outputs[layer] for layer in range(len(self._routers))]
 
-    def _routed(self, layer: int, router: Any, _inputs: Any, output: Any) -> Any:
+    def _route(self, layer: int, router: Any, _inputs: Any, output: Any) -> Any:
         """Put what was given in the place of what a router chose; listen."""
         if self._given is None and not self._listens:
             return output

@@ -123,7 +123,7 @@ def staleness_metrics(histogram: Sequence[int]) -> StepMetrics:
     return {"staleness_mean": mean, "staleness_max": float(len(histogram) - 1), **shares}
 
 
-def sampled_by(settings: TrainerSettings, wholes: Sequence[DecodedGroup], version: int) -> int:
+def sampling_version(settings: TrainerSettings, wholes: Sequence[DecodedGroup], version: int) -> int:
     """Return the version by which groups that made `version` are old: the one before it.
 
     In a shadow the newest that a worker knew who played one of them, as its own versions sample nothing.

@@ -126,7 +126,7 @@ class Follower:
         """Keep how far it is: after every measurement, and now and then between two."""
 
 
-def in_words(step: int, reward: float, settings: WarmStartSettings) -> str:
+def describe_measurement(step: int, reward: float, settings: WarmStartSettings) -> str:
     """Return a measurement for people."""
     wanted = f"{settings.low:.2f}-{settings.high:.2f}"
     return f"exact match {reward:.2f} with held-out worked examples after {step} supervised steps, wanted {wanted}"
@@ -151,7 +151,7 @@ def warm_start(
     meter = _Meter(model, tokenizer, held_out, settings)
     progress = follower.resume()
     if progress is None:
-        progress = _begun(student, meter.measure(), settings)
+        progress = _start(student, meter.measure(), settings)
         follower.save(progress)
     else:
         student.restore(progress.now or progress.kept, progress.rate)
@@ -173,7 +173,7 @@ def warm_start(
     return WarmStart(progress.steps, progress.reward, tuple(progress.curve))
 
 
-def _begun(student: _Student, reward: float, settings: WarmStartSettings) -> Progress:
+def _start(student: _Student, reward: float, settings: WarmStartSettings) -> Progress:
     if reward > settings.high:
         raise BandNotReached(f"exact match is {reward:.3f} before any step, above {settings.high}: it needs none")
     return Progress(student.snapshot(), settings.measure_every, settings.learning_rate, reward, [(0, reward)])

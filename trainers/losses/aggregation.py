@@ -19,7 +19,7 @@ from headrace.trainers.losses.tokens import Count, Totals, sequence_sums, totals
 def token_mean(terms: Tensor, sequences: Tensor, kept: Tensor | None = None, totals: Totals | None = None) -> Tensor:
     """Sum of all terms / all tokens (DAPO, arXiv 2503.14476): every token weighs the same."""
     totals = totals or totals_of(sequences, kept)
-    return terms.sum() / _at_least_one(totals.tokens)
+    return terms.sum() / _clamp_to_one(totals.tokens)
 
 
 def sequence_mean(terms: Tensor, sequences: Tensor, kept: Tensor | None = None, totals: Totals | None = None) -> Tensor:
@@ -30,13 +30,13 @@ def sequence_mean(terms: Tensor, sequences: Tensor, kept: Tensor | None = None, 
     totals = totals or totals_of(sequences, kept)
     counted = terms.new_ones(terms.shape) if kept is None else kept.to(terms.dtype)
     lengths = sequence_sums(counted, sequences).clamp(min=1)
-    return (sequence_sums(terms, sequences) / lengths).sum() / _at_least_one(totals.sequences)
+    return (sequence_sums(terms, sequences) / lengths).sum() / _clamp_to_one(totals.sequences)
 
 
 def sequence_sum(terms: Tensor, sequences: Tensor, kept: Tensor | None = None, totals: Totals | None = None) -> Tensor:
     """Mean over sequences of each one's sum; sequences without a trained token count as 0."""
     totals = totals or totals_of(sequences, kept)
-    return terms.sum() / _at_least_one(totals.all_sequences)
+    return terms.sum() / _clamp_to_one(totals.all_sequences)
 
 
 def constant(
@@ -61,7 +61,7 @@ def constant(
     return sequence_sum(terms, sequences, kept, totals) / length
 
 
-def _at_least_one(count: Count) -> Count:
+def _clamp_to_one(count: Count) -> Count:
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
 

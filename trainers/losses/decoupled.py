@@ -10,7 +10,7 @@ from torch import Tensor
 from headrace.infra.errors import UsageError
 from headrace.trainers.losses.correction import is_within, weight_metrics
 from headrace.trainers.losses.metrics import clip_metrics, ratio_metrics
-from headrace.trainers.losses.ppo import dual_clipped, surrogate
+from headrace.trainers.losses.ppo import apply_dual_clip, surrogate
 from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio, per_sequence_mean
 
 
@@ -62,7 +62,7 @@ def decoupled_ppo(  # noqa: PLR0913 - each is a key of the recipe
     terms = surrogate(ratio, tokens.advantages, clip_low, clip_high)
     metrics = ratio_metrics(delta) | clip_metrics(ratio, tokens.advantages, clip_low, clip_high)
     metrics |= weight_metrics(log_weights, weights)
-    terms, bounded = dual_clipped(terms, tokens.advantages, dual_clip)
+    terms, bounded = apply_dual_clip(terms, tokens.advantages, dual_clip)
     zeros = torch.zeros_like(terms)
     return TokenLoss(torch.where(kept, weights * terms, zeros), metrics | bounded, ~kept)
 

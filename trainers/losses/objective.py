@@ -188,7 +188,7 @@ class Objective:
         `bounds.part(index)` goes with `tokens.part(index)`.
         """
         find = _BOUNDS.get(self.loss.func)
-        return None if find is None else find(self._prepare(tokens.detached()).tokens, **self.loss.keywords)
+        return None if find is None else find(self._prepare(tokens.detach()).tokens, **self.loss.keywords)
 
     @torch.no_grad()
     def totals(
@@ -201,7 +201,7 @@ class Objective:
             all_sequences: Sequences of the minibatch, also those without a token here; None: there are none such.
             bounds: What `bounds` returned for the minibatch.
         """
-        kept = None if self.count_rejected else self._after_loss(tokens.detached(), bounds).tokens.kept
+        kept = None if self.count_rejected else self._after_loss(tokens.detach(), bounds).tokens.kept
         return totals_of(tokens.sequences, kept, all_sequences)
 
     def share(

@@ -33,7 +33,7 @@ def ppo(
     ratio = delta.exp()
     terms = surrogate(ratio, tokens.advantages, clip_low, clip_high)
     metrics = ratio_metrics(delta) | clip_metrics(ratio, tokens.advantages, clip_low, clip_high)
-    terms, bounded = dual_clipped(terms, tokens.advantages, dual_clip)
+    terms, bounded = apply_dual_clip(terms, tokens.advantages, dual_clip)
     return TokenLoss(terms, metrics | bounded)
 
 
@@ -44,7 +44,7 @@ def surrogate(ratio: Tensor, advantages: Tensor, low: Bound, high: Bound) -> Ten
     return torch.where(bound > free, bound, free)
 
 
-def dual_clipped(terms: Tensor, advantages: Tensor, bound: float | None) -> tuple[Tensor, dict[str, Tensor]]:
+def apply_dual_clip(terms: Tensor, advantages: Tensor, bound: float | None) -> tuple[Tensor, dict[str, Tensor]]:
     """Hold the terms of tokens with A < 0 to at most -bound A; None leaves them. The second is a metric of it."""
     if bound is None:
         return terms, {}

@@ -50,7 +50,7 @@ def gmpo(tokens: TrainedTokens, *, clip_low: float = 0.4, clip_high: float = 0.4
     if clip_low < 0 or clip_high < 0:
         raise UsageError(f"gmpo: clip_low and clip_high must be at least 0, got {clip_low} and {clip_high}")
     delta = log_ratio(tokens.logprobs, tokens.behaviour)
-    clipped = _clipped_on_the_far_side(delta, tokens.advantages, clip_low, clip_high)
+    clipped = _clip_far_side(delta, tokens.advantages, clip_low, clip_high)
     terms = -per_sequence_mean(tokens.advantages, tokens) * per_sequence_mean(clipped, tokens).exp()
     above = ((tokens.advantages > 0) & (delta > clip_high)).sum().double()
     below = ((tokens.advantages < 0) & (delta < -clip_low)).sum().double()
@@ -58,6 +58,6 @@ def gmpo(tokens: TrainedTokens, *, clip_low: float = 0.4, clip_high: float = 0.4
     return TokenLoss(terms, ratio_metrics(delta) | shares)
 
 
-def _clipped_on_the_far_side(delta: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+def _clip_far_side(delta: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     held = torch.where(advantages > 0, delta.clamp(max=high), delta.clamp(min=-low))
     return torch.where(advantages == 0, torch.zeros_like(delta), held)

@@ -70,7 +70,7 @@ class TrainedTokens:
         }
         return replace(self, **cut)
 
-    def detached(self) -> TrainedTokens:
+    def detach(self) -> TrainedTokens:
         """Return the same numbers without gradient."""
         entropies = None if self.entropies is None else self.entropies.detach()
         return replace(self, logprobs=self.logprobs.detach(), entropies=entropies)

@@ -44,12 +44,12 @@ class BatchOffsets:
         for use in (*record.groups, *evicted):
             last[use.partition] = max(last.get(use.partition, -1), use.offset)
 
-    def written(self, offset: int) -> None:
+    def note_written(self, offset: int) -> None:
         """Take in where the record of a version stands that was concluded last."""
         self._sections.append(self._newest)
         self._newest = _Section(offset + 1)
 
-    def first_needed(self, positions: Mapping[int, int]) -> int:
+    def find_first_needed(self, positions: Mapping[int, int]) -> int:
         """Return from where to read, and forget what is before it; positions only grow from call to call."""
         while len(self._sections) > LOOK_BACK and _is_before(self._sections[0], positions):
             self._sections.popleft()

@@ -62,7 +62,7 @@ class Stretch:
         """Size of the whole weights."""
         return size_of(self.whole) if self.whole else 0
 
-    def after(self, event: WeightsPublished) -> Stretch:
+    def with_event(self, event: WeightsPublished) -> Stretch:
         """Return the stretch when this is published too."""
         if is_whole(event):
             return Stretch(event)
@@ -194,9 +194,9 @@ class _Fold:
         if batch.version < 0:
             return
         history.batches.append(batch)
-        history.offsets.written(offset)
+        history.offsets.note_written(offset)
         if newest is not None:
-            history.offsets.first_needed(positions)
+            history.offsets.find_first_needed(positions)
             if len(history.batches) > LOOK_BACK and history.batches[0].version <= newest.version:
                 del history.batches[0]
 
@@ -206,7 +206,7 @@ def _take_event(history: History, event: WeightsPublished, offset: int) -> None:
         history.anchor_offset = offset
     elif not is_version(event):
         return
-    history.stretch = history.stretch.after(event)
+    history.stretch = history.stretch.with_event(event)
     if is_version(event):
         history.published = event
     history.files = event.files or history.files

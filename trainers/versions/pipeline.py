@@ -141,7 +141,7 @@ class Pipeline:
         self.held_up_s = 0.0
         self._in_flight.append((planned, self._steps.submit(partial(self._step, planned))))
 
-    def under_way(self) -> Iterator[StepRequest]:
+    def list_under_way(self) -> Iterator[StepRequest]:
         """Yield the requests of all versions that were begun and not yet taken, oldest first."""
         return (planned for planned, _ in self._in_flight)
 

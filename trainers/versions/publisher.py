@@ -117,7 +117,7 @@ class Publisher:
         elif (base := self.base) is not None:
             event = replace(event, kind=DELTA, base_version=base.version, base_hash=base.weights_hash)
         stretch = self.base.stretch if self.base else Stretch()
-        self.base = Base(version, epoch, named, found, stretch.after(event))
+        self.base = Base(version, epoch, named, found, stretch.with_event(event))
         return event
 
     def reupload_lost_version(
@@ -150,7 +150,7 @@ class Publisher:
         claim, shards = self._upload_anchor(base.tensors, base.weights_hash, given_up, anew=True)
         event = self._event(base.version, base.epoch, base.weights_hash, claim, shards)
         event = replace(event, kind=WHOLE if base.is_published else ANCHOR, files=self.files)
-        self.base = replace(base, stretch=base.stretch.after(event), is_published=True)
+        self.base = replace(base, stretch=base.stretch.with_event(event), is_published=True)
         return event
 
     def _event(

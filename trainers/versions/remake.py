@@ -21,7 +21,7 @@ from headrace.schemas.records import BatchTrained, CheckpointPointer, NamedObjec
 from headrace.schemas.topics import policy_variant_of
 from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences, prepare_group
 from headrace.trainers.batches.trained_groups import LineageBroken, read_trained_groups
-from headrace.trainers.learner.backends.group import new_learner
+from headrace.trainers.learner.backends.group import build_learner
 from headrace.trainers.learner.checkpoint import CheckpointError, decode_checkpoint
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter, load_base
@@ -55,7 +55,7 @@ def load_learner_at(
     model = _load_model(objects, files, is_base=lora is not None)
     adapter = Adapter(model, lora, recipe.seed) if lora is not None else None
     settings = recipe.trainer_of(variant or policy_variant_of(pointer.policy, pointer.variant))
-    learner = new_learner(model, settings, recipe.seed, adapter)
+    learner = build_learner(model, settings, recipe.seed, adapter)
     if isinstance(state, Index):
         learner.load_stored(objects, state, pointer.parts)
     else:

@@ -20,7 +20,7 @@ from headrace.trainers.batches.trained_groups import LineageBroken
 from headrace.trainers.health import LOOK_BACK
 from headrace.trainers.learner.checkpoint import CheckpointError
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.learner.numerics import other_parts
+from headrace.trainers.learner.numerics import list_differences
 from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.history import History, read_history, read_waiting_groups
@@ -62,7 +62,7 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> Re
     """
     published = history.published
     assert published is not None  # noqa: S101 - the caller looked
-    learner = _from_newest_checkpoint(run, policy, history, history.files)
+    learner = _load_newest_checkpoint(run, policy, history, history.files)
     if learner.version < max(history.checkpoints):
         history = read_history(run, policy)  # the batches since stand before those that were read
     with heartbeat(run, policy, "resuming") as beat:
@@ -85,7 +85,7 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> Re
     )
 
 
-def _from_newest_checkpoint(run: Run, policy: str, history: History, files: tuple[NamedObject, ...]) -> Learner:
+def _load_newest_checkpoint(run: Run, policy: str, history: History, files: tuple[NamedObject, ...]) -> Learner:
     """Return a learner at the newest checkpoint that can be read; an older one only costs time."""
     for version in sorted(history.checkpoints, reverse=True):
         try:
@@ -149,7 +149,7 @@ def _choose_epoch(policy: str, learner: Learner, history: History, got: str) -> 
     begun = history.published
     if begun is not None and begun.epoch > epoch:  # by an anchor of the same version, and no batch came after it
         epoch, expected, then = begun.epoch, begun.weights_hash, learner.fingerprint()
-    differing = other_parts(then, learner.fingerprint())
+    differing = list_differences(then, learner.fingerprint())
     if got == expected and not differing:
         return epoch
     log.warning(

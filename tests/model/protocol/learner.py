@@ -147,7 +147,7 @@ class Pipeline:
         if not (flight.planned.must_publish or flight.stored):
             flight.published = Published(hash_weights(flight.tensors), None, None)
 
-    def under_way(self) -> Iterator[StepRequest]:
+    def list_under_way(self) -> Iterator[StepRequest]:
         return (flight.planned for flight in self.flights)
 
     def take_version(self) -> MadeVersion:

@@ -102,7 +102,7 @@ class WorkerProcess(Process):
             self.end()
             return
         started.give_places_back()
-        self.intake.done(started)
+        self.intake.report_done(started)
 
     def _record(self, started: StartedTask, group: TrajectoryGroup | None) -> Outgoing:
         if group is None:

@@ -58,7 +58,7 @@ LOOK_UP_S = 0.2
 
 
 @contextmanager
-def leading() -> Iterator[None]:
+def lead_group() -> Iterator[None]:
     """Go on in the leader alone; the others do what it does, and their process ends here when it leaves.
 
     A process that torchrun did not start among several is its own leader.
@@ -82,7 +82,7 @@ def leading() -> Iterator[None]:
     _leave()
 
 
-def new_learner(
+def build_learner(
     model: transformers.PreTrainedModel, settings: TrainerSettings, seed: int, adapter: Adapter | None = None
 ) -> Learner:
     """Return a learner on all processes of this one's group, or on this one alone where there is no group.
@@ -151,7 +151,7 @@ class LeadingLearner(Learner):
     def checkpoint(self, run: Run) -> Storing:
         """As a learner's: each process copies and stores what it holds."""
         self._announce("checkpoint", replace(run))
-        return partial(_stored, _uploads().begin(run, self))
+        return partial(_await_stored, _uploads().begin(run, self))
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """As a learner's."""
@@ -183,7 +183,7 @@ class _FollowingLearner(Learner):
 
     def checkpoint(self, run: Run) -> Storing:
         """Copy and store what we hold. What fails is reported by the leader."""
-        return partial(_stored, _uploads().begin(run, self))
+        return partial(_await_stored, _uploads().begin(run, self))
 
     def load_ours(self, run: Run, version: int, index: Index, parts: Sequence[NamedObject]) -> None:
         """Read our parts of a checkpoint."""
@@ -215,7 +215,7 @@ class _Uploads:
         self._executor.close(wait=True)
 
 
-def _stored(storing: Future[Stored | None], given_up: threading.Event | None) -> Stored:
+def _await_stored(storing: Future[Stored | None], given_up: threading.Event | None) -> Stored:
     """Return what all processes have stored, in the leader. Raises what one of them met, or StoreUnavailable."""
     while not wait([storing], LOOK_UP_S).done:
         if given_up is not None and given_up.is_set():
@@ -249,7 +249,7 @@ def _follow() -> None:
         if name == "build":
             _uploads().give_up()
             learner = None  # what it held is free before the next is built
-            learner = _built(*arguments)
+            learner = _build(*arguments)
         else:
             getattr(learner, name)(*arguments)
 
@@ -261,7 +261,7 @@ def _leave() -> None:
     dist.destroy_process_group()
 
 
-def _built(
+def _build(
     config: transformers.PreTrainedConfig,
     settings: TrainerSettings,
     seed: int,

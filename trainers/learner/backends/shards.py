@@ -128,7 +128,7 @@ class _Writer(StorageWriter):
             for part in _cut_up(pieces, self._part_bytes):
                 results += self._store(part, number)
                 number += 1
-        return _done(results)
+        return _as_future(results)
 
     def _store(self, part: Mapping[MetadataIndex, Tensor], number: int) -> list[WriteResult]:
         if self._given_up is not None and self._given_up.is_set():
@@ -191,7 +191,7 @@ class _Reader(StorageReader):
             part = read_safetensors(self._objects.get(self._claims[name]))
             for item in items:
                 self._copy(item, part, planner)
-        return _done(None)
+        return _as_future(None)
 
     def _copy(self, item: ReadItem, part: Mapping[str, Tensor], planner: LoadPlanner) -> None:
         piece, tensor = self._piece_of(item), part.get(_name_of(item.storage_index))
@@ -255,7 +255,7 @@ def _metadata_of(cut: Cut) -> TensorStorageMetadata:
     return TensorStorageMetadata(TensorProperties(TORCH_DTYPES[cut.dtype]), torch.Size(cut.shape), chunks)
 
 
-def _done(value: T) -> Future[T]:
+def _as_future(value: T) -> Future[T]:
     future: Future[T] = Future()
     future.set_result(value)
     return future

@@ -40,7 +40,7 @@ class TensorParallelBackend(MeshBackend):
         for name, module in decoder.named_modules():
             if name.endswith(shared):
                 for parameter in module.parameters():
-                    parameter.register_hook(partial(_summed, self._mesh.get_group()))
+                    parameter.register_hook(partial(_sum_gradient, self._mesh.get_group()))
 
     def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:  # noqa: ARG002 - all have all
         """Return them as they are: every process computes every token."""
@@ -59,7 +59,7 @@ def _plan(config: transformers.PreTrainedConfig, parts: int) -> dict[str, str]:
     return plan
 
 
-def _summed(group: dist.ProcessGroup, gradient: torch.Tensor) -> torch.Tensor:
+def _sum_gradient(group: dist.ProcessGroup, gradient: torch.Tensor) -> torch.Tensor:
     total = gradient.clone()
     dist.all_reduce(total, group=group)
     return total
