@@ -311,9 +311,8 @@ class TrainerSettings(Settings):
     @model_validator(mode="after")
     def _check_minibatches(self) -> TrainerSettings:
         if self.groups_per_batch % self.minibatches:
-            raise ValueError(
-                f"groups_per_batch ({self.groups_per_batch}) must be a multiple of minibatches ({self.minibatches})",
-            )
+            given = f"groups_per_batch ({self.groups_per_batch})"
+            raise ValueError(f"{given} must be a multiple of minibatches ({self.minibatches})")
         return self
 
 
