@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory
+from headrace.envs.judging import score_answer
 from headrace.envs.transcript import Transcript
 
 
@@ -20,5 +21,5 @@ async def single_turn(problem: Problem, env: Environment, actors: Mapping[str, A
     transcript.prompt(actor.encode(problem.prompt))
     generation = await actor.generate(transcript.ids)
     transcript.add_generation(generation)
-    score = env.score(problem, actor.decode(generation.ids))
+    score = await score_answer(env, problem, actor.decode(generation.ids))
     return {role: RoleTrajectory(score.reward, (transcript.sequence(),), score.parts)}

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score
+from headrace.envs.judging import score_answer
 from headrace.envs.transcript import Transcript
 from headrace.schemas import records
 
@@ -54,7 +55,7 @@ async def _solve(
     generation = await actor.generate(transcript.ids)
     transcript.add_generation(generation)
     text = actor.decode(generation.ids)
-    score = env.score(problem, text)
+    score = await score_answer(env, problem, text)
     return text, score, transcript.sequence(reward=score.reward)
 
 

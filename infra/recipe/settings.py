@@ -153,6 +153,10 @@ class Rollout(Settings):
     """Episodes that one worker runs at once."""
     episode_limit_s: float = Field(120.0, gt=0)
     """Seconds after which an episode fails."""
+    score_threads: int = Field(8, ge=1, le=256)
+    """Threads of a worker in which `score` runs. 1 for a scorer that cannot run twice at once."""
+    score_limit_s: float = Field(10.0, gt=0)
+    """Seconds that one score may take; then its episode fails. The time that it waits for a thread does not count."""
     record_routing: bool = False
     """Record the experts of every token, if the policy has experts, for a trainer that replays them (`docs/moe.md`). It
     takes a byte for each layer and expert of a token."""
@@ -307,9 +311,8 @@ class TrainerSettings(Settings):
     @model_validator(mode="after")
     def _check_minibatches(self) -> TrainerSettings:
         if self.groups_per_batch % self.minibatches:
-            raise ValueError(
-                f"groups_per_batch ({self.groups_per_batch}) must be a multiple of minibatches ({self.minibatches})",
-            )
+            given = f"groups_per_batch ({self.groups_per_batch})"
+            raise ValueError(f"{given} must be a multiple of minibatches ({self.minibatches})")
         return self
 
 

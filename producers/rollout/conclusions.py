@@ -39,8 +39,6 @@ from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, Trajec
 Groups = dict[str, TrajectoryGroup]
 """By policy."""
 
-SCORE_LIMIT_S = 10.0
-"""The event loop waits for a score, so it is never given a whole episode's time."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 
@@ -54,7 +52,9 @@ def build_workflow_spec(recipe: Recipe, workflow: str) -> WorkflowSpec:
         raise UsageError(f"workflow {workflow!r} of the recipe cannot be played here: {error}") from error
     return WorkflowSpec(
         workflow=play,
-        environment=LimitedScoring(environment, min(SCORE_LIMIT_S, rollout.episode_limit_s)),
+        environment=LimitedScoring(
+            environment, min(rollout.score_limit_s, rollout.episode_limit_s), rollout.score_threads
+        ),
         roles=wanted.policies,
         training=Sampling(
             rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, max_tokens=rollout.max_tokens
@@ -83,6 +83,8 @@ class Concluder:
     watch: Stopwatch
     pauses: Pauses
     failures: FailureLog = field(default_factory=FailureLog)
+    building: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the spec of a further revision is made."""
     delivering: int = 0
     """Tasks that are played and not acknowledged."""
 
@@ -107,7 +109,7 @@ class Concluder:
             reach("rollout.started")
             if started.verdict == "play":
                 try:
-                    spec = self._spec_of(task)
+                    spec = await self._spec_of(task)
                     wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
                     async with self.holds.hold(wanted):
                         groups = await play_group(task, spec, self.context, ending, partial(self._free_place, started))
@@ -152,9 +154,12 @@ class Concluder:
         unnamed = replace(started.message, headers=[])
         return build_dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.why)
 
-    def _spec_of(self, task: Task) -> WorkflowSpec:
-        if task.revision not in self.specs:
-            self.specs[task.revision] = build_workflow_spec(self.follower.recipes[task.revision], self.workflow)
+    async def _spec_of(self, task: Task) -> WorkflowSpec:
+        """Return how a task is played; an environment may take its time to load, and the event loop goes on."""
+        async with self.building:
+            if task.revision not in self.specs:
+                recipe = self.follower.recipes[task.revision]
+                self.specs[task.revision] = await asyncio.to_thread(build_workflow_spec, recipe, self.workflow)
         return self.specs[task.revision]
 
     def _recipe_of(self, task: Task) -> Recipe:

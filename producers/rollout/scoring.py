@@ -1,8 +1,9 @@
-"""A limit on the time that an environment takes to score, since scoring runs inside the event loop.
+"""An environment as workflows get it: it scores in threads, each score within a time limit.
 
-What is covered: a score that computes or sleeps for ever in Python, or in a regular expression, is interrupted by a
-timer signal and its episode fails. What is not: one that hangs inside a C extension cannot be interrupted by anything
-but the end of its process; the worker ends then (see `rollout.py`), and the task is found by its start counts.
+A workflow that calls `score` itself, instead of `envs.judging.score_answer`, keeps the event loop waiting. A score that
+computes or sleeps too long there, in Python or in a regular expression, is interrupted by a timer signal, and its
+episode fails. One that hangs inside a C extension cannot be interrupted by anything but the end of its process; the
+worker ends then (see `watchdog.py`), and the task is found by its start counts.
 """
 
 from __future__ import annotations
@@ -12,24 +13,40 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, cast
 
+import structlog
+
 from headrace.envs.contract import Environment, Problem, Score, Split, check_number
-from headrace.infra.unreachable import OutOfTime
+from headrace.producers.rollout.score_threads import ScoreThreads, ScoreTimeLimit
 
+__all__ = ["LimitedScoring", "ScoreTimeLimit", "limit_time"]
 
-class ScoreTimeLimit(OutOfTime):
-    """The environment did not judge in time."""
+log = structlog.get_logger()
+
+REMEDY = "let the workflow write `await score_answer(env, problem, text)` (headrace.envs.judging)"
+HELD_S = 0.5
+"""A score that keeps the event loop waiting for longer is reported."""
 
 
 class LimitedScoring:
-    """An environment whose `score` raises ScoreTimeLimit after `limit_s` seconds; all else is as it was."""
+    """An environment whose `score` raises ScoreTimeLimit after `limit_s` seconds; all else is as it was.
 
-    def __init__(self, environment: Environment, limit_s: float) -> None:
+    Args:
+        environment: Scores.
+        limit_s: Seconds that a score may take.
+        threads: Scores that run at once.
+    """
+
+    def __init__(self, environment: Environment, limit_s: float, threads: int = 1) -> None:
         self.name = environment.name
         self._environment = environment
         self._limit_s = limit_s
+        self._threads = ScoreThreads(environment.name, threads, limit_s)
+        self._has_held = False
+        """Whether it was reported that the event loop waits for scores."""
 
     def size(self, split: Split) -> int | None:
         """See `Environment.size`."""
@@ -41,8 +58,21 @@ class LimitedScoring:
 
     def score(self, problem: Problem, text: str) -> Score:
         """See `Environment.score`; a bare number is a reward without parts. Raises TypeError."""
-        with limit_time(self._limit_s):
-            found: Any = self._environment.score(problem, text)
+        began = time.monotonic()
+        with limit_time(self._limit_s, self.name):
+            found = self._score(problem, text)
+        held_s = time.monotonic() - began
+        if held_s > HELD_S and not self._has_held and threading.current_thread() is threading.main_thread():
+            self._has_held = True
+            log.warning("score.held_loop", scorer=self.name, s=round(held_s, 2), remedy=REMEDY)
+        return found
+
+    async def score_in_thread(self, problem: Problem, text: str) -> Score:
+        """See `envs.judging.ScoresInThreads`. Raises TypeError, and ScoreTimeLimit."""
+        return await self._threads.run(partial(self._score, problem, text))
+
+    def _score(self, problem: Problem, text: str) -> Score:
+        found: Any = self._environment.score(problem, text)
         if hasattr(found, "reward"):
             return cast("Score", found)
         return Score(
@@ -57,7 +87,7 @@ class LimitedScoring:
 
 
 @contextmanager
-def limit_time(limit_s: float) -> Iterator[None]:
+def limit_time(limit_s: float, scorer: str) -> Iterator[None]:
     """Raise ScoreTimeLimit in the block after so many seconds; only the main thread can be limited, others run on.
 
     Another timer that is running, for instance a test runner's, is set again afterwards.
@@ -67,7 +97,7 @@ def limit_time(limit_s: float) -> Iterator[None]:
         return
 
     def raise_limit(_number: int, _frame: FrameType | None) -> None:
-        raise ScoreTimeLimit(f"the environment did not score within {limit_s:g} s")
+        raise ScoreTimeLimit(f"environment {scorer} did not score within {limit_s:g} s (rollout.score_limit_s)")
 
     before = signal.signal(signal.SIGALRM, raise_limit)
     began = time.monotonic()

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.envs.contract import Actor, Environment, Episode, Generation, Problem, RoleTrajectory
+from headrace.envs.judging import score_answer
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.producers.rollout.actor import EngineActor
@@ -30,7 +31,7 @@ async def slow(problem: Problem, env: Environment, actors: Mapping[str, Actor]) 
         made.append(await actor.generate(transcript.ids, max_tokens=1))
         transcript.add_generation(made[-1])
         await asyncio.sleep(STEP_S)
-    score = env.score(problem, actor.decode(np.concatenate([each.ids for each in made])))
+    score = await score_answer(env, problem, actor.decode(np.concatenate([each.ids for each in made])))
     return {role: RoleTrajectory(score.reward, (transcript.sequence(),), score.parts)}
 
 

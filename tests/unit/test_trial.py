@@ -25,6 +25,7 @@ OWN = """
 from headrace.consumers.algorithms.contract import Keep
 from headrace.envs.arithmetic import Arithmetic
 from headrace.envs.contract import RoleTrajectory, Score
+from headrace.envs.judging import score_answer
 from headrace.envs.transcript import Transcript
 
 
@@ -60,7 +61,7 @@ async def two_turns(problem, env, actors):
     transcript.observe(actor.encode_plain(" again "))
     made = await actor.generate(transcript.ids, max_tokens=3)
     transcript.add_generation(made)
-    score = env.score(problem, actor.decode(made.ids))
+    score = await score_answer(env, problem, actor.decode(made.ids))
     return {role: RoleTrajectory(score.reward, (transcript.sequence(),), score.parts)}
 
 

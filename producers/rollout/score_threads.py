@@ -1,0 +1,183 @@
+"""The threads in which environments score, so that the event loop never waits for one.
+
+A score that takes too long fails its episode, and its thread is given up: another one takes its place at once. Python
+code in it is interrupted. What hangs in a C extension stays behind in a daemon thread, and is counted. An extension
+that also keeps the interpreter to itself, as `re` does, stops every thread: then the process ends, with the stack of
+each of them, and its supervisor starts it again. So every wait ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import structlog
+
+from headrace.infra.unreachable import OutOfTime
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+MOST_STUCK = 64
+"""Threads that may be stuck at once; with more, no score is begun any more until one comes back."""
+BEAT_S = 1.0
+GRACE_S = 60.0
+"""The process ends when, while a score runs, the event loop gets no turn for its time limit and so long."""
+STDERR = 2
+
+
+class ScoreTimeLimit(OutOfTime):
+    """The environment did not judge in time."""
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """One score under way."""
+
+    function: Callable[[], object]
+    answer: asyncio.Future[Any]
+    thread: _ScoreThread
+    limit: asyncio.TimerHandle | None = None
+    given_up: bool = False
+
+
+class ScoreThreads:
+    """A number of threads that score. All of it but the threads themselves belongs to the event loop.
+
+    Args:
+        scorer: Name of what scores, for messages.
+        count: Scores that run at once; the others wait, and their time limit has not begun yet.
+        limit_s: Seconds that a score may take.
+    """
+
+    def __init__(self, scorer: str, count: int, limit_s: float) -> None:
+        self.stuck = 0
+        """Scores that were given up and have not come back."""
+        self._scorer, self._limit_s = scorer, limit_s
+        self._room = asyncio.Semaphore(count)
+        self._idle: list[_ScoreThread] = []
+        self._running = 0
+        self._watching: asyncio.Task[None] | None = None
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Return what a function returns in one of the threads. Raises what it raises, and ScoreTimeLimit."""
+        await self._room.acquire()
+        if self.stuck >= MOST_STUCK:
+            self._room.release()
+            raise ScoreTimeLimit(
+                f"{self.stuck} scores of environment {self._scorer} never came back, and no further one is begun: give "
+                "it a time limit of its own"
+            )
+        loop = asyncio.get_running_loop()
+        call = _Call(function, loop.create_future(), self._idle.pop() if self._idle else _ScoreThread())
+        call.limit = loop.call_later(self._limit_s, self._give_up, call)
+        self._running += 1
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
+        call.thread.calls.put((call.function, lambda result, error: self._settle_soon(loop, call, result, error)))
+        answer: T = await call.answer
+        return answer
+
+    def _settle_soon(
+        self, loop: asyncio.AbstractEventLoop, call: _Call, result: object, error: BaseException | None
+    ) -> None:
+        """Hand an answer to the event loop; called in the call's thread."""
+        try:
+            loop.call_soon_threadsafe(self._settle, call, result, error)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            call.thread.end()
+
+    def _settle(self, call: _Call, result: object, error: BaseException | None) -> None:
+        if call.given_up:
+            self.stuck -= 1
+            call.thread.end()
+            return
+        assert call.limit is not None  # noqa: S101 - set before the call began
+        call.limit.cancel()
+        self._idle.append(call.thread)
+        self._free_place()
+        if call.answer.done():  # its episode was cancelled
+            return
+        if error is None:
+            call.answer.set_result(result)
+        elif isinstance(error, StopIteration):  # no future can carry it
+            call.answer.set_exception(RuntimeError(f"{self._scorer}.score raised StopIteration"))
+        else:
+            call.answer.set_exception(error)
+
+    def _give_up(self, call: _Call) -> None:
+        """Fail a call, interrupt what of it is Python, and let another thread take its place."""
+        call.given_up = True
+        self.stuck += 1
+        self._free_place()
+        why = f"environment {self._scorer} did not score within {self._limit_s:g} s (rollout.score_limit_s)"
+        log.warning("score.overdue", scorer=self._scorer, limit_s=self._limit_s, stuck=self.stuck)
+        call.thread.interrupt()
+        if not call.answer.done():
+            call.answer.set_exception(ScoreTimeLimit(why))
+
+    def _free_place(self) -> None:
+        self._running -= 1
+        self._room.release()
+
+    async def _watch(self) -> None:
+        """While scores run, put off the end that comes when the event loop gets no turn for too long.
+
+        When none runs any more, idle threads end.
+        """
+        try:
+            while self._running:
+                faulthandler.dump_traceback_later(self._limit_s + GRACE_S, exit=True, file=STDERR)
+                await asyncio.sleep(BEAT_S)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            while self._idle:
+                self._idle.pop().end()
+
+
+class _ScoreThread(threading.Thread):
+    """One thread: takes calls until it is given None. A daemon, as nothing else ends one that is stuck."""
+
+    def __init__(self) -> None:
+        super().__init__(name="score", daemon=True)
+        self.calls: SimpleQueue[tuple[Callable[[], object], Callable[..., None]] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_calling = False
+        self.start()
+
+    def run(self) -> None:
+        while (call := self.calls.get()) is not None:
+            function, settle = call
+            result, error = self._call(function)
+            settle(result, error)
+            del call, function, settle, result, error  # an idle thread keeps no episode alive
+
+    def _call(self, function: Callable[[], object]) -> tuple[object, BaseException | None]:
+        try:
+            with self._lock:
+                self._is_calling = True
+            try:
+                return function(), None
+            finally:
+                with self._lock:
+                    self._is_calling = False
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the answer gets it
+            return None, error
+
+    def end(self) -> None:
+        """Take no further call."""
+        self.calls.put(None)
+
+    def interrupt(self) -> None:
+        """Raise ScoreTimeLimit in the call that runs; code in C extensions does not notice before it returns."""
+        with self._lock:
+            if self._is_calling and self.ident is not None:
+                raised = ctypes.py_object(ScoreTimeLimit)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), raised)

@@ -1,0 +1,152 @@
+"""Scores run in threads within a time limit, and the event loop never waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from subprocess import run
+from sys import executable
+
+import pytest
+from tests.unit.test_episodes import TASK, Echo, FakeEngine, context, spec
+
+from headrace.envs.contract import Problem, Score
+from headrace.producers.rollout.episodes import WorkflowSpec, play_group
+from headrace.producers.rollout.score_threads import MOST_STUCK, ScoreThreads, ScoreTimeLimit
+from headrace.producers.rollout.scoring import LimitedScoring
+from headrace.schemas.records import TrajectoryGroup
+
+
+class Sleeper(Echo):
+    """Sleeps as a compiler does, and counts how many do at once."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__()
+        self.pause_s = pause_s
+        self.running = self.most = 0
+        self.lock = threading.Lock()
+
+    def score(self, problem: Problem, text: str) -> Score:
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        time.sleep(self.pause_s)
+        with self.lock:
+            self.running -= 1
+        return Score(float(text[0]))
+
+
+def scored_by(environment: Echo, limit_s: float, threads: int) -> WorkflowSpec:
+    return replace(spec(), environment=LimitedScoring(environment, limit_s, threads))
+
+
+def play_with_beat(a_spec: WorkflowSpec, n_asked: int) -> tuple[TrajectoryGroup, float]:
+    """Play a group; return it, and the longest time that the event loop got no turn."""
+
+    async def play() -> tuple[TrajectoryGroup, float]:
+        longest_s = 0.0
+
+        async def beat() -> None:
+            nonlocal longest_s
+            while True:
+                began = time.monotonic()
+                await asyncio.sleep(0.01)
+                longest_s = max(longest_s, time.monotonic() - began)
+
+        beating = asyncio.create_task(beat())
+        task = replace(TASK, n_asked=n_asked)
+        groups = await play_group(task, a_spec, context(FakeEngine()), asyncio.Event(), lambda _: None)
+        beating.cancel()
+        return groups["p"], longest_s
+
+    return asyncio.run(play())
+
+
+def test_the_event_loop_goes_on_while_scores_run_and_no_more_of_them_run_than_there_are_threads() -> None:
+    environment = Sleeper(0.2)
+    began = time.monotonic()
+    group, longest_s = play_with_beat(scored_by(environment, 5, threads=4), n_asked=12)
+    assert (len(group.trajectories), group.failures) == (12, ())
+    assert time.monotonic() - began < 12 * 0.2
+    assert longest_s < 0.2
+    assert environment.most == 4
+
+
+def test_the_results_are_those_of_one_score_after_the_other() -> None:
+    at_once, _ = play_with_beat(scored_by(Sleeper(0.01), 5, threads=8), n_asked=16)
+    in_order, _ = play_with_beat(scored_by(Sleeper(0.0), 5, threads=1), n_asked=16)
+    assert [t.reward for t in at_once.trajectories] == [t.reward for t in in_order.trajectories]
+    assert at_once.episode_ids == in_order.episode_ids
+
+
+def test_a_score_over_its_limit_fails_its_episode_by_name_and_another_thread_takes_over() -> None:
+    class StuckOnce(Sleeper):
+        calls = 0
+
+        def score(self, problem: Problem, text: str) -> Score:
+            with self.lock:
+                self.calls += 1
+                first = self.calls == 1
+            time.sleep(1.0 if first else 0.0)
+            return Score(1.0)
+
+    group, _ = play_with_beat(scored_by(StuckOnce(0), 0.1, threads=1), n_asked=3)
+    [failure] = group.failures
+    assert (len(group.trajectories), failure.reason) == (2, "time_limit")
+    assert failure.detail == "environment echo did not score within 0.1 s (rollout.score_limit_s)"
+
+
+def test_python_that_computes_for_ever_is_interrupted_and_its_thread_ends() -> None:
+    group, longest_s = play_with_beat(scored_by(Echo(pause_s=60), 0.1, threads=1), n_asked=2)
+    assert [failure.reason for failure in group.failures] == ["time_limit"] * 2
+    assert longest_s < 1
+    end = time.monotonic() + 5
+    while any(thread.name == "score" and thread.is_alive() for thread in threading.enumerate()):
+        assert time.monotonic() < end, "the threads of scores that were interrupted never end"
+        time.sleep(0.01)
+
+
+def test_what_a_score_raises_reaches_its_workflow_and_the_thread_goes_on() -> None:
+    async def ask() -> list[object]:
+        threads = ScoreThreads("own", 1, 5)
+
+        def fail() -> None:
+            raise KeyError("ground_truth")
+
+        return [*await asyncio.gather(threads.run(fail), return_exceptions=True), await threads.run(lambda: 7)]
+
+    error, answer = asyncio.run(ask())
+    assert (repr(error), answer) == ("KeyError('ground_truth')", 7)
+
+
+def test_with_too_many_scores_stuck_none_is_begun() -> None:
+    async def ask() -> None:
+        threads = ScoreThreads("own", 1, 5)
+        threads.stuck = MOST_STUCK
+        with pytest.raises(ScoreTimeLimit, match="64 scores of environment own never came back"):
+            await threads.run(lambda: 1)
+
+    asyncio.run(ask())
+
+
+HOLDS_ALL = """
+import asyncio, re
+from headrace.producers.rollout import score_threads
+
+score_threads.GRACE_S = 0.3
+async def ask():
+    await score_threads.ScoreThreads("own", 1, 0.2).run(lambda: re.match("(a+)+$", "a" * 64 + "b"))
+asyncio.run(ask())
+"""
+
+
+def test_a_score_that_stops_every_thread_ends_the_process_with_its_stack(tmp_path: Path) -> None:
+    program = tmp_path / "holds_all.py"
+    program.write_text(HOLDS_ALL)
+    done = run([executable, str(program)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert "holds_all.py" in done.stderr
