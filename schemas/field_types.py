@@ -49,4 +49,4 @@ class NamedObject:
     name: str = ""
     """File name."""
     claim: ClaimCheck | None = None
-    """Position of its bytes in the store."""
+    """Where its bytes are."""

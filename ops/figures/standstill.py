@@ -129,17 +129,17 @@ def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool =
 
     With `at_once` it is asked for before a version is overdue, as the run is given up.
     """
-    standings = [_Stand(seen, around, now_ms, variant) for variant in seen.recipe.policy_variants]
-    standings = [one for one in standings if one.version < seen.recipe.trainer_of(one.variant).steps]
+    candidates = [_Stand(seen, around, now_ms, variant) for variant in seen.recipe.policy_variants]
+    candidates = [one for one in candidates if one.version < seen.recipe.trainer_of(one.variant).steps]
     soon = (
-        found for one in standings for found in (one.explain_failing(), one.explain_unreachable()) if found is not None
+        found for one in candidates for found in (one.explain_failing(), one.explain_unreachable()) if found is not None
     )
     if (found := next(soon, None)) is not None:
         return found
-    late = [one for one in standings if at_once or one.overdue_ms > 0]
+    late = [one for one in candidates if at_once or one.overdue_ms > 0]
     if late:
         return max(late, key=lambda one: one.overdue_ms).explain(given_up=at_once)
-    return next(filter(None, (one.explain_dropping() for one in standings)), None)
+    return next(filter(None, (one.explain_dropping() for one in candidates)), None)
 
 
 class _Cause(NamedTuple):
