@@ -116,7 +116,7 @@ class Concluder:
                 if all(group.reason == "failed" for group in groups.values()):
                     await self._check_engine()
             else:
-                groups = self._conclude_unplayed(task, Failure(0, *started.why))
+                groups = self._conclude_unplayed(task, Failure(0, *started.refusal))
             groups = self.failures.note(task, groups)
             reach("rollout.played")  # 1
         finally:
@@ -133,9 +133,9 @@ class Concluder:
 
     async def _reject(self, started: StartedTask) -> None:
         """Write the dead letter of a message that holds no task of ours."""
-        if started.why[0] == "other_run":
+        if started.refusal.reason == "other_run":
             await asyncio.to_thread(refuse_replaced, self.run)
-        dead = build_dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.why)
+        dead = build_dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.refusal)
         await self._send([dead])
 
     def _free_place(self, started: StartedTask, outcome: Outcome) -> None:
@@ -150,7 +150,7 @@ class Concluder:
         Without its headers it names no number, and so concludes nothing: the groups do.
         """
         unnamed = replace(started.message, headers=[])
-        return build_dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.why)
+        return build_dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.refusal)
 
     def _spec_of(self, task: Task) -> WorkflowSpec:
         if task.revision not in self.specs:

@@ -29,6 +29,7 @@ from headrace.envs.payload import PayloadError, problem_from_json
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import MESSAGE_BYTES, Connection, Message, Outgoing, RunAddress
 from headrace.infra.kafka.dead_letters import build_dead_letter
+from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import OwnPositions
 from headrace.infra.run.run import Run
@@ -83,7 +84,7 @@ from headrace.trainers.batches.trials import Trials
 from headrace.trainers.intake import Intake
 from headrace.trainers.learner.limits import Limits
 from headrace.trainers.learner.routing import Routers
-from headrace.trainers.messages import Messages
+from headrace.trainers.messages import TrainerMessages
 from headrace.trainers.scheduler import Scheduler
 from headrace.trainers.trainer import Trainer, build_handlers
 from headrace.trainers.versions.batch_offsets import BatchOffsets
@@ -329,7 +330,7 @@ def trainer() -> Trainer:
     made, limits = Trainer.__new__(Trainer), Limits(32, 64, ROUTERS.limits)
     made.run, made.policy_variant, made.settings = RUN, "solver", RECIPE.trainer_of("solver")
     made._watch, made.scheduler = Stopwatch(), Scheduler(made.settings, 0, 1, Trials(2, 1, 4))
-    made._messages = Messages(RUN, "solver", 0, {}, "", {}, BatchOffsets())
+    made._messages = TrainerMessages(RUN, "solver", 0, {}, "", {}, BatchOffsets())
     made._intake = Intake(RUN, "solver", limits, (), made._watch, lambda: 3)
     made._intake._payloads = Payloads(RUN)
     made._intake._payloads._read = lambda *_: None  # type: ignore[method-assign]  # no log to look for a first use in
@@ -452,7 +453,7 @@ def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake
         for started in intake._starting:
             if started.task is None:
                 assert isinstance(
-                    fits(build_dead_letter(RUN.topics, "run-1", "rollout", message, started.why)), DeadLetter
+                    fits(build_dead_letter(RUN.topics, "run-1", "rollout", message, started.refusal)), DeadLetter
                 )
             else:
                 assert 1 <= started.task.n_asked <= 4096
@@ -630,7 +631,7 @@ def test_no_key_leaves_the_store() -> None:
 
 def test_a_letter_fits_into_a_message_whatever_it_is_about() -> None:
     huge = Message("t.x", 0, 5, bytes(1 << 20), bytes(MESSAGE_BYTES), [("\U0001f600" * 9, bytes(1 << 20))] * 3)
-    outgoing = build_dead_letter(RUN.topics, "run-1", "curate", huge, ("undecodable", "\ud800" * 9000))
+    outgoing = build_dead_letter(RUN.topics, "run-1", "curate", huge, Refusal("undecodable", "\ud800" * 9000))
     letter = fits(outgoing)
     assert (letter.topic, letter.offset) == ("t.x", 5)
     assert letter.value

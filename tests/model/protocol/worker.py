@@ -86,8 +86,8 @@ class WorkerProcess(Process):
         head, named = self.follower.head[POLICY], {"task_id": task.task_id, "tier": task.tier, "attempt": task.attempt}
         group = played(task.number, self.engine.served[POLICY], head, revision=task.revision, **named)
         if started.verdict != "play":
-            failures = tuple(Failure(sample, started.why[0]) for sample in range(GROUP))
-            group = replace(group, trajectories=(), failures=failures, reason=started.why[0])
+            failures = tuple(Failure(sample, started.refusal.reason) for sample in range(GROUP))
+            group = replace(group, trajectories=(), failures=failures, reason=started.refusal.reason)
         self.playing.append((started, group))
 
     def drop(self, places: frozenset[PartitionId]) -> None:
@@ -106,7 +106,7 @@ class WorkerProcess(Process):
 
     def _record(self, started: StartedTask, group: TrajectoryGroup | None) -> Outgoing:
         if group is None:
-            return build_dead_letter(TOPICS, RUN_ID, "rollout", started.message, started.why)
+            return build_dead_letter(TOPICS, RUN_ID, "rollout", started.message, started.refusal)
         return build_outgoing(TOPICS, encode_group(group), STAGE.broker.partitions)
 
     def wake(self) -> None:
