@@ -22,8 +22,8 @@ from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.worked_examples import send_examples
 from headrace.producers.rollout.conclusions import Concluder
-from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.group_records import build_outgoing
+from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.worker_status import StatusPosts
 from headrace.schemas.records import (
     BatchTrained,
@@ -68,8 +68,8 @@ TAKES: Mapping[str, tuple[Flow, ...]] = {
     "rollout": (
         Flow("tasks", Task, Concluder.conclude),
         Flow("eval-tasks", Task, Concluder.conclude),
-        Flow("recipe", RecipeRevision, WeightFollower.run),
-        Flow("weights", WeightsPublished, WeightFollower.run),
+        Flow("recipe", RecipeRevision, RunFollower.run),
+        Flow("weights", WeightsPublished, RunFollower.run),
     ),
     "curate": (
         Flow("trajectories", TrajectoryGroup, CuratorPartition.handle),

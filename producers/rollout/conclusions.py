@@ -25,11 +25,11 @@ from headrace.producers.rollout.episodes import (
     play_group,
 )
 from headrace.producers.rollout.failures import FailureLog, build_failure
-from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.group_records import Encoded, build_outgoing, count_generated_tokens, encode_group
 from headrace.producers.rollout.outcome import Outcome
 from headrace.producers.rollout.pauses import DELIVERY, Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
+from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.scoring import LimitedScoring
 from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.version_holds import VersionHolds
@@ -72,7 +72,7 @@ class Concluder:
     run: Run
     workflow: str
     context: RolloutContext
-    follower: WeightFollower
+    follower: RunFollower
     producer: RecordProducer
     partitions: Mapping[str, int]
     """Number of partitions of each topic that groups go to."""

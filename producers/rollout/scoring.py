@@ -66,10 +66,10 @@ def limit_time(limit_s: float) -> Iterator[None]:
         yield
         return
 
-    def raise_limit(_number: int, _frame: FrameType | None) -> None:
+    def over(_number: int, _frame: FrameType | None) -> None:
         raise ScoreTimeLimit(f"the environment did not score within {limit_s:g} s")
 
-    before = signal.signal(signal.SIGALRM, raise_limit)
+    before = signal.signal(signal.SIGALRM, over)
     began = time.monotonic()
     remaining, interval = signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:

@@ -48,9 +48,9 @@ from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.selectors.contract import AcceptAll
 from headrace.producers.feed.task_source import TaskSource
-from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.published_weights import PublishedWeights
+from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.slots import Reservation
 from headrace.producers.rollout.task_intake import Subscription, TaskIntake
 from headrace.schemas import codec
@@ -474,7 +474,7 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
         "run-1", "solver", version=3, kind="delta", base_version=2, base_hash=hash_weights(base),
         weights_hash=hash_weights(new), weights=claims[1],
     )  # fmt: skip
-    follower = WeightFollower(RUN, ("solver",), "w", Pauses())
+    follower = RunFollower(RUN, ("solver",), "w")
 
     def make(rng: Random) -> Message:
         valid, data = rng.choice(((whole, anchor), (change, delta), (replace(change, kind="merged"), delta)))
@@ -490,12 +490,12 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
         return Message(topic, 0, 0, b"", altered(rng, encoded) if rng.random() < 0.2 else encoded)
 
     def check(message: Message) -> None:
-        follower._take(message)
-        for record in follower._published["solver"].list_ways():
+        follower.take(message)
+        for record in follower.published["solver"].list_ways():
             with suppress(StoreError, WeightsError, BadWeights):
                 tensors = PolicyWeights(RUN.weights_cache).bring([whole, record], record)
                 assert hash_weights(tensors) == record.weights_hash
-        follower._published["solver"] = PublishedWeights()
+        follower.published["solver"] = PublishedWeights()
 
     fuzz.run("follower", 0.02, make, check)
 
