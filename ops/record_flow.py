@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from headrace.consumers.curate.curator import CuratorPartition
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
+from headrace.consumers.curate.messages import CuratorMessages
 from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.consumers.evaluate.evaluator import Evaluator
 from headrace.infra.run.group_consumer import GroupConsumer
@@ -21,8 +22,8 @@ from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.worked_examples import send_examples
 from headrace.producers.rollout.conclusions import Concluder
-from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.group_records import build_outgoing
+from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.worker_status import StatusPosts
 from headrace.schemas.records import (
     BatchTrained,
@@ -40,7 +41,7 @@ from headrace.schemas.records import (
     WeightsPublished,
     WorkerStatus,
 )
-from headrace.trainers.messages import Messages
+from headrace.trainers.messages import TrainerMessages
 from headrace.trainers.trainer import Trainer
 from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.publisher import Publisher
@@ -67,8 +68,8 @@ TAKES: Mapping[str, tuple[Flow, ...]] = {
     "rollout": (
         Flow("tasks", Task, Concluder.conclude),
         Flow("eval-tasks", Task, Concluder.conclude),
-        Flow("recipe", RecipeRevision, WeightFollower.run),
-        Flow("weights", WeightsPublished, WeightFollower.run),
+        Flow("recipe", RecipeRevision, RunFollower.run),
+        Flow("weights", WeightsPublished, RunFollower.run),
     ),
     "curate": (
         Flow("trajectories", TrajectoryGroup, CuratorPartition.handle),
@@ -101,24 +102,24 @@ WRITES: Mapping[str, tuple[Flow, ...]] = {
         Flow("dead-letters", DeadLetter, Concluder.conclude),
     ),
     "curate": (
-        Flow("curated", CuratedGroup, CuratorPartition.handle),
-        Flow("outcomes", Outcome, CuratorPartition.handle),
-        Flow("dead-letters", DeadLetter, CuratorPartition.handle),
+        Flow("curated", CuratedGroup, CuratorMessages.build_kept),
+        Flow("outcomes", Outcome, CuratorMessages.build_kept),
+        Flow("dead-letters", DeadLetter, CuratorMessages.build_dead_letter),
         Flow("state", Snapshot, GroupConsumer.before_commit),
     ),
     "evaluate": (
         Flow("evals", EvalResult, Evaluator.handle),
         Flow("dead-letters", DeadLetter, Evaluator.handle),
-        Flow("state", Snapshot, Evaluator.tick),
+        Flow("state", Snapshot, Evaluator.before_commit),
     ),
     "train": (
-        Flow("batches", BatchTrained, Messages.build_version),
-        Flow("outcomes", Outcome, Messages.build_version),
-        Flow("state", CheckpointPointer, Messages.build_version),
-        Flow("state", StepBegun, Messages.build_step_begun),
+        Flow("batches", BatchTrained, TrainerMessages.build_version),
+        Flow("outcomes", Outcome, TrainerMessages.build_version),
+        Flow("state", CheckpointPointer, TrainerMessages.build_version),
+        Flow("state", StepBegun, TrainerMessages.build_step_begun),
         Flow("weights", WeightsPublished, Publisher.build_message),
         Flow("workers", WorkerStatus, heartbeat),
-        Flow("dead-letters", DeadLetter, Messages.build_dead_letter),
+        Flow("dead-letters", DeadLetter, TrainerMessages.build_dead_letter),
     ),
     "compact": (Flow("weights", WeightsPublished, Compactor.merge_due),),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter, build_shadow_loss
+from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.kafka.topic_reader import PartitionId, read_one
 from headrace.infra.run.run import Run
 from headrace.schemas import codec, records
@@ -26,7 +27,7 @@ UNKNOWN = UseId("", -1, 0)
 
 
 @dataclass(slots=True)
-class Messages:
+class TrainerMessages:
     """Written for one policy variant, under one epoch."""
 
     run: Run
@@ -41,19 +42,19 @@ class Messages:
     offsets: BatchOffsets
     """Of the records on `batches`."""
 
-    def build_dead_letter(self, message: Message, why: tuple[str, str], key: UseId = UNKNOWN) -> list[Outgoing]:
-        """Return a record's dead letter and, beside how far we are, its place as dead; `why` is (reason, detail).
+    def build_dead_letter(self, message: Message, refusal: Refusal, key: UseId = UNKNOWN) -> list[Outgoing]:
+        """Return a record's dead letter and, beside how far we are, its place as dead.
 
         By these no successor writes the dead letter again, or takes in the record once it can read it: one sent back
         has another place. A shadow writes an outcome instead of a dead letter.
         """
         if variant_of(self.policy_variant):
-            outcome = build_shadow_loss(self.run.run_id, self.policy_variant, message, why)
+            outcome = build_shadow_loss(self.run.run_id, self.policy_variant, message, refusal)
             reported = [] if outcome is None else [self._build_outcome_message(outcome, message.partition)]
             key = UNKNOWN if outcome is None else UseId.of(outcome)
         else:
             component = f"train.{self.policy_variant}"
-            reported = [build_dead_letter(self.run.topics, self.run.run_id, component, message, why)]
+            reported = [build_dead_letter(self.run.topics, self.run.run_id, component, message, refusal)]
         use = GroupUse(*key, message.partition, message.offset)
         dead = replace(self._build_record(), evictions=(records.Eviction(use, "dead"),))
         return [*reported, self._build_batch_message(dead)]
@@ -71,7 +72,7 @@ class Messages:
         topic, partition = self.run.state_place(trainer_component(self.policy_variant))
         return Outgoing(topic, codec.encode(record), step_key(self.policy_variant), partition=partition)
 
-    def build_poison_letters(self, batch: Sequence[Waiting[WindowedGroup]], version: int) -> list[Outgoing]:
+    def build_poison_dead_letters(self, batch: Sequence[Waiting[WindowedGroup]], version: int) -> list[Outgoing]:
         """Return the dead letters of a batch over which the step to a version ended the process again and again."""
         topic = self.run.topics.curated(self.policy_variant)
         why = f"the step to version {version} over these {len(batch)} groups ends the trainer's process, each time"
@@ -79,7 +80,7 @@ class Messages:
         for entry in batch:
             message = read_one(self.run.connection, (topic, entry.partition), entry.offset)
             if message is not None:
-                outgoing += self.build_dead_letter(message, ("poison", why), entry.key)
+                outgoing += self.build_dead_letter(message, Refusal("poison", why), entry.key)
         return outgoing
 
     def report_evictions(self, evictions: Sequence[Eviction[WindowedGroup]]) -> list[Outgoing]:

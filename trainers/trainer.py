@@ -11,7 +11,7 @@ from typing import TypeAlias
 import structlog
 
 from headrace.infra.kafka.clients import Message, Outgoing
-from headrace.infra.kafka.decoding import Rejected, decode_own
+from headrace.infra.kafka.decoding import Refusal, Rejected, decode_own
 from headrace.infra.kafka.topic_reader import TopicReader
 from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.process.signals import MustRestart
@@ -25,7 +25,7 @@ from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import Eviction
 from headrace.trainers.intake import Intake
 from headrace.trainers.learner.step_metrics import group_metrics, sampling_version
-from headrace.trainers.messages import UNKNOWN, Messages
+from headrace.trainers.messages import UNKNOWN, TrainerMessages
 from headrace.trainers.scheduler import (
     BeginStep,
     CommitVersion,
@@ -83,7 +83,7 @@ class Trainer:
         """Records that the last incarnation's window held: they come before all others."""
         every, past = run.recipe.evaluate.every, build_trials(self.settings, incarnation)
         self.scheduler = Scheduler[WindowedGroup](self.settings, every, run.recipe.seed, past, run.ended)
-        self._messages = Messages(
+        self._messages = TrainerMessages(
             run,
             policy_variant,
             incarnation.epoch,
@@ -139,11 +139,11 @@ class Trainer:
             key = UseId.of(curated)
             found = self._intake.entry(message, curated)
         except Rejected as rejected:
-            return self._messages.build_dead_letter(message, rejected.why, key)
+            return self._messages.build_dead_letter(message, rejected.refusal, key)
         if self._has_group(key):  # without its headers the dead letter concludes nothing: the other record does
             unnamed = replace(message, headers=[])
             return self._messages.build_dead_letter(
-                unnamed, ("unusable", f"another record of {key} is here, and not trained yet")
+                unnamed, Refusal("unusable", f"another record of {key} is here, and not trained yet")
             )
         self.scheduler.take(found)
         return ()
@@ -176,7 +176,7 @@ class Trainer:
                 return self._messages.report_evictions(evictions)
             case PoisonBatch(version, batch):
                 log.error("batch.poison", policy=self.policy_variant, version=version, groups=len(batch))
-                return self._messages.build_poison_letters(batch, version)
+                return self._messages.build_poison_dead_letters(batch, version)
             case NoteStep() as step:
                 return self._note_step(step)
             case BeginStep() as step:

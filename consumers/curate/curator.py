@@ -21,28 +21,16 @@ import structlog
 from headrace.consumers.algorithms.chain import AlgorithmFailed, ChainError
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Replay, Result
 from headrace.consumers.curate.context import CuratorContext, UnknownRevision, find_recipe
-from headrace.consumers.curate.curated_records import (
-    build_curated,
-    build_group_outcome,
-    build_rejection_outcome,
-    build_replay,
-    build_replay_outcome,
-    build_stamp,
-)
+from headrace.consumers.curate.curated_records import build_stamp
 from headrace.consumers.curate.dedupe import Dedupe
 from headrace.consumers.curate.end_watch import EndWatch
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
+from headrace.consumers.curate.messages import CuratorMessages
 from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.consumers.curate.revision_chains import RevisionChains, load_policy_chain
 from headrace.consumers.curate.uses import Uses
 from headrace.infra.kafka.clients import Message, Outgoing, parse_run
-from headrace.infra.kafka.dead_letters import (
-    NOT_ISSUED,
-    TIME_TRAVEL,
-    build_dead_letter,
-    build_shadow_loss,
-    was_sent_back,
-)
+from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL, was_sent_back
 from headrace.infra.kafka.decoding import LARGEST_LEAP, LONGEST_NAME, MOST_EPISODES, Rejected, decode_record, stamp_own
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import PartitionId, find_whole_topics
@@ -57,9 +45,8 @@ from headrace.infra.run.group_restore import Membership
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.infra.stopwatch import Stopwatch
-from headrace.schemas import codec
-from headrace.schemas.headers import Stamp, outcome_stamp
-from headrace.schemas.records import CuratedGroup, Outcome, TrajectoryGroup
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import TrajectoryGroup
 from headrace.schemas.topics import policy_of
 
 log = structlog.get_logger()
@@ -148,6 +135,7 @@ class CuratorPartition:
     def __init__(self, context: CuratorContext, place: PartitionId, partitions: int) -> None:
         self._context = context
         self._partition = place[1]
+        self._messages = CuratorMessages(context, place[1])
         self._dedupe = Dedupe(place[1], partitions)
         self._clock = -1
         self._uses = Uses(context.run_id, context.policy)
@@ -254,51 +242,24 @@ class CuratorPartition:
             raise Rejected(TIME_TRAVEL, f"head_version {version}, and no such version is published")
 
     def _build_messages(self, results: Sequence[Result], group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
-        """Return the records of what the chain made of a group, which came in the bytes `value`."""
-        outcome, outgoing = build_group_outcome(self._context.policy, Candidate.of(group)), []
+        """Return the records of what the chain made of a group, which came in the bytes `value`. Raises ChainError."""
+        name, chain, outgoing = self._chains.name_of(group.revision), self._chains.of(group.revision), []
         for result in results:
-            if isinstance(result, Keep):
-                outgoing.append(self._build_outcome_message(replace(outcome, verdict="kept")))
-                rejected = result.candidate.rejected
-                outgoing += [
-                    self._build_outcome_message(build_rejection_outcome(outcome, group, one)) for one in rejected
-                ]
-                outgoing.append(self._build_first_use(result.candidate, value))
-            elif isinstance(result, Drop):
-                outgoing.append(self._build_outcome_message(replace(outcome, verdict="dropped", reason=result.reason)))
-            else:
-                outgoing += self._build_replay(result, self._chains.name_of(group.revision))
+            match result:
+                case Keep(candidate):
+                    stamp, limit = build_stamp(candidate), self._chains.max_staleness(group.revision)
+                    self._uses.add(stamp, name if chain.replays else None)
+                    outgoing += self._messages.build_kept(candidate, value, stamp, limit)
+                case Drop(reason):
+                    outgoing.append(self._messages.build_dropped(group, reason))
+                case Replay():
+                    stamp, back = self._uses.replay(result, name)
+                    outgoing += self._messages.build_replay(result, stamp, back)
         return outgoing
-
-    def _build_first_use(self, candidate: Candidate, value: bytes) -> Outgoing:
-        """Return the curated record of a group that was kept."""
-        revision, stamp = candidate.group.revision, build_stamp(candidate)
-        self._uses.add(stamp, self._chains.name_of(revision) if self._chains.of(revision).replays else None)
-        return self._build_curated_message(build_curated(candidate, value, self._chains.max_staleness(revision)), stamp)
-
-    def _build_replay(self, replay: Replay, chain: int) -> list[Outgoing]:
-        """Return outcome and curated record of a group that is to be trained on once more. Raises ChainError."""
-        stamp, back = self._uses.replay(replay, chain)
-        curated = build_replay(replay, stamp, back)
-        return [self._build_outcome_message(build_replay_outcome(stamp)), self._build_curated_message(curated, stamp)]
-
-    def _build_curated_message(self, curated: CuratedGroup, stamp: Stamp) -> Outgoing:
-        topic = self._context.topics.curated(self._context.policy_variant)
-        return Outgoing(topic, codec.encode(curated), stamp.key, stamp.to_headers(), self._partition)
-
-    def _build_outcome_message(self, outcome: Outcome) -> Outgoing:
-        stamp = outcome_stamp(outcome)
-        topic = self._context.topics.outcomes(self._context.policy_variant)
-        return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), self._partition)
 
     def _build_dead_letter(self, message: Message, rejected: Rejected) -> list[Outgoing]:
         self.was_unread = True
-        context = self._context
-        if not context.is_shadow or rejected.reason == NOT_ISSUED:  # that concludes no number, of no policy
-            component = f"curate.{context.policy_variant}"
-            return [build_dead_letter(context.topics, context.run_id, component, message, rejected.why)]
-        outcome = build_shadow_loss(context.run_id, context.policy_variant, message, rejected.why)
-        return [self._build_outcome_message(replace(outcome, component="curate"))] if outcome is not None else []
+        return self._messages.build_dead_letter(message, rejected.refusal)
 
     @property
     def flagged(self) -> Counter[str]:

@@ -35,7 +35,7 @@ class Evaluator:
         if own.restored is not None:
             self.fold.restore(json.loads(own.restored))
         self._policies = {run.topics.eval_groups(policy): policy for policy in run.recipe.policies}
-        self._changed = self._has_news = False
+        self._changed = False
         self._snapshot_due = 0.0
 
     def poll(self, watch: Stopwatch) -> list[Message]:
@@ -73,7 +73,6 @@ class Evaluator:
         """Return the message of a result; nothing when a group completed none."""
         if result is None:
             return []
-        self._has_news = True
         log.info(
             "evaluation.concluded",
             policy=result.policy,
@@ -86,8 +85,7 @@ class Evaluator:
         return [Outgoing(self.run.topics.evals(result.policy), codec.encode(result), key, partition=0)]
 
     def _build_dead_letter(self, message: Message, rejected: Rejected) -> Outgoing:
-        self._has_news = True
-        return build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)
+        return build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.refusal)
 
     def _build_unanswered(self, message: Message, policy: str) -> TrajectoryGroup | None:
         """Return a group without answers for one that is unreadable; None when its headers do not name it."""
@@ -103,25 +101,22 @@ class Evaluator:
         )
 
     def tick(self) -> Iterable[Outgoing]:
-        """Return the snapshot that belongs to the results of this turn, or that is due."""
-        now = time.monotonic()
-        if not self._has_news and not (self._changed and now >= self._snapshot_due):
-            return ()
-        self._changed = self._has_news = False
-        self._snapshot_due = now + SNAPSHOT_EVERY_S
-        return self.own.snapshot(json.dumps(self.fold.snapshot()).encode())
-
-    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - nothing rests on it
-        """Nothing: the snapshot follows from the tick."""
+        """Return nothing: only groups make results."""
         return ()
+
+    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - the snapshot names none
+        """Return the snapshot that belongs to the results of this turn, or that is due."""
+        self._changed = False
+        self._snapshot_due = time.monotonic() + SNAPSHOT_EVERY_S
+        return self.own.snapshot(json.dumps(self.fold.snapshot()).encode())
 
     def offsets(self, before: Sequence[Ticket]) -> None:
         """None: positions are in the snapshot."""
 
     @property
     def moved(self) -> bool:
-        """Positions are committed with the next snapshot."""
-        return False
+        """Whether a snapshot is due, which holds the positions."""
+        return self._changed and time.monotonic() >= self._snapshot_due
 
     def rewind(self) -> None:
         """Raise MustRestart."""

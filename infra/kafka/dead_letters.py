@@ -12,6 +12,7 @@ from dataclasses import replace
 import structlog
 
 from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.kafka.decoding import Refusal
 from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.ids import now_ms
@@ -65,8 +66,8 @@ def verdict_of(message: Message) -> str | None:
     return next((value.decode(errors="replace") for name, value in message.headers if name == VERDICT_HEADER), None)
 
 
-def build_dead_letter(topics: Topics, run_id: str, component: str, message: Message, why: tuple[str, str]) -> Outgoing:
-    """Return the dead letter of a message; `why` is (reason, detail).
+def build_dead_letter(topics: Topics, run_id: str, component: str, message: Message, refusal: Refusal) -> Outgoing:
+    """Return the dead letter of a message that is refused.
 
     When the headers still name a task of this run, its number goes into the record and so concludes it as dead; of a
     replay that use alone. What is too large for a dead letter is cut off; the whole is at topic, partition and
@@ -79,8 +80,8 @@ def build_dead_letter(topics: Topics, run_id: str, component: str, message: Mess
             policy, stream, number, use = stamp.policy, stamp.stream, stamp.number, stamp.use
     except HeaderError:
         pass
-    detail = why[1][:DETAIL_LENGTH].encode(errors="backslashreplace").decode()
-    reason, whole, message = why[0], message, _cut_to_fit(message)
+    detail = refusal.detail[:DETAIL_LENGTH].encode(errors="backslashreplace").decode()
+    reason, whole, message = refusal.reason, message, _cut_to_fit(message)
     headers = dict(message.headers)  # of two of one name the last
     log.warning("message.dead", topic=message.topic, offset=message.offset, reason=reason, detail=detail)
     record = DeadLetter(
@@ -104,14 +105,13 @@ def build_dead_letter(topics: Topics, run_id: str, component: str, message: Mess
     return Outgoing(topics.dead_letters, codec.encode(record), message.key[:MOST_KEY_BYTES])
 
 
-def build_shadow_loss(run_id: str, policy_variant: str, message: Message, why: tuple[str, str]) -> Outcome | None:
-    """Return the outcome of a message that a shadow cannot read; `why` is (reason, detail). It writes no dead letter.
+def build_shadow_loss(run_id: str, policy_variant: str, message: Message, refusal: Refusal) -> Outcome | None:
+    """Return the outcome of a message that a shadow cannot read. A shadow writes no dead letter.
 
     A dead letter concludes a number of the policy, and can be sent back to it: the policy's own curator writes that,
     where it cannot read the message either. None when the headers name no task of this run: it concludes nothing.
     """
-    reason, detail = why
-    topic, offset, detail = message.topic, message.offset, detail[:DETAIL_LENGTH]
+    reason, detail, topic, offset = refusal.reason, refusal.detail[:DETAIL_LENGTH], message.topic, message.offset
     log.warning("message.lost", line=policy_variant, topic=topic, offset=offset, reason=reason, detail=detail)
     try:
         stamp = Stamp.from_headers(message.headers)

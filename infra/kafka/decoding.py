@@ -6,7 +6,7 @@ Every worker reads through here. What only one worker refuses, it refuses by rai
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -38,23 +38,31 @@ R = TypeVar("R", bound=OfRun)
 T = TypeVar("T")
 
 
-class Rejected(Exception):
-    """A message that cannot be used.
+class Refusal(NamedTuple):
+    """Why a message is not used."""
 
-    Args:
-        reason: One of `dead_letters.REASONS`.
-        detail: What is wrong with it, in one sentence.
-    """
+    reason: str
+    """One of `dead_letters.REASONS`, where it is a dead letter."""
+    detail: str
+    """What is wrong with the message, in one sentence."""
+
+
+class Rejected(Exception):
+    """A message that cannot be used; the arguments are those of its `Refusal`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
+        self.refusal = Refusal(reason, detail)
 
     @property
-    def why(self) -> tuple[str, str]:
-        """(reason, detail), as `dead_letter` takes them."""
-        return self.reason, self.detail
+    def reason(self) -> str:
+        """Reason of the dead letter."""
+        return self.refusal.reason
+
+    @property
+    def detail(self) -> str:
+        """What is wrong with the message, in one sentence."""
+        return self.refusal.detail
 
 
 def decode_record(value: bytes, kind: type[T]) -> T:

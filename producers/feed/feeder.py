@@ -19,7 +19,7 @@ from headrace.envs.registry import load_environment
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
-from headrace.infra.kafka.decoding import Rejected, decode_own
+from headrace.infra.kafka.decoding import Refusal, Rejected, decode_own
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.recipe.plug_in_sources import check_sources, feeder_plug_ins
@@ -120,7 +120,7 @@ class Feeder:
             # A dead letter about a dead letter would be read here again, without end.
             log.warning("letter.ignored", offset=message.offset, reason=rejected.reason, detail=rejected.detail)
             return ()
-        return [build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)]
+        return [build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.refusal)]
 
     def tick(self) -> Iterable[Outgoing]:
         """Plan tasks; return them, and the word that the run is over."""
@@ -147,7 +147,7 @@ class Feeder:
             f"the workers were done with {attempts} attempts of this task, and nobody has read a group of it: look "
             "for dead letters of its key, and into the workers' logs"
         )
-        return build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, ("unanswered", why))
+        return build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, Refusal("unanswered", why))
 
     def _announce_end(self, why: str) -> None:
         ended = replace(self.state.revision, ended=why, created_ms=now_ms())

@@ -10,7 +10,7 @@ import structlog
 from headrace.infra.kafka.clients import KafkaAway
 from headrace.infra.run.run import read_revisions
 from headrace.producers.rollout.conclusions import Concluder
-from headrace.producers.rollout.follower import WeightFollower
+from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.slots import Reservation, Slots
 from headrace.schemas.records import Task
 
@@ -24,7 +24,7 @@ MOST_UNDELIVERED = 64
 class Admission:
     """Implements `started_task.Gate`: by the run's end, recipe, weights, undelivered tasks and places."""
 
-    follower: WeightFollower
+    follower: RunFollower
     concluder: Concluder
     slots: Slots
     written: set[int] = field(default_factory=set)

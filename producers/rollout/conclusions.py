@@ -25,11 +25,11 @@ from headrace.producers.rollout.episodes import (
     play_group,
 )
 from headrace.producers.rollout.failures import FailureLog, build_failure
-from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.group_records import Encoded, build_outgoing, count_generated_tokens, encode_group
 from headrace.producers.rollout.outcome import Outcome
 from headrace.producers.rollout.pauses import DELIVERY, Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
+from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.scoring import LimitedScoring
 from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.version_holds import VersionHolds
@@ -72,7 +72,7 @@ class Concluder:
     run: Run
     workflow: str
     context: RolloutContext
-    follower: WeightFollower
+    follower: RunFollower
     producer: RecordProducer
     partitions: Mapping[str, int]
     """Number of partitions of each topic that groups go to."""
@@ -118,7 +118,7 @@ class Concluder:
                 if all(group.reason == "failed" for group in groups.values()):
                     await self._check_engine()
             else:
-                groups = self._conclude_unplayed(task, Failure(0, *started.why))
+                groups = self._conclude_unplayed(task, Failure(0, *started.refusal))
             groups = self.failures.note(task, groups)
             reach("rollout.played")  # 1
         finally:
@@ -135,9 +135,9 @@ class Concluder:
 
     async def _reject(self, started: StartedTask) -> None:
         """Write the dead letter of a message that holds no task of ours."""
-        if started.why[0] == "other_run":
+        if started.refusal.reason == "other_run":
             await asyncio.to_thread(refuse_replaced, self.run)
-        dead = build_dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.why)
+        dead = build_dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.refusal)
         await self._send([dead])
 
     def _free_place(self, started: StartedTask, outcome: Outcome) -> None:
@@ -152,7 +152,7 @@ class Concluder:
         Without its headers it names no number, and so concludes nothing: the groups do.
         """
         unnamed = replace(started.message, headers=[])
-        return build_dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.why)
+        return build_dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.refusal)
 
     async def _spec_of(self, task: Task) -> WorkflowSpec:
         """Return how a task is played; an environment may take its time to load, and the event loop goes on."""

@@ -13,6 +13,8 @@ class PublishedWeights:
     """
 
     def __init__(self) -> None:
+        self.head = -1
+        """Newest version that was seen; -1 before the first."""
         self._versions: dict[int, WeightsPublished] = {}
         self._further: dict[ClaimCheck | None, WeightsPublished] = {}
         """Further ways between versions, by their objects, in the order in which they came."""
@@ -21,6 +23,7 @@ class PublishedWeights:
         """Take in a record, and forget what nothing recent is made from."""
         if is_version(record):
             self._versions[record.version] = record
+            self.head = max(self.head, record.version)
         else:
             self._further[record.weights] = record
         self._forget()

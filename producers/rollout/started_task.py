@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout.slots import Reservation
 from headrace.schemas.records import Task
@@ -13,16 +14,20 @@ from headrace.schemas.records import Task
 Verdict = Literal["play", "run_end", "poison", "dead"]
 """What is to be done with a task; all but `play` conclude it at once."""
 
+PLAYED = Refusal("", "")
+"""Of a task that is played."""
+
 
 @dataclass(frozen=True, slots=True)
 class StartedTask:
-    """A task whose start is committed. `task` is None for a dead letter, which `why` (reason, detail) explains."""
+    """A task whose start is committed. `task` is None for a dead letter."""
 
     place: PartitionId
     message: Message
     task: Task | None
     verdict: Verdict
-    why: tuple[str, str] = ("", "")
+    refusal: Refusal = PLAYED
+    """Why it is not played."""
     reservation: Reservation | None = None
     ownership: int = 0
     """Which of the intake's ownerships it was started in; in a later one its offset may be another run's task."""

@@ -18,9 +18,10 @@ from headrace.infra.weights.policy_files import Tokenizer, fetch_policy_files
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import import_engine, open_engine
 from headrace.producers.rollout.episodes import RolloutContext
-from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.reachability import Reachability
+from headrace.producers.rollout.run_follower import RunFollower
+from headrace.producers.rollout.weight_loader import WeightLoader
 
 log = structlog.get_logger()
 
@@ -32,8 +33,8 @@ RETRY_S = 1.0
 class WorkerStartup:
     """Makes the context in which tasks are played.
 
-    `on_engine` is called as soon as there is an engine, which the caller closes; `on_step` gets what comes next, for
-    the worker's status.
+    `on_loader` is called as soon as there is an engine, which the caller closes, with what loads weights into it;
+    `on_step` gets what comes next, for the worker's status.
     """
 
     run: Run
@@ -42,12 +43,12 @@ class WorkerStartup:
     concurrency: int
     worker: str
     region: str
-    follower: WeightFollower
+    follower: RunFollower
     pauses: Pauses
-    on_engine: Callable[[Engine], None]
+    on_loader: Callable[[WeightLoader], None]
     on_step: Callable[[str], None]
 
-    async def prepare(self, folder: Path, stop: threading.Event) -> RolloutContext | None:
+    async def prepare(self, folder: Path, stop: threading.Event) -> tuple[RolloutContext, WeightLoader] | None:
         """Wait for version 0 of every policy, or a later one; None when `stop` is set before."""
         folders = {policy: folder / policy for policy in self.policies}
         self._begin("reads which versions are published")
@@ -59,25 +60,27 @@ class WorkerStartup:
         self._begin("builds the engine")
         tokenizers = {policy: await asyncio.to_thread(Tokenizer, folders[policy]) for policy in self.policies}
         engine, build = await asyncio.to_thread(open_engine, folders, self.rollout, self.concurrency)
-        self.on_engine(engine)
+        loader = WeightLoader(engine, self.follower.published, self.run.weights_cache, self.pauses)
+        self.on_loader(loader)
         self._begin(self._find_awaited(engine))
-        self.follower.serve(engine)
+        self.follower.load_with(loader)
         while awaited := self._find_awaited(engine):
             if stop.is_set():
                 return None
             self.on_step(awaited)
             await asyncio.sleep(TURN_S)
         log.info("worker.ready", engine=build, versions=engine.versions())
-        return RolloutContext(
+        context = RolloutContext(
             engine=engine,
             engine_name=self.rollout.engine.use,
             engine_build=build,
             tokenizers=tokenizers,
             worker=self.worker,
             region=self.region,
-            head=lambda policy: self.follower.head.get(policy, -1),
+            head=lambda policy: self.follower.published[policy].head,
             reachability=Reachability(self.pauses),
         )
+        return context, loader
 
     def _begin(self, what: str) -> None:
         log.info("worker.preparing", what=what)
@@ -86,7 +89,7 @@ class WorkerStartup:
     def _find_awaited(self, engine: Engine) -> str:
         """Return which weights the engine lacks; empty when it has some of every policy."""
         missing = [policy for policy in self.policies if policy not in engine.versions()]
-        wanted = ", ".join(f"{policy} version {self.follower.head.get(policy, -1)}" for policy in missing)
+        wanted = ", ".join(f"{policy} version {self.follower.published[policy].head}" for policy in missing)
         return f"takes the weights of {wanted}" if wanted else ""
 
     async def _fetch_files(self, policy: str, folder: Path, stop: threading.Event) -> bool:

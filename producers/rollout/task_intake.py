@@ -32,7 +32,7 @@ from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.pauses import Pauses
-from headrace.producers.rollout.started_task import Gate, StartedTask
+from headrace.producers.rollout.started_task import PLAYED, Gate, StartedTask
 from headrace.producers.rollout.task_queue import TaskQueue, WaitingTask, read_task
 from headrace.schemas.records import Task
 
@@ -251,13 +251,13 @@ class TaskIntake(threading.Thread):
 
     def _receive(self, message: Message) -> None:
         task: Task | None = None
-        why = ("", "")
+        refusal = PLAYED
         with self.watch.measure("decode"):
             try:
                 task = read_task(message.value, self._member.run_id)
             except Rejected as rejected:
-                why = rejected.why
-        if self.queue.add(WaitingTask(message, task, why, time.monotonic())):
+                refusal = rejected.refusal
+        if self.queue.add(WaitingTask(message, task, refusal, time.monotonic())):
             self._consumer.pause([TopicPartition(message.topic, message.partition)])
 
     def _take_done(self) -> None:

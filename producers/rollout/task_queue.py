@@ -11,11 +11,11 @@ from typing import Literal
 import structlog
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, Rejected, decode_own
+from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, Refusal, Rejected, decode_own
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.slots import Reservation
-from headrace.producers.rollout.started_task import Gate, StartedTask, Verdict
+from headrace.producers.rollout.started_task import PLAYED, Gate, StartedTask, Verdict
 from headrace.producers.task_ledger import POISON_STARTS
 from headrace.schemas.records import Task
 
@@ -39,11 +39,12 @@ def read_task(value: bytes, run_id: str) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTask:
-    """A task that was received and not started. `task` is None for a dead letter, which `why` explains."""
+    """A task that was received and not started. `task` is None for a dead letter."""
 
     message: Message
     task: Task | None
-    why: tuple[str, str]
+    refusal: Refusal
+    """Why there is no task; PLAYED where there is one."""
     since_s: float
     """When it was received, by the intake's clock."""
 
@@ -53,11 +54,11 @@ class WaitingTask:
         return self.message.topic, self.message.partition
 
     def as_started(
-        self, verdict: Verdict, why: tuple[str, str] = ("", ""), reservation: Reservation | None = None
+        self, verdict: Verdict, refusal: Refusal = PLAYED, reservation: Reservation | None = None
     ) -> StartedTask:
         """Return it as started; one that is dead has no task."""
         task = self.task if verdict != "dead" else None
-        return StartedTask(self.place, self.message, task, verdict, why, reservation)
+        return StartedTask(self.place, self.message, task, verdict, refusal, reservation)
 
 
 class TaskQueue:
@@ -125,12 +126,12 @@ class TaskQueue:
         """Return what is to be done with a task; None when it has to wait."""
         place, offset, task = waiting.place, waiting.message.offset, waiting.task
         if task is None:
-            return waiting.as_started("dead", waiting.why)
+            return waiting.as_started("dead", waiting.refusal)
         ledger = self._owned.ledger(place)
         starts, is_suspect = ledger.count_starts(offset), ledger.must_run_alone(offset)
         if starts >= POISON_STARTS:
             why = f"{task.stream}:{task.number} was started {starts} times, and its worker died every time"
-            return waiting.as_started("poison", ("poison", why))
+            return waiting.as_started("poison", Refusal("poison", why))
         if self._owned.alone is not None or (is_suspect and self._owned.running):
             refused.update(self._topics)
             return None
@@ -149,9 +150,9 @@ class TaskQueue:
         self, waiting: WaitingTask, task: Task, verdict: Literal["run_end", "unknown_revision"], now_s: float
     ) -> StartedTask | None:
         if verdict == "run_end":
-            return waiting.as_started("run_end", ("run_end", "the run was over before it began"))
+            return waiting.as_started("run_end", Refusal("run_end", "the run was over before it began"))
         # A worker that is slow to read a revision must not kill its tasks: another may have it, and play them.
         if now_s - waiting.since_s < REVISION_PATIENCE_S or self._gate.is_written(task.revision):
             return None
         detail = f"{REVISION_PATIENCE_S:.0f} s after the task came there is no revision {task.revision} of the recipe"
-        return waiting.as_started("dead", (verdict, detail))
+        return waiting.as_started("dead", Refusal(verdict, detail))

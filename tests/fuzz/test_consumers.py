@@ -29,6 +29,7 @@ from headrace.envs.payload import PayloadError, problem_from_json
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import MESSAGE_BYTES, Connection, Message, Outgoing, RunAddress
 from headrace.infra.kafka.dead_letters import build_dead_letter
+from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import OwnPositions
 from headrace.infra.run.run import Run
@@ -47,9 +48,9 @@ from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.selectors.contract import AcceptAll
 from headrace.producers.feed.task_source import TaskSource
-from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.published_weights import PublishedWeights
+from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.slots import Reservation
 from headrace.producers.rollout.task_intake import Subscription, TaskIntake
 from headrace.schemas import codec
@@ -83,7 +84,7 @@ from headrace.trainers.batches.trials import Trials
 from headrace.trainers.intake import Intake
 from headrace.trainers.learner.limits import Limits
 from headrace.trainers.learner.routing import Routers
-from headrace.trainers.messages import Messages
+from headrace.trainers.messages import TrainerMessages
 from headrace.trainers.scheduler import Scheduler
 from headrace.trainers.trainer import Trainer, build_handlers
 from headrace.trainers.versions.batch_offsets import BatchOffsets
@@ -329,7 +330,7 @@ def trainer() -> Trainer:
     made, limits = Trainer.__new__(Trainer), Limits(32, 64, ROUTERS.limits)
     made.run, made.policy_variant, made.settings = RUN, "solver", RECIPE.trainer_of("solver")
     made._watch, made.scheduler = Stopwatch(), Scheduler(made.settings, 0, 1, Trials(2, 1, 4))
-    made._messages = Messages(RUN, "solver", 0, {}, "", {}, BatchOffsets())
+    made._messages = TrainerMessages(RUN, "solver", 0, {}, "", {}, BatchOffsets())
     made._intake = Intake(RUN, "solver", limits, (), made._watch, lambda: 3)
     made._intake._payloads = Payloads(RUN)
     made._intake._payloads._read = lambda *_: None  # type: ignore[method-assign]  # no log to look for a first use in
@@ -452,7 +453,7 @@ def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake
         for started in intake._starting:
             if started.task is None:
                 assert isinstance(
-                    fits(build_dead_letter(RUN.topics, "run-1", "rollout", message, started.why)), DeadLetter
+                    fits(build_dead_letter(RUN.topics, "run-1", "rollout", message, started.refusal)), DeadLetter
                 )
             else:
                 assert 1 <= started.task.n_asked <= 4096
@@ -473,7 +474,7 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
         "run-1", "solver", version=3, kind="delta", base_version=2, base_hash=hash_weights(base),
         weights_hash=hash_weights(new), weights=claims[1],
     )  # fmt: skip
-    follower = WeightFollower(RUN, ("solver",), "w", Pauses())
+    follower = RunFollower(RUN, ("solver",), "w")
 
     def make(rng: Random) -> Message:
         valid, data = rng.choice(((whole, anchor), (change, delta), (replace(change, kind="merged"), delta)))
@@ -489,12 +490,12 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
         return Message(topic, 0, 0, b"", altered(rng, encoded) if rng.random() < 0.2 else encoded)
 
     def check(message: Message) -> None:
-        follower._take(message)
-        for record in follower._published["solver"].list_ways():
+        follower.take(message)
+        for record in follower.published["solver"].list_ways():
             with suppress(StoreError, WeightsError, BadWeights):
                 tensors = PolicyWeights(RUN.weights_cache).bring([whole, record], record)
                 assert hash_weights(tensors) == record.weights_hash
-        follower._published["solver"] = PublishedWeights()
+        follower.published["solver"] = PublishedWeights()
 
     fuzz.run("follower", 0.02, make, check)
 
@@ -630,7 +631,7 @@ def test_no_key_leaves_the_store() -> None:
 
 def test_a_letter_fits_into_a_message_whatever_it_is_about() -> None:
     huge = Message("t.x", 0, 5, bytes(1 << 20), bytes(MESSAGE_BYTES), [("\U0001f600" * 9, bytes(1 << 20))] * 3)
-    outgoing = build_dead_letter(RUN.topics, "run-1", "curate", huge, ("undecodable", "\ud800" * 9000))
+    outgoing = build_dead_letter(RUN.topics, "run-1", "curate", huge, Refusal("undecodable", "\ud800" * 9000))
     letter = fits(outgoing)
     assert (letter.topic, letter.offset) == ("t.x", 5)
     assert letter.value

@@ -30,7 +30,6 @@ from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.merging import merge_deltas
 from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
-from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
@@ -40,8 +39,9 @@ from headrace.ops.lineage.lineage import version_lineage
 from headrace.ops.opened_run import OpenedRun
 from headrace.ops.plain_json import plain
 from headrace.producers.engines.contract import Engine, EngineStats
-from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.run_follower import RunFollower
+from headrace.producers.rollout.weight_loader import WeightLoader
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, ClaimCheck, WeightsPublished
 
@@ -145,12 +145,11 @@ class Loaded:
 def joined(published: Published) -> list[ClaimCheck]:
     """Let a worker's follower join from nothing; return what it fetched when it serves the newest version."""
     objects, engine = Counted(published.run.weights_cache), Loaded()
-    follower = WeightFollower(published.run, ("solver",), "joiner", Pauses())
-    follower._weights["solver"] = PolicyWeights(objects)
+    follower = RunFollower(published.run, ("solver",), "joiner")
     follower.start()
     try:
         assert follower.caught_up.wait(LIMIT_S)
-        follower.serve(cast("Engine", engine))
+        follower.load_with(WeightLoader(cast("Engine", engine), follower.published, objects, Pauses()))
         newest, end = published.events[-1], time.monotonic() + LIMIT_S
         while engine.served != {"solver": newest.version} and time.monotonic() < end:
             assert follower.error is None

@@ -48,9 +48,9 @@ BEHIND = 3
 
 def play_in_haste(address: str) -> None:
     """Be a worker that says often how it is, and asks often for what it lacks."""
-    from headrace.producers.rollout import follower, worker, worker_status
+    from headrace.producers.rollout import weight_loader, worker, worker_status
 
-    worker_status.STATUS_EVERY_S, follower.LONGEST_PAUSE_S = 0.2, 1.0
+    worker_status.STATUS_EVERY_S, weight_loader.LONGEST_PAUSE_S = 0.2, 1.0
     worker.main(address, None, "w", "", 4)
 
 

@@ -40,8 +40,9 @@ from headrace.ops.retention.collector import Collected, CollectionRequest, Share
 from headrace.ops.retention.marking import Unreadable
 from headrace.ops.weights_export import export
 from headrace.producers.engines.contract import Engine, EngineStats
-from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.run_follower import RunFollower
+from headrace.producers.rollout.weight_loader import WeightLoader
 from headrace.schemas import codec
 from headrace.schemas.records import (
     BatchTrained,
@@ -193,8 +194,8 @@ class Serving:
 def joined(run: Run) -> Serving:
     """What a worker serves that joins now."""
     engine = Serving()
-    follower = WeightFollower(run, ("solver",), "joiner", Pauses())
-    follower.serve(cast("Engine", engine))
+    follower = RunFollower(run, ("solver",), "joiner")
+    follower.load_with(WeightLoader(cast("Engine", engine), follower.published, run.weights_cache, Pauses()))
     follower.start()
     end = time.monotonic() + 60
     while engine.loaded.get("solver") != VERSIONS - 1 and follower.is_alive() and time.monotonic() < end:

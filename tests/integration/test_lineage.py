@@ -16,6 +16,7 @@ from headrace.infra.embedded.servers import await_leaders
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
+from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.lineage.group_fate import GroupLineage, group_lineage, parse_group, report_group
@@ -111,7 +112,7 @@ class Log:
         at = Message(
             self.run.topics.trajectories("solver"), number % 4, offset, b"", b"bad", self.stamp(number).to_headers()
         )
-        record = build_dead_letter(self.run.topics, self.run.run_id, "curate.solver", at, (reason, "why"))
+        record = build_dead_letter(self.run.topics, self.run.run_id, "curate.solver", at, Refusal(reason, "why"))
         letter = replace(codec.decode(record.value, DeadLetter), redrives=redrives)
         return self.write(replace(record, value=codec.encode(letter), partition=0))
 

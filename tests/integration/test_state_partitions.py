@@ -30,7 +30,7 @@ from headrace.ops.retention.collector import Plan, announce
 from headrace.producers.feed.evaluator_progress import read_progress
 from headrace.schemas.records import ClaimCheck
 from headrace.schemas.topics import state_partition, trainer_component
-from headrace.trainers.messages import Messages
+from headrace.trainers.messages import TrainerMessages
 from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.history import read_history, wait_for_examples
 from headrace.trainers.versions.publisher import Stored, WindowMark, build_pointer
@@ -55,7 +55,7 @@ def test_each_component_goes_on_from_its_partition(run: Run) -> None:
     )
     assert len(read_progress(run).answers) == 1
     claim = ClaimCheck("main", "checkpoints/a", "a", 1)
-    begun = Messages(run, "solver", 0, {}, "", {}, BatchOffsets()).build_step_begun(3, 1, 4)
+    begun = TrainerMessages(run, "solver", 0, {}, "", {}, BatchOffsets()).build_step_begun(3, 1, 4)
     checkpoints = [
         build_pointer(run, "solver", {}, WindowMark(version, 0, "hash"), Stored(claim, ())) for version in (1, 2)
     ]

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import KafkaRefused, Message
+from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreUnavailable
@@ -109,13 +110,15 @@ def test_a_poisoned_task_concludes_and_leaves_a_letter_that_concludes_nothing() 
     plain = started(slots)
     assert plain.task is not None
     stamped = replace(plain.message, offset=7, value=b"the task", headers=task_stamp(plain.task).to_headers())
-    why = ("poison", "w:6 was started 3 times, and its worker died every time")
+    refusal = Refusal("poison", "w:6 was started 3 times, and its worker died every time")
     asyncio.run(
-        works.conclude(replace(plain, message=stamped, verdict="poison", why=why), asyncio.Event(), lambda _: None)
+        works.conclude(
+            replace(plain, message=stamped, verdict="poison", refusal=refusal), asyncio.Event(), lambda _: None
+        )
     )
     letter, group = codec.decode(sent[0].value, DeadLetter), codec.decode(sent[1].value, TrajectoryGroup)
-    assert (group.number, group.reason, group.failures[0].detail) == (6, "poison", why[1])
-    assert (letter.reason, letter.detail, letter.component) == (*why, "rollout")
+    assert (group.number, group.reason, group.failures[0].detail) == (6, "poison", refusal.detail)
+    assert (letter.reason, letter.detail, letter.component) == (*refusal, "rollout")
     assert (letter.stream, letter.number, letter.policy, letter.headers) == ("", -1, "", {})
     assert (letter.topic, letter.partition, letter.offset, letter.value) == ("r.tasks.w", 0, 7, b"the task")
 

@@ -12,6 +12,7 @@ from headrace.app.views.dead_letters import MOST_ROWS, dead_letter_view, dead_le
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.kafka.dead_letters import MOST_BYTES, REDRIVEN, build_dead_letter, was_sent_back
+from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.run.run import Run, RunEnded
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.dead_letters import redrive as redrives
@@ -181,20 +182,20 @@ def test_a_message_that_is_too_large_for_a_letter_leaves_its_beginning() -> None
     topics = Topics("t")
     headers = Stamp("run-1", "sums", 4, policy="solver").to_headers()
     large = Message(SOURCE, 0, 5, b"sums:4", b"x" * (8 << 20), headers)
-    out = build_dead_letter(topics, "run-1", "curate.solver", large, ("undecodable", "y" * 5000))
+    out = build_dead_letter(topics, "run-1", "curate.solver", large, Refusal("undecodable", "y" * 5000))
     letter = codec.decode(out.value, DeadLetter)
     assert len(out.value) < 8 << 20
     assert (letter.number, len(letter.detail)) == (4, 1000)
     [found] = fold(letter)
     assert found.value_bytes + found.cut_bytes == 8 << 20
     odd = replace(large, headers=[("h", b"z" * MOST_BYTES)], value=b"v")
-    assert len(build_dead_letter(topics, "run-1", "curate.solver", odd, ("undecodable", "")).value) < 1 << 20
+    assert len(build_dead_letter(topics, "run-1", "curate.solver", odd, Refusal("undecodable", "")).value) < 1 << 20
 
 
 def test_the_letter_of_a_replay_concludes_that_use_alone() -> None:
     headers = Stamp("run-1", "sums", 4, use=2, policy="solver").to_headers()
     out = build_dead_letter(
-        Topics("t"), "run-1", "train.solver", Message(SOURCE, 0, 5, b"", b"", headers), ("unusable", "")
+        Topics("t"), "run-1", "train.solver", Message(SOURCE, 0, 5, b"", b"", headers), Refusal("unusable", "")
     )
     letter = codec.decode(out.value, DeadLetter)
     assert (letter.stream, letter.number, letter.use) == ("sums", 4, 2)
@@ -212,7 +213,7 @@ def test_a_message_of_which_a_letter_lacks_a_part_is_never_sent_back() -> None:
         (replace(WHOLE, headers=[*WHOLE.headers, ("large", b"z" * MOST_BYTES)], value=b"v"), True),
         (replace(WHOLE, headers=[("twice", b"first"), ("twice", b"last")]), True),
     ):
-        out = build_dead_letter(Topics("t"), "run-1", "curate.solver", message, ("undecodable", ""))
+        out = build_dead_letter(Topics("t"), "run-1", "curate.solver", message, Refusal("undecodable", ""))
         choice = choose(fold(codec.decode(out.value, DeadLetter)), {0}, None)
         assert len(choice.send) == (not is_cut)
         assert [f"{SOURCE}[0]@5" in why for _, why in choice.refused] == [True] * is_cut

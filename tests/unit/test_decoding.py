@@ -23,7 +23,7 @@ MESSAGE = Message("r.tasks.sums", 0, 7, b"sums:3", codec.encode(OURS), task_stam
 def why(call: Callable[[], object]) -> tuple[str, str]:
     with pytest.raises(Rejected) as caught:
         call()
-    return caught.value.why
+    return caught.value.refusal
 
 
 def test_bytes_that_are_no_such_record_are_undecodable() -> None:

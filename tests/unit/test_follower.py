@@ -1,4 +1,4 @@
-"""The weight follower with a fake engine and a fake store: what is served, what is refused, what heals."""
+"""Follower and loader with a fake engine and a fake store: what is served, what is refused, what heals."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ import pytest
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
+from headrace.infra.store.object_sources import WeightObjects
 from headrace.infra.store.object_store import ObjectMissing, StoreUnavailable
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.producers.engines.contract import Engine, EngineError, EngineStats, VersionGone
-from headrace.producers.rollout.follower import FIRST_PAUSE_S, WeightFollower
 from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.run_follower import RunFollower
+from headrace.producers.rollout.weight_loader import FIRST_PAUSE_S, WeightLoader
 from headrace.schemas import codec
 from headrace.schemas.records import ClaimCheck, NamedObject, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import Topics
@@ -82,12 +84,12 @@ class Scene:
 
     def __init__(self) -> None:
         self.store, self.engine, self.pauses = Store(), FakeEngine(), Pauses()
-        run = SimpleNamespace(
-            revisions=(RECIPE,), ended="", topics=Topics("r"), weights_cache=self.store, run_id="one", connection=None
-        )
+        run = SimpleNamespace(revisions=(RECIPE,), ended="", topics=Topics("r"), run_id="one", connection=None)
         run.plug_ins = {}
-        self.follower = WeightFollower(cast("Run", run), ("p",), "test", self.pauses)
-        self.follower.serve(cast("Engine", self.engine))
+        self.follower = RunFollower(cast("Run", run), ("p",), "test")
+        self.loader = WeightLoader(
+            cast("Engine", self.engine), self.follower.published, cast("WeightObjects", self.store), self.pauses
+        )
 
     def publish(self, version: int, **changes: Any) -> None:
         tensors = {"w": Tensor("F32", (1,), memoryview(version.to_bytes(4, "little")))}
@@ -101,12 +103,12 @@ class Scene:
         self.take("r.weights.p", codec.encode(replace(record, **changes)))
 
     def take(self, topic: str, value: bytes) -> None:
-        self.follower._take(Message(topic, 0, 0, b"", value))
+        self.follower.take(Message(topic, 0, 0, b"", value))
 
     def turn(self) -> list[int]:
         """One turn, however long the follower would wait before it tries again."""
-        self.follower._retry_at.clear()
-        self.follower._load_newest(cast("Engine", self.engine))
+        self.loader._retry_at.clear()
+        self.loader.load_newest()
         return self.engine.loaded
 
 
@@ -115,14 +117,14 @@ def test_of_several_waiting_versions_only_the_newest_is_loaded() -> None:
     for version in range(5):
         scene.publish(version, files=(NamedObject("config.json", ClaimCheck()),) if version == 2 else ())
     assert scene.turn() == scene.turn() == [4]
-    taken, files = scene.follower.taken["p"], scene.follower.files_of("p")
+    taken, files = scene.loader.taken["p"], scene.follower.files_of("p")
     assert (taken.version, taken.pause_s, taken.fetched_bytes) == (4, 1.0, len(scene.store.objects["weights/4"]))
     assert (files and files.version) == 2, "the newest that names some"
     scene.publish(3)
     scene.publish(5, weights_hash="another")
     assert scene.turn() == [4]
-    assert scene.follower.head == {"p": 5}
-    assert scene.follower.taken["p"] is taken, "it still serves that one"
+    assert scene.follower.published["p"].head == 5
+    assert scene.loader.taken["p"] is taken, "it still serves that one"
 
 
 def test_a_merged_delta_is_a_way_between_versions_and_none_itself() -> None:
@@ -131,8 +133,8 @@ def test_a_merged_delta_is_a_way_between_versions_and_none_itself() -> None:
         scene.publish(version)
     for version in (2, 9):
         scene.publish(version, kind="merged", base_version=0, base_hash="a", weights_hash="b")
-    assert scene.follower.head == {"p": 2}
-    assert [record.version for record in scene.follower._published["p"].list_ways()] == [0, 1, 2, 2, 9]
+    assert scene.follower.published["p"].head == 2
+    assert [record.version for record in scene.follower.published["p"].list_ways()] == [0, 1, 2, 2, 9]
     assert scene.turn() == [2]
     assert scene.pauses.detail == ""
 
@@ -177,7 +179,7 @@ def test_of_several_versions_that_cannot_be_had_the_newest_is_told_of_and_the_pa
     assert scene.pauses.detail == (
         "weights of p: version 3: the anchor of version 3: weights/3 does not exist: the next whole weights heal it"
     )
-    assert scene.follower._backoffs["p"].next_s() == 2 * FIRST_PAUSE_S
+    assert scene.loader._backoffs["p"].next_s() == 2 * FIRST_PAUSE_S
 
 
 def test_a_torn_object_and_weights_that_do_not_fit_are_refused() -> None:
@@ -202,9 +204,9 @@ def test_a_refused_version_is_tried_again_only_after_a_pause() -> None:
     scene.publish(0)
     scene.turn()
     scene.store.away = False
-    scene.follower._load_newest(cast("Engine", scene.engine))
+    scene.loader.load_newest()
     assert scene.engine.loaded == []
-    assert scene.follower._retry_at["p"] > time.monotonic()
+    assert scene.loader._retry_at["p"] > time.monotonic()
     assert scene.turn() == [0]
 
 
@@ -213,9 +215,9 @@ def test_an_exact_version_is_held_fetched_only_when_it_is_not_served() -> None:
     for version in range(3):
         scene.publish(version)
     scene.turn()
-    scene.follower.hold("p", 2)
-    scene.follower.hold("p", 1)
-    scene.follower.hold("p", 1)
+    scene.loader.hold("p", 2)
+    scene.loader.hold("p", 1)
+    scene.loader.hold("p", 1)
     assert scene.engine.held == [(2, False), (1, True), (1, False)]
 
 
@@ -242,7 +244,7 @@ def test_groups_of_an_evaluation_that_ask_at_once_fetch_their_version_once(monke
     monkeypatch.setattr(scene.store, "get", slow)
     monkeypatch.setattr(scene.engine, "hold", counted)
     with ThreadPoolExecutor(4) as pool:
-        for asked in [pool.submit(scene.follower.hold, "p", 1) for _ in range(4)]:
+        for asked in [pool.submit(scene.loader.hold, "p", 1) for _ in range(4)]:
             asked.result()
     assert fetched == ["weights/1"]
     assert sorted(scene.engine.held) == [(1, False), (1, False), (1, False), (1, True)]
@@ -254,10 +256,10 @@ def test_a_version_that_cannot_be_had_is_gone() -> None:
     scene.publish(5)
     scene.turn()
     with pytest.raises(VersionGone, match="not among the last 64"):
-        scene.follower.hold("p", 3)
+        scene.loader.hold("p", 3)
     del scene.store.objects["weights/0"]
     with pytest.raises(VersionGone, match="does not exist"):
-        scene.follower.hold("p", 0)
+        scene.loader.hold("p", 0)
 
 
 def test_records_of_another_run_and_unreadable_ones_are_passed_over() -> None:
@@ -266,7 +268,7 @@ def test_records_of_another_run_and_unreadable_ones_are_passed_over() -> None:
     scene.take("r.weights.p", b"nothing")
     scene.take("r.recipe", b"nothing")
     assert scene.turn() == []
-    assert scene.follower.head == {}
+    assert scene.follower.published["p"].head == -1
 
 
 def test_revisions_come_into_force_and_the_end_is_seen_and_taken_back() -> None:

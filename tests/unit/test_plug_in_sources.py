@@ -37,7 +37,7 @@ from headrace.infra.run import revisions
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops import swap
-from headrace.producers.rollout.worker import RolloutWorker
+from headrace.producers.rollout.runtime import WorkerRuntime
 from headrace.schemas import codec
 from headrace.schemas.records import RecipeRevision
 from headrace.trainers.learner.numerics import plug_in_parts
@@ -189,11 +189,11 @@ def test_a_worker_looks_again_whenever_a_revision_tells_of_sources(here: Path) -
     follower = SimpleNamespace(plug_ins=same, recipe=recipe(workflows=world))
     worker = SimpleNamespace(follower=follower, options=SimpleNamespace(workflow="sums"), _plug_ins={})
 
-    RolloutWorker._watch_plug_ins(worker)  # type: ignore[arg-type]
+    WorkerRuntime._watch_plug_ins(worker)  # type: ignore[arg-type]
     follower.plug_ins = {"its_world": "f" * 64}
 
     with pytest.raises(OtherSource, match="its_world:World"):
-        RolloutWorker._watch_plug_ins(worker)  # type: ignore[arg-type]
+        WorkerRuntime._watch_plug_ins(worker)  # type: ignore[arg-type]
 
 
 def test_where_nothing_is_written_to_the_run_another_source_is_a_warning(here: Path) -> None:

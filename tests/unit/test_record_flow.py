@@ -25,8 +25,7 @@ from headrace.ops.compaction import compactor
 from headrace.ops.compaction.compactor import Compactor
 from headrace.ops.record_flow import TAKES, WRITES
 from headrace.producers.feed import feeder
-from headrace.producers.rollout.follower import WeightFollower
-from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.worker import Options, RolloutWorker
 from headrace.schemas.records import (
     RecipeRevision,
@@ -128,9 +127,9 @@ def test_a_rollout_worker_takes_what_the_map_says(monkeypatch: pytest.MonkeyPatc
     worker = object.__new__(RolloutWorker)
     worker.run, worker.options = RUN, Options("sums", "w", "", 1)
     monkeypatch.setattr(
-        "headrace.producers.rollout.follower.fetch_end_offsets", lambda _, places: dict.fromkeys(places, 0)
+        "headrace.producers.rollout.run_follower.fetch_end_offsets", lambda _, places: dict.fromkeys(places, 0)
     )
-    follower = WeightFollower(RUN, ("solver",), "w", Pauses())
+    follower = RunFollower(RUN, ("solver",), "w")
     topics = [*worker._subscribe().topics, *(topic for topic, _ in follower._find_positions())]
     assert {kind_of(topic) for topic in topics} == taken("rollout")
 

@@ -20,10 +20,11 @@ from headrace.producers.engines.contract import VersionGone
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.rollout.episodes import Outcome
 from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.runtime import WorkerRuntime
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog
-from headrace.producers.rollout.worker import RolloutWorker, choose_workflow
+from headrace.producers.rollout.worker import choose_workflow
 from headrace.producers.rollout.worker_status import Reporter, StatusPosts, WorkCounts
 from headrace.schemas import codec
 from headrace.schemas.records import Failure, WorkerStatus
@@ -193,18 +194,18 @@ def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had
         tally=WorkCounts(),
         follower=SimpleNamespace(recipe=SimpleNamespace(rollout=SimpleNamespace(episode_limit_s=30.0))),
         tasks={"a task": ("t", 0)},
-        _engine=SimpleNamespace(stats=lambda: SimpleNamespace(generated_tokens=7)),
+        engine=SimpleNamespace(stats=lambda: SimpleNamespace(generated_tokens=7)),
         _stall_watch=StallWatch(),
     )
     pauses.begin("weights of solver", "version 3: its object is not there")
     pauses.begin("object store", "away")
     for now in range(200):
-        RolloutWorker._watch_stall(worker, now)
+        WorkerRuntime._watch_stall(worker, now)
     pauses.end("object store")
     for now in range(200, 259):
-        RolloutWorker._watch_stall(worker, now)
+        WorkerRuntime._watch_stall(worker, now)
     with pytest.raises(Stalled, match="no token for 60 s"):
-        RolloutWorker._watch_stall(worker, 259)
+        WorkerRuntime._watch_stall(worker, 259)
 
 
 def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
@@ -216,18 +217,18 @@ def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
     intake = SimpleNamespace(partitions=0, watch=Stopwatch())
     producer = cast("Any", SimpleNamespace(post=post))
     worker: Any = SimpleNamespace(
-        pauses=Pauses(), tally=WorkCounts(), watch=Stopwatch(), slots=Slots(4), follower=SimpleNamespace(taken={}),
-        _status=StatusPosts(Reporter("r", "w", "sums", ""), producer, Topics("r").workers, Pauses()), _engine=None,
-        _intake=intake, tasks={}, _phase="waiting", _doing="imports the engine torch", _stall_watch=StallWatch(),
+        pauses=Pauses(), tally=WorkCounts(), watch=Stopwatch(), slots=Slots(4), loader=None, engine=None,
+        _status=StatusPosts(Reporter("r", "w", "sums", ""), producer, Topics("r").workers, Pauses()),
+        intake=intake, tasks={}, phase="waiting", step="imports the engine torch", _stall_watch=StallWatch(),
     )  # fmt: skip
-    RolloutWorker._post_status(worker)
+    WorkerRuntime._post_status(worker)
     worker.pauses.begin("files of solver", "no version is published yet")
-    RolloutWorker._post_status(worker)
+    WorkerRuntime._post_status(worker)
     worker.pauses.end("files of solver")
-    worker._phase = "rolling"
-    RolloutWorker._post_status(worker)
+    worker.phase = "rolling"
+    WorkerRuntime._post_status(worker)
     intake.partitions = 2
-    RolloutWorker._post_status(worker)
+    WorkerRuntime._post_status(worker)
     assert [(one.state, one.detail) for one in posted] == [
         ("waiting", "imports the engine torch"),
         ("waiting", "files of solver: no version is published yet"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.infra.kafka.clients import Message
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
+from headrace.producers.rollout.started_task import PLAYED
 from headrace.producers.rollout.task_queue import REVISION_PATIENCE_S, TaskQueue, WaitingTask
 from headrace.schemas.records import Task
 
@@ -30,7 +31,7 @@ def queue_of(gate: Behind) -> TaskQueue:
     task = Task(run_id="run-1", stream="sums", revision=7)
     message = Message(*PLACE, 0, b"sums:0", b"")
     owned.receive(message)
-    queue.add(WaitingTask(message, task, ("", ""), 0.0))
+    queue.add(WaitingTask(message, task, PLAYED, 0.0))
     return queue
 
 
@@ -42,4 +43,4 @@ def test_a_task_of_a_revision_that_is_not_written_is_dead_after_a_while() -> Non
     queue = queue_of(Behind())
     assert queue.start(REVISION_PATIENCE_S / 2) == []
     (started,) = queue.start(REVISION_PATIENCE_S)
-    assert (started.verdict, started.why[0]) == ("dead", "unknown_revision")
+    assert (started.verdict, started.refusal.reason) == ("dead", "unknown_revision")

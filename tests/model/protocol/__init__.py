@@ -2,9 +2,9 @@
 
 **The world** is a feeder, two workers, two curators, a trainer, an object store and a log of topics with two
 partitions. What decides in it is the production code itself: `Feeder` with its `FeedState`, `Pacing` and `Overdue`;
-`TaskIntake` with ledgers and queue, `WeightFollower`, `Admission`; `GroupConsumer` with `CuratorPartition`, `Dedupe`
-and a chain; `Trainer` with `Scheduler`, window, evictions, trials, `Publisher`; `history` and `resume`;
-the run loop itself. Of the model are:
+`TaskIntake` with ledgers and queue, `RunFollower`, `WeightLoader`, `Admission`; `GroupConsumer` with
+`CuratorPartition`, `Dedupe` and a chain; `Trainer` with `Scheduler`, window, evictions, trials,
+`Publisher`; `history` and `resume`; the run loop itself. Of the model are:
 
 - `broker.py`: topics, transactions (read committed, fenced by transactional id), consumer groups (fenced by member).
 - `clients.py`: what stands in for confluent-kafka's consumer and for `TransactionalWriter`.

@@ -10,12 +10,13 @@ from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader
 from headrace.producers.rollout.admission import Admission
-from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.group_records import build_outgoing, encode_group
 from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.task_intake import Subscription, TaskIntake
+from headrace.producers.rollout.weight_loader import WeightLoader
 from headrace.schemas.records import Failure, TrajectoryGroup
 from protocol.broker import STAGE
 from protocol.processes import Key, Process, positions_of
@@ -43,15 +44,17 @@ class WorkerProcess(Process):
 
     intake: Any = None
     follower: Any = None
+    loader: Any = None
     hangs = False
     """Whether the follower's thread does not go on, and the process dies when its next record is on the log."""
 
     def start(self) -> None:
         run = join()
-        self.follower = WeightFollower(run, (POLICY,), self.name, Pauses())
+        self.follower = RunFollower(run, (POLICY,), self.name)
         self.reader = TopicReader(run.connection, self.follower._find_positions(), self.name)
         self.engine = Engine()
-        self.follower.serve(self.engine)
+        objects = run.weights_cache
+        self.loader = WeightLoader(self.engine, self.follower.published, objects, Pauses())  # type: ignore[arg-type]
         self.playing: list[tuple[StartedTask, TrajectoryGroup | None]] = []
         concluder = SimpleNamespace(run=run, delivering=0, context=SimpleNamespace(engine=self.engine))
         group, topics = TOPICS.rollout_group(STREAM), (TOPICS.tasks(STREAM),)
@@ -70,8 +73,8 @@ class WorkerProcess(Process):
     def follow(self) -> None:
         """A turn of the follower's thread."""
         for message in self.reader.poll(256, 0):
-            self.follower._take(message)
-        self.follower._load_newest(self.engine)
+            self.follower.take(message)
+        self.loader.load_newest()
 
     def turn(self) -> None:
         """A turn of the intake's thread."""
@@ -83,11 +86,12 @@ class WorkerProcess(Process):
         if task is None:
             self.playing.append((started, None))
             return
-        head, named = self.follower.head[POLICY], {"task_id": task.task_id, "tier": task.tier, "attempt": task.attempt}
+        head = self.follower.published[POLICY].head
+        named = {"task_id": task.task_id, "tier": task.tier, "attempt": task.attempt}
         group = played(task.number, self.engine.served[POLICY], head, revision=task.revision, **named)
         if started.verdict != "play":
-            failures = tuple(Failure(sample, started.why[0]) for sample in range(GROUP))
-            group = replace(group, trajectories=(), failures=failures, reason=started.why[0])
+            failures = tuple(Failure(sample, started.refusal.reason) for sample in range(GROUP))
+            group = replace(group, trajectories=(), failures=failures, reason=started.refusal.reason)
         self.playing.append((started, group))
 
     def drop(self, places: frozenset[PartitionId]) -> None:
@@ -106,7 +110,7 @@ class WorkerProcess(Process):
 
     def _record(self, started: StartedTask, group: TrajectoryGroup | None) -> Outgoing:
         if group is None:
-            return build_dead_letter(TOPICS, RUN_ID, "rollout", started.message, started.why)
+            return build_dead_letter(TOPICS, RUN_ID, "rollout", started.message, started.refusal)
         return build_outgoing(TOPICS, encode_group(group), STAGE.broker.partitions)
 
     def wake(self) -> None:
@@ -118,7 +122,7 @@ class WorkerProcess(Process):
     def forget(self) -> None:
         if self.intake is not None:
             self.expel()
-        self.intake = self.follower = None
+        self.intake = self.follower = self.loader = None
         self.hangs = False
         self.playing = []
 
@@ -137,13 +141,13 @@ class WorkerProcess(Process):
         )
         playing = tuple((one.place, one.message.offset, group) for one, group in _playing(self.playing))
         done = tuple((one.place, one.message.offset) for one in intake._done)
-        served = tuple(self.engine.served.items()), tuple(follower.head.items()), follower.ended
+        served = tuple(self.engine.served.items()), follower.published[POLICY].head, follower.ended
         recipes = tuple(repr(recipe.curate.chain) for recipe in follower.recipes.values())
-        weights = follower._weights[POLICY]._held
+        weights = self.loader._weights[POLICY]._held
         consumer = intake._consumer
         return (
             self.name, ledgers, queue, playing, done, served, positions_of(self.reader), recipes,
-            weights.weights_hash if weights is not None else "", tuple(sorted(follower._retry_at.items())),
+            weights.weights_hash if weights is not None else "", tuple(sorted(self.loader._retry_at.items())),
             tuple(sorted(consumer._positions.items())), consumer.epoch, intake.owned.alone,
             self.hangs, tuple(sorted(intake.queue._gate.written)),
         )  # fmt: skip

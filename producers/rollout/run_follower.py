@@ -1,0 +1,147 @@
+"""Follows the run while a worker plays: published weights, recipe revisions, and whether the run is over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import structlog
+
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Message, fetch_end_offsets
+from headrace.infra.kafka.decoding import read_own
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all, read_range
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import Run, read_revision
+from headrace.infra.weights.paths import RECENT
+from headrace.producers.rollout.published_weights import PublishedWeights
+from headrace.producers.rollout.weight_loader import WeightLoader
+from headrace.schemas.records import WeightsPublished
+
+log = structlog.get_logger()
+
+OFFSETS_A_VERSION = 3
+"""Its record, the mark of its transaction, and maybe a merged delta that ends in it."""
+POLL_S = 0.1
+
+
+class RunFollower(threading.Thread):
+    """Reads `weights.<policy>` from the last 64 versions on, and `recipe`, in a thread of its own.
+
+    Args:
+        run: The run.
+        policies: Those of the workflow.
+        name: Client id.
+    """
+
+    def __init__(self, run: Run, policies: tuple[str, ...], name: str) -> None:
+        super().__init__(name="run-follower", daemon=True)
+        self.published = {policy: PublishedWeights() for policy in policies}
+        """What each policy's weights topic announces."""
+        self.recipes: dict[int, Recipe] = dict(enumerate(run.revisions))
+        """Every revision of the recipe."""
+        self.plug_ins = run.plug_ins
+        """Sources of plug-ins that the run goes by; another mapping when a revision names others."""
+        self.ended = run.ended
+        """Why the run is over; empty while it goes on."""
+        self.error: BaseException | None = None
+        """What ended this thread, if it was not `stop`."""
+        self.caught_up = threading.Event()
+        """Set when everything that was on the topics at the start has been read."""
+        self._joined, self._name = run, name
+        self._topics = {run.topics.weights(policy): policy for policy in policies}
+        self._loader: WeightLoader | None = None
+        self._over = threading.Event()
+
+    # ------------------------------------------------------------------------------------------ the other threads
+
+    @property
+    def recipe(self) -> Recipe:
+        """The revision in force."""
+        return self.recipes[max(self.recipes)]
+
+    def find_stale(self, versions: Mapping[str, int]) -> str:
+        """Return which policy is served more than `max_staleness` behind its head; empty when none is."""
+        for policy, published in self.published.items():
+            limit = self.recipe.trainer_of(policy).max_staleness
+            if published.head - versions[policy] > limit:
+                return f"{policy} is served at version {versions[policy]}, its head is {published.head}"
+        return ""
+
+    def files_of(self, policy: str) -> WeightsPublished | None:
+        """Return the newest record that names the policy's files; None while there is none."""
+        recent = self.published[policy].list_newest_first()
+        named = next((record for record in recent if record.files), None)
+        if named is None and recent:
+            topic = self._joined.topics.weights(policy)
+            records = (self._read(message) for message in read_all(self._joined.connection, [topic]))
+            named = next((record for record in records if record is not None and record.files), None)
+        return named
+
+    def load_with(self, loader: WeightLoader) -> None:
+        """Have this thread load from now on what is published."""
+        self._loader = loader
+
+    def stop(self) -> None:
+        """End the thread; waiting for what it does now."""
+        self._over.set()
+        self.join(timeout=1)
+
+    # --------------------------------------------------------------------------------------------- the own thread
+
+    def run(self) -> None:
+        """Read and load until `stop`; what cannot be lived with is left in `error`."""
+        try:
+            with TopicReader(self._joined.connection, self._find_positions(), self._name) as reader:
+                ends = reader.ends()
+                while not self._over.is_set():
+                    for message in reader.poll(256, POLL_S):
+                        self.take(message)
+                    if not self.caught_up.is_set() and all(reader.positions[at] >= end for at, end in ends.items()):
+                        self.caught_up.set()
+                    if self._loader is not None:
+                        self._loader.load_newest()
+        except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
+            self.error = error
+
+    def _find_positions(self) -> dict[PartitionId, int]:
+        ends = fetch_end_offsets(self._joined.connection, [(topic, 0) for topic in self._topics])
+        positions = {place: self._find_begin(place, end) for place, end in ends.items()}
+        return {**positions, (self._joined.topics.recipe, 0): self._joined.recipe_end}
+
+    def _find_begin(self, place: PartitionId, end: int) -> int:
+        """Return where to begin: every record but an anchor's names the place of its anchor."""
+        begin = max(0, end - OFFSETS_A_VERSION * RECENT)
+        for message in read_range(self._joined.connection, place, begin, end):
+            record = self._read(message)
+            if record is not None:
+                return min(begin, record.anchor_offset) if record.anchor_offset >= 0 else begin
+        return begin
+
+    def take(self, message: Message) -> None:
+        """Take in a record of the weights or recipe topics; one that cannot be read is logged."""
+        if message.topic in self._topics:
+            record = self._read(message)
+            if record is not None:
+                self.published[self._topics[message.topic]].take(record)
+        else:
+            self._take_revision(message)
+
+    def _take_revision(self, message: Message) -> None:
+        revision = read_revision(message)
+        if revision is None or revision.run_id != self._joined.run_id:
+            return
+        try:
+            # A new dict, since other threads may be looking at the old one.
+            self.recipes = {**self.recipes, revision.revision: Recipe.from_json(revision.recipe)}
+        except UsageError as error:
+            log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
+            return
+        if revision.plug_ins.items() - self.plug_ins.items():
+            self.plug_ins = {**self.plug_ins, **revision.plug_ins}
+        if revision.ended and not self.ended:
+            log.info("run.ended", why=revision.ended)
+        self.ended = revision.ended
+
+    def _read(self, message: Message) -> WeightsPublished | None:
+        return read_own(message, WeightsPublished, self._joined.run_id)

@@ -1,0 +1,204 @@
+"""What runs beside a worker's episodes: follower, producer and heartbeat, and how the worker leaves in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import structlog
+
+from headrace.infra.kafka.deleted_topics import TopicWatch
+from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
+from headrace.infra.run.run import Run
+from headrace.infra.stopwatch import Stopwatch
+from headrace.producers.engines.contract import Engine
+from headrace.producers.rollout.open_tasks import OpenTasks
+from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.record_producer import RecordProducer
+from headrace.producers.rollout.run_end import RunEnd
+from headrace.producers.rollout.run_follower import RunFollower
+from headrace.producers.rollout.slots import Slots
+from headrace.producers.rollout.task_intake import TaskIntake
+from headrace.producers.rollout.threads import EpisodeThreads
+from headrace.producers.rollout.watchdog import EXIT_CODE, StallWatch, Watchdog
+from headrace.producers.rollout.weight_loader import WeightLoader
+from headrace.producers.rollout.worker_status import Reporter, State, StatusPosts, WorkCounts, sum_up
+from headrace.schemas.topics import Topics, eval_stream
+
+log = structlog.get_logger()
+
+TURN_S = 0.1
+FLUSH_S = 1.5
+LEFT_S = 1.0
+"""How long episodes that were cancelled get to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a worker is given beside its run."""
+
+    workflow: str
+    name: str
+    region: str
+    concurrency: int
+
+    @property
+    def stream(self) -> str:
+        """The stream of training tasks that it plays."""
+        return f"{self.workflow}.{self.region}" if self.region else self.workflow
+
+    def list_task_topics(self, topics: Topics) -> tuple[str, str]:
+        """Return the topics of training and evaluation tasks."""
+        return topics.tasks(self.stream), topics.tasks(eval_stream(self.stream))
+
+
+class WorkerRuntime:
+    """The parts of one worker that live as long as it does. Belongs to the event loop."""
+
+    def __init__(self, run: Run, options: Options, policies: tuple[str, ...]) -> None:
+        self.run, self.options, self.policies = run, options, policies
+        self.tally, self.watch, self.pauses = WorkCounts(), Stopwatch(), Pauses()
+        self.slots, self.tasks, self.run_end = Slots(options.concurrency), OpenTasks(), RunEnd(time.monotonic())
+        self.follower = RunFollower(run, policies, f"{options.name}.follow")
+        self.producer = RecordProducer(run.connection, f"{options.name}.groups", self.watch)
+        self.phase: Literal["starting", "waiting", "rolling", "draining", "stopped"] = "starting"
+        self.step = ""
+        """Step of the startup, before the first task."""
+        self.loader: WeightLoader | None = None
+        """Has the engine; None before there is one."""
+        self.intake: TaskIntake | None = None
+        """None before the startup is over."""
+        self._stall_watch = StallWatch()
+        reporter = Reporter(run.run_id, options.name, options.workflow, options.region)
+        self._status = StatusPosts(reporter, self.producer, run.topics.workers, self.pauses)
+        self._plug_ins = run.plug_ins
+        """Sources that those which are loaded were compared with."""
+        self._threads = EpisodeThreads()
+        self._leaving = ThreadPoolExecutor(2, thread_name_prefix="leaving")
+        """Episodes that block in their threads cannot keep the worker from leaving."""
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine; None before it is built."""
+        return self.loader.engine if self.loader is not None else None
+
+    async def supervise(self, work: Callable[[], Coroutine[None, None, None]], watchdog: Watchdog) -> None:
+        """Do `work` to its end, with all that runs beside it, then leave. Raises what cannot be waited out."""
+        asyncio.get_running_loop().set_default_executor(self._threads)
+        self.follower.start()
+        topics = TopicWatch(self.run.connection, self._list_topics())
+        topics.start()
+        turns, working = asyncio.create_task(self._take_turns(watchdog, topics)), asyncio.create_task(work())
+        ends: list[BaseException | None] = []
+        await asyncio.wait({turns, working}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (working, turns):  # the beat goes on while the work is being left
+            task.cancel()
+            ends += await asyncio.gather(task, return_exceptions=True)
+        topics.stop()
+        self.phase = "stopped"
+        self._post_status()
+        await self.flush()
+        if self.loader is not None:
+            self.loader.stop()
+        self.follower.stop()
+        if self.engine is not None:
+            await self.call_apart(self.engine.close)
+        self.producer.close()
+        log.info("worker.stopped", groups=self.tally.groups_done, episodes=self.tally.episodes_done)
+        errors = [end for end in ends if isinstance(end, Exception)]
+        await self._end_what_is_left(errors)
+        for error in errors:
+            raise error
+
+    def take_loader(self, loader: WeightLoader) -> None:
+        """Take the loader, with the engine, which is closed at the end."""
+        self.loader = loader
+
+    def note_step(self, step: str) -> None:
+        """Report a step of the startup."""
+        self.step = step
+
+    async def flush(self) -> None:
+        """Wait for acknowledgements, for a while."""
+        await self.call_apart(partial(self.producer.flush, FLUSH_S))
+
+    async def call_apart(self, call: Callable[[], object]) -> None:
+        """Make a call in a thread that no episode can block."""
+        await asyncio.get_running_loop().run_in_executor(self._leaving, call)
+
+    async def _end_what_is_left(self, errors: list[Exception]) -> None:
+        """End the process here when the interpreter would wait for ever, for an episode that cannot be cancelled."""
+        if self.intake is None:  # no episode ever began
+            return
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=LEFT_S)
+        if self._stall_watch.found or self._threads.busy or any(not task.done() for task in left):
+            log.warning("worker.cut_off", left=len(left), errors=[str(error) for error in errors])
+            sys.stderr.flush()
+            os._exit(EXIT_CODE if errors else 0)
+
+    # ------------------------------------------------------------------------------------------------------- the turns
+
+    def _list_topics(self) -> Iterator[str]:
+        """Yield what the worker reads and writes."""
+        names = self.run.topics
+        yield from (names.recipe, names.workers, *self.options.list_task_topics(names))
+        for policy in self.policies:
+            yield from (names.weights(policy), names.trajectories(policy), names.eval_groups(policy))
+
+    async def _take_turns(self, watchdog: Watchdog, topics: TopicWatch) -> None:
+        """Beat, notice the end of the run, report; raise what a thread or a task has died of, or a lost topic."""
+        loop = asyncio.get_running_loop()
+        while True:
+            watchdog.beat()
+            intake_error = self.intake.error if self.intake is not None else None
+            for error in (topics.error, self.follower.error, intake_error, self.tasks.failure):
+                if error is not None:
+                    raise error
+            self.run_end.look(loop.time(), has_ended=bool(self.follower.ended))
+            self._watch_plug_ins()
+            if self._status.is_due(loop.time()):
+                self._watch_stall(loop.time())
+                if self._status.is_free():
+                    self._post_status()
+            await asyncio.sleep(TURN_S)
+
+    def _watch_plug_ins(self) -> None:
+        """Raise OtherSource, or SourceChanged, when a revision goes by other plug-ins than those that are loaded."""
+        if (sources := self.follower.plug_ins) is not self._plug_ins:
+            self._plug_ins = sources
+            check_sources(sources, rollout_plug_ins(self.follower.recipe, self.options.workflow))
+
+    def _watch_stall(self, now_s: float) -> None:
+        """Raise Stalled when tasks are open, wait for no server, and no token was made for too long.
+
+        New weights that cannot be had are no excuse: they hold no task up, and the next ones may come of these tasks.
+        """
+        may_wait = not self.tasks or self.pauses.hold_tasks or self.engine is None
+        made = (self.engine.stats().generated_tokens if self.engine else 0, self.tally.groups_done)
+        silent_s = self._stall_watch.silent_s(now_s, made, may_wait=may_wait)
+        self._stall_watch.refuse_stall(silent_s, self.follower.recipe.rollout.episode_limit_s, len(self.tasks))
+
+    def _post_status(self) -> None:
+        word, detail, loader = str(self.phase), self._stall_watch.found or self.pauses.detail, self.loader
+        if word == "waiting":
+            detail = detail or self.step
+        elif word == "rolling" and self.intake is not None and not self.intake.partitions:
+            detail = detail or "waits for partitions"
+        behind = self.follower.find_stale(loader.engine.versions()) if word == "rolling" and loader else ""
+        if behind:
+            word, detail = "behind", "; ".join(filter(None, (behind, detail)))
+        watches = [self.watch] + ([self.intake.watch] if self.intake is not None else [])
+        taken = tuple(loader.taken.copy().values()) if loader is not None else ()
+        state = State(word, detail, self.slots.taken, len(self.tasks), sum_up(watches), taken)
+        self._status.post(state, self.tally, self.engine)

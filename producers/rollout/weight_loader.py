@@ -1,0 +1,155 @@
+"""Loads published weights into the engine: the newest versions, and exact ones for evaluations.
+
+A wrong or missing object is never served: the last good version stays, `pauses` has the reason, and every further turn
+tries again, the newest version first, then older ones that are still newer than what is served.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+
+import structlog
+
+from headrace.infra.backoff import Backoff
+from headrace.infra.errors import Unavailable
+from headrace.infra.failpoints import reach
+from headrace.infra.store.object_sources import WeightObjects
+from headrace.infra.store.object_store import StoreError
+from headrace.infra.weights.paths import RECENT
+from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
+from headrace.infra.weights.tensors import WeightsError
+from headrace.producers.engines.contract import Engine, EngineError, VersionGone
+from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.published_weights import PublishedWeights
+from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished
+
+log = structlog.get_logger()
+
+POLL_S = 0.1
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+PATIENCE_S = 20.0
+"""How long an evaluation's version may be unheard of; the task can be quicker than the event."""
+
+
+class WeightLoader:
+    """One thread, the follower's, calls `load_newest`; any thread may call the rest.
+
+    Args:
+        engine: The weights go there.
+        published: The versions of every policy, by its name, as they are published.
+        objects: Where weights are fetched.
+        pauses: Where waits are reported.
+    """
+
+    def __init__(
+        self, engine: Engine, published: Mapping[str, PublishedWeights], objects: WeightObjects, pauses: Pauses
+    ) -> None:
+        self.engine = engine
+        self.taken: dict[str, TakenWeights] = {}
+        """Cost of the newest version that was loaded, by policy."""
+        self._published, self._objects, self._pauses = published, objects, pauses
+        self._epochs: dict[str, int] = {}
+        """Epoch of the version that is served, by policy: no delta leads from one epoch to another."""
+        self._weights = {policy: PolicyWeights(objects) for policy in published}
+        self._retry_at: defaultdict[str, float] = defaultdict(float)
+        self._backoffs: defaultdict[str, Backoff] = defaultdict(lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
+        self._over, self._fetching = threading.Event(), threading.Lock()
+
+    # ------------------------------------------------------------------------------------------------ newest versions
+
+    def load_newest(self) -> None:
+        """Load, of every policy, the newest version that can be had and is newer than the one that is served."""
+        for policy, published in self._published.items():
+            served = self.engine.versions().get(policy, -1)
+            waiting = published.find_newer(served, self._epochs.get(policy, 0))
+            if waiting and time.monotonic() >= self._retry_at[policy]:
+                self._load_first_good(policy, waiting)
+
+    def _load_first_good(self, policy: str, records: list[WeightsPublished]) -> None:
+        """Load the newest that can be had; when that is not the newest of all, report why and try again later."""
+        what, newest = f"weights of {policy}", records[0]
+        refused: set[ClaimCheck] = set()
+        for record in records:
+            try:
+                weights = self._weights[policy].bring(self._published[policy].list_ways(), record, refused)
+                reach("rollout.before_swap")
+                paused_s = self.engine.stats().swap_s
+                self.engine.load(policy, record.version, weights)
+                self._epochs[policy] = record.epoch
+                self._log_taken(policy, record.version, self.engine.stats().swap_s - paused_s)
+                reach("rollout.after_swap")
+            except (StoreError, WeightsError, BadWeights, EngineError) as error:
+                if record is newest:
+                    self._pauses.begin(what, f"version {record.version}: {error}")
+                    self._retry_at[policy] = time.monotonic() + self._backoffs[policy].next_s()
+                if isinstance(error, Unavailable):
+                    return
+            else:
+                if record.version >= newest.version:
+                    self._pauses.end(what)
+                    self._retry_at[policy] = 0.0
+                    self._backoffs[policy].reset()
+                return
+
+    def _log_taken(self, policy: str, version: int, pause_s: float) -> None:
+        held = self._weights[policy]
+        seconds = {f"{activity}_s": spent for activity, spent in {**held.seconds, "pause": pause_s}.items()}
+        self.taken[policy] = TakenWeights(policy, version, held.fetched_bytes, **seconds)
+        rounded = {name: round(spent, 4) for name, spent in seconds.items()}
+        log.info("weights.loaded", policy=policy, version=version, head=self._published[policy].head, **rounded)
+
+    # ------------------------------------------------------------------------------------------------- exact versions
+
+    def hold(self, policy: str, version: int) -> None:
+        """Make the engine hold exactly this version, fetched if it is not served; waits while the store is unreachable.
+
+        Raises VersionGone when it cannot be had.
+        """
+        try:
+            self.engine.hold(policy, version)
+        except VersionGone:
+            record = self._wait_for_record(policy, version)
+            with self._fetching:  # the groups of an evaluation come all at once, and one fetch serves them
+                try:
+                    self.engine.hold(policy, version)
+                except VersionGone:
+                    self._hold_apart(policy, record)
+
+    def release(self, policy: str, version: int) -> None:
+        """Undo one hold."""
+        if not self._over.is_set():
+            self.engine.release(policy, version)
+
+    def stop(self) -> None:
+        """Wait for nothing any more; the engine may be closed then."""
+        self._over.set()
+
+    def _wait_for_record(self, policy: str, version: int) -> WeightsPublished:
+        published, end = self._published[policy], time.monotonic() + PATIENCE_S
+        while version > published.head and time.monotonic() < end:
+            if self._over.wait(POLL_S):
+                break
+        found = published.find_version(version)
+        if found is None:
+            raise VersionGone(f"{policy} version {version} is not among the last {RECENT} that were published")
+        return found
+
+    def _hold_apart(self, policy: str, record: WeightsPublished) -> None:
+        version = record.version
+        while True:
+            try:
+                apart = PolicyWeights(self._objects)
+                self.engine.hold(policy, version, apart.bring(self._published[policy].list_ways(), record))
+            except Unavailable as error:
+                self._pauses.begin("object store", error)
+                if self._over.wait(FIRST_PAUSE_S):
+                    raise VersionGone(f"{policy} version {version}: the worker stops") from error
+            except (StoreError, WeightsError, BadWeights) as error:
+                self._pauses.end("object store")
+                raise VersionGone(f"{policy} version {version} cannot be had any more: {error}") from error
+            else:
+                self._pauses.end("object store")
+                return
