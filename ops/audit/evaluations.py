@@ -218,22 +218,26 @@ class Evaluations:
             found = self._results.get(key)
             if found is None and all(end <= self._read.get(place, 0) for place, end in ends.items()):
                 yield f"{_name(key)} is answered, and has no result"
-            elif found is not None and not 0 <= found.avg_at_k <= 1:
+            elif found is not None and found.has_reward and not 0 <= found.avg_at_k <= 1:
                 yield f"{_name(key)} has a mean success of {found.avg_at_k}, which is between 0 and 1"
-            elif found is not None and (differing := _differing(expected, found, self._compared(key))):
+            elif found is not None and (differing := _differing(expected, found, self._compared(key, found))):
                 yield f"{_name(key)} has another result than its answers give: {differing}"
         if still and self._expected:
             for key in sorted(self._results.keys() - self._expected.keys()):
                 yield f"{_name(key)} has a result, and not all its answers are there"
 
-    def _compared(self, key: Key) -> tuple[str, ...]:
+    def _compared(self, key: Key, found: EvalResult) -> tuple[str, ...]:
         """Return the fields in which a result must be what the answers give.
 
         A version that also played along in the evaluation of another policy has more answers than one evaluation: which
-        of them the evaluator read first stands nowhere.
+        of them the evaluator read first stands nowhere. A result of an older build counts failed episodes as wrong.
         """
         low, high = self._spans[key]
-        return OF_ANY if high - low >= self._size else (*OF_ANY, *OF_ANSWERS)
+        if high - low >= self._size:
+            return OF_ANY
+        if found.played < 0 and found.failures:
+            return (*OF_ANY, "mean_length", "failures")
+        return (*OF_ANY, *OF_ANSWERS)
 
 
 def _stamp(message: Message, run_id: str) -> Stamp | None:
@@ -259,7 +263,7 @@ def _differing(expected: EvalResult, found: EvalResult, names: tuple[str, ...]) 
     return ", ".join(
         f"{name} {getattr(expected, name)} -> {getattr(found, name)}"
         for name in names
-        if getattr(expected, name) != getattr(found, name)
+        if repr(getattr(expected, name)) != repr(getattr(found, name))  # NaN is another than itself
     )
 
 
