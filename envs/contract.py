@@ -122,10 +122,13 @@ class Actor(Protocol):
     """One policy as one episode sees it."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a user's turn, the chat template applied where the tokenizer has one."""
+        """Return the token ids of a user's turn that begins a sequence.
+
+        The chat template is applied where the tokenizer has one, and start tokens such as BOS are put before it.
+        """
 
     def encode_plain(self, text: str) -> list[int]:
-        """Return the token ids of text that is spliced in unchanged."""
+        """Return the token ids of text that is spliced in unchanged, no special token added."""
 
     def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
         """Return the text of token ids, without special tokens."""

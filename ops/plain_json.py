@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +17,7 @@ class PlainForm(Protocol):
 
 
 def plain(found: object) -> Any:
-    """Return what `json` can write: dataclasses as objects, tuples as lists, what is in them likewise.
+    """Return what `json` can write: dataclasses as objects, tuples as lists, NaN as null, what is in them likewise.
 
     A field whose name would be a word of Python ends in `_` (`from_`); its key does not.
     """
@@ -28,4 +29,6 @@ def plain(found: object) -> Any:
         return {key: plain(value) for key, value in found.items()}
     if isinstance(found, list | tuple):
         return [plain(value) for value in found]
+    if isinstance(found, float) and math.isnan(found):
+        return None
     return found

@@ -142,13 +142,20 @@ class EvalResult:
     samples: int = 0
     """Samples per problem."""
     avg_at_k: float = 0.0
-    """Mean success over samples and problems."""
+    """Mean success over the samples that played, and over the problems with such samples; NaN if none played."""
     pass_at_k: dict[str, float] = field(default_factory=dict)
-    """k to the unbiased estimate, averaged over problems."""
+    """k to the unbiased estimate, averaged over the problems of which so many samples played; empty if none did."""
     mean_length: float = 0.0
     """Mean number of generated tokens of a trajectory."""
     failures: int = 0
-    """Episodes that failed; they count as wrong."""
+    """Episodes that failed: they are no answers, right or wrong."""
+    played: int = -1
+    """Episodes that played; -1 where failed ones counted as wrong, as builds before this field did."""
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether any episode played."""
+        return self.played != 0
 
 
 @dataclass(frozen=True, slots=True)

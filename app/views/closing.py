@@ -201,6 +201,9 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
         for (policy, block), change in zip(policies.items(), changes, strict=True):
             whose = f"{policy}, {block.versions} versions: " if len(policies) > 1 else ""
             table.add_row(what, f"{whose}{change}")
+    for policy, block in policies.items():
+        if block.eval_failures:
+            table.add_row("held-out failed", f"{policy}: {block.eval_failures:,} episodes, which no reward includes")
 
 
 def _change(first: float | None, last: float | None) -> str:

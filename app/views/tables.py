@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.dead_letters import describe_unnumbered
+from headrace.app.views.evaluation_words import describe_evaluation
 from headrace.app.views.weights_page import in_words
 from headrace.schemas.records import WorkerStatus
 
@@ -69,7 +70,7 @@ def status_table(status: Status) -> RenderableType:
 def _describe_evaluations(status: RunFigures) -> Iterator[str]:
     if len(status.evals) > MOST_EVALS:
         yield f"{len(status.evals)} evaluations; the newest {MOST_EVALS}:"
-    yield from (f"{one.policy} {one.avg_at_k:.2f} at version {one.version}" for one in status.evals[-MOST_EVALS:])
+    yield from (f"{one.policy} {describe_evaluation(one)}" for one in status.evals[-MOST_EVALS:])
 
 
 def _revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
@@ -233,6 +234,7 @@ def evaluation_table(found: Mapping[str, Mapping[str, Measured]]) -> RenderableT
         for policy, one in policies.items():
             passed = ", ".join(f"{k}: {share:.2f}" for k, share in one.pass_at_k.items())
             asked = f"{one.problems} x {one.samples}"
-            row = (f"{one.avg_at_k:.3f}", passed, asked, f"{one.mean_length:.1f}", str(one.failures))
+            mean = "-" if one.avg_at_k is None else f"{one.avg_at_k:.3f}"
+            row = (mean, passed, asked, f"{one.mean_length:.1f}", str(one.failures))
             table.add_row(workflow, policy, *row)
     return table

@@ -13,6 +13,7 @@ from rich.text import Text
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
 from headrace.app.views.closing import Signs, explain_no_rise
 from headrace.app.views.dead_letters import describe_unnumbered
+from headrace.app.views.evaluation_words import describe_evaluation, describe_failed
 from headrace.app.views.tables import replay_lines, shadow_in_words
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
@@ -123,7 +124,9 @@ def _policy_words(moment: Moment, policy: str) -> str:
     if metrics:
         words.append(f"staleness {metrics.get('staleness_mean', 0.0):.1f}")
     if evals := _evals_of(moment, policy):
-        words.append(f"eval {evals[-1].avg_at_k:.2f} at {evals[-1].version}")
+        newest = evals[-1]
+        reward = f"{newest.avg_at_k:.2f}" if newest.has_reward else "-"
+        words.append(f"eval {reward} at {newest.version}{describe_failed(newest)}")
     return " ".join(words)
 
 
@@ -169,7 +172,7 @@ def _numbers(moment: Moment) -> Table:
         if found:
             table.add_row(
                 _label("held out", policy, moment.recipe),
-                " · ".join(f"{one.avg_at_k:.2f} at version {one.version}" for one in (*found[:1], *found[1:][-3:])),
+                " · ".join(map(describe_evaluation, (*found[:1], *found[1:][-3:]))),
             )
     table.add_row(
         "groups",

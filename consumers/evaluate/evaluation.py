@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import fsum
@@ -37,11 +38,12 @@ class Answers:
     tokens: int
     """Generated tokens of all trajectories."""
     trajectories: int
+    """Episodes that played."""
     failures: int
 
 
 def count_answers(group: TrajectoryGroup) -> Answers:
-    """Return what a group adds. An episode that gave no trajectory has reward 0 and is wrong."""
+    """Return what a group adds. An episode that gave no trajectory failed: it is no wrong answer."""
     rewards = [trajectory.reward for trajectory in group.trajectories]
     return Answers(
         samples=max(group.n_asked, len(rewards)),
@@ -97,8 +99,8 @@ class EvaluationFold:
     def _build_result(self, key: EvaluationId, found: list[Answers]) -> EvalResult:
         workflow, policy, version = key
         samples = min(one.samples for one in found)
-        counts = [(one.samples, one.right) for one in found]
-        trajectories = sum(one.trajectories for one in found)
+        played = [one for one in found if one.trajectories]
+        trajectories = sum(one.trajectories for one in played)
         return EvalResult(
             run_id=self.run_id,
             policy=policy,
@@ -107,10 +109,14 @@ class EvaluationFold:
             problems=len(found),
             asked=self.problems,
             samples=samples,
-            avg_at_k=fsum(one.score / one.samples if one.samples else 0.0 for one in found) / len(found),
-            pass_at_k={str(k): mean_pass_at_k(counts, k) for k in _iterate_ks(samples)},
+            avg_at_k=fsum(one.score / one.trajectories for one in played) / len(played) if played else math.nan,
+            pass_at_k={
+                str(k): mean_pass_at_k([(one.trajectories, one.right) for one in played if one.trajectories >= k], k)
+                for k in _iterate_ks(min(samples, max((one.trajectories for one in played), default=0)))
+            },
             mean_length=sum(one.tokens for one in found) / trajectories if trajectories else 0.0,
             failures=sum(one.failures for one in found),
+            played=trajectories,
         )
 
     def snapshot(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Evaluator:
             policy=result.policy,
             workflow=result.workflow,
             version=result.version,
-            avg_at_k=round(result.avg_at_k, 4),
+            avg_at_k=round(result.avg_at_k, 4) if result.has_reward else None,
             failures=result.failures,
         )
         key = f"{result.workflow}|{result.version}".encode()

@@ -14,6 +14,7 @@ from blake3 import blake3
 from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.files import TOKENIZER_FILE, FilesError, choose_files_to_serve, write_files
+from headrace.infra.weights.prompt_tokens import encode_plain, encode_prompt
 from headrace.schemas.records import WeightsPublished
 
 NAMES_OF_EOS = ("config.json", "generation_config.json")
@@ -44,17 +45,15 @@ class Tokenizer:
         """Tokens that end a generation."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a user's turn and the prompt for an answer, by the chat template if there is one."""
-        if not self._tokenizer.chat_template:
-            return self.encode_plain(text)
-        turn = [{"role": "user", "content": text}]
-        templated = self._tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        return self.encode_plain(templated)
+        """Return the ids of a user's turn and the prompt for an answer, by the chat template if there is one.
+
+        It begins a sequence: special tokens that the tokenizer puts there, such as one BOS, come first.
+        """
+        return encode_prompt(self._tokenizer, text)
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of text as it is, no special token added."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return encode_plain(self._tokenizer, text)
 
     def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
         """Return the text, special tokens left out."""

@@ -218,24 +218,28 @@ class Evaluations:
             found = self._results.get(key)
             if found is None and all(end <= self._read.get(place, 0) for place, end in ends.items()):
                 yield f"{_name(key)} is answered, and has no result"
-            elif found is not None and not 0 <= found.avg_at_k <= 1:
+            elif found is not None and found.has_reward and not 0 <= found.avg_at_k <= 1:
                 yield f"{_name(key)} has a mean success of {found.avg_at_k}, which is between 0 and 1"
             elif found is not None and (
-                differing := _describe_differences(expected, found, self._fields_to_compare(key))
+                differing := _describe_differences(expected, found, self._fields_to_compare(key, found))
             ):
                 yield f"{_name(key)} has another result than its answers give: {differing}"
         if still and self._expected:
             for key in sorted(self._results.keys() - self._expected.keys()):
                 yield f"{_name(key)} has a result, and not all its answers are there"
 
-    def _fields_to_compare(self, key: Key) -> tuple[str, ...]:
+    def _fields_to_compare(self, key: Key, found: EvalResult) -> tuple[str, ...]:
         """Return the fields in which a result must be what the answers give.
 
         A version that also played along in the evaluation of another policy has more answers than one evaluation: which
-        of them the evaluator read first is not recorded.
+        of them the evaluator read first is not recorded. A result of an older build counts failed episodes as wrong.
         """
         low, high = self._spans[key]
-        return OF_ANY if high - low >= self._size else (*OF_ANY, *OF_ANSWERS)
+        if high - low >= self._size:
+            return OF_ANY
+        if found.played < 0 and found.failures:
+            return (*OF_ANY, "mean_length", "failures")
+        return (*OF_ANY, *OF_ANSWERS)
 
 
 def _stamp(message: Message, run_id: str) -> Stamp | None:
@@ -261,7 +265,7 @@ def _describe_differences(expected: EvalResult, found: EvalResult, names: tuple[
     return ", ".join(
         f"{name} {getattr(expected, name)} -> {getattr(found, name)}"
         for name in names
-        if getattr(expected, name) != getattr(found, name)
+        if repr(getattr(expected, name)) != repr(getattr(found, name))  # NaN is another than itself
     )
 
 

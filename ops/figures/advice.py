@@ -153,11 +153,11 @@ def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple
 
 def _look_at_held_out(curve: Sequence[RewardPoint], evals: Sequence[EvalResult]) -> Iterator[tuple[str, str]]:
     """Report that training reward rises from the version of the best evaluation on, while held-out reward falls."""
-    ordered = sorted(evals, key=lambda one: one.version)
+    ordered = sorted((one for one in evals if one.has_reward), key=lambda one: one.version)
     if len(ordered) < 2 or len(curve) < 2 * EDGE:
         return
     best, last = max(ordered[:-1], key=lambda one: one.avg_at_k), ordered[-1]
-    asked = max(1, best.problems * best.samples)
+    asked = max(1, best.problems * best.samples - best.failures)
     error = math.sqrt(2 * max(best.avg_at_k * (1 - best.avg_at_k), 0.01) / asked)
     fall = best.avg_at_k - last.avg_at_k
     before = [point.reward for point in curve if point.version <= best.version][-EDGE:] or [curve[0].reward]

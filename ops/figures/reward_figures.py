@@ -95,13 +95,14 @@ class _Mean:
 
 def _is_believable(result: EvalResult) -> bool:
     """Return whether a result's figures are numbers; one with others would spoil the sums that all results share."""
-    shares = (result.avg_at_k, *result.pass_at_k.values())
+    shares = (*((result.avg_at_k,) if result.has_reward else ()), *result.pass_at_k.values())
     return all(math.isfinite(share) for share in shares) and 0 <= _tokens_of(result) < MOST_TOKENS
 
 
 def _tokens_of(result: EvalResult) -> float:
     """Return how many tokens were generated for an evaluation."""
-    return result.mean_length * (result.problems * result.samples - result.failures)
+    played = result.problems * result.samples - result.failures if result.played < 0 else result.played
+    return result.mean_length * played
 
 
 def _pool(means: list[_Mean]) -> float:

@@ -72,7 +72,9 @@ class PolicySummary:
     reward_curve: tuple[tuple[int, float], ...]
     """(version, reward)."""
     eval_curve: tuple[tuple[int, float], ...]
-    """(version, held-out reward)."""
+    """(version, held-out reward); an evaluation of which no episode played has none."""
+    eval_failures: int
+    """Episodes of all evaluations that failed; no reward includes them."""
     trajectories: int
     progress: tuple[tuple[int, int, float], ...]
     """(version, trajectories, seconds): what it had taken until it was made."""
@@ -184,7 +186,8 @@ def policy_summary(
         groups=figures.policies[policy],
         weights=figures.weights[policy],
         reward_curve=tuple((point.version, round(point.reward, 4)) for point in rewards),
-        eval_curve=tuple((one.version, round(one.avg_at_k, 4)) for one in evals),
+        eval_curve=tuple((one.version, round(one.avg_at_k, 4)) for one in evals if one.has_reward),
+        eval_failures=sum(one.failures for one in evals),
         trajectories=sum(point.trajectories for point in rewards),
         progress=progress_of(rewards, seconds),
         lengths=lengths_of(groups),
@@ -213,7 +216,8 @@ def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> 
 
 def eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:
     """Return avg@k of the first and the last version that was evaluated, means over workflows; of one only the last."""
-    means = [fmean(one.avg_at_k for one in evals if one.version == at) for at in sorted({e.version for e in evals})]
+    known = [one for one in evals if one.has_reward]
+    means = [fmean(one.avg_at_k for one in known if one.version == at) for at in sorted({e.version for e in known})]
     return (means[0] if len(means) > 1 else None), (means[-1] if means else None)
 
 

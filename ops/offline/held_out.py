@@ -36,12 +36,13 @@ class Measured:
     problems: int
     samples: int
     """Answers to each problem."""
-    avg_at_k: float
+    avg_at_k: float | None
+    """None if every episode failed."""
     pass_at_k: dict[str, float]
     mean_length: float
     """Generated tokens of an answer."""
     failures: int
-    """Episodes that failed."""
+    """Episodes that failed; they are no answers, right or wrong."""
 
 
 def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str, Measured]]:
@@ -55,7 +56,7 @@ def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str,
             found[result.workflow][result.policy] = Measured(
                 problems=result.problems,
                 samples=result.samples,
-                avg_at_k=result.avg_at_k,
+                avg_at_k=result.avg_at_k if result.has_reward else None,
                 pass_at_k=result.pass_at_k,
                 mean_length=result.mean_length,
                 failures=result.failures,

@@ -16,6 +16,8 @@ from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
 
+import structlog
+
 from headrace.infra.archive.reading import Archive
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import DataFolder
@@ -28,6 +30,8 @@ from headrace.ops.figures.summary import Lengths
 from headrace.ops.offline.held_out import evaluate
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.plain_json import plain
+
+log = structlog.get_logger()
 
 CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
 """What the folder holds: two folders, and beside them what each step reported, as JSON."""
@@ -238,17 +242,25 @@ def _train(request: OfflineRequest, policy: str) -> TrainedStep:
 
 
 def _evaluate(request: OfflineRequest, policy: str, asked: Recipe, newest: int) -> list[list[float]]:
-    """Return (version, held-out reward), means over workflows, of the versions that were kept and of the newest."""
+    """Return (version, held-out reward), means over workflows, of the versions that were kept and of the newest.
+
+    A version all of whose episodes failed has none.
+    """
     path = request.data / f"{HELD_OUT}.json"
-    known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    known: dict[str, float | None] = json.loads(path.read_text()) if path.exists() else {}
     kept = request.data / TRAINED / "versions"
     folders = {int(folder.name): folder for folder in kept.iterdir()} if kept.is_dir() else {}
     for version, folder in sorted({**folders, newest: request.data / TRAINED}.items()):
         if str(version) not in known:
             results = evaluate(asked, {policy: folder})
-            known[str(version)] = _mean([one[policy].avg_at_k for one in results.values() if policy in one])
+            measured = [one[policy] for one in results.values() if policy in one]
+            rewards = [one.avg_at_k for one in measured if one.avg_at_k is not None]
+            known[str(version)] = _mean(rewards) if rewards else None
+            if failed := sum(one.failures for one in measured):
+                log.warning("evaluation.episodes_failed", policy=policy, version=version, failures=failed)
             write_atomically(path, json.dumps(known).encode())
-    return [[int(version), round(reward, 4)] for version, reward in sorted(known.items(), key=lambda one: int(one[0]))]
+    ordered = sorted(known.items(), key=lambda one: int(one[0]))
+    return [[int(version), round(reward, 4)] for version, reward in ordered if reward is not None]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -175,3 +175,28 @@ def test_where_a_version_played_along_in_another_evaluation_nobody_knows_which_a
     assert [what for what in scene.said() if "another result" in what] == [
         "the evaluation of version 0 of solver on sums has another result than its answers give: samples 2 -> 3"
     ]
+
+
+def test_a_result_of_an_older_build_counts_failed_episodes_as_wrong_and_closes() -> None:
+    scene = Scene()
+    scene.answers[2] = replace(scene.answers[2], n_asked=4)
+    fold = EvaluationFold("r", 2)
+    answers = (scene.answers[number] for number in (2, 3))
+    [counted_apart] = [result for one in answers if (result := fold.take(one)) is not None]
+    assert (counted_apart.played, counted_apart.failures) == (4, 2)
+    scene.results[1] = counted_apart
+    assert not scene.said()
+    scene.results[1] = replace(counted_apart, played=-1, avg_at_k=0.375)
+    assert not scene.said()
+    scene.results[1] = replace(counted_apart, avg_at_k=0.375)
+    assert scene.said()
+
+
+def test_a_result_without_a_reward_closes() -> None:
+    scene = Scene()
+    for number in (2, 3):
+        scene.answers[number] = replace(scene.answers[number], trajectories=(), n_asked=2)
+    fold = EvaluationFold("r", 2)
+    answers = (scene.answers[number] for number in (2, 3))
+    [scene.results[1]] = [result for one in answers if (result := fold.take(one)) is not None]
+    assert not scene.said()

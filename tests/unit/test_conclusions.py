@@ -157,9 +157,10 @@ def test_a_revision_that_cannot_be_played_here_fails_its_tasks_and_says_why() ->
 
 def test_a_task_is_done_when_its_records_are_acknowledged_and_not_before() -> None:
     works, _ = concluder(dead=False)
-    order, acknowledged = list[str](), asyncio.Event()
+    order, sending, acknowledged = list[str](), asyncio.Event(), asyncio.Event()
 
     async def send(_: object) -> None:
+        sending.set()
         await acknowledged.wait()
         order.append("acknowledged")
 
@@ -168,10 +169,8 @@ def test_a_task_is_done_when_its_records_are_acknowledged_and_not_before() -> No
     async def play() -> None:
         done = order.append
         task = asyncio.create_task(works.conclude(started(Slots(8)), asyncio.Event(), lambda _: done("done")))
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert works.delivering == 1
-        assert not order
+        await sending.wait()
+        assert (works.delivering, order) == (1, [])
         acknowledged.set()
         await task
 

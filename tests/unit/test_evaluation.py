@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.app.views.evaluation_words import describe_evaluation
 from headrace.consumers.evaluate.evaluation import EvaluationFold
+from headrace.ops.figures.reward_figures import RewardsFold
+from headrace.ops.figures.summary import eval_ends
+from headrace.ops.plain_json import plain
+from headrace.schemas import codec
 from headrace.schemas.records import EvalResult, Sequence, Span, Trajectory, TrajectoryGroup
 
 
@@ -43,13 +49,29 @@ def test_a_result_comes_when_all_problems_have_concluded() -> None:
     assert result.mean_length == 12
 
 
-def test_failures_and_missing_episodes_are_wrong_answers() -> None:
-    fold = EvaluationFold("r", 2)
+def test_failed_episodes_are_counted_apart_and_are_no_wrong_answers() -> None:
+    fold = EvaluationFold("r", 3)
     fold.take(group(0, n_asked=4))
-    result = fold.take(group(1, 1.0, n_asked=4))
+    fold.take(group(1, 1.0, n_asked=4))
+    result = fold.take(group(2, 1.0, 0.0, n_asked=4))
     assert result is not None
-    assert (result.avg_at_k, result.failures, result.samples) == (1 / 8, 7, 4)
-    assert result.pass_at_k["4"] == 0.5
+    assert (result.avg_at_k, result.played, result.failures, result.samples) == (0.75, 3, 9, 4)
+    assert result.pass_at_k == {"1": 0.75, "2": 1.0}, "of two samples only one problem has them"
+
+
+def test_an_evaluation_of_which_every_episode_failed_has_no_reward() -> None:
+    result = EvaluationFold("r", 1).take(group(0, n_asked=4))
+    assert result is not None
+    assert (result.has_reward, result.played, result.failures, result.pass_at_k) == (False, 0, 4, {})
+    assert math.isnan(result.avg_at_k)
+    assert not codec.decode(codec.encode(result), EvalResult).has_reward
+    assert plain(result)["avg_at_k"] is None
+    assert describe_evaluation(result) == "no reward at version 3 (4 of 4 failed)"
+    assert eval_ends([result]) == (None, None)
+    assert eval_ends([result, EvalResult(version=20, avg_at_k=0.5, played=4)]) == (None, 0.5)
+    fold = RewardsFold(["solver"])
+    fold.evaluation(result)
+    assert (fold.evals, fold.tokens) == ([result], 0)
 
 
 def test_partial_rewards_count_in_part_and_never_beyond_one() -> None:

@@ -19,6 +19,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
+from headrace.infra.weights.prompt_tokens import encode_plain, encode_prompt
 from headrace.infra.weights.tensors import Tensor
 
 TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -50,16 +51,30 @@ def character_tokenizer(alphabet: str) -> transformers.PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of plain text, no special tokens added. Raises ModelError naming what the tokenizer cannot encode."""
+    """Token ids of a prompt, as an actor makes them of a user's turn: template and start tokens included.
+
+    Raises ModelError naming what the tokenizer cannot encode.
+    """
+    with _naming_missing(tokenizer, text):
+        return encode_prompt(tokenizer, text)
+
+
+def encode_completion(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of what follows a prompt, no special tokens added. Raises ModelError as `encode` does."""
+    with _naming_missing(tokenizer, text):
+        return encode_plain(tokenizer, text)
+
+
+@contextmanager
+def _naming_missing(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> Iterator[None]:
     try:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        yield
     except Exception as error:  # the tokenizers library raises bare Exception
         vocabulary = tokenizer.get_vocab()
         missing = "".join(sorted({character for character in text if character not in vocabulary}))
         raise ModelError(
             f"the tokenizer cannot encode {text!r}: not in its alphabet: {missing!r}; add them to the recipe's alphabet"
         ) from error
-    return ids
 
 
 def build_model(

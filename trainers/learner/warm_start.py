@@ -24,7 +24,7 @@ import transformers
 from headrace.infra.errors import UsageError
 from headrace.trainers.batches.batch import TrainingSequence, cut_micro_batches, pad
 from headrace.trainers.learner.logprobs import token_logprobs
-from headrace.trainers.learner.model import deterministic, encode
+from headrace.trainers.learner.model import deterministic, encode, encode_completion
 
 log = structlog.get_logger()
 
@@ -308,7 +308,7 @@ class _Meter:
 
 def _sequence(tokenizer: transformers.PreTrainedTokenizerBase, example: WorkedExample, index: int) -> TrainingSequence:
     prompt = encode(tokenizer, example.prompt)
-    ids = np.array([*prompt, *encode(tokenizer, example.completion), tokenizer.eos_token_id], np.int32)
+    ids = np.array([*prompt, *encode_completion(tokenizer, example.completion), tokenizer.eos_token_id], np.int32)
     mask = np.arange(ids.size) >= len(prompt)
     return TrainingSequence(
         ids, mask, np.zeros(ids.size, np.float32), np.where(mask, 0, -1).astype(np.int32), 1.0, 1.0, index
