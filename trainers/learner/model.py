@@ -104,7 +104,7 @@ def build_model(
         model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # untyped there
             config, dtype=torch.float32, attn_implementation="sdpa"
         )
-    return _checked(model, tokenizer)
+    return _check_model(model, tokenizer)
 
 
 def config_of(policy: Policy) -> transformers.PreTrainedConfig:
@@ -141,7 +141,7 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
         )
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} is not a folder with config.json, tokenizer and safetensors: {error}") from error
-    return _checked(model, tokenizer), tokenizer
+    return _check_model(model, tokenizer), tokenizer
 
 
 def save_model_files(
@@ -170,11 +170,11 @@ def publish_weights(masters: Mapping[str, torch.Tensor], into: Mapping[str, Tens
             memory that is new: the system has no pages to clear.
     """
     return {
-        name: _rounded(part.detach(), into[name] if into else None) for name, part in split_by_files(masters).items()
+        name: _to_bf16(part.detach(), into[name] if into else None) for name, part in split_by_files(masters).items()
     }
 
 
-def _rounded(master: torch.Tensor, spare: Tensor | None) -> Tensor:
+def _to_bf16(master: torch.Tensor, spare: Tensor | None) -> Tensor:
     if spare is not None and spare.data.nbytes:
         room = torch.frombuffer(spare.data, dtype=torch.bfloat16).reshape(master.shape)
     else:
@@ -219,7 +219,7 @@ def deterministic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _checked(
+def _check_model(
     model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
 ) -> transformers.PreTrainedModel:
     if model.config.vocab_size < len(tokenizer):
