@@ -69,12 +69,12 @@ def never_look(patch: pytest.MonkeyPatch) -> None:
 
 
 def reissue_what_workers_passed(patch: pytest.MonkeyPatch) -> None:
-    due = Overdue.due
+    due = Overdue.find_due
 
     def as_before(self: Overdue, passed: Any, ends: Any, curated: Any, now_s: float) -> Any:
         return due(self, passed, ends, ends, now_s)
 
-    patch.setattr(Overdue, "due", as_before)
+    patch.setattr(Overdue, "find_due", as_before)
     patch.setattr(feed_state, "MOST_ATTEMPTS", math.inf)
 
 
