@@ -168,8 +168,8 @@ class Evaluations:
         """Return what is wrong.
 
         Args:
-            still: Whether nobody writes now.
-            drained: Whether nobody will play what is open.
+            still: Whether no process writes now.
+            drained: Whether no worker will play the open tasks.
         """
         found = Problems()
         found.extend(self._found)

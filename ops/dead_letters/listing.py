@@ -101,7 +101,7 @@ class DeadLetterList:
     """Dead letters of reason `redriven`: another one's message was sent back, and its new place."""
 
     def take(self, message: Message) -> None:
-        """Take in a message; unreadable ones and those of other runs are passed over."""
+        """Take in a message; unreadable ones and those of other runs are skipped."""
         try:
             record = codec.decode(message.value, DeadLetter)
         except SchemaError:
