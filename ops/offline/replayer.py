@@ -1,9 +1,9 @@
 """`headrace replay`: feeds an archive's topics into a Kafka that does not hold them yet, each record once.
 
-Records keep topic, partition, order, key, value, headers and time. One header is added, what the run's curators decided:
-what was published and issued at that time is not known any more. Offsets are new, because the log's own markers take up
-offsets too. Records that are there already must be the archive's first ones: then a killed replay continues
-after them, and otherwise it is refused. The recipe comes last, so that no component joins an incomplete run.
+Records keep topic, partition, order, key, value, headers and time. One header is added, what the run's curators
+decided: what was published and issued at that time is not known any more. Offsets are new, because the log's own
+markers take up offsets too. Records that are there already must be the archive's first ones: then a killed replay
+continues after them, and otherwise it is refused. The recipe comes last, so that no component joins an incomplete run.
 """
 
 from __future__ import annotations
