@@ -167,7 +167,7 @@ class Arithmetic:
         return WorkedExample(problem.prompt, f"\\boxed{{{problem.answer}}}")
 
     def tiers(self) -> tuple[str, ...]:
-        """Return all tiers that there are, easiest first, whichever of them this one asks."""
+        """Return all tiers, easiest first, also those that this environment does not ask."""
         return tuple(TIERS)
 
     def asked(self) -> tuple[str, ...]:

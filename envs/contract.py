@@ -90,10 +90,10 @@ class GivesExamples(Protocol):
 
 @runtime_checkable
 class HasTiers(Protocol):
-    """An environment whose problems can be made harder while a run goes on."""
+    """An environment whose problems can be made harder while a run is running."""
 
     def tiers(self) -> tuple[str, ...]:
-        """Return all tiers that there are, easiest first. A setting `tiers` chooses which of them are asked."""
+        """Return all tiers, easiest first. A setting `tiers` chooses which of them are asked."""
 
     def asked(self) -> tuple[str, ...]:
         """Return those that this one asks, easiest first."""

@@ -30,7 +30,7 @@ class Mixture:
     Draw t takes the source with the largest deficit w_s * t - issued_s (w normalised, t counts this draw; ties: the
     first listed). With whole weights w_s, of the sum W, that repeats after W draws, in which source s came w_s times.
     So the problem at an index is a pure function of the index, and at any moment each source is within about one draw
-    of its share. A source that comes to its end begins again by itself.
+    of its share. A source that comes to its end begins again.
 
     Args:
         seed: Seed of the run; every source is built with it.

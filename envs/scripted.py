@@ -30,7 +30,7 @@ class Question(NamedTuple):
 
 
 def read_question(text: str) -> Question | None:
-    """Return the last question in a text, spaces passed over; None when there is none."""
+    """Return the last question in a text, spaces skipped; None when there is none."""
     found = _QUESTION.findall(text.replace(" ", ""))
     return Question(*map(int, found[-1])) if found else None
 

@@ -38,7 +38,7 @@ class Transcript:
 
     @property
     def ids(self) -> list[int]:
-        """All token ids so far: what the next `generate` goes on from."""
+        """All token ids so far: what the next `generate` continues."""
         return list(self._ids)
 
     def prompt(self, ids: Ids) -> None:

@@ -27,7 +27,7 @@ def folders_to_clean(data: Path | None, *, everything: bool, optional: bool) -> 
 def clean_folder(folder: DataFolder) -> int:
     """Stop leftovers and remove a data folder; return how many bytes it held.
 
-    Raises FolderInUse while a run goes on in it, UsageError when it is not a data folder of ours.
+    Raises FolderInUse while a run in it is running, UsageError when it is not a data folder of ours.
     """
     if not any((folder.root / name).exists() for name in OURS):
         raise UsageError(f"{folder.root} is not the data folder of a run (no run.json): not removed")
@@ -41,7 +41,7 @@ def clean_folder(folder: DataFolder) -> int:
 
 
 def clean_cache() -> Path:
-    """Remove what all runs share: jars, start-up caches, workers' kept weights. They are fetched anew when needed."""
+    """Remove what all runs share: jars, start-up caches, workers' kept weights. They are fetched again when needed."""
     cache = cache_folder()
     shutil.rmtree(cache, ignore_errors=True)
     return cache

@@ -1,7 +1,7 @@
 """`headrace discards`: the groups that were never trained on, by reason, beside those that were; and what bias that is.
 
 Nothing is dropped without a record: a curator's and a trainer's outcomes say why, a trainer's batches what was trained.
-Only first uses of whole groups count; a trajectory that is left out of a group that goes on is listed by itself.
+Only first uses of whole groups count; a trajectory that is left out of a kept group is listed on its own.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Moments:
     """Sum of squared deviations from the mean."""
 
     def add(self, value: float) -> None:
-        """Take a value in; one that is not finite is passed over."""
+        """Take a value in; one that is not finite is skipped."""
         if math.isfinite(value):
             self.count += 1
             before = value - self.mean

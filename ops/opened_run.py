@@ -80,7 +80,7 @@ def _wake(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
     if not notes.embedded_kafka:
         return _join(parse_run(notes.address), folder)
     from headrace.infra.embedded.kafka_server import (
-        EmbeddedKafka,  # for a run that goes on these would be imported in vain
+        EmbeddedKafka,  # for a running run these are not needed
     )
     from headrace.infra.embedded.servers import await_leaders
 

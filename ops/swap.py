@@ -68,8 +68,8 @@ def _prepare(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
             raise type(error)(f"{path}: {error}") from error
     if newest.ended:
         raise RunEnded(
-            f"run {run.address.run} has ended ({newest.ended}), and no group would go through another chain: go on "
-            "with it by `headrace up … --set trainer.steps=N --new-recipe`, or try the chain over what it played by "
+            f"run {run.address.run} has ended ({newest.ended}), and no group would go through another chain: resume "
+            "it with `headrace up … --set trainer.steps=N --new-recipe`, or try the chain over what it played by "
             "`headrace archive` and `headrace offline curate`"
         )
     here = sources_of(use for policy_variant in new.policy_variants for use in curator_plug_ins(new, policy_variant))

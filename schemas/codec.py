@@ -113,7 +113,7 @@ def learn(schemas: Mapping[str, str]) -> None:
 
 
 def set_unknown_hook(find: Callable[[], object] | None) -> None:
-    """Have `find` called, to `learn` what is new, before a fingerprint counts as unknown; None for nobody.
+    """Have `find` called, to `learn` what is new, before a fingerprint counts as unknown; None for no call.
 
     One process works for one run: the newest word counts. Whoever writes in a schema writes it to the recipe topic
     first, so what is unknown after a look at that topic's end was unknown in every earlier look, and to every replay.
@@ -147,7 +147,7 @@ def encode(record: Any) -> bytes:
 
 
 def encode_like(record: Any, sample: bytes) -> bytes:
-    """Return the record's message in the schema of a message that is there: whoever reads that one can read this.
+    """Return the record's message in the schema of a message that is there: a reader of that one can read this.
 
     Fields that the older schema lacks are left out. Raises SchemaError like `encode` and `decode`.
     """

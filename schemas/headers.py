@@ -48,7 +48,7 @@ class Stamp:
 
     @classmethod
     def from_headers(cls, headers: Sequence[tuple[str, bytes]] | None) -> Stamp:
-        """Read a message's headers; those of other tools are passed over. Raises HeaderError.
+        """Read a message's headers; those of other tools are skipped. Raises HeaderError.
 
         Numbers are those of Avro's long, texts no longer than 1,000 bytes: what is read here is kept in state and keys.
         """

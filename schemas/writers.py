@@ -25,7 +25,7 @@ Named = dict[str, Any]
 
 
 def parse_foreign_schema(text: str) -> Plain:
-    """Return the schema of a text that somebody else wrote.
+    """Return the schema of a text from elsewhere.
 
     Raises SchemaError unless it is a record made of the types of `schemas.avro`'s table, not recursive, and every value
     in it takes a byte or more.

@@ -39,7 +39,7 @@ def archive(
     """Copy topics of a run into Avro files; given again, only what is new since.
 
     Any Avro tool reads the files. Objects that trajectories need are copied too, so the archive is complete. Beside a
-    run that goes on or after it; killed at any moment, it goes on with the same records, none missing and none twice.
+    running run or after it; killed at any moment, it continues with the same records, none missing, none twice.
 
     Example: [bold]headrace archive --data .headrace/arithmetic --out sums.archive[/]
 
@@ -70,7 +70,7 @@ def replay(
 ) -> None:
     """Write an archive into a Kafka that does not hold the run: same topics, keys, headers, times and order.
 
-    Offsets are new. Killed at any moment and given again, it goes on where it stopped; topics that hold anything else
+    Offsets are new. Killed at any moment and given again, it continues where it stopped; topics that hold anything else
     are refused.
 
     Example: [bold]headrace replay sums.archive --data .headrace/again[/]

@@ -79,7 +79,7 @@ def begin_or_join(
 
 
 def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, embedded_store: bool) -> None:
-    """Raise RunOfAnother if resuming would disturb whoever runs this run, or lose its objects.
+    """Raise RunOfAnother if resuming would disturb a running run, or lose its objects.
 
     A run of this data folder is never refused. Another run is refused if its objects cannot be in this folder's
     embedded store, or if a worker is running that this command would start a second time.

@@ -19,7 +19,7 @@ class Page(Protocol):
     """Follows a run's topics and shows them."""
 
     def turn(self, timeout_s: float) -> None:
-        """Read what is new, waiting at most so long for it, and show it."""
+        """Read what is new, waiting at most that long for it, and show it."""
 
     @property
     def ended(self) -> str:
@@ -46,7 +46,7 @@ class Page(Protocol):
         """Why to give up the run (no episode has ever succeeded); empty otherwise."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
 def groups_drain_s(session_s: float) -> float:

@@ -41,7 +41,7 @@ def _policy(ledger: PolicyDiscards) -> list[RenderableType]:
         _add(table, reason, row, total)
     parts: list[RenderableType] = [table, Text(verdict(ledger.bias, gone))]
     if alone:
-        left_out = _table("trajectories left out of groups that went on")
+        left_out = _table("trajectories left out of kept groups")
         for reason, row in alone.items():
             _add(left_out, reason, row, None)
         parts += [Text(), left_out]
@@ -156,7 +156,7 @@ def figure_of(found: Discards) -> Any:
 
 
 def _panel(panel: Any, cells: Mapping[str, Sequence[Binned]], place: int) -> None:
-    """Draw the shares by one of a cell's three numbers, on a scale of the values that there are."""
+    """Draw the shares by one of a cell's three numbers, on a scale of the values that occur."""
     counts = {name: _counts(some, place) for name, some in cells.items()}
     values = sorted({value for some in counts.values() for value in some})
     most = max((count for some in counts.values() for count in some.values()), default=1)

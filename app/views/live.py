@@ -81,7 +81,7 @@ class LivePage:
         self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
 
     def turn(self, timeout_s: float) -> None:
-        """Read what is new, waiting at most so long for it, and show it when a redraw is due."""
+        """Read what is new, waiting at most that long for it, and show it when a redraw is due."""
         for message in self._reader.poll(MOST_MESSAGES, timeout_s):
             self._fold.take(message)
             self._pulse.take(message)
@@ -245,5 +245,5 @@ class LagMeter:
                 log.debug("page.no_lag", why=str(error))
 
     def close(self) -> None:
-        """Stop asking; a request that is in flight ends by itself."""
+        """Stop asking; a request in flight still finishes."""
         self._stop.set()

@@ -191,7 +191,7 @@ def _numbers(moment: Moment) -> Table:
             table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", words)
     if figures.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(figures.unnumbered_letters)))
-    if not figures.ended:  # what is unread then is nobody's any more
+    if not figures.ended:  # after the end unread groups do not matter
         table.add_row("lag", _lag(moment))
     table.add_row("workers", _workers(moment))
     return table

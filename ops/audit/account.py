@@ -59,7 +59,7 @@ class Known:
     played: Mapping[PartitionId, int] | None = None
     """Offset that the workers have read to, by partition; None where that was not asked."""
     issued_before: dict[str, int] | None = None
-    """Next numbers before anything else was read, of a run that goes on: what concluded since is not counted twice."""
+    """Next numbers before anything else was read, of a running run: what concluded since is not counted twice."""
     answered: dict[str, Mapping[PartitionId, int]] = field(default_factory=dict)
     """Shadow to how far its curators were before anything else was read."""
     keeps_places: bool = False
@@ -169,7 +169,7 @@ class RunAccount:
             chain.let_go()
 
     def conclude(self, variant: str, outcome: object, fields: Fields) -> None:
-        """Count an outcome; those of evaluations are passed over."""
+        """Count an outcome; those of evaluations are skipped."""
         numbers = self.numbers[variant]
         stream, number, use, level, verdict, reason, component, revision = fields.outcome(outcome)
         if is_eval(stream):
@@ -223,7 +223,7 @@ class RunAccount:
     def _find_concluded(self, dead_letter: DeadLetter) -> list[str]:
         """Return the policies and shadows whose number a dead letter concludes, or opens again.
 
-        A shadow's is only by that of a task, which nobody can have played. What a curator or a trainer cannot read
+        A shadow's is only by that of a task, which no worker can have played. What a curator or a trainer cannot read
         their shadows read, or not, by themselves.
         """
         if dead_letter.number < 0 or is_eval(dead_letter.stream):

@@ -1,4 +1,4 @@
-"""Whether a run can go on from its committed offsets: within their topics, and not before the newest snapshot."""
+"""Whether a run can continue from its committed offsets: within their topics, and not before the newest snapshot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Group:
 
 
 def training_groups(run: Run) -> list[Group]:
-    """Return the consumer groups of a run that work off training topics."""
+    """Return the consumer groups of a run that read training topics."""
     topics = run.topics
     workers = [Group(topics.rollout_group(w), topics.tasks(w)) for w in run.recipe.workflows]
     curators = [
@@ -38,7 +38,7 @@ def training_groups(run: Run) -> list[Group]:
 
 
 def evaluation_groups(run: Run) -> list[Group]:
-    """Return the same for what they work off evaluations."""
+    """Return the consumer groups of a run that read evaluations."""
     return [
         Group(run.topics.rollout_group(workflow), run.topics.tasks(eval_stream(workflow)))
         for workflow in run.recipe.workflows
@@ -55,7 +55,7 @@ class Committed:
 
 
 def ask(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]:
-    """Ask the broker; groups go on meanwhile, so that a commit can only lie between a begin before and an end after."""
+    """Ask the broker; groups continue meanwhile, so a commit lies between a begin before and an end after it."""
     found = {}
     for group in groups:
         places = find_whole_topics(run.connection, [group.topic])

@@ -168,8 +168,8 @@ class Evaluations:
         """Return what is wrong.
 
         Args:
-            still: Whether nobody writes now.
-            drained: Whether nobody will play what is open.
+            still: Whether no process writes now.
+            drained: Whether no worker will play the open tasks.
         """
         found = Problems()
         found.extend(self._found)
@@ -188,7 +188,7 @@ class Evaluations:
             if end > self._issued.get(workflow, 0):
                 yield f"eval.{workflow}:{end - 1} is a task, and the feeder does not know that it was issued"
         for policy, pages in self._pages.items():
-            for page in pages.all():
+            for page in pages.iterate():
                 foreign = (page.has(PRODUCED) | page.died) & ~page.is_below(self._issued.get(page.stream, 0))
                 for at in np.flatnonzero(foreign):
                     yield f"eval.{page.stream}:{page.first + at} of {policy} was answered, and never issued"

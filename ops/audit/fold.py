@@ -46,7 +46,7 @@ class AuditFold:
     """Takes in messages, and counts what they say in its account.
 
     Args:
-        run_id: Records of other runs are passed over; whoever consumed them made them dead letters.
+        run_id: Records of other runs are skipped; their consumers made them dead letters.
         recipe: Says which policies a stream trains.
         revisions: All its revisions, by number; left out, this recipe is the only one.
     """
@@ -221,7 +221,7 @@ class AuditFold:
     # ---------------------------------------------------------------------------------------------------------- the end
 
     def begin(self, message: Message) -> None:
-        """Take the feeder's newest snapshot before all other messages, of a run that goes on."""
+        """Take the feeder's newest snapshot before all other messages, of a running run."""
         with suppress(SchemaError, *NO_SNAPSHOT):  # `close` says so
             snapshot = codec.decode(message.value, Snapshot)
             self.account.known.issued_before = read_issued(json.loads(snapshot.body))

@@ -243,7 +243,7 @@ class PolicyNumbers:
         """
         count: Counter[str] = Counter()
         reasons: Counter[int] = Counter()
-        for page in self.pages.all():
+        for page in self.pages.iterate():
             trained, discarded = page.has(TRAINED), page.has(DISCARDED)
             count["doubled"] += _sum(page.has(TWICE)) + _sum(page.has(KEPT_TWICE)) + _sum(page.has(CURATED_TWICE))
             count["doubled"] += _sum(page.died & page.has(CONCLUDED))
@@ -288,24 +288,24 @@ class PolicyNumbers:
 
     def open_below(self, issued: Mapping[str, int]) -> int:
         """Count the numbers of all streams that were issued up to there and are not concluded."""
-        known = sum(_sum(p.concluded & p.is_below(issued.get(p.stream, 0))) for p in self.pages.all() if not p.use)
+        known = sum(_sum(p.concluded & p.is_below(issued.get(p.stream, 0))) for p in self.pages.iterate() if not p.use)
         return sum(issued.values()) - known
 
     def count_waiting(self) -> int:
         """Count the first uses that the trainer had read at its newest record, and neither trained nor evicted."""
         return sum(
             _sum(page.has(IN_WINDOW) & ~page.concluded & ~page.has(EVICTED))
-            for page in self.pages.all()
+            for page in self.pages.iterate()
             if not page.use
         )
 
     def count_kept_and_open(self) -> int:
         """Count the first uses that were kept and are open."""
-        return sum(_sum(page.has(KEPT) & ~page.concluded) for page in self.pages.all() if not page.use)
+        return sum(_sum(page.has(KEPT) & ~page.concluded) for page in self.pages.iterate() if not page.use)
 
     def count_played_though_dead(self) -> int:
         """Count the numbers whose task is a dead letter of one worker, and was played by another."""
-        return sum(_sum((page.task_deaths > 0) & page.has(PLAYED)) for page in self.pages.all() if not page.use)
+        return sum(_sum((page.task_deaths > 0) & page.has(PLAYED)) for page in self.pages.iterate() if not page.use)
 
     def find_vanished(self, issued: Mapping[str, int]) -> Problems:
         """Return the numbers below these that are open, and of which there is neither a task to be played nor a group.
@@ -328,7 +328,7 @@ class PolicyNumbers:
     def problems(self, issued: Mapping[str, int], seen: Mapping[str, int], scope: Scope) -> Problems:
         """Return every number that is not as it should be."""
         found = Problems()
-        for page in self.pages.all():
+        for page in self.pages.iterate():
             before = self.pages.page(page.stream, page.use - 1, page.first // PAGE) if page.use else None
             for what, mask in find_broken(page, before, issued.get(page.stream, 0), scope):
                 if count := _sum(mask):

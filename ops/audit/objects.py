@@ -59,7 +59,7 @@ class ObjectChecks:
         self._files: dict[str, set[str]] = {}
         """Policy or shadow to the names of the files beside its newest whole weights."""
         self._lost: set[str] = set()
-        """Policies whose weights are not at hand until the next anchor: a delta could not be applied."""
+        """Policies whose weights are not available until the next anchor: a delta could not be applied."""
         self._deep = deep
         self._of_versions: list[tuple[Version, str]] = []
         """What is wrong with objects that may have been retired."""
@@ -109,7 +109,7 @@ class ObjectChecks:
         if policy_variant in self._lost and not was_lost:
             why = (
                 "its delta is read and not applied, nor are those after it up to the next anchor: the weights before "
-                "it are not at hand"
+                "it are not available"
             )
             self._of_versions.append(((policy_variant, WEIGHTS, event.base_version), f"{name} {why}"))
 
@@ -127,8 +127,8 @@ class ObjectChecks:
     def _hash_of(self, event: WeightsPublished, claim: ClaimCheck) -> str:
         """Return the `weights_hash` of what an object gives; its sha256 is checked on the way.
 
-        A delta is applied to the weights before it where those are at hand, as they are when nothing is missing; where
-        they are not, its policy is `_lost` until the next anchor.
+        A delta is applied to the weights before it. If an object is missing and these are not available, its policy is
+        `_lost` until the next anchor.
         """
         self.count += len(list_claims(event))
         name = blake3(_policy_variant(event).encode()).hexdigest()

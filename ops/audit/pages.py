@@ -189,7 +189,7 @@ class Pages:
         page = self._verdicts.get((stream, use, number >> PAGE_BITS))
         return 0 if page is None else page[number & LOW]
 
-    def all(self) -> Iterator[Page]:
+    def iterate(self) -> Iterator[Page]:
         """Yield all pages."""
         return (self.page(*key) for key in self._bits)
 

@@ -198,7 +198,7 @@ class WeightsChain:
         """Return what is wrong with the chain of all that was taken in.
 
         Args:
-            still: Whether nobody writes now; else events and checkpoints may be newer than the batches that were read.
+            still: Whether no process writes now; else events and checkpoints may be newer than the batches read.
             over: Whether no version comes any more, so that the newest is published.
         """
         found = Problems()

@@ -1,6 +1,6 @@
 """The audit of a whole run, step by step.
 
-Topics are read in the order in which a run that goes on cannot mislead: what concludes a number before what keeps it,
+Topics are read in the order in which a running run cannot mislead: what concludes a number before what keeps it,
 that before what produced it, and what the feeder wrote about what was issued last of all.
 """
 

@@ -1,4 +1,4 @@
-"""The compactor, `headrace compact`: makes of many deltas one, for whoever joins far behind.
+"""The compactor, `headrace compact`: merges many deltas into one, for a worker that joins far behind.
 
 It merges, uploads, and announces by a WeightsPublished of kind `merged`, which names a further way between two versions
 and publishes none. Nobody waits for it, and it holds nothing that the topics do not: killed anywhere, it begins from
@@ -70,7 +70,7 @@ class Compactor:
             self._take(message)
 
     def follow(self, timeout_s: float) -> None:
-        """Read what is new, waiting so long for it."""
+        """Read what is new, waiting that long for it."""
         found = self._reader.poll(256, timeout_s)
         while found:
             for message in found:
@@ -211,7 +211,7 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
 
 
 def in_lines(announced: Sequence[WeightsPublished], why_nothing: Mapping[str, str]) -> list[str]:
-    """Show what was merged, and of the policies of which nothing was, why."""
+    """Show what was merged, and why nothing was for the other policies."""
     lines = [
         f"{one.policy}: merged versions {one.base_version} to {one.version} into {claim_of(one).size_bytes:,} bytes"
         for one in announced

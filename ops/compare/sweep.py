@@ -135,7 +135,7 @@ def command_of(run: SweepRun, place: Place, shared: Sequence[str], archive: str 
     if archive:
         return [*PYTHON, "-m", "headrace", "offline", "up", run.source, "--from", archive, *sets, *where]
     where.append("--plain")
-    # Of a run that goes on only the servers' addresses may have changed: `play` has looked.
+    # Of a running run only the servers' addresses may have changed: `play` has looked.
     where += ["--new-recipe"] if (place.folder / "run.json").exists() else []
     return [*PYTHON, "-m", "headrace", "up", run.source, *sets, *where]
 
@@ -196,7 +196,7 @@ class _Playing:
         self._telling = threading.Lock()
 
     def play(self, missing: Sequence[SweepRun]) -> None:
-        """Play them, so many at once, in order. Raises ServerError, KafkaAway, StoreError and KeyboardInterrupt."""
+        """Play them in order, that many at once. Raises ServerError, KafkaAway, StoreError and KeyboardInterrupt."""
         self._done = self._total - len(missing)
         try:
             self._start()
@@ -249,7 +249,7 @@ class _Playing:
             what = f"[{self._done}/{self._total}] {run.variant}, seed {run.seed}"
             if summary is None:
                 self._say(
-                    f"{what}: failed with exit code {code}; the others go on. {escape(str(place.output))} ends with"
+                    f"{what}: failed with exit code {code}; the others continue. {escape(str(place.output))} ends with"
                 )
                 self._say(escape("\n".join(f"    {line}" for line in place.tail_of_output().splitlines())))
             else:

@@ -101,7 +101,7 @@ class DeadLetterList:
     """Dead letters of reason `redriven`: another one's message was sent back, and its new place."""
 
     def take(self, message: Message) -> None:
-        """Take in a message; unreadable ones and those of other runs are passed over."""
+        """Take in a message; unreadable ones and those of other runs are skipped."""
         try:
             record = codec.decode(message.value, DeadLetter)
         except SchemaError:
@@ -114,7 +114,7 @@ class DeadLetterList:
         else:
             self._found[message.offset] = dead_letter
 
-    def all(self) -> list[ListedDeadLetter]:
+    def list_all(self) -> list[ListedDeadLetter]:
         """Return the dead letters, oldest first; where one about a record was sent back, all about that record were."""
         notices = {notice.redrives: notice for notice in self._notices.values()}
         sent = [
@@ -182,7 +182,7 @@ def read_dead_letters(run: Run) -> list[ListedDeadLetter]:
 
     Those of reason `redriven` are not among them.
     """
-    return _read(run).all()
+    return _read(run).list_all()
 
 
 def of_reason(dead_letters: list[ListedDeadLetter], reason: str | None) -> list[ListedDeadLetter]:
@@ -199,7 +199,7 @@ def listing(run: Run, reason: str | None = None) -> list[ListedDeadLetter]:
     Raises UsageError for an unknown reason.
     """
     found = _read(run)
-    return of_reason(found.notices() if reason == REDRIVEN else found.all(), reason)
+    return of_reason(found.notices() if reason == REDRIVEN else found.list_all(), reason)
 
 
 def read_detail(run: Run, offset: int) -> DeadLetterDetail:
@@ -208,7 +208,7 @@ def read_detail(run: Run, offset: int) -> DeadLetterDetail:
     Raises UsageError when there is no dead letter at the offset.
     """
     found = _read(run)
-    for dead_letter in chain(found.all(), found.notices()):
+    for dead_letter in chain(found.list_all(), found.notices()):
         if dead_letter.offset == offset:
             break
     else:

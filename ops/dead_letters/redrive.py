@@ -110,8 +110,8 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
         choice = choose(read_dead_letters(run), wanted, reason)
         if choice.send and run.ended:
             raise RunEnded(
-                f"run {run.address.run} has ended ({run.ended}), and nobody would work off what is sent back: go on "
-                "with it first, for instance with `headrace up … --set trainer.steps=N --new-recipe`"
+                f"run {run.address.run} has ended ({run.ended}), and nothing would process what is sent back: resume "
+                "it first, for instance with `headrace up … --set trainer.steps=N --new-recipe`"
             )
         return _report(run, choice, {}, dry_run=dry_run)
     sent: dict[Source, int] = {}
@@ -181,7 +181,7 @@ def _send(run: Run, writer: TransactionalWriter, batch: list[DeadLetter], choice
 
 
 def _message(record: DeadLetter, offset: int) -> Outgoing:
-    # What a replay says of a message was decided when it stood elsewhere: now it is decided anew.
+    # What a replay says of a message was decided for its old position: it is decided again now.
     stale = (REDRIVE_HEADER, VERDICT_HEADER)
     headers = [(name, value) for name, value in record.headers.items() if name not in stale]
     headers.append((REDRIVE_HEADER, str(offset).encode()))

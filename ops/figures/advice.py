@@ -30,7 +30,7 @@ SIGMAS = 3.0
 LONG, LEFT = 16, 1 / 3
 """Mean tokens of the first versions from which lengths can collapse, and the share of it that is left then."""
 FAILED = frozenset({"failed", "run_end"})
-"""Reasons of a drop of which others tell."""
+"""Reasons of a drop that other advice covers."""
 
 
 class _Seen(NamedTuple):

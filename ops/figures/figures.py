@@ -53,7 +53,7 @@ MOST_SHOWN = 16
 
 
 class Figures:
-    """Follows a run: give it every message of `topics`, in each partition's order; a repeated one is passed over."""
+    """Follows a run: give it every message of `topics`, in each partition's order; a repeated one is skipped."""
 
     def __init__(self, run_id: str, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -89,7 +89,7 @@ class Figures:
         return {place: offset for positions in self._positions.values() for place, offset in positions.items()}
 
     def take(self, message: Message) -> None:
-        """Take in a message; unreadable ones and those of other runs are passed over."""
+        """Take in a message; unreadable ones and those of other runs are skipped."""
         place = (message.topic, message.partition)
         kind = self._kinds.get(message.topic)
         if kind is None or message.offset < self._read.get(place, 0):

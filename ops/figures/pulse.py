@@ -57,7 +57,7 @@ class PolicyPulse:
 
 
 class Pulse:
-    """Follows outcomes, batches, weights and dead letters; a message that comes again is passed over."""
+    """Follows outcomes, batches, weights and dead letters; a message that comes again is skipped."""
 
     def __init__(self, run_id: str, recipe: Recipe) -> None:
         topics = recipe.topics
@@ -77,7 +77,7 @@ class Pulse:
         self.policies = {policy: PolicyPulse() for policy in recipe.policies}
 
     def take(self, message: Message) -> None:
-        """Take in a message; unreadable ones and those of other runs are passed over."""
+        """Take in a message; unreadable ones and those of other runs are skipped."""
         place = (message.topic, message.partition)
         kind = self._kinds.get(message.topic)
         if kind is None or message.offset < self._read.get(place, 0):

@@ -94,7 +94,7 @@ class _Mean:
 
 
 def _is_believable(result: EvalResult) -> bool:
-    """Return whether a result's figures are numbers; one with others would spoil the sums that all results share."""
+    """Return whether a result's figures are numbers; any other would spoil the sums that all results share."""
     shares = (*((result.avg_at_k,) if result.has_reward else ()), *result.pass_at_k.values())
     return all(math.isfinite(share) for share in shares) and 0 <= _tokens_of(result) < MOST_TOKENS
 

@@ -68,7 +68,7 @@ class ShadowFigures:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Something that looks wrong, though the run goes on."""
+    """Something that looks wrong, although the run continues."""
 
     policy: str
     name: str

@@ -1,4 +1,4 @@
-"""Why a run makes no version: what is short, since when, what happens by itself, and what to do. No I/O, no clock.
+"""Why a run makes no version: what is missing, since when, what happens without you, and what to do. No I/O, no clock.
 
 A version is overdue after five times what most of the newest ones took, and after a minute at least; the first one
 after five minutes without a sign of life from the trainer. Causes are looked for in the order of CAUSES, and the first
@@ -72,7 +72,7 @@ DROPS = {
     ),
     "failed": ("the feeder issues further tasks", "see by `headrace discards` how the episodes fail"),
 }
-"""Reason of a drop to what happens by itself, and what a person can do; of others, OTHER_DROPS."""
+"""Reason of a drop to what happens without a person, and what a person can do; else OTHER_DROPS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Standstill:
     since_ms: int
     """Wall time in ms since the epoch."""
     sentence: str
-    """For people: what is short, since when, what happens by itself, what they can do."""
+    """A sentence for people: what is missing, since when, what happens without them, what they can do."""
     hopeless: bool = False
     """Whether no episode has ever succeeded, and failures have come for `launch.all_failed_limit_s`."""
 
@@ -102,7 +102,7 @@ class Surroundings:
     processes: Mapping[str, ChildState] = field(default_factory=dict)
     """Component processes of this machine, where a launcher runs them."""
     logs: str = ""
-    """Folder of their logs; empty where nobody knows."""
+    """Folder of their logs; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class _Cause(NamedTuple):
     short: str
     """What is short."""
     itself: str
-    """What happens by itself."""
+    """What Headrace does about it."""
     to_do: str
     """What a person can do."""
 
@@ -171,11 +171,11 @@ class _Stand:
         return [w for w in self.seen.workers if w.workflow in streams and (not here or is_there(w, self.now_ms))]
 
     def _words_of_trainer(self) -> list[int]:
-        """Return when the trainer reported long work; a nought first, so that there is something."""
+        """Return when the trainer reported long work; 0 first, so that there is one."""
         return [0, *(worker.updated_ms for worker in self.seen.workers if worker.worker == self._trainer)]
 
     def explain(self, *, given_up: bool) -> Standstill:
-        """Return the first cause that shows; of a run that is given up nothing happens by itself any more."""
+        """Return the first cause that applies; Headrace does nothing more about a run that is given up."""
         no_weights = self.version < 0
         found = (
             self._blame_server()
@@ -197,7 +197,7 @@ class _Stand:
         )
 
     def explain_failing(self) -> Standstill | None:
-        """Return that every episode fails, while that goes on and the servers answer."""
+        """Return that every episode fails, while the servers answer."""
         found = self.seen.episodes.find_failing(self.variant, self.around.began_ms)
         recipe = self.seen.recipe
         lately_ms = max(LEAST_MS, round(2000 * recipe.rollout.episode_limit_s))

@@ -41,7 +41,7 @@ def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
 
     Args:
         run: The run.
-        rests: Whether it is known that nobody runs it; its topics alone show that only after some seconds.
+        rests: Whether it is known to be stopped; its topics alone show that only after some seconds.
         began_ms: When it was started last, in ms since the epoch; 0 if unknown.
     """
     fold, found = figures(run)
@@ -63,7 +63,7 @@ def _standstill(run: Run, fold: Figures, found: RunFigures, around: Surroundings
     standstill = fold.standstill(found, around, now)
     if standstill is None:
         return None
-    from headrace.infra.embedded.server_probe import Silence, does_store_answer  # for a run that goes on, in vain
+    from headrace.infra.embedded.server_probe import Silence, does_store_answer  # for a running run, in vain
 
     if does_store_answer(run.store_address, STORE_PATIENCE_S):
         return standstill

@@ -13,7 +13,7 @@ from headrace.schemas.records import TakenWeights, WeightsPublished, WorkerStatu
 RECENT = 64
 """Versions that medians are over."""
 FRESH_MS = 15_000
-"""A worker that has said nothing for so long is gone."""
+"""A worker without a heartbeat for that long is gone."""
 
 
 @dataclass(frozen=True, slots=True)

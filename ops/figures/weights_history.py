@@ -132,7 +132,7 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
 
 
 def versions_by_worker(statuses: Iterable[WorkerStatus], policy: str, now_ms: int) -> dict[str, int]:
-    """Return worker to the version that it serves, of those that are there; `now_ms` is wall time since the epoch."""
+    """Return live worker to the version that it serves; `now_ms` is wall time in ms since the epoch."""
     newest = {one.worker: one for one in statuses}
     there = {name: one for name, one in sorted(newest.items()) if is_there(one, now_ms)}
     return {name: one.versions[policy] for name, one in there.items() if policy in one.versions}

@@ -38,7 +38,7 @@ class Attempt:
     attempt: int
     """Number of times that the number had been issued again when this was played."""
     counts: bool
-    """False for a repetition, which the curator passed over, and for a dead letter's message."""
+    """False for a repetition, which the curator skipped, and for a dead letter's message."""
     worker: str
     region: str
     trajectories: int

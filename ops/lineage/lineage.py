@@ -249,7 +249,7 @@ def read_records(run: Run, topic: str, kind: type[Any]) -> list[Any]:
 
 
 def decode_readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> Iterator[tuple[Message, Any]]:
-    """Yield the messages that hold a record of this run, with it; whoever consumed the others said so."""
+    """Yield the messages that hold a record of this run, with it; their consumers reported the others."""
     for message in messages:
         try:
             record = codec.decode(message.value, kind)

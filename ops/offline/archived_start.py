@@ -49,7 +49,7 @@ class Start:
         return is_adapter(self._name_files())
 
     def files_to_serve(self) -> dict[str, bytes]:
-        """Return the files that whoever has the weights needs."""
+        """Return the files that belong to the weights."""
         return {file.name: self.files[file.name] for file in choose_files_to_serve(self._name_files())}
 
     def _name_files(self) -> list[NamedObject]:
@@ -97,7 +97,7 @@ def _from_model(archive: Archive, policy: str, recipe: Recipe, place: str | None
 
 
 def start_from_model(recipe: Recipe, policy: str, trainer: TrainerSettings, place: str | None = None) -> Start:
-    """Return where a policy begins that nobody warms up: the model that a recipe names, or the one in a folder.
+    """Return the start of a policy without a warm start: the model that a recipe names, or the one in a folder.
 
     Raises UsageError.
     """

@@ -102,7 +102,7 @@ def claims_of_any(name: str, fields: Plain) -> list[ClaimCheck]:
     """Return the objects that a record names; those that the group inside a curated one names, too."""
     found = list(_claims_in(fields))
     if name == CuratedGroup.__name__ and fields["group"]:
-        with suppress(SchemaError):  # whoever reads the record finds that out, and says so
+        with suppress(SchemaError):  # the reader of the record reports that
             found += _claims_in(codec.decode_as_written(fields["group"])[1])
     return found
 
@@ -174,13 +174,13 @@ def _location(run: Run, out: Path | str) -> Location:
 
 
 def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool) -> None:
-    """Go on as the archive began. Raises UsageError when weights are asked for that it has passed over."""
+    """Go on as the archive began. Raises UsageError when weights are asked for that it has skipped."""
     if not writer.manifest.topics:
         writer.manifest.with_weights = with_weights
     elif with_weights and not writer.manifest.with_weights:
         raise UsageError(
-            f"the archive {writer.location} was begun without weights, and has passed over those that there were: "
-            "archive with them into another folder"
+            f"the archive {writer.location} was begun without weights, so it lacks the earlier ones: "
+            "archive with weights into another folder"
         )
 
 

@@ -1,8 +1,8 @@
 """`headrace retrain --into NAME`: other settings over exactly the same batches, as a run of its own, without a rollout.
 
-The new run lies on the cluster and in the store of its source. It begins with one of the source's checkpoints, and its
-versions bear the numbers of the source's. Each is one transaction, as a trainer's are, so what is interrupted goes on
-where it stopped when the same command is given again.
+The new run is on the cluster and in the store of its source. It begins at one of the source's checkpoints, and its
+versions have the numbers of the source's. Each is one transaction, as a trainer's are, so the same command continues an
+interrupted experiment.
 """
 
 from __future__ import annotations
@@ -271,6 +271,6 @@ def _version(
 def _check_same(run: Run, learner: Learner, expected: str) -> None:
     if hash_learner(learner) != expected:
         raise HeadraceError(
-            f"version {learner.version} of the experiment {run.address.run} came out otherwise here than before it was "
-            "interrupted: go on with it on the machine that began it, or begin another by --into"
+            f"version {learner.version} of the experiment {run.address.run} differs from what it was before the "
+            "interruption: continue on the machine that began it, or begin another by --into"
         )

@@ -43,7 +43,7 @@ from headrace.schemas.records import (
 
 REPORT_EVERY = 500
 REPEATED, UNKNOWN = "repeated", "unknown"
-"""What became of a group that had come before; of which the archive says nothing."""
+"""Outcome of a repeated group, and of one that the archive says nothing about."""
 
 Row = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """`headrace offline up RECIPE --from ARCHIVE`: a recipe over archived trajectories, with no server and no worker.
 
-They go through the recipe's chain, the policy trains on what is kept, and every so many versions are played on
-held-out problems. Each step leaves a folder that is there whole or not at all, and what is interrupted goes on there.
+They go through the recipe's chain, the policy trains on what is kept, and some versions are played on held-out
+problems. Each step writes its folder atomically, and the same command continues after the last of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
 """What the folder holds: two folders, and beside them what each step reported, as JSON."""
 ELSEWHERE = ("name", "about", "kafka.", "store.", "launch.", "evaluate.")
-"""Keys in which a recipe may differ from the archived one, and nobody would expect anything of them here."""
+"""Keys in which a recipe may differ from the archived one, and which have no effect here."""
 
 
 @dataclass(frozen=True, slots=True)

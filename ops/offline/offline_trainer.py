@@ -58,7 +58,7 @@ class TrainingRequest:
     like: Recipe | None = None
     """Whose trainer settings and seed are taken; else those of the archived recipe."""
     keep_every: int = 0
-    """Also keep the weights of every so many versions, in `versions/N`; 0 for none."""
+    """Also keep the weights of every N-th version, in `versions/N`; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def train_offline(
 
 
 def _write_weights(made: Iterable[Version], start: Start, folder: Path, every: int) -> Iterator[Version]:
-    """Pass versions on, and write the weights of every so many, that of the start among them."""
+    """Pass versions on, and write the weights of every N-th, the start among them."""
     if every:
         write_model(start, folder / VERSIONS / str(start.learner.version))
     for one in made:

@@ -13,7 +13,7 @@ from headrace.infra.errors import UsageError
 
 ROWS = 1_000
 TOKENS = 4_000_000
-"""Rows are written when there are so many of them, or of their tokens."""
+"""Rows, and tokens in them, that are written at once."""
 TEXT, INT, FLOAT = "string", "int64", "float64"
 COLUMNS: Mapping[str, str] = {
     "run": TEXT,

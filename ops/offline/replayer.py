@@ -1,10 +1,9 @@
 """`headrace replay`: feeds an archive's topics into a Kafka that does not hold them yet, each record once.
 
-Records keep topic, partition, order, key, value, headers and time, but for a header that tells curators what those of
-the run decided: what was published and issued when is no question any more. Their offsets are new, as the log's own
-marks take up offsets too. What stands there already must be the archive's first records, one by one: then a replay that
-was killed goes on behind them, and otherwise it is refused. The recipe comes last, so that nobody joins a run that is
-not all there.
+Records keep topic, partition, order, key, value, headers and time. One header is added, what the run's curators
+decided: what was published and issued at that time is not known any more. Offsets are new, because the log's own
+markers take up offsets too. Records that are there already must be the archive's first ones: then a killed replay
+continues after them, and otherwise it is refused. The recipe comes last, so that no component joins an incomplete run.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterab
     Raises:
         UsageError: No such archive or topic, another run's name, topics that hold other records.
         ArchiveCorrupt: A file is not what the manifest says.
-        Aborted, KafkaAway, StoreUnavailable: Give the command again; it goes on where it stopped.
+        Aborted, KafkaAway, StoreUnavailable: Give the command again; it continues where it stopped.
         Fenced: Another replay took over.
     """
     began, archive = time.monotonic(), Archive(root)

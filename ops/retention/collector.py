@@ -8,9 +8,9 @@ The order is the guarantee:
    before: `put` leaves none older than twelve hours as it is (`TAKEN_AS_STORED`), so that object is young by its date,
    and what is young is spared.
 3. What was published or taken and is needed no more is announced (ObjectsRetired), in a transaction.
-4. Then it is deleted, object by object, each looked at once more: one that was written anew meanwhile is young. Between
-   the look and the deletion are milliseconds in which one that is written anew is lost, as S3 knows no deletion on a
-   condition; that takes bytes of more than a day ago, made again by a trainer that comes back in just that moment.
+4. Then each object is checked once more and deleted: one that was written again meanwhile is young. S3 has no
+   conditional deletion, so an object that is written again in the milliseconds between check and deletion is lost. That
+   takes bytes of more than a day ago, made again by a trainer that comes back in just that moment.
 
 So nothing happens when a topic cannot be read to its end, or holds a record that this build cannot know; and who is
 killed between 3 and 4 is finished by the next. The transactional id is the run's: of two at once the second fences the
@@ -169,7 +169,7 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
     Args:
         run: The run whose objects are collected.
         request: What to keep.
-        rests: Whether it is known that nobody writes to the run or its store now.
+        rests: Whether it is known that no process writes to the run or its store now.
 
     Until the first deletion nothing has changed; after it, the next `gc` continues.
 
@@ -314,7 +314,7 @@ def _count(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -> 
 
 
 def announce(run: Run, writer: TransactionalWriter, what: Plan) -> None:
-    """Show what is retired; whoever misses an object afterwards finds the record."""
+    """Show what is retired; who misses an object afterwards finds the record."""
     writer.begin()
     writer.produce(_record(run, policy, kind, ranges) for (policy, kind), ranges in what.retired.items())
     writer.commit()
@@ -335,14 +335,14 @@ def _record(run: Run, policy_variant: str, what: str, ranges: Ranges) -> Outgoin
 
 
 def seconds_awake_or_asleep() -> float:
-    """Return a clock that nobody sets, and that goes on while the machine is suspended."""
+    """Return the seconds of a clock that is never set and runs on while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: float) -> int:
-    """Delete objects; return how many were left, as they had been written anew since the listing.
+    """Delete objects; return how many were left, because they were written again since the listing.
 
-    What was written anew since then is younger than an object must be, until half of that age has passed: no deletion
+    What was written again since then is younger than an object must be, until half of that age has passed: no deletion
     begins later. Raises TooSlow.
     """
 
@@ -352,7 +352,7 @@ def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: f
                 f"{DELETE_WITHIN.total_seconds() / 3600:.0f} h after the objects were listed not all are deleted, and "
                 "one that is needed again by now would look old: the rest stays; give the command again to continue"
             )
-        # Looked at last of all: somebody who makes the same bytes again, a trainer that comes back, puts them anew.
+        # Looked at last of all: a trainer that comes back and makes the same bytes writes them again.
         age = run.store.age(one.one.key)
         if age is not None and age < request.older_than:
             return False

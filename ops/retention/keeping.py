@@ -1,7 +1,7 @@
 """Which versions' weights and checkpoints a run still needs. No I/O.
 
 Both rules look at the records that were written before a moment, by default a day ago, as if they were all: what left
-the newest then has had that day to be fetched by whoever had begun to.
+the newest then has had that day to be fetched by workers that had begun to.
 """
 
 from __future__ import annotations

@@ -400,7 +400,7 @@ def test_what_is_in_flight_when_all_is_drained_is_lost() -> None:
 
 def test_groups_that_the_trainer_read_and_that_do_not_fit_into_its_window_are_lost() -> None:
     def found(kept: int, position: int) -> Audit:
-        """Of a run that goes on: so many numbers kept, the first two trained, the trainer's position behind some."""
+        """Of a running run: so many numbers kept, the first two trained, the trainer's position behind some."""
         log = Log()
         log.issued(sums=kept)
         log.weights(0)
@@ -832,7 +832,7 @@ def test_a_merged_delta_names_the_anchor_that_its_version_had_and_is_never_the_l
 
 
 def live(log: Log, *, passed: int, reached: int) -> Audit:
-    """The audit of a run that goes on, whose workers and curators were so far before anything was read."""
+    """The audit of a running run, whose workers and curators were so far before anything was read."""
     return folded(
         log.messages,
         played={(TOPICS.tasks("sums"), 0): passed, (TOPICS.tasks("debate"), 0): 0},

@@ -52,7 +52,7 @@ def test_the_next_merged_delta_is_made_of_the_last_and_of_what_came_since() -> N
 def test_a_delta_may_span_versions_that_were_not_published() -> None:
     compaction = told(event(0, ANCHOR), event(1), event(5, base=1), event(6), event(9, base=6))
     assert due(compaction) == ["delta-0-1", "delta-1-5", "delta-5-6", "delta-6-9"]
-    assert due(told(*deltas(1, 9), event(9, MERGED, base=0))) == [], "what came before any anchor is passed over"
+    assert due(told(*deltas(1, 9), event(9, MERGED, base=0))) == [], "what came before any anchor is skipped"
 
 
 def test_what_is_said_twice_counts_once() -> None:

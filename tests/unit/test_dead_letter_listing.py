@@ -42,7 +42,7 @@ def folded(*records: DeadLetter) -> DeadLetterList:
 
 
 def fold(*records: DeadLetter) -> list[ListedDeadLetter]:
-    return folded(*records).all()
+    return folded(*records).list_all()
 
 
 def record(offset: int, reason: str = "undecodable", **more: Any) -> DeadLetter:
@@ -74,7 +74,7 @@ def test_letters_of_this_run_are_listed_and_those_that_were_sent_back_say_by_whi
 
 def test_what_fails_again_is_a_new_letter_and_each_names_the_next() -> None:
     found = folded(record(10), back(0), record(11), record(900), back(3), record(903))
-    assert [(one.offset, one.copy_of, one.redriven, one.failed_again) for one in found.all()] == [
+    assert [(one.offset, one.copy_of, one.redriven, one.failed_again) for one in found.list_all()] == [
         (0, None, 1, 3),
         (2, None, None, None),
         (3, 0, 4, 5),
@@ -82,7 +82,7 @@ def test_what_fails_again_is_a_new_letter_and_each_names_the_next() -> None:
     ]
     notices = [(one.offset, one.redrives, one.source_offset, one.failed_again) for one in found.notices()]
     assert notices == [(1, 0, 900, 3), (4, 3, 903, 5)]
-    assert [about[0].offset for about in choose(found.all(), set(), None).send.values()] == [2, 5]
+    assert [about[0].offset for about in choose(found.list_all(), set(), None).send.values()] == [2, 5]
     [unlinked] = fold(back(-1), back(7), record(899))
     assert (unlinked.redriven, unlinked.failed_again, unlinked.copy_of) == (None, None, None), "no such letter"
 

@@ -1,4 +1,4 @@
-"""Another chain for a run that goes on: numbers keep their revision, chains end, and the first command goes on."""
+"""Another chain for a running run: numbers keep their revision, chains end, and the first command goes on."""
 
 from __future__ import annotations
 

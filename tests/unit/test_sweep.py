@@ -251,7 +251,7 @@ def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: P
     assert words[-5:] == ["--data", str(folder), "--summary", str(folder / "summary.json"), "--plain"]
     folder.mkdir()
     (folder / "run.json").write_text("{}")
-    assert command_of(run, place, [])[-1] == "--new-recipe", "the servers of a run that goes on may have moved"
+    assert command_of(run, place, [])[-1] == "--new-recipe", "the servers of a running run may have moved"
     offline = command_of(run, place, [], "a.archive")
     assert offline[4:9] == ["offline", "up", "arithmetic", "--from", "a.archive"]
     assert "--new-recipe" not in offline

@@ -42,7 +42,7 @@ class ModelLog:
         for topic in topics:
             yield from self._broker.committed_messages(topic)
 
-    again = read_in_order = read
+    reread = read_in_order = read
 
     def ends(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         return {place: self._broker.end(place) for place in self.places(topics)}
