@@ -192,7 +192,7 @@ def curate(load: Load, _reports: Reports, _go: Event) -> None:
 def take_in(load: Load, reports: Reports, _go: Event) -> None:
     """Be the trainer up to a batch: poll, decode, window, cut, decode the groups inside."""
     from headrace.trainers.trainer import Trainer
-    from headrace.trainers.versions.publisher import Publisher
+    from headrace.trainers.versions.publisher import VersionAnnouncer, VersionUploader
     from headrace.trainers.versions.resume import ResumedTrainer
 
     class Intake(Trainer):
@@ -210,7 +210,9 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
 
     (run, stop), watch = _begin(load), Stopwatch()
     places = find_whole_topics(run.connection, [run.topics.curated(POLICY)])
-    begun = ResumedTrainer(_smallest_learner(run), Publisher(run, POLICY, ()), 0, "", places)
+    begun = ResumedTrainer(
+        _smallest_learner(run), VersionUploader(run, POLICY, ()), VersionAnnouncer(run, POLICY), 0, "", places
+    )
     intake = Intake(run, POLICY, begun, watch)
     writer = TransactionalWriter(run.connection, f"{run.address.run}.train.{POLICY}")
     run_loop(intake, writer, stop, watch)

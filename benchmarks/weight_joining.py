@@ -30,7 +30,7 @@ from headrace.ops.compaction.compaction import EVERY
 from headrace.ops.compaction.compactor import Compactor
 from headrace.schemas import codec
 from headrace.schemas.records import ClaimCheck, WeightsPublished
-from headrace.trainers.versions.publisher import Publisher
+from headrace.trainers.versions.publisher import VersionAnnouncer, VersionUploader
 
 POLICY = "policy"
 DENSITY = 0.01
@@ -137,10 +137,11 @@ def made_run() -> Iterator[Run]:
 def _publish(run: Run, parameters: float, compactor: Compactor, tell: Tell) -> int:
     """Publish `VERSIONS` after the first, and merge what is due after each; return how many values each has."""
     weights = made(qwen3_shapes(parameters))
-    publisher, producer = Publisher(run, POLICY, ()), open_producer(run.connection, "publisher")
+    uploader, announcer = VersionUploader(run, POLICY, ()), VersionAnnouncer(run, POLICY)
+    producer = open_producer(run.connection, "publisher")
     for version in range(VERSIONS + 1):
-        event = publisher.upload_version(weights.tensors, version)
-        message = publisher.build_message(event)
+        event = uploader.upload_version(weights.tensors, version)
+        message = announcer.build_message(event)
         producer.produce(message.topic, message.value, message.key, message.partition)
         assert producer.flush(30) == 0, "Kafka does not answer"  # noqa: S101 - nothing is measured then
         compactor.catch_up()

@@ -44,7 +44,7 @@ from headrace.schemas.records import (
 from headrace.trainers.messages import TrainerMessages
 from headrace.trainers.trainer import Trainer
 from headrace.trainers.versions.heartbeat import heartbeat
-from headrace.trainers.versions.publisher import Publisher
+from headrace.trainers.versions.publisher import VersionAnnouncer
 
 
 class Flow(NamedTuple):
@@ -117,7 +117,7 @@ WRITES: Mapping[str, tuple[Flow, ...]] = {
         Flow("outcomes", Outcome, TrainerMessages.build_version),
         Flow("state", CheckpointPointer, TrainerMessages.build_version),
         Flow("state", StepBegun, TrainerMessages.build_step_begun),
-        Flow("weights", WeightsPublished, Publisher.build_message),
+        Flow("weights", WeightsPublished, VersionAnnouncer.build_message),
         Flow("workers", WorkerStatus, heartbeat),
         Flow("dead-letters", DeadLetter, TrainerMessages.build_dead_letter),
     ),

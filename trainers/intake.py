@@ -68,7 +68,7 @@ class Intake:
         """The version by which groups are old: the trainer's; of a shadow, that of the engines that play for it."""
         return self._head if self._settings.is_shadow else self._newest_version()
 
-    def entry(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
+    def decode_group(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
         """Return a group as it waits in the window; a replay gets the group of its first use.
 
         A replay whose first use has left the log is evicted as `missing`. Raises Rejected as `unusable`.
@@ -76,20 +76,15 @@ class Intake:
         self._arrivals += 1
         self.arrived_at = time.monotonic()
         try:
-            return self._decode_entry(message, curated)
+            with self._watch.measure("consume"):
+                found = self._payloads.complete(message, curated)
+            if found is None:
+                nothing = WindowedGroup(DecodedGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
+                return Eviction(self._build_waiting(message, curated, nothing), "missing")
+            with self._watch.measure("decode"):
+                return self._build_waiting(message, curated, self._prepare(found))
         except UNUSABLE as error:
             raise Rejected("unusable", str(error)) from error
-
-    def _decode_entry(
-        self, message: Message, curated: CuratedGroup
-    ) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
-        with self._watch.measure("consume"):
-            found = self._payloads.complete(message, curated)
-        if found is None:
-            nothing = WindowedGroup(DecodedGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
-            return Eviction(self._build_waiting(message, curated, nothing), "missing")
-        with self._watch.measure("decode"):
-            return self._build_waiting(message, curated, self._decode_windowed_group(found))
 
     def _build_waiting(self, message: Message, curated: CuratedGroup, payload: WindowedGroup) -> Waiting[WindowedGroup]:
         return Waiting(
@@ -103,8 +98,8 @@ class Intake:
             size_bytes=payload.size_bytes,
         )
 
-    def _decode_windowed_group(self, curated: CuratedGroup) -> WindowedGroup:
-        """Return the decoded group. Raises what makes it unusable."""
+    def _prepare(self, curated: CuratedGroup) -> WindowedGroup:
+        """Return a group as the learner would be given it. Raises what makes it unusable."""
         group = decode_group(self._run, curated)
         known = math.inf if self._settings.is_shadow else self._newest_version()
         found = build_windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)

@@ -29,7 +29,13 @@ from headrace.trainers.learner.model import build_model, character_tokenizer, lo
 from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, describe_measurement, warm_start
 from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.history import History, read_history, wait_for_examples
-from headrace.trainers.versions.publisher import Publisher, WindowMark, store_checkpoint, upload_files
+from headrace.trainers.versions.publisher import (
+    VersionAnnouncer,
+    VersionUploader,
+    WindowMark,
+    store_checkpoint,
+    upload_files,
+)
 from headrace.trainers.versions.remake import load_learner_at
 from headrace.trainers.versions.resume import ResumedTrainer, resume
 
@@ -75,18 +81,15 @@ def _publish_unpublished(
 
     After the end of a run there is no next one. Weights that came out otherwise, of a new epoch, are not that version.
     """
-    publisher, learner = incarnation.publisher, incarnation.learner
+    learner = incarnation.learner
     assert history.published is not None  # noqa: S101 - it came with the first checkpoint
     is_known = bool(history.batches) and history.batches[-1].epoch == incarnation.epoch
     if not is_known or learner.version <= history.published.version:
         return
-    event = publisher.upload_version(
+    event = incarnation.uploader.upload_version(
         learner.snapshot_weights(), learner.version, epoch=incarnation.epoch, given_up=stop
     )
-    writer.begin()
-    (ticket,) = writer.produce([publisher.build_message(event)])
-    writer.commit()
-    publisher.note_announced(event, ticket.offset)
+    incarnation.announcer.announce(writer, event)
     log.info("version.published", policy=event.policy, version=event.version)
 
 
@@ -129,16 +132,13 @@ def _publish_first(
     stop: threading.Event,
 ) -> ResumedTrainer:
     """Publish version 0 with checkpoint 0, in one transaction."""
-    publisher = Publisher(run, policy, files)
-    event = publisher.upload_version(learner.snapshot_weights(), 0, given_up=stop)
+    uploader, announcer = VersionUploader(run, policy, files), VersionAnnouncer(run, policy)
+    event = uploader.upload_version(learner.snapshot_weights(), 0, given_up=stop)
     pointer = store_checkpoint(run, policy, learner, WindowMark(learner.version, 0, event.weights_hash), stop)
     if read_history(run, policy) != History():
         # Whoever takes an empty past for the truth once destroys the run: a second look costs a tenth of a second.
         raise MustRestart(f"the past of {policy} was not to be seen at first, and is there")
-    writer.begin()
-    ticket, _ = writer.produce([publisher.build_message(event), pointer])
-    writer.commit()
-    publisher.note_announced(event, ticket.offset)
+    announcer.announce(writer, event, pointer)
     log.info(
         "policy.started",
         policy=policy,
@@ -146,7 +146,7 @@ def _publish_first(
         parameters=_count_parameters(learner.model),
     )
     positions = find_whole_topics(run.connection, [run.topics.curated(policy)])
-    return ResumedTrainer(learner, publisher, 0, event.weights_hash, positions)
+    return ResumedTrainer(learner, uploader, announcer, 0, event.weights_hash, positions)
 
 
 def build_first_model(

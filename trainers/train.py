@@ -1,7 +1,7 @@
 """The trainer process: `headrace train --run kafka://host:port/run --policy NAME [--variant NAME]`.
 
-From here to the optimizer's step: `main`, whose run loop calls `Trainer.tick` (component.py) every turn;
-`Pipeline.begin`, whose thread runs `Pipeline._step` (versions/pipeline.py); `Learner.step` (learner/learner.py).
+From here to the loss: `main`, whose run loop calls `Trainer.tick` (trainer.py) every turn; `Pipeline.begin`
+(versions/pipeline.py), whose thread calls `Learner.step` (learner/learner.py).
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ class Trainer:
         self.run = run
         self.policy_variant = policy_variant
         self.settings = run.recipe.trainer_of(policy_variant)
-        learner, self._publisher = incarnation.learner, incarnation.publisher
+        learner, uploader = incarnation.learner, incarnation.uploader
+        self._announcer = incarnation.announcer
         positions = {**incarnation.positions, (run.topics.recipe, 0): run.recipe_end}
         self._reader = TopicReader(run.connection, positions, f"train.{policy_variant}")
         self._waiting = incarnation.waiting
@@ -102,9 +103,8 @@ class Trainer:
         self._finished: threading.Event | None = None
         """Of a trainer that is to stop: set when all is committed that was begun."""
         limits = learner.limits
-        self._pipeline = Pipeline(run, learner, self._publisher)  # nobody else touches the learner from here on
-        files = self._publisher.files
-        self._intake = Intake(run, policy_variant, limits, files, watch, lambda: self._pipeline.version)
+        self._pipeline = Pipeline(run, learner, uploader)  # nobody else touches the learner from here on
+        self._intake = Intake(run, policy_variant, limits, uploader.files, watch, lambda: self._pipeline.version)
         self._handlers = build_handlers(self)
 
     # -------------------------------------------------------------------------------------------------- records come in
@@ -137,7 +137,7 @@ class Trainer:
                     message.value, CuratedGroup, self.run.run_id, lambda one: f"a group of run {one.run_id}"
                 )
             key = UseId.of(curated)
-            found = self._intake.entry(message, curated)
+            found = self._intake.decode_group(message, curated)
         except Rejected as rejected:
             return self._messages.build_dead_letter(message, rejected.refusal, key)
         if self._has_group(key):  # without its headers the dead letter concludes nothing: the other record does
@@ -203,7 +203,7 @@ class Trainer:
     def _end_look(self) -> list[Outgoing]:
         """Return the event of whole weights that a look at the store has published, if it has."""
         self._announced = self._pipeline.take_whole()
-        return [] if self._announced is None else [self._publisher.build_message(self._announced)]
+        return [] if self._announced is None else [self._announcer.build_message(self._announced)]
 
     def _note_step(self, step: NoteStep) -> list[Outgoing]:
         if step.times > 1:
@@ -238,7 +238,7 @@ class Trainer:
         outgoing = self._messages.build_version(made, metrics, evictions, first_needed)
         self._announced = made.published.event
         if self._announced is not None:
-            outgoing.append(self._publisher.build_message(self._announced))
+            outgoing.append(self._announcer.build_message(self._announced))
         self._metrics.add(metrics)
         self.scheduler.note_version(made.planned.version, len(made.planned.batch))
         log.info(
@@ -259,7 +259,7 @@ class Trainer:
             self._messages.note_offset(ticked[0].offset)
         if self._announced is not None:
             event, self._announced = self._announced, None
-            self._publisher.note_announced(event, ticked[-1].offset)
+            self._announcer.note_announced(event, ticked[-1].offset)
         return ()
 
     def offsets(self, before: Sequence[Ticket]) -> None:

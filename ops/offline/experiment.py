@@ -35,7 +35,7 @@ from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import pin_threads
 from headrace.trainers.learner.step_metrics import group_metrics, sampling_version
 from headrace.trainers.versions.history import History, read_history
-from headrace.trainers.versions.publisher import Publisher, WindowMark, store_checkpoint
+from headrace.trainers.versions.publisher import VersionAnnouncer, VersionUploader, WindowMark, store_checkpoint
 from headrace.trainers.versions.remake import Remade, hash_learner, remake
 
 ENDED = "steps"
@@ -98,8 +98,8 @@ def experiment(
     target = _prepare_run(run, name, into, sets)
     batches = [batch for part in parts for batch in part.batches]
     with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}", target.topic_names)) as writer:
-        publisher = Publisher(target, name, source.files)
-        _make(run, source, _Output(target, name, publisher, writer), batches, tell)
+        uploader, announcer = VersionUploader(target, name, source.files), VersionAnnouncer(target, name)
+        _make(run, source, _Output(target, name, uploader, announcer, writer), batches, tell)
     _end(target)
     made = {batch.version: batch for batch in read_history(target, name).batches}
     pairs = [(batch, made[batch.version].weights_hash) for batch in batches]
@@ -194,21 +194,19 @@ class _Output:
 
     run: Run
     policy: str
-    publisher: Publisher
+    uploader: VersionUploader
+    announcer: VersionAnnouncer
     writer: TransactionalWriter
 
     def write(self, event: WeightsPublished, outgoing: Sequence[Outgoing]) -> None:
-        self.writer.begin()
-        ticket, *_ = self.writer.produce([self.publisher.build_message(event), *outgoing])
-        self.writer.commit()
-        self.publisher.note_announced(event, ticket.offset)
+        self.announcer.announce(self.writer, event, *outgoing)
 
     def checkpoint(self, learner: Learner, weights_hash: str) -> Outgoing:
         return store_checkpoint(self.run, self.policy, learner, WindowMark(learner.version, 0, weights_hash))
 
     def upload_version(self, learner: Learner) -> WeightsPublished:
         """Store the weights; return their event."""
-        return self.publisher.upload_version(learner.snapshot_weights(), learner.version)
+        return self.uploader.upload_version(learner.snapshot_weights(), learner.version)
 
 
 def _make(
@@ -224,7 +222,7 @@ def _make(
             f"--from {min(past.checkpoints)} to continue it, or another name by --into"
         )
     pointer = past.checkpoint or history.checkpoints[start]
-    learner = begin_at(run, pointer, output.publisher.files, run.revisions[batches[0].revision])
+    learner = begin_at(run, pointer, output.uploader.files, run.revisions[batches[0].revision])
     base_hash = pointer.weights_hash
     if not past.checkpoints:
         output.write(output.upload_version(learner), [output.checkpoint(learner, base_hash)])

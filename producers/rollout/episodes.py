@@ -66,7 +66,7 @@ async def play_group(
 
     Args:
         task: The task.
-        spec: Of the task's revision.
+        spec: How the task's revision has it played.
         context: Who plays.
         ending: Ends the episodes that still run, as `run_end`.
         on_end: Called once per episode when its place is free.
@@ -82,7 +82,7 @@ async def play_group(
         async def play_once() -> Outcome:
             cast = _build_actors(task, sample, spec, context)
             actors.extend(cast.values())
-            return await _play_episode(sample, problem, spec, cast)
+            return await play_episode(sample, problem, spec, cast)
 
         outcome = Outcome(sample)
         try:
@@ -106,11 +106,16 @@ async def play_group(
     return build_groups(task, spec, context, outcomes, started_ms)
 
 
-async def _play_episode(
-    sample: int, problem: Problem, spec: WorkflowSpec, actors: Mapping[str, EngineActor]
-) -> Outcome:
-    """Return how an episode ended. One that ignores its cancellation is left behind, and has ended all the same."""
-    played = asyncio.create_task(_play(problem, spec, actors))
+async def play_episode(sample: int, problem: Problem, spec: WorkflowSpec, actors: Mapping[str, EngineActor]) -> Outcome:
+    """Run the workflow once; return how it ended. Each of its calls of a policy is an `EngineActor.generate`.
+
+    An episode that ignores its cancellation is left behind, and has ended all the same.
+    """
+
+    async def run_workflow() -> Episode:
+        return await spec.workflow(problem, spec.environment, actors)
+
+    played = asyncio.create_task(run_workflow())
     try:
         await asyncio.wait({played}, timeout=spec.episode_limit_s)
         if not played.done():
@@ -121,10 +126,6 @@ async def _play_episode(
     finally:
         played.cancel()
         played.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else looks at it
-
-
-async def _play(problem: Problem, spec: WorkflowSpec, actors: Mapping[str, EngineActor]) -> Episode:
-    return await spec.workflow(problem, spec.environment, actors)
 
 
 async def _cancel_at_end(ending: asyncio.Event, episodes: Iterable[asyncio.Task[Outcome]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import PartitionId
@@ -13,6 +14,16 @@ from headrace.producers.task_ledger import TaskLedger
 
 TaskPlace = tuple[PartitionId, int]
 """Partition and offset of a task."""
+
+
+class PartitionCommit(NamedTuple):
+    """What a commit records of a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+    """What the task ledger holds beside the offset, at most 4,096 bytes."""
 
 
 @dataclass(slots=True)
@@ -107,9 +118,9 @@ class OwnedPartitions:
         """Return the partitions that changed since their newest commit."""
         return [place for place, owned in self._owned.items() if owned.dirty]
 
-    def list_commits(self, places: Iterable[PartitionId]) -> list[tuple[str, int, int, str]]:
-        """Return (topic, partition, offset, metadata) to be committed of some partitions."""
-        return [(*place, *self._owned[place].ledger.commit()) for place in places]
+    def list_commits(self, places: Iterable[PartitionId]) -> list[PartitionCommit]:
+        """Return what is to be committed of some partitions."""
+        return [PartitionCommit(*place, *self._owned[place].ledger.commit()) for place in places]
 
     def note_committed(self, places: Iterable[PartitionId]) -> None:
         """Note that what `commits` returned is committed."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from headrace.trainers.versions.uploader import VersionUploader
 from made_run import make_run, tiny_recipe
 
 from headrace.infra.store.object_cache import Uncached
@@ -17,17 +18,16 @@ from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE, list_claims, size
 from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import WeightsPublished
-from headrace.trainers.versions.publisher import Publisher
 
 VALUES = 20_000
 
 
 class Published:
-    """A publisher whose recipe has an anchor policy, and versions that differ in as many values as is said."""
+    """An uploader whose recipe has an anchor policy, and versions that differ in as many values as is said."""
 
     def __init__(self, bootstrap: str, store: ObjectStore, name: str, **policy: Any) -> None:
         trainer = {"steps": 100, "groups_per_batch": 4, "minibatches": 2, "learning_rate": 1e-3, **policy}
-        self.publisher = Publisher(make_run(bootstrap, store, tiny_recipe(name, trainer=trainer)), "solver", ())
+        self.uploader = VersionUploader(make_run(bootstrap, store, tiny_recipe(name, trainer=trainer)), "solver", ())
         self.items = np.random.default_rng(0).integers(0, 1 << 16, VALUES).astype("<u2")
         self.version = -1
 
@@ -35,7 +35,7 @@ class Published:
         self.items[np.random.default_rng(self.version + 2).integers(0, VALUES, changed)] += 1
         self.version += 1
         data = memoryview(self.items[:values].tobytes())
-        return self.publisher.upload_version({"w": Tensor("BF16", (values,), data)}, self.version, epoch=epoch)
+        return self.uploader.upload_version({"w": Tensor("BF16", (values,), data)}, self.version, epoch=epoch)
 
 
 def kinds(events: list[WeightsPublished]) -> list[str]:
@@ -94,8 +94,8 @@ def test_nothing_is_published_once_more_while_all_objects_are_there(
     published = Published(bootstrap, store, run_name)
     for _ in range(3):
         published.next()
-    assert published.publisher.reupload_lost_version(read=False) is None
-    assert published.publisher.reupload_lost_version(read=True) is None
+    assert published.uploader.reupload_lost_version(read=False) is None
+    assert published.uploader.reupload_lost_version(read=True) is None
 
 
 @pytest.mark.weights
@@ -107,10 +107,10 @@ def test_a_version_to_which_an_object_is_lost_is_published_whole_and_the_next_de
     events = [published.next() for _ in range(4)]
     store.delete(list_claims(events[lost])[0].key)
 
-    whole = published.publisher.reupload_lost_version(read=False)
+    whole = published.uploader.reupload_lost_version(read=False)
     assert whole is not None
     assert (whole.kind, whole.version, whole.weights_hash) == (WHOLE, 3, events[-1].weights_hash)
-    assert published.publisher.reupload_lost_version(read=True) is None, "once is enough"
+    assert published.uploader.reupload_lost_version(read=True) is None, "once is enough"
     after = published.next()
     assert after.kind == DELTA
     assert bring(store, [*events, whole, after]) == after.weights_hash
@@ -127,8 +127,8 @@ def test_an_object_that_was_altered_shows_when_it_is_read_and_the_same_one_is_st
     other = b"x" * claim.size_bytes
     store._bucket.upload(claim.key, len(other), lambda: io.BytesIO(other))
 
-    assert published.publisher.reupload_lost_version(read=False) is None
-    whole = published.publisher.reupload_lost_version(read=True)
+    assert published.uploader.reupload_lost_version(read=False) is None
+    whole = published.uploader.reupload_lost_version(read=True)
     assert whole is not None
     assert bring(store, [*events, whole, published.next()])
 
@@ -138,6 +138,6 @@ def test_a_store_that_is_away_is_no_loss(bootstrap: str, store: ObjectStore, run
     published = Published(bootstrap, store, run_name)
     published.next()
     nowhere = replace(store.address, endpoint="127.0.0.1:9")
-    published.publisher._run = replace(published.publisher._run, store_address=nowhere)
+    published.uploader._run = replace(published.uploader._run, store_address=nowhere)
     with pytest.raises(StoreUnavailable):
-        published.publisher.reupload_lost_version(read=False)
+        published.uploader.reupload_lost_version(read=False)

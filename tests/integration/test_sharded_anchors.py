@@ -28,7 +28,7 @@ from headrace.ops.weights_export import export
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, WeightsPublished
 from headrace.trainers.learner.model import build_model, character_tokenizer, publish_weights, save_model_files
-from headrace.trainers.versions.publisher import Publisher, upload_files
+from headrace.trainers.versions.publisher import VersionAnnouncer, VersionUploader, upload_files
 
 SHARD_BYTES = 8_000
 
@@ -50,17 +50,20 @@ def publish(run: Run, versions: int) -> list[WeightsPublished]:
     """Publish as a trainer does, each version with its batch; every second is an anchor."""
     tokenizer = character_tokenizer(ALPHABET)
     files = upload_files(run, save_model_files(build_model(TINY_MODEL, tokenizer, seed=0), tokenizer))
-    publisher = Publisher(run, "solver", files, shard_bytes=SHARD_BYTES)
+    uploader, announcer = (
+        VersionUploader(run, "solver", files, shard_bytes=SHARD_BYTES),
+        VersionAnnouncer(run, "solver"),
+    )
     events: list[WeightsPublished] = []
     for version in range(versions):
-        event = replace(publisher.upload_version(weights(version), version), final=False)
-        outgoing = [publisher.build_message(event)]
+        event = replace(uploader.upload_version(weights(version), version), final=False)
+        outgoing = [announcer.build_message(event)]
         if version:
             batch = BatchTrained(run.run_id, "solver", version=version, weights_hash=event.weights_hash)
             batch = replace(batch, base_hash=events[-1].weights_hash)
             outgoing.append(Outgoing(run.topics.batches("solver"), codec.encode(batch), partition=0))
         say(run, *outgoing)
-        publisher.note_announced(event, version)
+        announcer.note_announced(event, version)
         events.append(event)
     return events
 

@@ -57,6 +57,6 @@ def test_a_checkpoint_of_other_weights_than_its_pointer_names_is_refused(run: Ru
     begun = start.begin_or_resume(run, POLICY, writer, threading.Event())
     pointer = read_history(run, POLICY).checkpoint
     assert pointer is not None
-    assert load_learner_at(run, pointer, begun.publisher.files, run.recipe).version == 0
+    assert load_learner_at(run, pointer, begun.uploader.files, run.recipe).version == 0
     with pytest.raises(CheckpointError, match="its pointer names"):
-        load_learner_at(run, replace(pointer, weights_hash="0" * 64), begun.publisher.files, run.recipe)
+        load_learner_at(run, replace(pointer, weights_hash="0" * 64), begun.uploader.files, run.recipe)

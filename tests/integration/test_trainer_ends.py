@@ -82,7 +82,7 @@ class Life:
         name = f"{self.run.address.run}.train.{POLICY}"
         with closing(TransactionalWriter(self.run.connection, name, self.run.topic_names)) as writer:
             self.incarnation: ResumedTrainer = begin_or_resume(self.run, POLICY, writer, self.stop)
-            self._wait_at_the_gate(self.incarnation.publisher.upload_version)
+            self._wait_at_the_gate(self.incarnation.uploader.upload_version)
             with closing(Trainer(self.run, POLICY, self.incarnation, Stopwatch())) as trainer:
                 self._ready.set()
                 if run_loop(trainer, writer, self.stop, Stopwatch()):
@@ -94,7 +94,7 @@ class Life:
             assert self.gate.wait(120)
             return publish(*args, **more)
 
-        self.incarnation.publisher.upload_version = gated  # type: ignore[method-assign]
+        self.incarnation.uploader.upload_version = gated  # type: ignore[method-assign]
 
     def steps_all(self) -> None:
         """Wait until the learner has made what there are groups for, and the first of it is being published."""

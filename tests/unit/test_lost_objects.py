@@ -22,7 +22,7 @@ from headrace.producers.rollout.published_weights import PublishedWeights
 from headrace.schemas.records import ClaimCheck
 from headrace.trainers.versions.history import Stretch
 from headrace.trainers.versions.lost_objects import FIRST_LOOK_S, LONGEST_PAUSE_S, StoreLooks
-from headrace.trainers.versions.publisher import Base, Publisher
+from headrace.trainers.versions.publisher import Base, VersionUploader
 
 
 class Clock:
@@ -105,45 +105,45 @@ class Store:
     def exists(self, key: str) -> bool:
         return key in self.objects
 
-    def publisher(self, **more: Any) -> Publisher:
-        return Publisher(cast("Run", self), "solver", (), **more)
+    def uploader(self, **more: Any) -> VersionUploader:
+        return VersionUploader(cast("Run", self), "solver", (), **more)
 
 
 def test_a_delta_that_was_wrong_from_the_beginning_is_found_when_it_is_applied() -> None:
     store = Store()
-    publisher = store.publisher()
-    first, wrong = publisher.upload_version(weights(0), 0), publisher.upload_version(weights(1), 1)
+    uploader = store.uploader()
+    first, wrong = uploader.upload_version(weights(0), 0), uploader.upload_version(weights(1), 1)
     other = encode_delta(
         weights(0), weights(2), Label("solver", 0, 0, 1), hashes=(first.weights_hash, wrong.weights_hash)
     )
-    assert publisher.base is not None
+    assert uploader.base is not None
     stretch = Stretch(first, (replace(wrong, weights=store.put(other, "weights", ".delta")),))
-    publisher.base = replace(publisher.base, stretch=stretch)
+    uploader.base = replace(uploader.base, stretch=stretch)
     newest = stretch.events[-1]
 
-    assert publisher.reupload_lost_version(read=True) is None, "its bytes are those that were stored"
-    found = publisher.reupload_lost_version(read=True, apply=True)
+    assert uploader.reupload_lost_version(read=True) is None, "its bytes are those that were stored"
+    found = uploader.reupload_lost_version(read=True, apply=True)
     assert found is not None
     assert (found.kind, found.version, found.weights_hash) == (WHOLE, 1, newest.weights_hash)
     assert PolicyWeights(Uncached(store.store)).bring([first, newest, found], newest) == weights(1)
-    assert publisher.reupload_lost_version(read=True, apply=True) is None, "once"
+    assert uploader.reupload_lost_version(read=True, apply=True) is None, "once"
 
 
 def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_anchor_of_the_version() -> None:
     store = Store()
-    last = store.publisher()
+    last = store.uploader()
     first, second = last.upload_version(weights(0), 0), last.upload_version(weights(1), 1)
     assert last.base is not None
     here = Base(1, 1, weights(2), hash_weights(weights(2)), last.base.stretch, is_published=False)
-    publisher = store.publisher(base=here)
-    assert publisher.reupload_lost_version() is None
+    uploader = store.uploader(base=here)
+    assert uploader.reupload_lost_version() is None
     assert second.weights is not None
     del store.objects[second.weights.key]
 
-    begun = publisher.reupload_lost_version()
+    begun = uploader.reupload_lost_version()
     assert begun is not None
     assert (begun.kind, begun.version, begun.epoch, begun.weights_hash) == (ANCHOR, 1, 1, here.weights_hash)
-    third = publisher.upload_version(weights(3), 2, epoch=1)
+    third = uploader.upload_version(weights(3), 2, epoch=1)
     assert (third.kind, third.base_hash) == (DELTA, here.weights_hash)
     told = PublishedWeights()
     for event in (first, second, begun, third):
@@ -155,6 +155,6 @@ def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_an
 def test_a_version_that_is_published_first_ends_the_chance_to_begin_an_epoch_by_an_anchor() -> None:
     store = Store()
     here = Base(1, 1, weights(2), hash_weights(weights(2)), Stretch(), is_published=False)
-    publisher = store.publisher(base=here)
-    assert publisher.upload_version(weights(3), 2, epoch=1).kind == ANCHOR
-    assert publisher.reupload_lost_version(read=True, apply=True) is None
+    uploader = store.uploader(base=here)
+    assert uploader.upload_version(weights(3), 2, epoch=1).kind == ANCHOR
+    assert uploader.reupload_lost_version(read=True, apply=True) is None

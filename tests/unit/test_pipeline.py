@@ -17,7 +17,7 @@ from headrace.trainers.learner.checkpoint import Stored
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.versions.history import Stretch
 from headrace.trainers.versions.pipeline import MOST_AHEAD, MadeVersion, Pipeline, StepRequest
-from headrace.trainers.versions.publisher import Base, Publisher
+from headrace.trainers.versions.publisher import Base, VersionUploader
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -32,7 +32,7 @@ def weights(version: int) -> dict[str, Tensor]:
 
 
 class Scene:
-    """A learner of one value, and a publisher that waits to be let go on."""
+    """A learner of one value, and an uploader that waits to be let go on."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -43,8 +43,8 @@ class Scene:
         self.may_publish = threading.Semaphore(0)
         self.broken = 0
         learner = SimpleNamespace(version=0, step=self.step, snapshot_weights=self.copy, checkpoint=self.storing)
-        self.publisher = SimpleNamespace(upload_version=self.upload_version, base=None)
-        self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("Publisher", self.publisher))
+        self.uploader = SimpleNamespace(upload_version=self.upload_version, base=None)
+        self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("VersionUploader", self.uploader))
 
     def copy(self, into: dict[str, Tensor] | None) -> dict[str, Tensor]:
         if into is None:
@@ -68,8 +68,8 @@ class Scene:
         self.begun.append(version)
         assert (epoch, given_up.is_set()) == (0, False)
         assert self.may_publish.acquire(timeout=30)
-        base, self.publisher.base = self.publisher.base, Base(version, 0, named, hash_weights(named), Stretch())
-        for whole in (base, self.publisher.base):
+        base, self.uploader.base = self.uploader.base, Base(version, 0, named, hash_weights(named), Stretch())
+        for whole in (base, self.uploader.base):
             assert whole is None or hash_weights(weights(whole.version)) == whole.weights_hash == hash_weights(
                 whole.tensors
             ), "somebody wrote over what a delta is made of"

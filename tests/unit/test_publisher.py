@@ -12,7 +12,7 @@ from headrace.infra.store.object_store import StoreUnavailable
 from headrace.infra.weights.paths import ANCHOR, DELTA
 from headrace.infra.weights.tensors import Tensor
 from headrace.schemas.records import ClaimCheck
-from headrace.trainers.versions.publisher import Publisher
+from headrace.trainers.versions.publisher import VersionUploader
 
 
 class Store:
@@ -39,13 +39,13 @@ def test_weights_are_announced_once_they_are_stored_and_not_where_the_store_was_
     store = Store()
     settings = SimpleNamespace(device="cpu", steps=9, anchor_every=50, anchor_share=9.0)
     run = SimpleNamespace(run_id="one", put=store.put, recipe=SimpleNamespace(trainer_of=lambda _: settings))
-    publisher = Publisher(cast("Run", run), "solver", ())
+    uploader = VersionUploader(cast("Run", run), "solver", ())
 
     for version, kind in ((0, ANCHOR), (1, DELTA)):
-        base, store.is_away = publisher.base, True
+        base, store.is_away = uploader.base, True
         with pytest.raises(StoreUnavailable):
-            publisher.upload_version(weights(version), version)
-        assert publisher.base is base, "the next delta is still one on what was announced"
+            uploader.upload_version(weights(version), version)
+        assert uploader.base is base, "the next delta is still one on what was announced"
         store.is_away = False
-        event = publisher.upload_version(weights(version), version)
+        event = uploader.upload_version(weights(version), version)
         assert (event.kind, event.weights) == (kind, store.stored[-1])

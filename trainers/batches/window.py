@@ -58,6 +58,39 @@ class Eviction(Generic[T_co]):
 _Ranked: TypeAlias = Callable[[Waiting[object]], Rank]
 
 
+class _Room(Generic[T]):
+    """The fresh groups of a window, or its replays."""
+
+    def __init__(self) -> None:
+        self.inside: set[UseId] = set()
+        self.size_bytes = 0
+        """What the payloads of these groups hold."""
+        self.leaving: list[tuple[Rank, UseId, Waiting[T]]] = []
+        """A heap, who leaves first on top; some in it wait no more."""
+
+    def add(self, entry: Waiting[T], leaves_by: Rank) -> None:
+        """Take a group in, which leaves by this rank, the least first."""
+        self.inside.add(entry.key)
+        self.size_bytes += entry.size_bytes
+        heapq.heappush(self.leaving, (leaves_by, entry.key, entry))
+        if len(self.leaving) > 2 * len(self.inside) + SLACK:
+            self.leaving = [one for one in self.leaving if one[1] in self.inside]
+            heapq.heapify(self.leaving)
+
+    def forget(self, entry: Waiting[T]) -> None:
+        """Take a group out."""
+        self.inside.remove(entry.key)
+        self.size_bytes -= entry.size_bytes
+
+    def pop_first_to_leave(self) -> Waiting[T]:
+        """Take out the group that leaves first."""
+        while self.leaving[0][1] not in self.inside:
+            heapq.heappop(self.leaving)
+        gone = heapq.heappop(self.leaving)[2]
+        self.forget(gone)
+        return gone
+
+
 class Window(Generic[T]):
     """At most `capacity` fresh groups, and as many replays, in one order; what has expired is never served.
 
@@ -91,12 +124,7 @@ class Window(Generic[T]):
         self._capacity, self._most_bytes, self._least = capacity, most_bytes, least
         self._rank, self._leaves = _find_rules(order, seed)
         self._entries: list[Waiting[T]] = []
-        self._inside: dict[bool, set[UseId]] = {False: set(), True: set()}
-        """The fresh groups and the replays that wait."""
-        self._bytes = {False: 0, True: 0}
-        """Of these."""
-        self._leaving: dict[bool, list[tuple[Rank, UseId, Waiting[T]]]] = {False: [], True: []}
-        """Of each kind a heap, who leaves first on top; some in it wait no more."""
+        self._fresh, self._replays = _Room[T](), _Room[T]()
         self._earliest: float = math.inf
         """No entry's deadline is before it."""
 
@@ -104,28 +132,20 @@ class Window(Generic[T]):
         return len(self._entries)
 
     def __contains__(self, key: UseId) -> bool:
-        return key in self._inside[key.use > 0]
+        return key in self._room_of(key).inside
 
     def add(self, entry: Waiting[T]) -> list[Eviction[T]]:
         """Take one group in, of a use that does not wait; return what leaves as `surplus` for want of room."""
         bisect.insort(self._entries, entry, key=self._rank)
         self._earliest = min(self._earliest, entry.deadline_version)
-        inside, leaving = self._inside[entry.is_replay], self._leaving[entry.is_replay]
-        inside.add(entry.key)
-        self._bytes[entry.is_replay] += entry.size_bytes
-        heapq.heappush(leaving, (_negate_rank(self._leaves(entry)), entry.key, entry))
-        if len(leaving) > 2 * len(inside) + SLACK:
-            leaving[:] = [one for one in leaving if one[1] in inside]
-            heapq.heapify(leaving)
+        room = self._room_of(entry.key)
+        room.add(entry, _negate_rank(self._leaves(entry)))
         evicted: list[Eviction[T]] = []
-        while len(inside) > self._capacity or (
-            self._bytes[entry.is_replay] > self._most_bytes and len(inside) > self._least
+        while len(room.inside) > self._capacity or (
+            room.size_bytes > self._most_bytes and len(room.inside) > self._least
         ):
-            while leaving[0][1] not in inside:
-                heapq.heappop(leaving)
-            gone = heapq.heappop(leaving)[2]
+            gone = room.pop_first_to_leave()
             del self._entries[bisect.bisect_left(self._entries, self._rank(gone), key=self._rank)]
-            self._forget([gone])
             evicted.append(Eviction(gone, "surplus"))
         return evicted
 
@@ -152,8 +172,10 @@ class Window(Generic[T]):
 
     def _forget(self, gone: Iterable[Waiting[T]]) -> None:
         for entry in gone:
-            self._inside[entry.is_replay].remove(entry.key)
-            self._bytes[entry.is_replay] -= entry.size_bytes
+            self._room_of(entry.key).forget(entry)
+
+    def _room_of(self, key: UseId) -> _Room[T]:
+        return self._replays if key.use > 0 else self._fresh
 
     def list_waiting(self) -> tuple[Waiting[T], ...]:
         """Show what waits now, in the order in which it would be served; the window keeps it."""

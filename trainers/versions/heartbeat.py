@@ -26,7 +26,7 @@ def heartbeat(run: Run, policy_variant: str, state: str) -> Iterator[Callable[[s
     def beat(detail: str) -> None:
         if not opened:
             opened.append(open_producer(run.connection, f"train.{policy_variant}"))
-        _write(opened[0], run, policy_variant, (state, detail))
+        _write(opened[0], run, policy_variant, state, detail)
 
     try:
         yield beat
@@ -36,10 +36,10 @@ def heartbeat(run: Run, policy_variant: str, state: str) -> Iterator[Callable[[s
             producer.flush(5)
 
 
-def _write(producer: Producer, run: Run, policy_variant: str, progress: tuple[str, str]) -> None:
+def _write(producer: Producer, run: Run, policy_variant: str, state: str, detail: str) -> None:
     name, now = _name(policy_variant), now_ms()
     status = WorkerStatus(
-        run_id=run.run_id, worker=name.decode(), state=progress[0], detail=progress[1], pid=os.getpid(), updated_ms=now
+        run_id=run.run_id, worker=name.decode(), state=state, detail=detail, pid=os.getpid(), updated_ms=now
     )
     producer.produce(run.topics.workers, codec.encode(status), name, 0)
     producer.poll(0)

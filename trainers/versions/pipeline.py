@@ -32,7 +32,7 @@ from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import pin_threads
 from headrace.trainers.learner.serial_executor import SerialExecutor
 from headrace.trainers.learner.step_metrics import StepMetrics
-from headrace.trainers.versions.publisher import Publisher, upload_checkpoint
+from headrace.trainers.versions.publisher import VersionUploader, upload_checkpoint
 from headrace.trainers.windowed_groups import WindowedGroup
 
 log = structlog.get_logger()
@@ -98,11 +98,11 @@ class Pipeline:
     Args:
         run: The run whose store takes the checkpoints.
         learner: Only the pipeline may use it until `close`.
-        publisher: Only the pipeline may call its `upload_version`.
+        uploader: Only the pipeline may use it.
     """
 
-    def __init__(self, run: Run, learner: Learner, publisher: Publisher) -> None:
-        self._run, self._learner, self._publisher = run, learner, publisher
+    def __init__(self, run: Run, learner: Learner, uploader: VersionUploader) -> None:
+        self._run, self._learner, self._uploader = run, learner, uploader
         self.version = learner.version
         """The newest version that the learner has made; set in the step thread."""
         threads = torch.get_num_threads()
@@ -137,9 +137,25 @@ class Pipeline:
         return not self._in_flight
 
     def begin(self, planned: StepRequest) -> None:
-        """Queue a step: the learner makes a version in the step thread, by `_step`."""
+        """Queue a step: in the step thread the learner makes a version, and is free when its snapshot is taken."""
+
+        def make_version() -> _Stepped:
+            try:
+                begin = time.monotonic()
+                metrics = self._learner.step(planned.sequences, planned.version)
+                self.version = planned.version
+                reach("train.stepped")
+                stepped = time.monotonic()
+                snapshot = self._learner.snapshot_weights(self._take_buffer())
+                storing = self._learner.checkpoint(self._run) if planned.checkpoint else None
+                reach("train.copied")
+                metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
+                return self._enqueue_publish(_Copied(planned, snapshot, storing, Future()), metrics)
+            finally:
+                self.free_since = time.monotonic()
+
         self.held_up_s = 0.0
-        self._in_flight.append((planned, self._steps.submit(partial(self._step, planned))))
+        self._in_flight.append((planned, self._steps.submit(make_version)))
 
     def list_under_way(self) -> Iterator[StepRequest]:
         """Yield the requests of all versions that were begun and not yet taken, oldest first."""
@@ -170,7 +186,7 @@ class Pipeline:
     def look(self, *, read: bool, apply: bool) -> None:
         """Check in the publish thread whether the store still has what was published, unless a check is running."""
         if self._look is None:
-            look = partial(self._publisher.reupload_lost_version, read=read, apply=apply, given_up=self._closed)
+            look = partial(self._uploader.reupload_lost_version, read=read, apply=apply, given_up=self._closed)
             self._look = self._publications.submit(look)
 
     def take_whole(self) -> WeightsPublished | None:
@@ -190,22 +206,6 @@ class Pipeline:
         self._closed.set()
         self._publications.close(wait=False)
         self._steps.close(wait=True)
-
-    def _step(self, planned: StepRequest) -> _Stepped:
-        """Make a version and take its snapshot, in the step thread; then the learner is free."""
-        try:
-            begin = time.monotonic()
-            metrics = self._learner.step(planned.sequences, planned.version)
-            self.version = planned.version
-            reach("train.stepped")
-            stepped = time.monotonic()
-            snapshot = self._learner.snapshot_weights(self._take_buffer())
-            storing = self._learner.checkpoint(self._run) if planned.checkpoint else None
-            reach("train.copied")
-            metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
-            return self._enqueue_publish(_Copied(planned, snapshot, storing, Future()), metrics)
-        finally:
-            self.free_since = time.monotonic()
 
     def _enqueue_publish(self, version: _Copied, metrics: StepMetrics) -> _Stepped:
         """Queue a version for publishing, or let it wait for the running one. The one that waited is only hashed."""
@@ -228,7 +228,7 @@ class Pipeline:
     def _start_publish(self, version: _Copied) -> None:
         """Queue a publication. The caller holds the lock."""
         self._publishing += 1
-        self._publications.submit(lambda: self._run_publish(version))
+        self._publications.submit(lambda: self._publish(version))
 
     def _hash_only(self, version: _Copied) -> None:
         """Hash a version without publishing it, in the publish thread."""
@@ -238,13 +238,20 @@ class Pipeline:
         version.future.set_result(Published(hash_weights(version.snapshot), None, None))
         self._free_buffers.append(version.snapshot)
 
-    def _run_publish(self, version: _Copied) -> None:
+    def _publish(self, version: _Copied) -> None:
         """Publish a version in the publish thread, then queue the one that waits."""
         if self._closed.is_set():
             version.future.cancel()
             return
+        planned, base = version.planned, self._uploader.base
         try:
-            version.future.set_result(self._publish(version.planned, version.snapshot, version.storing))
+            event = self._uploader.upload_version(
+                version.snapshot, planned.version, epoch=planned.epoch, given_up=self._closed
+            )
+            if base is not None:
+                self._free_buffers.append(base.tensors)
+            stored = upload_checkpoint(version.storing, self._closed) if version.storing else None
+            version.future.set_result(Published(event.weights_hash, event, stored))
         except BaseException as error:  # noqa: BLE001 - `take_version` raises it
             version.future.set_exception(error)
         with self._lock:
@@ -252,11 +259,3 @@ class Pipeline:
             if self._waiting is not None and not self._publishing:
                 waiting, self._waiting = self._waiting, None
                 self._start_publish(waiting)
-
-    def _publish(self, planned: StepRequest, snapshot: dict[str, Tensor], storing: Storing | None) -> Published:
-        base = self._publisher.base
-        event = self._publisher.upload_version(snapshot, planned.version, epoch=planned.epoch, given_up=self._closed)
-        if base is not None:
-            self._free_buffers.append(base.tensors)
-        stored = upload_checkpoint(storing, self._closed) if storing else None
-        return Published(event.weights_hash, event, stored)

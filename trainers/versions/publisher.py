@@ -14,8 +14,10 @@ from pathlib import PurePath
 
 import structlog
 
+from headrace.infra.deprecated_names import deprecated_names
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import Content
 from headrace.infra.weights.delta import NeedsAnchor, encode_delta, read_delta
@@ -50,19 +52,17 @@ class Base:
     """False where an epoch begins: these weights are others than those, and the next version is published whole."""
 
 
-class Publisher:
-    """Publishes the versions of a policy or shadow: each as a delta on the one before, now and then whole.
+class VersionUploader:
+    """Uploads the versions of a policy or shadow: each as a delta on the one before, now and then whole.
+
+    One thread at a time may use it; in a trainer that is the publish thread.
 
     Args:
-        run: Whose store and topic.
-        policy_variant: Which.
+        run: The run whose store takes the objects.
+        policy_variant: The policy or shadow.
         files: Config and tokenizer, and an adapter's base, which go beside every anchor.
-        base: The newest published version; None publishes the next one whole.
-        anchor_offset: Where the newest anchor's record stands on its topic.
+        base: The newest published version; None uploads the next one whole.
         shard_bytes: Larger anchors are cut into several files, as Hugging Face's tools do it.
-
-    `upload_version` may run in its own thread, and only it changes `base`. Only the thread that writes the records may
-    call `build_message` and `note_announced`.
     """
 
     def __init__(
@@ -71,14 +71,12 @@ class Publisher:
         policy_variant: str,
         files: tuple[NamedObject, ...],
         base: Base | None = None,
-        anchor_offset: int = -1,
         *,
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
         self.files = files
         self.base = base
         """What the next delta is taken on; no longer needed when `upload_version` has returned."""
-        self._anchor_offset = anchor_offset
         self._shard_bytes = shard_bytes
         self._run, self._policy_variant = run, policy_variant
         self._settings = run.recipe.trainer_of(policy_variant)
@@ -94,7 +92,7 @@ class Publisher:
         """
         begin = time.monotonic()
         found = hash_weights(named)
-        delta = self._delta(named, found, version, epoch)
+        delta = self._encode_delta(named, found, version, epoch)
         encoded = time.monotonic()
         reach("train.before_upload")
         if delta is None:
@@ -103,7 +101,7 @@ class Publisher:
             claim, shards = self._run.put(delta, "weights", ".delta", given_up), ()
         reach("train.after_upload")
         event = replace(
-            self._event(version, epoch, found, claim, shards),
+            self._build_event(version, epoch, found, claim, shards),
             final=version >= self._settings.steps,
             metrics={
                 "full_bytes": float(sum(tensor.data.nbytes for tensor in named.values())),
@@ -148,12 +146,12 @@ class Publisher:
             now="the newest version is published whole once more",
         )
         claim, shards = self._upload_anchor(base.tensors, base.weights_hash, given_up, anew=True)
-        event = self._event(base.version, base.epoch, base.weights_hash, claim, shards)
+        event = self._build_event(base.version, base.epoch, base.weights_hash, claim, shards)
         event = replace(event, kind=WHOLE if base.is_published else ANCHOR, files=self.files)
         self.base = replace(base, stretch=base.stretch.with_event(event), is_published=True)
         return event
 
-    def _event(
+    def _build_event(
         self, version: int, epoch: int, found: str, claim: ClaimCheck, shards: tuple[NamedObject, ...]
     ) -> WeightsPublished:
         return WeightsPublished(
@@ -168,19 +166,7 @@ class Publisher:
             created_ms=now_ms(),
         )
 
-    def build_message(self, event: WeightsPublished) -> Outgoing:
-        """Return an event as it goes to its topic; a delta's names the place of the newest anchor there."""
-        if event.kind == DELTA:
-            event = replace(event, anchor_offset=self._anchor_offset)
-        key = f"{event.version}".encode()
-        return Outgoing(self._run.topics.weights(self._policy_variant), codec.encode(event), key, partition=0)
-
-    def note_announced(self, event: WeightsPublished, offset: int) -> None:
-        """Take in where an event stands on its topic."""
-        if is_whole(event):
-            self._anchor_offset = offset
-
-    def _delta(self, named: Mapping[str, Tensor], found: str, version: int, epoch: int) -> bytes | None:
+    def _encode_delta(self, named: Mapping[str, Tensor], found: str, version: int, epoch: int) -> bytes | None:
         """Return the delta to publish; None when it is time for an anchor, or no delta leads there."""
         base, settings = self.base, self._settings
         if (
@@ -210,6 +196,39 @@ class Publisher:
         claim = stored[-1].claim
         assert claim is not None  # noqa: S101 - it was just stored
         return claim, tuple(stored[:-1])
+
+
+class VersionAnnouncer:
+    """Makes the records of weights events. Only the thread that writes them may use it.
+
+    Args:
+        run: The run whose topic takes them.
+        policy_variant: The policy or shadow.
+        anchor_offset: Offset of the newest anchor's record on that topic; -1 before the first.
+    """
+
+    def __init__(self, run: Run, policy_variant: str, anchor_offset: int = -1) -> None:
+        self._topic = run.topics.weights(policy_variant)
+        self._anchor_offset = anchor_offset
+
+    def build_message(self, event: WeightsPublished) -> Outgoing:
+        """Return an event as it goes to its topic; a delta's names the place of the newest anchor there."""
+        if event.kind == DELTA:
+            event = replace(event, anchor_offset=self._anchor_offset)
+        key = f"{event.version}".encode()
+        return Outgoing(self._topic, codec.encode(event), key, partition=0)
+
+    def note_announced(self, event: WeightsPublished, offset: int) -> None:
+        """Take in the offset of an event on its topic."""
+        if is_whole(event):
+            self._anchor_offset = offset
+
+    def announce(self, writer: TransactionalWriter, event: WeightsPublished, *records: Outgoing) -> None:
+        """Write an event, and what belongs to it, in a transaction of its own."""
+        writer.begin()
+        ticket, *_ = writer.produce([self.build_message(event), *records])
+        writer.commit()
+        self.note_announced(event, ticket.offset)
 
 
 def upload_files(
@@ -271,3 +290,6 @@ class WindowMark:
     """Where to read the curated topic again so that nothing of the window is missed."""
     batches_offset: int = -1
     """From where to read `batches` so that it is known what of this was concluded; -1 for the beginning."""
+
+
+__getattr__ = deprecated_names(__name__, {"Publisher": VersionUploader})

@@ -24,7 +24,7 @@ from headrace.trainers.learner.numerics import list_differences
 from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.history import History, read_history, read_waiting_groups
-from headrace.trainers.versions.publisher import Base, Publisher
+from headrace.trainers.versions.publisher import Base, VersionAnnouncer, VersionUploader
 from headrace.trainers.versions.remake import hash_learner, load_learner_at, remake
 
 log = structlog.get_logger()
@@ -37,7 +37,8 @@ class ResumedTrainer:
     """A trainer's memory at the moment it begins or goes on."""
 
     learner: Learner
-    publisher: Publisher
+    uploader: VersionUploader
+    announcer: VersionAnnouncer
     epoch: int
     weights_hash: str
     """Of the learner's weights, as published."""
@@ -77,11 +78,22 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> Re
     is_published = (published.weights_hash, published.epoch) == (got, epoch)
     version = published.version if is_published else learner.version
     base = Base(version, epoch, tensors, got, history.stretch, is_published)
-    publisher = Publisher(run, policy, history.files, base, history.anchor_offset)
+    uploader = VersionUploader(run, policy, history.files, base)
+    announcer = VersionAnnouncer(run, policy, history.anchor_offset)
     recent = [batch.metrics for batch in history.batches[-LOOK_BACK:]]
     begun = history.begun if history.begun is not None and history.begun.version == learner.version + 1 else None
     return ResumedTrainer(
-        learner, publisher, epoch, got, positions, waiting, recent, resumed=True, offsets=history.offsets, begun=begun
+        learner,
+        uploader,
+        announcer,
+        epoch,
+        got,
+        positions,
+        waiting,
+        recent,
+        resumed=True,
+        offsets=history.offsets,
+        begun=begun,
     )
 
 

@@ -4,7 +4,7 @@
 partitions. What decides in it is the production code itself: `Feeder` with its `FeedState`, `Pacing` and `Overdue`;
 `TaskIntake` with ledgers and queue, `RunFollower`, `WeightLoader`, `Admission`; `GroupConsumer` with
 `CuratorPartition`, `Dedupe` and a chain; `Trainer` with `Scheduler`, window, evictions, trials,
-`Publisher`; `history` and `resume`; the run loop itself. Of the model are:
+`VersionUploader`, `VersionAnnouncer`; `history` and `resume`; the run loop itself. Of the model are:
 
 - `broker.py`: topics, transactions (read committed, fenced by transactional id), consumer groups (fenced by member).
 - `clients.py`: what stands in for confluent-kafka's consumer and for `TransactionalWriter`.

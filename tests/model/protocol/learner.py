@@ -20,7 +20,7 @@ from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import BatchTrained, CheckpointPointer, WeightsPublished
 from headrace.trainers.learner.checkpoint import Stored
 from headrace.trainers.versions.pipeline import MOST_AHEAD, MadeVersion, Published, StepRequest
-from headrace.trainers.versions.publisher import Publisher
+from headrace.trainers.versions.publisher import VersionUploader
 from protocol.broker import now
 
 FINGERPRINT = {"machine": "model"}
@@ -105,8 +105,8 @@ class Flight:
 class Pipeline:
     """A step takes no time; publishing is another action, `upload_version`, which a frozen store holds up."""
 
-    def __init__(self, run: Run, learner: Learner, publisher: Publisher) -> None:
-        self._run, self.learner, self._publisher = run, learner, publisher
+    def __init__(self, run: Run, learner: Learner, uploader: VersionUploader) -> None:
+        self._run, self.learner, self._uploader = run, learner, uploader
         self.flights: deque[Flight] = deque()
         self.asked_to_look: tuple[bool, bool] | None = None
         """Whether a look that was begun is to read, and to apply; None when none was."""
@@ -171,14 +171,14 @@ class Pipeline:
         if self.asked_to_look is not None:
             read, apply = self.asked_to_look
             try:
-                self._found.append(self._publisher.reupload_lost_version(read=read, apply=apply))
+                self._found.append(self._uploader.reupload_lost_version(read=read, apply=apply))
             except StoreUnavailable:
                 self._found.append(None)
             self.asked_to_look = None
             return
         flight = next(flight for flight in self.flights if flight.published is None)
         version, epoch = flight.planned.version, flight.planned.epoch
-        event = self._publisher.upload_version(flight.tensors, version, epoch=epoch)
+        event = self._uploader.upload_version(flight.tensors, version, epoch=epoch)
         stored = flight.stored.store(self._run) if flight.stored else None
         flight.published = Published(event.weights_hash, event, stored)
 

@@ -238,7 +238,7 @@ class TrainerProcess(Looped):
             (flight.planned.version, tuple(map(_entry_key, flight.planned.batch)), flight.published is not None)
             for flight in pipeline.flights
         )
-        trials, looks, base = scheduler._trials, scheduler._looks, body._publisher.base
+        trials, looks, base = scheduler._trials, scheduler._looks, body._pipeline._uploader.base
         stretch = tuple((event.kind, event.version) for event in base.stretch.events) if base else ()
         waiting = tuple((message.partition, message.offset, message.value) for message in body._waiting)
         since = scheduler._evictions._since if evictions else 0.0
