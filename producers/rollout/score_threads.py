@@ -80,6 +80,7 @@ class ScoreThreads:
         call.limit = loop.call_later(self._limit_s, self._give_up, call)
         self._running += 1
         if self._watching is None or self._watching.done():
+            self._put_off_end()  # here: once the call has begun, the event loop may never get a turn
             self._watching = asyncio.create_task(self._watch())
         call.thread.calls.put((call.function, lambda result, error: self._settle_soon(loop, call, result, error)))
         answer: T = await call.answer
@@ -127,6 +128,9 @@ class ScoreThreads:
         self._running -= 1
         self._room.release()
 
+    def _put_off_end(self) -> None:
+        faulthandler.dump_traceback_later(self._limit_s + GRACE_S, exit=True, file=STDERR)
+
     async def _watch(self) -> None:
         """While scores run, put off the end that comes when the event loop gets no turn for too long.
 
@@ -134,7 +138,7 @@ class ScoreThreads:
         """
         try:
             while self._running:
-                faulthandler.dump_traceback_later(self._limit_s + GRACE_S, exit=True, file=STDERR)
+                self._put_off_end()
                 await asyncio.sleep(BEAT_S)
         finally:
             faulthandler.cancel_dump_traceback_later()

@@ -17,7 +17,7 @@ SPLITS: tuple[Split, ...] = ("train", "held_out", "warm_start")
 
 def test_a_missing_library_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ValueError, match=r"pip install 'headrace\[reasoning-gym\]'"):
+    with pytest.raises(ValueError, match="make install EXTRAS=reasoning-gym"):
         ReasoningGym(1, "gcd")
 
 

@@ -146,7 +146,7 @@ asyncio.run(ask())
 def test_a_score_that_stops_every_thread_ends_the_process_with_its_stack(tmp_path: Path) -> None:
     program = tmp_path / "holds_all.py"
     program.write_text(HOLDS_ALL)
-    done = run([executable, str(program)], capture_output=True, text=True, timeout=60, check=False)
+    done = run([executable, str(program)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "Timeout" in done.stderr
     assert "holds_all.py" in done.stderr
