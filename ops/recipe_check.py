@@ -6,6 +6,7 @@ from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.registry import check_characters, load_environment, load_workflow
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
+from headrace.ops.prompt_check import check_model, check_prompts_fit
 from headrace.producers.engines.contract import EngineError, Sampling, check_sampling
 from headrace.producers.engines.registry import check_engine
 from headrace.schemas.topics import policy_of
@@ -38,6 +39,7 @@ def check_names(recipe: Recipe) -> None:
 
             check_experts(recipe, policy_of(policy_variant))
     for policy in recipe.policies:
+        check_model(policy, recipe.policies[policy])
         if (lora := recipe.policies[policy].lora) is not None and lora.targets:
             from headrace.trainers.learner.lora import check_targets
 
@@ -48,6 +50,7 @@ def check_names(recipe: Recipe) -> None:
             environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
             for policy in recipe.policies_of(name) if workflow.workflow == SINGLE_TURN else ():
                 check_characters(environment, policy, recipe.policies[policy].alphabet)
+                check_prompts_fit(environment, policy, recipe.policies[policy])
         except ValueError as error:
             raise UsageError(f"workflows.{name}: {error}") from error
 

@@ -57,7 +57,8 @@ def open_scripted(folders: Mapping[str, Path], rollout: Rollout, _concurrency: i
 
     settings, policies = ScriptedSettings(**rollout.engine.settings), {}
     for policy, folder in folders.items():
-        config = json.loads((folder / "config.json").read_text())
+        whole = json.loads((folder / "config.json").read_text())
+        config = whole.get("text_config", whole)
         policies[policy] = ScriptedPolicy(Tokenizer(folder), config["vocab_size"], config["max_position_embeddings"])
     return ScriptedEngine(policies, settings), f"scripted {settings}"
 

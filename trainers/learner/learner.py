@@ -108,7 +108,7 @@ class Learner:
     @property
     def limits(self) -> Limits:
         """What sequences this model can be given; other settings may change it."""
-        config = self._model.config
+        config = self._model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None)
         return Limits(int(config.vocab_size), positions, self._passes.routers.limits)
 

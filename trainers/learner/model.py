@@ -19,6 +19,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
+from headrace.infra.weights.model_config import read_config, refuse_other_media
 from headrace.infra.weights.prompt_tokens import encode_plain, encode_prompt
 from headrace.infra.weights.tensors import Tensor
 
@@ -98,6 +99,7 @@ def build_model(
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ModelError(f"model.{key} is no setting of the architecture {name!r}{hint}")
     specials = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    refuse_other_media(default.to_dict(), f"model.architecture = {name!r}")
     config = transformers.AutoConfig.for_model(str(name), **{"vocab_size": len(tokenizer), **specials, **options})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -134,6 +136,7 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
     """Load an fp32 model and its tokenizer from a local folder in HF layout. Raises ModelError; never downloads."""
     if (path / ADAPTER_CONFIG).exists():
         raise ModelError(f"{path} holds an adapter beside its model: merge the two, as peft's merge_and_unload does")
+    refuse_other_media(read_config(path) or {}, str(path))
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
         model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -222,10 +225,9 @@ def deterministic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 def _check_model(
     model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
 ) -> transformers.PreTrainedModel:
-    if model.config.vocab_size < len(tokenizer):
-        raise ModelError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}: not made for each other"
-        )
+    vocabulary = model.config.get_text_config().vocab_size
+    if vocabulary < len(tokenizer):
+        raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model {vocabulary}: not made for each other")
     if tokenizer.eos_token_id is None:
         raise ModelError("the tokenizer has no end-of-sequence token: no completion would ever end")
     parameters = {tensor.data_ptr() for tensor in model.parameters()}

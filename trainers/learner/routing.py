@@ -135,7 +135,7 @@ def check_experts(recipe: Recipe, policy: str) -> None:
     """Raise UsageError for a trainer that is to replay, or balance, the experts of a model without any."""
     settings = recipe.trainer_of(policy)
     if settings.replay_routing or settings.router_aux:
-        config = config_of(recipe.policies[policy])
+        config = config_of(recipe.policies[policy]).get_text_config()
         has_experts = any(getattr(config, name, None) for name in _COUNTS)
         _refuse_without_experts(settings, has_experts, config.model_type)
 

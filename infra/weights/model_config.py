@@ -1,0 +1,43 @@
+"""What a model's config says before any model is built: whether it is a text model, and how long its context is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.infra.errors import UsageError
+
+PARTS = ("text_config", "vision_config", "audio_config")
+"""Configs of parts, which only a model of several media has."""
+
+
+def read_config(folder: str | Path) -> Mapping[str, Any] | None:
+    """Return config.json of a folder; None where there is none that can be read."""
+    try:
+        found = json.loads((Path(folder) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def refuse_other_media(config: Mapping[str, Any], what: str) -> None:
+    """Raise UsageError for a model that reads more than text: its files, and what it needs per step, are others.
+
+    Args:
+        config: As config.json has it.
+        what: Names the model in the message.
+    """
+    if any(isinstance(config.get(part), dict) for part in PARTS):
+        kind = ", ".join(config.get("architectures") or [str(config.get("model_type"))])
+        raise UsageError(
+            f"{what} is a model of several media ({kind}), and only text models are trained here: save its text part "
+            'as a model of its own (docs/recipes.md, "The text part of a multimodal model"), and name that folder'
+        )
+
+
+def read_context(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a sequence may have; None where the config does not say."""
+    found = config.get("max_position_embeddings")
+    return found if isinstance(found, int) else None

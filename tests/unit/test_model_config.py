@@ -1,0 +1,91 @@
+"""A model of several media, and a context that no prompt fits into, are refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from made_recipes import sums_recipe
+from tiny_models import TOKENIZER
+
+from headrace.infra.errors import UsageError
+from headrace.ops.recipe_check import check_names
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.model import build_model, character_tokenizer, load_model
+
+TEXT = {
+    "vocab_size": len(TOKENIZER),
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "sliding_window": 16,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789+-=? "
+IMAGES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def gemma(folder: Path) -> Any:
+    """Save the config and the tokenizer of a tiny model that also reads images; return its config."""
+    config = transformers.Gemma3Config(
+        text_config=TEXT, vision_config={**IMAGES, "image_size": 28, "patch_size": 14}, mm_tokens_per_image=4
+    )
+    config.architectures = ["Gemma3ForConditionalGeneration"]
+    config.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return config
+
+
+def test_a_model_of_several_media_is_refused_at_the_start_with_what_to_do(tmp_path: Path) -> None:
+    gemma(tmp_path)
+    said = r"several media \(Gemma3ForConditionalGeneration\), and only text models.*save its text part"
+    with pytest.raises(UsageError, match=rf"^policy solver: {tmp_path} is a model of {said}"):
+        check_names(sums_recipe(policies={"solver": {"path": str(tmp_path)}}))
+    with pytest.raises(UsageError, match=said):
+        load_model(tmp_path)
+    with pytest.raises(UsageError, match="architecture = 'gemma3' is a model of several media"):
+        build_model({"architecture": "gemma3"}, TOKENIZER, seed=1)
+
+
+def test_its_text_part_is_a_model(tmp_path: Path) -> None:
+    text = transformers.AutoModelForCausalLM.from_config(gemma(tmp_path).get_text_config())
+    assert type(text).__name__ == "Gemma3ForCausalLM"
+    text.save_pretrained(tmp_path / "text")
+    TOKENIZER.save_pretrained(tmp_path / "text")
+    model, _ = load_model(tmp_path / "text")
+    limits = Learner(model, sums_recipe().trainer).limits
+    assert (limits.vocabulary, limits.positions) == (len(TOKENIZER), 64)
+
+
+def test_sizes_are_read_from_the_text_part_of_a_config() -> None:
+    config = transformers.Gemma3Config(text_config=TEXT)
+    assert not hasattr(config, "vocab_size")
+    assert config.get_text_config().vocab_size == len(TOKENIZER)
+
+
+def with_context(context: int) -> Any:
+    model = {"architecture": "qwen3", "max_position_embeddings": context}
+    return sums_recipe(policies={"solver": {"model": model, "alphabet": ALPHABET}})
+
+
+def test_a_context_that_no_prompt_fits_into_is_refused_at_the_start() -> None:
+    check_names(with_context(64))
+    with pytest.raises(UsageError, match=r"prompts of environment arithmetic have \d+ tokens or more.* is 2 "):
+        check_names(with_context(2))
+
+
+def test_a_context_of_a_folder_is_measured_by_its_own_tokenizer(tmp_path: Path) -> None:
+    transformers.Qwen3Config(max_position_embeddings=3).save_pretrained(tmp_path)
+    recipe = sums_recipe(policies={"solver": {"path": str(tmp_path)}})
+    check_names(recipe)  # nothing is known without a tokenizer
+    character_tokenizer(ALPHABET).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="so no answer fits"):
+        check_names(recipe)
