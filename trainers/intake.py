@@ -61,7 +61,7 @@ class Intake:
         self.arrived_at = time.monotonic()
         """When a group arrived last."""
         self._head = -1
-        """Of a shadow: the newest version that a worker knew who played a group that was read."""
+        """In a shadow, the highest `head_version` of the groups that were read."""
 
     @property
     def version_now(self) -> int:

@@ -54,7 +54,7 @@ def build_windowed_group(
     Raises BatchError, RewardError and AdvantageError for what makes it unusable.
     """
     if group.group.tokenizer_hash and group.group.tokenizer_hash != tokenizer_hash():
-        raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is another one's")
+        raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is not this policy's")
     ready = check_advantages(prepare_group(group), settings)
     if not any(sequence.mask.any() for sequence in ready.sequences):
         raise BatchError("it has no token to train on")

@@ -23,7 +23,7 @@ LONGEST_NAME = 1000
 """Characters of a stream, task id, tier or reason: every record that follows repeats them. Of a trajectory's id no more
 are repeated."""
 MOST_EPISODES = 4096
-"""Of one task, and so trajectories of one group."""
+"""Largest number of episodes of a task, and so of trajectories of a group."""
 
 
 class OfRun(Protocol):

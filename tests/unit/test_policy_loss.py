@@ -209,7 +209,7 @@ def test_what_is_no_number_is_refused_with_its_place(wrong: float) -> None:
 
 def test_tokens_of_a_sequence_that_do_not_stand_together_are_refused() -> None:
     apart = torch.tensor([0, 1, 0])
-    with pytest.raises(UsageError, match="the tokens of sequence 0 do not stand together"):
+    with pytest.raises(UsageError, match="the tokens of sequence 0 are not adjacent"):
         tokens_of([0.0, 0.1, 0.2], [1, 1, 1], sequences=apart)
     for order in ([0, 0, 1], [1, 0, 0], [5, 3, 3]):
         assert policy_loss(tokens_of([0.1] * 3, [1] * 3, sequences=torch.tensor(order)), "gspo")[0].isfinite()

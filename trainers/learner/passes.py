@@ -118,7 +118,7 @@ class Passes:
         return scores
 
     def local_micro_batches(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[slice, MicroBatch, bool]]:
-        """Yield our micro-batches, where their tokens stand among all, and whether they count.
+        """Yield our micro-batches, the slice of their tokens among all, and whether they count.
 
         All processes meet in every pass, so each takes as many: one that has none left takes another's, for nothing.
         """

@@ -33,7 +33,7 @@ class Cut:
     """A tensor in pieces, which cover it and do not overlap; one without elements has none."""
 
     dtype: str
-    """As safetensors names it."""
+    """Name in safetensors."""
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
 
@@ -77,7 +77,7 @@ def decode_index(data: bytes) -> Index:
     match found:
         case {"format": str(form), "metadata": dict(metadata), "tensors": dict(tensors)} if form == FORMAT:
             return Index({name: _cut(name, cut) for name, cut in tensors.items()}, metadata)
-    raise CheckpointError(f"the object is no index of a checkpoint in parts: it lacks the format {FORMAT!r}")
+    raise CheckpointError(f"the object is not an index of a checkpoint in parts: it lacks the format {FORMAT!r}")
 
 
 def _cut(name: str, found: Any) -> Cut:
