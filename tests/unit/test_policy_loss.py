@@ -169,7 +169,7 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
         ({"aggregation": {"length": 3}}, "aggregation: `use` is missing"),
         ({"kl": {"beta": 1}}, "kl: no option 'beta'; it takes "),
         ({"kl": {"weight": math.inf}}, "kl: weight must be"),
-        ({"use": "m2po", "budget": math.nan}, r"loss, m2po: budget is no number \(nan\)"),
+        ({"use": "m2po", "budget": math.nan}, r"loss, m2po: budget is not a number \(nan\)"),
         ({"use": "sapo", "tau_positive": math.inf}, "sapo: tau must be above 0 and finite"),
         ({"use": "dppo", "threshold": -2.0}, "dppo: threshold is of a change in probability"),
         ({"correction": {"use": "icepop", "low": 5.0, "high": 0.2}}, "icepop: low 5.0 is above high 0.2"),
