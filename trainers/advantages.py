@@ -38,7 +38,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "task+role+turn": ("group", "role", "turn"),
 }
 _LARGEST = 1e30
-"""The square of a larger reward is none that float64 holds for sure."""
+"""Largest reward: the square of a larger one may overflow float64."""
 _SHOWN = 8
 """Wrong numbers that an error shows."""
 

@@ -28,7 +28,7 @@ UNKNOWN = UseId("", -1, 0)
 
 @dataclass(slots=True)
 class TrainerMessages:
-    """Written for one policy variant, under one epoch."""
+    """Builds the messages of one policy variant, under one epoch."""
 
     run: Run
     policy_variant: str
@@ -99,8 +99,8 @@ class TrainerMessages:
 
         Args:
             made: The version.
-            metrics: Of it.
-            evictions: Since the record before.
+            metrics: Metrics of the version.
+            evictions: Evictions since the record before.
             window: By partition, the first offset that a successor must read to have the window again.
         """
         planned, published = made.planned, made.published

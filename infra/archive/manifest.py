@@ -1,6 +1,6 @@
 """What an archive holds: `manifest.json`, replaced as a whole, which alone lists what belongs to it.
 
-A file that it does not list is none of the archive's: it is what a process that was killed had not finished. It carries
+A file that it does not list is not part of the archive: a killed process left it unfinished. It carries
 its own sha256, so no digit of an offset can change unseen.
 """
 

@@ -18,7 +18,7 @@ from headrace.schemas.headers import HeaderError, Stamp
 log = structlog.get_logger()
 
 LARGEST_LEAP = 1000
-"""A version this far ahead of the newest known one is none: no trainer can have come to it."""
+"""A version this far ahead of the newest known one is invalid: no trainer can have come to it."""
 LONGEST_NAME = 1000
 """Characters of a stream, task id, tier or reason: every record that follows repeats them. Of a trajectory's id no more
 are repeated."""

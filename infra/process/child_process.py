@@ -18,7 +18,7 @@ from typing import Protocol
 
 POLL_S = 0.02
 PYTHON = (sys.executable, "-P")
-"""With -P, nothing in the folder where the command runs hides Python's own modules or installed ones."""
+"""Python with -P: files in the working directory do not hide Python's own modules or installed ones."""
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
 

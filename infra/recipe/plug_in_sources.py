@@ -45,7 +45,7 @@ class Source:
 
 
 _loaded: dict[str, Source] = {}
-"""By top-level module, as it was when this process first asked for it: what is imported later stays what it was."""
+"""Sources by top-level module, as they were when this process first asked for them."""
 
 
 def top_of(use: str) -> str:

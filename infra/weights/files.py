@@ -26,7 +26,7 @@ def list_anchor_files(event: WeightsPublished) -> Iterator[tuple[str, ClaimCheck
     """Yield names and places of an anchor's files. Raises WeightsError for a name that is not a plain file name."""
     for shard in event.shards:
         if shard.claim is None or not is_plain_file_name(shard.name):
-            raise WeightsError(f"the record names a file {shard.name[:80]!r}, which is none of an anchor's")
+            raise WeightsError(f"the record names a file {shard.name[:80]!r}, which is not a file of an anchor")
         yield shard.name, shard.claim
     if event.weights is not None:
         yield INDEX if event.shards else SINGLE, event.weights

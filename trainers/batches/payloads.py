@@ -59,9 +59,9 @@ class Payloads:
     """LRU cache of one curated topic's groups, for replays. It remembers nothing before the first replay.
 
     Args:
-        firsts: Where what is not remembered is read again.
-        most_bytes: Of the groups that are remembered; the least recently used leave first.
-        most_places: Of first uses; the least recently used leave first.
+        firsts: Source of the groups that are not remembered.
+        most_bytes: Limit of the groups that are remembered; the least recently used leave first.
+        most_places: Limit of the known places of first uses; the least recently used leave first.
     """
 
     def __init__(self, firsts: FirstUses, most_bytes: int = MOST_BYTES, most_places: int = MOST_PLACES) -> None:

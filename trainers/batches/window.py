@@ -66,7 +66,7 @@ class _Room(Generic[T]):
         self.size_bytes = 0
         """What the payloads of these groups hold."""
         self.leaving: list[tuple[Rank, UseId, Waiting[T]]] = []
-        """A heap, who leaves first on top; some in it wait no more."""
+        """A heap with the group that leaves first on top; some entries are stale."""
 
     def add(self, entry: Waiting[T], leaves_by: Rank) -> None:
         """Take a group in, which leaves by this rank, the least first."""

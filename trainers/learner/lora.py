@@ -104,7 +104,7 @@ def check_targets(recipe: Recipe, policy: str) -> None:
 
 
 def _find_targets(model: transformers.PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
-    """Return what to adapt by the ends of names, all linear layers where none are named. The head is none of them."""
+    """Return what to adapt by the ends of names, all linear layers where none are named. The head is never adapted."""
     linear = [name for name, module in _modules(model) if isinstance(module, torch.nn.Linear)]
     ends = sorted({name.rpartition(".")[2] for name in linear})
     for target in targets:

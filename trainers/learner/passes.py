@@ -69,9 +69,9 @@ class Passes:
         Args:
             steps: The minibatches of a version.
             sampling_version: The newest version that the tokens can be of.
-            masters: Of the model, which computes with their values.
-            reference: Under which log-probabilities are taken as well; None for none.
-            proximal: Whether those of the weights before the first step are.
+            masters: Weights of the model, which computes with their values.
+            reference: Policy under which log-probabilities are taken as well; None for none.
+            proximal: Whether log-probabilities of the weights before the first step are taken, too.
         """
         known = [self._gather_tokens(step.micro_batches, sampling_version) for step in steps]
         if proximal:

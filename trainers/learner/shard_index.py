@@ -69,7 +69,7 @@ def encode_index(index: Index) -> bytes:
 
 
 def decode_index(data: bytes) -> Index:
-    """Read an index. Raises CheckpointError for what is none, or leaves something of a tensor out."""
+    """Read an index. Raises CheckpointError for invalid bytes, and where part of a tensor is missing."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -99,7 +99,7 @@ def _piece(name: str, found: Any) -> Piece:
 
 def _sizes(name: str, found: list[Any]) -> tuple[int, ...]:
     if not all(type(size) is int and size >= 0 for size in found):
-        raise CheckpointError(f"the index of a checkpoint has sizes of {name[:80]!r} that are none")
+        raise CheckpointError(f"the index of a checkpoint has invalid sizes of {name[:80]!r}")
     return tuple(found)
 
 

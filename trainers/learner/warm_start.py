@@ -91,7 +91,7 @@ class State:
 
 @dataclass(slots=True)
 class Progress:
-    """All that a search depends on from here on: who goes on from it ends with the same bits."""
+    """All that a search depends on from here on: resumed from it, a search ends with the same bits."""
 
     kept: State
     """State at the last measurement that was not above the band."""

@@ -106,7 +106,7 @@ def read_history(run: Run, policy_variant: str, *, recent: bool = False) -> Hist
 
     Args:
         run: The run.
-        policy_variant: The policy, or the shadow.
+        policy_variant: The policy or shadow.
         recent: Read only what a trainer needs that comes back by the newest checkpoint: of the batches those since, and
             of the weights those since the newest whole ones.
     """

@@ -80,7 +80,7 @@ def remake(
 
     Args:
         run: Whose curated topic holds the groups.
-        policy_variant: Whose batches they are.
+        policy_variant: The policy or shadow that the batches trained.
         learner: At the version before the first batch.
         batches: Consecutive versions.
         recipes: By number of the revision that a batch was trained under.
@@ -100,7 +100,7 @@ def train_again(
     """Train the learner on batches that come with their groups, as `remake` does."""
     for batch, groups in batches:
         if batch.version != learner.version + 1:
-            raise LineageBroken(f"among the batches of {policy_variant} there is none of version {learner.version + 1}")
+            raise LineageBroken(f"the batches of {policy_variant} lack version {learner.version + 1}")
         recipe = recipes[batch.revision]
         settings = recipe.trainer_of(policy_variant)
         learner.use(settings, recipe.seed)

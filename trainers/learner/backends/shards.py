@@ -148,7 +148,7 @@ class _Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 - objects are named by their content
-        """Return that there is none to choose."""
+        """Return None: there is nothing to choose."""
         return False
 
 
@@ -215,7 +215,7 @@ class _Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 - a record names what is read
-        """Return that there is none to choose."""
+        """Return None: there is nothing to choose."""
         return False
 
 
@@ -240,7 +240,7 @@ def _name_of(index: MetadataIndex) -> str:
 
 
 def _cut_of(name: str, metadata: Any, held: Mapping[tuple[str, torch.Size | None], NamedObject]) -> Cut:
-    """Return where a tensor's pieces are, but for those without elements, of processes that have nothing of it."""
+    """Return the places of a tensor's pieces, without those that have no elements."""
     pieces = (
         Piece(tuple(chunk.offsets), tuple(chunk.sizes), held[name, chunk.offsets].name)
         for chunk in metadata.chunks
