@@ -22,7 +22,7 @@ AWS_SECRET_KEY_VARIABLE = "AWS_SECRET_ACCESS_KEY"  # noqa: S105 - the name of a 
 AWS_CREDENTIALS_VARIABLE = "AWS_SHARED_CREDENTIALS_FILE"
 """File of keys by profile, where no variable holds any; ~/.aws/credentials when it is not named."""
 AWS_PROFILE_VARIABLE = "AWS_PROFILE"
-"""Which of the file's profiles."""
+"""Name of the profile to take from the credentials file."""
 CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
 """PEM file of the authorities that may sign a store's certificate, instead of the system's; the first that is set."""
 USER_CACHE_VARIABLE = "XDG_CACHE_HOME"
@@ -37,7 +37,7 @@ PLUG_INS_VARIABLE = "HEADRACE_PLUG_INS"
 """Folders where plug-ins are looked for after all that can be imported, separated as in PATH; `headrace up` hands them
 to its components."""
 PROCESSES_VARIABLE, LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE = "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"
-"""Of torchrun: how many processes it started for one trainer, which of this machine's this is, how often it did so."""
+"""Set by torchrun: its processes for one trainer, this process's number on its machine, and the number of restarts."""
 
 FOR_ANY_PROGRAM = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
 """Variables of the user's shell that embedded servers get."""

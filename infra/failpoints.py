@@ -3,7 +3,7 @@
 Without the environment variable a point costs one comparison. With it, the variable names a folder, and a file in it,
 named as the point, arms it: `kill` ends the process as SIGKILL does, `stop` suspends it as SIGSTOP does, and `kill 3`
 does so the third time that one process comes by. An armed point is used up by the first process that acts on it: its
-file is renamed to `<point>.hit` and holds the pid, which proves that the moment was met.
+file is renamed to `<point>.hit` and holds the pid, which proves that the process was there.
 
 Points are `<component>.<moment>`, the component as in the transactional id. In every turn of the run loop that has
 something to write: `handled` (records are in memory, nothing is produced), then of its transaction `begun`, `produced`

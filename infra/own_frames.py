@@ -80,7 +80,7 @@ def cut_traceback_text(shown: str) -> str:
 
 
 def is_own_file(file: str) -> bool:
-    """Return whether a file is none of ours, of Python's, or of an installed package."""
+    """Return whether a file is the user's: not ours, not Python's, and not of an installed package."""
     return not file.startswith("<") and not any(file.startswith(folder) for folder in _find_other_folders())
 
 

@@ -38,7 +38,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "task+role+turn": ("group", "role", "turn"),
 }
 _LARGEST = 1e30
-"""The square of a larger reward is none that float64 holds for sure."""
+"""Largest reward: the square of a larger one may overflow float64."""
 _SHOWN = 8
 """Wrong numbers that an error shows."""
 
@@ -57,7 +57,7 @@ class Member:
     reward: float
     """Its own shaped reward if the workflow set one, else its trajectory's."""
     turn: int = 0
-    """Of its first generated token."""
+    """Turn of its first generated token."""
     length: int = 1
     """Generated tokens."""
     baseline: float | None = None
@@ -73,7 +73,7 @@ class Member:
 
 
 Members: TypeAlias = Sequence[Member] | Sequence[float] | npt.NDArray[np.floating]
-"""Of one group or of a batch."""
+"""Members of one group or of a batch."""
 Advantages: TypeAlias = Float32s | list[Float32s]
 """float32[n], or n arrays float32[length]."""
 

@@ -1,6 +1,6 @@
 """Signs that a training run is not well, judged from the metrics of its versions; each with what to do about it.
 
-The metrics stand in BatchTrained, so that the trainer, the page and whoever replays a run come to the same judgement.
+The metrics are those in BatchTrained, so that the trainer, the page and a replay of the run reach the same judgement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENTROPY_LEFT = 0.1
 
 
 ENTROPY_FIRST = "entropy_first"
-"""Of the metrics: the entropy of the run's first version, which every version hands on."""
+"""Metric that every version hands on: the entropy of the run's first version."""
 
 
 class Finding(NamedTuple):

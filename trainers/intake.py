@@ -36,9 +36,9 @@ class Intake:
     """Decodes curated groups as they arrive, so that one that cannot be trained on is known before its batch.
 
     Args:
-        run: Whose curated topic and store hold the groups.
-        policy_variant: Whose trainer this is.
-        limits: Of its model.
+        run: The run whose curated topic and store hold the groups.
+        policy_variant: The policy or shadow that is trained.
+        limits: Limits of its model.
         files: Config and tokenizer of the policy.
         watch: Takes the time of fetching and decoding.
         newest_version: Returns the newest version that the trainer has made.
@@ -61,7 +61,7 @@ class Intake:
         self.arrived_at = time.monotonic()
         """When a group arrived last."""
         self._head = -1
-        """Of a shadow: the newest version that a worker knew who played a group that was read."""
+        """In a shadow, the highest `head_version` of the groups that were read."""
 
     @property
     def version_now(self) -> int:

@@ -38,10 +38,10 @@ from headrace.trainers.learner.warm_start import (
 MOST_BYTES = 64 << 20
 MOST_KEPT = 16
 MOST_UNDER_WAY_BYTES = 4 << 30
-"""Of a model whose progress is kept; that takes some six times as much."""
+"""Largest model whose progress is kept; the progress takes some six times as much."""
 MOST_UNDER_WAY = 2
 ROOMS = ("schemas", "infra", "envs", "producers", "trainers")
-"""Whose source may decide over a result."""
+"""Rooms whose source may decide over a result."""
 
 UNDER_WAY = ".part"
 NOW, KEPT, WEIGHT, MOMENT = "now", "kept", "weight", "moment"

@@ -23,24 +23,24 @@ from headrace.trainers.versions.publisher import WindowMark, build_pointer
 from headrace.trainers.windowed_groups import WindowedGroup
 
 UNKNOWN = UseId("", -1, 0)
-"""Of a record that cannot be read."""
+"""Identity of a record that cannot be read."""
 
 
 @dataclass(slots=True)
 class TrainerMessages:
-    """Written for one policy variant, under one epoch."""
+    """Builds the messages of one policy variant, under one epoch."""
 
     run: Run
     policy_variant: str
     epoch: int
     fingerprint: dict[str, str]
-    """Of the learner."""
+    """Fingerprint of the learner's numerics."""
     weights_hash: str
-    """Of the newest version that was written."""
+    """Hash of the newest version that was written."""
     positions: Mapping[PartitionId, int]
     """Next offsets of the topics that are read, as they are at any moment."""
     offsets: BatchOffsets
-    """Of the records on `batches`."""
+    """Offsets of the records on `batches`."""
 
     def build_dead_letter(self, message: Message, refusal: Refusal, key: UseId = UNKNOWN) -> list[Outgoing]:
         """Return a record's dead letter and, beside how far we are, its place as dead.
@@ -99,8 +99,8 @@ class TrainerMessages:
 
         Args:
             made: The version.
-            metrics: Of it.
-            evictions: Since the record before.
+            metrics: Metrics of the version.
+            evictions: Evictions since the record before.
             window: By partition, the first offset that a successor must read to have the window again.
         """
         planned, published = made.planned, made.published
@@ -139,7 +139,7 @@ class TrainerMessages:
         return {partition: offset for (topic, partition), offset in self.positions.items() if topic == curated}
 
     def note_offset(self, offset: int) -> None:
-        """Learn where the record of the newest version stands."""
+        """Take in the offset of the newest version's record."""
         self.offsets.note_written(offset)
 
     def _build_batch_message(self, record: BatchTrained) -> Outgoing:

@@ -79,9 +79,9 @@ class NoteStep:
     times: int
     """How often the step to it was noted, this time included."""
     groups: int
-    """Of the batch that it will get."""
+    """Number of groups of the batch that it will get."""
     suspects: int
-    """As in `Trials`."""
+    """See `Trials`."""
 
 
 @dataclass(frozen=True, slots=True)

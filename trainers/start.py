@@ -49,29 +49,32 @@ class NoCheckpoint(HeadraceError):
     """The policy has versions, and no checkpoint to resume from."""
 
 
-def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> ResumedTrainer:
+def begin_or_resume(
+    run: Run, policy_variant: str, writer: TransactionalWriter, stop: threading.Event
+) -> ResumedTrainer:
     """Return a trainer's memory: from version 0, made and published here, or from the newest checkpoint.
 
     Raises UsageError for a recipe that names an estimator there is not, OtherSource or SourceChanged for one that is
     not the run's, StopRequested, NoCheckpoint, and what `resume` and `warm_start` raise.
     """
     pin_threads()
-    check_sources(run.plug_ins, trainer_plug_ins(run.recipe.trainer_of(policy)))
-    check_advantage(run.recipe, policy)
-    check_loss(run.recipe, policy)
-    history = read_history(run, policy, recent=True)
+    check_sources(run.plug_ins, trainer_plug_ins(run.recipe.trainer_of(policy_variant)))
+    check_advantage(run.recipe, policy_variant)
+    check_loss(run.recipe, policy_variant)
+    history = read_history(run, policy_variant, recent=True)
     if history.checkpoint is not None:
-        incarnation = resume(run, policy, history, stop)
+        incarnation = resume(run, policy_variant, history, stop)
         _publish_unpublished(incarnation, history, writer, stop)
         return incarnation
     if history.published is not None or history.last is not None:
         raise NoCheckpoint(
-            f"{policy} has been trained, and {run.topics.state} holds no checkpoint of it: was the topic shortened? "
+            f"{policy_variant} has been trained, and {run.topics.state} holds no checkpoint of it: was the topic "
+            "shortened? "
             "Beginning again would publish other weights under versions that are there; begin a new run"
         )
-    if variant_of(policy):
-        return _begin_shadow(run, policy, writer, stop)
-    return _begin(run, policy, writer, stop)
+    if variant_of(policy_variant):
+        return _begin_shadow(run, policy_variant, writer, stop)
+    return _begin(run, policy_variant, writer, stop)
 
 
 def _publish_unpublished(
@@ -125,27 +128,27 @@ def _begin_shadow(run: Run, shadow: str, writer: TransactionalWriter, stop: thre
 
 def _publish_first(
     run: Run,
-    policy: str,
+    policy_variant: str,
     learner: Learner,
     files: tuple[NamedObject, ...],
     writer: TransactionalWriter,
     stop: threading.Event,
 ) -> ResumedTrainer:
     """Publish version 0 with checkpoint 0, in one transaction."""
-    uploader, announcer = VersionUploader(run, policy, files), VersionAnnouncer(run, policy)
+    uploader, announcer = VersionUploader(run, policy_variant, files), VersionAnnouncer(run, policy_variant)
     event = uploader.upload_version(learner.snapshot_weights(), 0, given_up=stop)
-    pointer = store_checkpoint(run, policy, learner, WindowMark(learner.version, 0, event.weights_hash), stop)
-    if read_history(run, policy) != History():
-        # Whoever takes an empty past for the truth once destroys the run: a second look costs a tenth of a second.
-        raise MustRestart(f"the past of {policy} was not to be seen at first, and is there")
+    pointer = store_checkpoint(run, policy_variant, learner, WindowMark(learner.version, 0, event.weights_hash), stop)
+    if read_history(run, policy_variant) != History():
+        # Beginning over an existing past would destroy the run: a second look costs a tenth of a second.
+        raise MustRestart(f"the past of {policy_variant} was not to be seen at first, and is there")
     announcer.announce(writer, event, pointer)
     log.info(
         "policy.started",
-        policy=policy,
+        policy=policy_variant,
         weights_hash=event.weights_hash[:12],
         parameters=_count_parameters(learner.model),
     )
-    positions = find_whole_topics(run.connection, [run.topics.curated(policy)])
+    positions = find_whole_topics(run.connection, [run.topics.curated(policy_variant)])
     return ResumedTrainer(learner, uploader, announcer, 0, event.weights_hash, positions)
 
 

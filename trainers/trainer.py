@@ -101,7 +101,7 @@ class Trainer:
         self._made_version = False
         """Whether a version is being committed, by the tick's first record."""
         self._finished: threading.Event | None = None
-        """Of a trainer that is to stop: set when all is committed that was begun."""
+        """Set when all that was begun is committed; None unless the trainer is to stop."""
         limits = learner.limits
         self._pipeline = Pipeline(run, learner, uploader)  # nobody else touches the learner from here on
         self._intake = Intake(run, policy_variant, limits, uploader.files, watch, lambda: self._pipeline.version)
@@ -253,7 +253,7 @@ class Trainer:
         return outgoing
 
     def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:
-        """Learn where a version's records stand: deltas name the place of an anchor, checkpoints that of batches."""
+        """Take in the offsets of a version's records: deltas name that of an anchor, checkpoints that of batches."""
         if self._made_version:
             self._made_version = False
             self._messages.note_offset(ticked[0].offset)

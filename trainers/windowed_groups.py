@@ -44,9 +44,9 @@ def build_windowed_group(
     """Return a group that can be trained on.
 
     Args:
-        group: With its trajectories.
-        limits: Of the model that it must fit.
-        settings: Of the batch that it would be in.
+        group: The group with its trajectories.
+        limits: Limits of the model.
+        settings: Settings of the trainer.
         tokenizer_hash: Returns the BLAKE3 of the policy's tokenizer, empty where there is none; asked of a group that
             names one, as it may have to be fetched.
         newest_version: No token can be of a later one; infinite where nobody knows.
@@ -54,7 +54,7 @@ def build_windowed_group(
     Raises BatchError, RewardError and AdvantageError for what makes it unusable.
     """
     if group.group.tokenizer_hash and group.group.tokenizer_hash != tokenizer_hash():
-        raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is another one's")
+        raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is not this policy's")
     ready = check_advantages(prepare_group(group), settings)
     if not any(sequence.mask.any() for sequence in ready.sequences):
         raise BatchError("it has no token to train on")

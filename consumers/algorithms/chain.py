@@ -40,7 +40,7 @@ ALGORITHMS = {
     "replay_recency": "headrace.consumers.algorithms.replay_recency:ReplayRecency",
     "replay_prioritised": "headrace.consumers.algorithms.replay_prioritised:ReplayPrioritised",
 }
-"""In the order of `headrace.consumers.algorithms.order`, and of docs/data-algorithms.md."""
+"""Shipped algorithms by name, in the order of `headrace.consumers.algorithms.order` and of docs/data-algorithms.md."""
 
 
 class ChainError(UsageError):

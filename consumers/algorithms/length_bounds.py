@@ -18,7 +18,7 @@ class LengthBounds(Stateless):
     def __init__(self, shortest: int = 0, longest: int = 0) -> None:
         at_least(0, shortest=shortest, longest=longest)
         if not shortest and not longest:
-            raise ValueError("give shortest, longest or both, in generated tokens; longest = 0 is no bound")
+            raise ValueError("give shortest, longest or both, in generated tokens; longest = 0 means no bound")
         if longest and longest < shortest:
             raise ValueError(f"longest {longest} is below shortest {shortest}")
         self._shortest = shortest

@@ -15,7 +15,7 @@ from headrace.consumers.algorithms.sum_tree import SumTree
 from headrace.infra.recipe.ranges import above, at_least, within
 
 LARGEST_ALPHA = 10
-"""A small priority to a larger power is none that a float holds."""
+"""Largest exponent: a small priority to a larger power underflows."""
 
 
 class ReplayPrioritised(ReplayMemory):

@@ -11,7 +11,7 @@ from headrace.consumers.algorithms.sum_tree import SumTree
 from headrace.infra.recipe.ranges import above
 
 LARGEST_EXPONENT = 500
-"""Of a weight that is kept; two to this is far from what a float cannot hold."""
+"""Largest binary exponent of a weight that is kept; two to this is far from overflow."""
 
 
 class ReplayRecency(ReplayMemory):

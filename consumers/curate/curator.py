@@ -148,7 +148,7 @@ class CuratorPartition:
     def handle(self, message: Message) -> Iterable[Outgoing]:
         """Return the dead letter, or the outcome (and curated record), of one message; nothing for a repetition.
 
-        A message that was sent back is no repetition, where its number was concluded by a dead letter; where that was
+        A message that was sent back is not a repetition if a dead letter concluded its number; where that was
         forgotten it becomes another dead letter. To a shadow, which concludes no number by one, it is a repetition.
         """
         self.was_unread = False

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 MOST_RUNS = 10_000
-"""Of all streams. More do not come from disorder: somebody invents numbers."""
+"""Largest number of runs, of all streams. More do not come from disorder: somebody invents numbers."""
 MOST_STREAMS = 1_000
 MOST_DEAD = 100_000
 
@@ -26,7 +26,7 @@ class Dedupe:
         self._partition = partition
         self._partitions = partitions
         self._runs: dict[str, list[list[int]]] = {}
-        """By stream: [first, last + 1] of every run, in order, none touching the next."""
+        """[first, last + 1] of every run of concluded numbers, by stream, in order, none touching the next."""
         self._dead: dict[str, set[int]] = {}
         self._forgot: set[str] = set()
         """Streams with more dead numbers than are kept."""

@@ -30,7 +30,7 @@ class EndWatch:
         self._due = 0.0
 
     def look(self) -> None:
-        """Look, now and then; a Kafka that is away is none of its business."""
+        """Look, now and then. An unreachable Kafka is ignored here: the run loop reports it."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + LOOK_EVERY_S

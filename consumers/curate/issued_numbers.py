@@ -41,7 +41,7 @@ class IssuedNumbers:
         self._next: dict[str, int] = {}
         self._reader: TopicReader | None = None
         self._met: dict[PartitionId, int] = {}
-        """Ends of `tasks` when they were last met, and not only believed: whoever forges many groups delays few."""
+        """Ends of `tasks` up to which records were actually read, so that many forged groups cause few delays."""
         self._met_until = 0.0
 
     def is_issued(self, message: Message, stamp: Stamp) -> bool:

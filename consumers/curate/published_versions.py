@@ -58,7 +58,7 @@ class PublishedVersions:
         return ends
 
     def _read_anew(self) -> None:
-        """Read the whole topic to an end that was met: one that a broker gives while it starts may be too low."""
+        """Read the whole topic until its end is reached: the end that a starting broker reports may be too low."""
         for message in read_all(self._run.connection, [self._topic]):
             self._take(message)
 

@@ -54,7 +54,7 @@ class RevisionChains:
         self._limits: dict[int, int] = {}
         self._ends = ChainEnds()
         self._flagged: Counter[str] = Counter()
-        """By the chains that have ended."""
+        """Trajectories that chains which have ended flagged, by algorithm."""
 
     def of(self, revision: int) -> Chain:
         """Return the chain of a revision. Raises UnknownRevision."""

@@ -26,7 +26,7 @@ class _Curated:
     uses: int
     """How often it was curated."""
     stamp: Stamp
-    """Of its first use; every use has its own versions."""
+    """Stamp of its first use; every use has its own versions."""
 
 
 class Uses:

@@ -41,7 +41,7 @@ PART = ".part"
 FILE_NAME = re.compile(r"\d{20}-\d{20}-[0-9a-f]{16}\.avro|\d+\.part")
 MANIFEST_NAME = re.compile(rf"{MANIFESTS}/(\d{{10}})-([0-9a-f]{{64}})\.json")
 MOST_MANIFESTS = 3
-"""In a store: older ones are deleted, beyond those that somebody may be reading just now."""
+"""Manifests that are kept in a store; older ones are deleted, beyond those that somebody may be reading just now."""
 OURS = re.compile(rf"{TOPICS}/[^/]+/\d+/(?:{FILE_NAME.pattern})|{OBJECTS}/.+|{MANIFEST_NAME.pattern}")
 IN_A_STORE = ("s3://", "http://", "https://")
 OWN_STORE = "store:"
@@ -110,7 +110,7 @@ def location_of(where: str | Path, own: StoreAddress | None = None) -> Location:
     text = str(where)
     if text.startswith(OWN_STORE):
         if own is None:
-            raise UsageError(f"{text}: there is no run here whose store could be meant: write s3://BUCKET/PREFIX")
+            raise UsageError(f"{text}: store: needs a run, whose store it means; write s3://BUCKET/PREFIX")
         return InStore(_parse_below(own, own.bucket, text.removeprefix(OWN_STORE), text))
     if not text.startswith(IN_A_STORE):
         return InFolder(Path(text))
@@ -220,7 +220,7 @@ class InStore:
         self._newest = ""
         """Name of the manifest that was read or written last."""
         self._here = Path()
-        """Where files grow that are sent when they are whole."""
+        """Folder in which files grow until they are whole and sent."""
 
     def __str__(self) -> str:
         return f"s3://{self.address.bucket}/{self.address.prefix.rstrip('/')}"

@@ -1,6 +1,6 @@
 """What an archive holds: `manifest.json`, replaced as a whole, which alone lists what belongs to it.
 
-A file that it does not list is none of the archive's: it is what a process that was killed had not finished. It carries
+A file that it does not list is not part of the archive: a killed process left it unfinished. It carries
 its own sha256, so no digit of an offset can change unseen.
 """
 
@@ -47,7 +47,7 @@ class Series(_Table):
     """One partition: its files in order."""
 
     next_offset: int = 0
-    """Up to which it is archived; past the last record, as there may be none before it."""
+    """Offset up to which the partition is archived; past the last record, as there may be none before it."""
     files: list[ArchivedFile] = Field(default_factory=list)
 
 
@@ -90,7 +90,7 @@ class Manifest(_Table):
     """Objects of weights and checkpoints are copied too, from its beginning on."""
     topics: dict[str, ArchivedTopic] = Field(default_factory=dict)
     objects: dict[str, ArchivedObject] = Field(default_factory=dict)
-    """By key."""
+    """Archived objects by key."""
     missing: dict[str, ArchivedObject] = Field(default_factory=dict)
 
     def series(self, place: PartitionId) -> Series:

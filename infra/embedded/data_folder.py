@@ -18,7 +18,7 @@ from headrace.infra.file_locks import open_locked, take_lock
 HOME = Path(".headrace")
 """Data folders are here, below the working directory, one per run, unless `--data` names another."""
 SWEPT, SUMMARY = "recipe.json", "summary.json"
-"""In a run's folder below that of a sweep: what it was asked for, which nothing but `headrace compare` writes; and what
+"""Files in a run's folder below that of a sweep: its request, which only `headrace compare` writes, and what
 came of it, once it is done."""
 UP = "`headrace up`"
 LOOK = "a look, such as `headrace status`,"

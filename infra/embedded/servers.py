@@ -36,7 +36,7 @@ from headrace.infra.store.object_store import ObjectStore, StoreAddress
 PATIENCE_S = 10.0
 """How long servers that the recipe names may take to answer."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
-"""Between two starts of a server that does not come up."""
+"""Pauses between two starts of a server that does not come up."""
 ROOM_BYTES = 32 << 20
 """A disk with less than this is full: a segment's indexes alone are 20 MB."""
 FULL = "its disk is full"
@@ -66,7 +66,7 @@ class Servers:
         self._starters: list[threading.Thread] = []
         self._nurses = [Nurse(say) for _ in self._embedded]
         self._probes: dict[str, ServerProbe] = {}
-        """By what is asked, once it has been watched."""
+        """Probes by what they ask, once it has been watched."""
         self._reported: set[str] = set()
         """Servers whose silence was reported."""
 

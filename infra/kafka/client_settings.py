@@ -1,4 +1,4 @@
-"""Settings of the Kafka client that a recipe may not hold: secrets, as a recipe stands on a topic that many read."""
+"""Settings of the Kafka client that a recipe may not hold: secrets, as many can read the topic of a recipe."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def read_client_settings() -> dict[str, str]:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(
-            f"{where} must hold librdkafka settings as a JSON object, and line {error.lineno} is no JSON: {error.msg}"
+            f"{where} must hold librdkafka settings as a JSON object; line {error.lineno} is invalid: {error.msg}"
         ) from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise UsageError(f'{where} must hold librdkafka settings as a JSON object of texts: {{"KEY": "VALUE"}}')
+        raise UsageError(f'{where} must hold librdkafka settings as a JSON object of strings: {{"KEY": "VALUE"}}')
     return found
 
 

@@ -42,7 +42,7 @@ REASONS = (
     NOT_ISSUED,
     REDRIVEN,
 )
-"""Of this build; a dead letter of a newer one may have another."""
+"""Reasons that this build writes; dead letters of newer builds may use other reasons."""
 REDRIVE_HEADER = "redrive"
 """Header of a message that was sent back; its value is the offset of the dead letter."""
 VERDICT_HEADER = "verdict"

@@ -18,12 +18,12 @@ from headrace.schemas.headers import HeaderError, Stamp
 log = structlog.get_logger()
 
 LARGEST_LEAP = 1000
-"""A version this far ahead of the newest known one is none: no trainer can have come to it."""
+"""A version this far ahead of the newest known one is invalid: no trainer can have come to it."""
 LONGEST_NAME = 1000
 """Characters of a stream, task id, tier or reason: every record that follows repeats them. Of a trajectory's id no more
 are repeated."""
 MOST_EPISODES = 4096
-"""Of one task, and so trajectories of one group."""
+"""Largest number of episodes of a task, and so of trajectories of a group."""
 
 
 class OfRun(Protocol):

@@ -109,14 +109,14 @@ class TransactionalWriter:
 
     Args:
         connection: The cluster.
-        transactional_id: Whoever held it before is fenced, and its open transaction aborted.
+        transactional_id: An earlier holder is fenced, and its open transaction aborted.
         topics: All that may be written to. Where a transaction of this id hangs, it is ended first; see `_sweep`.
     """
 
     def __init__(self, connection: Connection, transactional_id: str, topics: Iterable[str] = ()) -> None:
         self.transactional_id = transactional_id
         self.component = transactional_id.split(".")[1] if "." in transactional_id else transactional_id
-        """Of `<run>.<component>...`: how its failpoints begin."""
+        """The component in `<run>.<component>...`, with which its failpoints begin."""
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
         self._begun_at = math.inf

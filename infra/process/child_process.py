@@ -18,9 +18,9 @@ from typing import Protocol
 
 POLL_S = 0.02
 PYTHON = (sys.executable, "-P")
-"""With -P, nothing in the folder where the command runs hides Python's own modules or installed ones."""
+"""Python with -P: files in the working directory do not hide Python's own modules or installed ones."""
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
+"""Option of prctl(2)."""
 
 # Runs before the program in its own process. Safe where a preexec_fn is not (it may deadlock in a process with
 # threads). The signal survives exec.
@@ -62,7 +62,7 @@ class ChildCommand:
     death_signal: signal.Signals = signal.SIGKILL
     """What the kernel sends at our death."""
     folder: Path | None = None
-    """Where it runs; None for where we do."""
+    """Working directory of the command; None for our own."""
     stdin: int = subprocess.DEVNULL
     """A file descriptor, or nothing to read."""
 

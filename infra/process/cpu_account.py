@@ -20,7 +20,7 @@ class ThreadTime:
     name: str
     ticks: int
     started: int
-    """In ticks since boot: distinguishes a process from a later one of the same pid."""
+    """Start of the process in ticks since boot: distinguishes it from a later one of the same pid."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ IMPORT_S = 90.0
 """How long imports may take, on a busy machine."""
 FORK_S = 10.0
 PR_SET_CHILD_SUBREAPER = 36
-"""Of prctl(2)."""
+"""Option of prctl(2)."""
 
 
 class ForkedProcess:

@@ -18,7 +18,7 @@ log = structlog.get_logger()
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""
 STOP_WITHIN_S = 9.5
-"""From Ctrl-C to the last process of a run gone."""
+"""Seconds from Ctrl-C until the last process of a run is gone."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 RESTART_PAUSE_S = 0.5

@@ -45,7 +45,7 @@ class Source:
 
 
 _loaded: dict[str, Source] = {}
-"""By top-level module, as it was when this process first asked for it: what is imported later stays what it was."""
+"""Sources by top-level module, as they were when this process first asked for them."""
 
 
 def top_of(use: str) -> str:
@@ -199,7 +199,7 @@ def check_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
 
 
 def note_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
-    """Warn of plug-ins that are not those of the run, where nothing is written to it: there a new try is no mistake."""
+    """Warn of plug-ins that differ from the run's, where nothing is written to it: trying others is allowed there."""
     for use, source in _find_differing(recorded, uses):
         why = f"{use} in {source.place} has source {source.hash[:SHOWN]}, the run's had {recorded[top_of(use)][:SHOWN]}"
         log.warning("plug_in.differs", why=why)

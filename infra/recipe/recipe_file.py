@@ -28,7 +28,7 @@ from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
 SET = "--set"
 SWEEP = "sweep.toml"
-"""Of a folder of recipes the file that compares them; it is not a recipe."""
+"""Name of the file in a folder of recipes that compares them; it is not a recipe."""
 TRAINERS = re.compile(r"((policies|shadows)\.[^.=]+\.)?trainer\.")
 Table = dict[str, Any]
 Location = tuple[str | int, ...]

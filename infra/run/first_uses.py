@@ -27,7 +27,7 @@ class CuratedReplay:
     stream: str
     number: int
     back: int = 0
-    """As in `CuratedGroup.first_back`."""
+    """See `CuratedGroup.first_back`."""
 
 
 def find_first_uses(

@@ -44,11 +44,11 @@ MOST_RECORDS = 64
 MOST_BYTES = 8 << 20
 """Written in one turn, and one record's more."""
 MOST_S = 2.0
-"""Of handling in one turn, and one record's more."""
+"""Seconds of handling in one turn, and one record's more."""
 TURN_S = 0.15
 REBALANCE_S = 30.0
 RESTORE_S = 2.0
-"""Of restoring in one poll."""
+"""Seconds of restoring in one poll."""
 
 
 @dataclass(slots=True)

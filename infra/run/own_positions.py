@@ -33,9 +33,9 @@ from headrace.schemas import codec
 from headrace.schemas.records import Snapshot
 
 SNAPSHOT_EVERY_S = 5.0
-"""While anything changes."""
+"""Seconds between snapshots while anything changes."""
 OF_PART = "|"
-"""Between a component and a part of its state, in the keys of its snapshots."""
+"""Separator between a component and a part of its state in the keys of its snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Role:
     """Key of its snapshots; one process at a time plays it."""
     run_id: str
     state: PartitionId
-    """Where its snapshots are."""
+    """The partition that holds its snapshots."""
     topics: tuple[str, ...]
     """Topics that it reads."""
 

@@ -99,7 +99,7 @@ def plan_revision(
 def _keep_swapped_chain(before: Sequence[RecipeRevision], recipe: Recipe) -> tuple[bool, Recipe]:
     """Return whether a swap's chain stays in force, and the recipe with it: until the next swap, or another chain.
 
-    Whoever swapped the chain of a run goes on by the command that began it, whose recipe has the chain of before.
+    After a swap of the chain, a run is resumed by the command that began it, whose recipe has the earlier chain.
     """
     newest = before[-1]
     asked = next((one for one in reversed(before) if not one.swapped), newest)

@@ -48,7 +48,7 @@ LONGEST_PAUSE_S = 5.0
 LISTING_S = 5.0
 """A client's first question may take three of them."""
 KEYS_FILE = "keys_file"
-"""In the text of a store: where the keys of an embedded one are."""
+"""Key, in the text of a store, of the file that holds the keys of an embedded one."""
 STORE_NAME = "main"
 """Name of the run's store in claim checks."""
 LARGEST_GROUP_BYTES = 256 << 20

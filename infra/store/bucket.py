@@ -112,7 +112,7 @@ class Bucket:
         return self.ask(request, prefix)
 
     def delete(self, key: str) -> None:
-        """Remove an object; one that is not there is none to remove."""
+        """Remove an object, if it is there."""
         name = self.address.bucket
         with suppress(ObjectMissing):
             self.ask(lambda: self.client.remove_object(bucket_name=name, object_name=key), key)

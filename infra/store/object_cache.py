@@ -24,7 +24,7 @@ POLL_S = 0.02
 STUCK_S = 15.0
 """A fetch that gets no byte for so long is not waited for any more: its process or its store has stopped."""
 MOST_FILES = 16_384
-"""Beyond these, too, the oldest go: a small model's deltas take no room, but time to be looked through."""
+"""Beyond this number, too, the oldest files go: a small model's deltas take no room, but time to be looked through."""
 SLACK = 16
 """A process looks for room again when it has brought in this fraction of what there may be: looking takes a while."""
 LONGEST_FETCH_S = 86_400.0
@@ -68,7 +68,7 @@ class ObjectCache:
     def get(self, claim: ClaimCheck) -> memoryview:
         """Return an object, mapped from its file; it stays readable when the file goes. Raises as `ObjectStore.get`.
 
-        Whoever asks for an object that another process is fetching waits for it, as long as that gets on. Where the
+        A caller waits for an object that another process is fetching, as long as that makes progress. Where the
         folder cannot be used (a full disk, a file system that is read only, a process that was stopped with its lock)
         the object comes from the store, which is logged once.
         """

@@ -23,7 +23,7 @@ _SEGMENT = re.compile(r"(?!\.\.?$)[A-Za-z0-9._=+-]+")
 """Part of a key between slashes; never `.` or `..`."""
 
 Content = bytes | memoryview | Sequence[bytes | memoryview]
-"""Of an object: bytes, or several pieces that follow each other, so that nobody need copy them together."""
+"""Bytes of an object, or several pieces that follow each other, so that nobody need copy them together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,13 +210,13 @@ class ObjectStore:
         return _read_answer_time(found) if found else None
 
     def delete(self, key: str) -> None:
-        """Remove an object; one that is not there is none to remove."""
+        """Remove an object, if it is there."""
         self._bucket.delete(key)
 
     def ensure_bucket(self) -> None:
         """Make the bucket unless it exists, and see that these keys may write and read it.
 
-        Raises StoreDenied when they may not, UsageError when the name is none that S3 allows.
+        Raises StoreDenied when they may not, UsageError when S3 does not allow the name.
         """
         bucket = self.address.bucket
         content = b"headrace may write and read here\n"

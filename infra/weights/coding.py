@@ -44,7 +44,7 @@ MANY_WORDS = 1 / 3
 """Share of words of eight bytes that differ from which on items are compared one by one: as of 10 % of those of bf16,
 numpy finds them without a branch for each."""
 LEVEL = 1
-"""Of zstd: there are next to no repetitions to be found, all is in its entropy stage."""
+"""Level of zstd: there are next to no repetitions to be found, all is in its entropy stage."""
 _WORD = np.dtype("<u8")
 
 

@@ -13,7 +13,7 @@ from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished
 
 TOKENIZER_FILE = "tokenizer.json"
 ADAPTER_CONFIG = "adapter_config.json"
-"""Beside weights that are an adapter: peft's name of the file on how it is put on its base."""
+"""peft's name of the file that tells how an adapter is put on its base; it goes beside the adapter's weights."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 """peft's name of the file of such weights."""
 
@@ -26,7 +26,7 @@ def list_anchor_files(event: WeightsPublished) -> Iterator[tuple[str, ClaimCheck
     """Yield names and places of an anchor's files. Raises WeightsError for a name that is not a plain file name."""
     for shard in event.shards:
         if shard.claim is None or not is_plain_file_name(shard.name):
-            raise WeightsError(f"the record names a file {shard.name[:80]!r}, which is none of an anchor's")
+            raise WeightsError(f"the record names a file {shard.name[:80]!r}, which is not a file of an anchor")
         yield shard.name, shard.claim
     if event.weights is not None:
         yield INDEX if event.shards else SINGLE, event.weights
@@ -38,7 +38,7 @@ def is_adapter(files: Iterable[NamedObject]) -> bool:
 
 
 def choose_files_to_serve(files: Iterable[NamedObject]) -> tuple[NamedObject, ...]:
-    """Return the files that somebody needs who has the weights beside them.
+    """Return the files that are needed beside the weights.
 
     The base of an adapter is among them only where the weights are an adapter alone. Where they are merged, it is there
     for the trainer, and would take the place of the weights.

@@ -27,10 +27,10 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 HASH_KEY = "headrace.weights_hash"
 SHARD_BYTES = 5_000_000_000
-"""From which size on weights are cut into several files, as Hugging Face's tools do it."""
+"""Larger weights are cut into several files, as Hugging Face's tools do it."""
 _WEIGHTS_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
 UNKNOWN = "0" * 64
-"""In place of a hash that is written later."""
+"""Placeholder for a hash that is written later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Verified:
     promised: bool
     """Whether the object itself names the hash of its weights."""
     header: Header | None = None
-    """Of a delta."""
+    """Header of the delta."""
 
 
 def encode(base: Path, new: Path, out: Path, label: Label) -> EncodedDelta:

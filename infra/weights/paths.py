@@ -17,7 +17,7 @@ from nothing."""
 RECENT = 64
 """Versions that a worker begins with, and what is before them back to an anchor; `headrace gc` keeps no fewer."""
 NOTHING = ""
-"""Where whole weights lead from: no others are needed for them."""
+"""Base hash of whole weights, which need no others."""
 Object = TypeVar("Object")
 
 
@@ -73,7 +73,7 @@ def is_labelled(header: Header, event: WeightsPublished) -> bool:
 
 
 def find_cheapest(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:
-    """Return the links from `held` (or from nothing) to `target` that are fewest bytes; None when there is no way.
+    """Return the links from `held` (or from nothing) to `target` with the fewest bytes; None when there are none.
 
     Dijkstra's algorithm; of ways of equal size the one of fewer objects. Empty when `target` is held.
     """

@@ -66,7 +66,7 @@ class PolicyWeights:
             target: Whose version is wanted.
             refused: Objects not to ask for; those that turn out bad are added, for the caller's next version.
 
-        Raises BadWeights when there is no way left, after which weights between the old and the wanted may be held, and
+        Raises BadWeights when no way is left. Then weights between the old and the wanted may be held, and
         Unavailable when the store is unreachable.
         """
         refused = set() if refused is None else refused

@@ -11,7 +11,7 @@ from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError
 
 HF_METADATA = {"format": "pt"}
 Pieces = list[bytes | memoryview]
-"""Of a file, in their order."""
+"""Pieces of a file, in their order."""
 _MAX_HEADER_BYTES = 100_000_000
 _MOST_DIMENSIONS = 64
 _LARGEST_SIZE = 1 << 48

@@ -29,7 +29,7 @@ class Tensor:
     """One tensor without a library. Raises WeightsError when data, dtype and shape do not agree."""
 
     dtype: str
-    """As safetensors names it: BF16, F32, I64 ..."""
+    """Name in safetensors: BF16, F32, I64 ..."""
     shape: tuple[int, ...]
     data: memoryview
     """C order, little-endian."""

@@ -51,7 +51,7 @@ class ScriptedSettings:
     """What it plays. Raises EngineError for a value outside its range."""
 
     rate: float = 0.05
-    """By how much a version raises the logit of a right answer."""
+    """How much each version raises the logit of a right answer."""
     difficulties: Sequence[float] = (0.0, 2.0)
     """Difficulty by level: the logit that version 0 lacks for every second answer to be right."""
     tokens: Sequence[int] = (4, 32)
@@ -94,7 +94,7 @@ class _Request:
     held: int | None
     """The exact version asked for."""
     tokens: int
-    """Of the whole answer."""
+    """Token ids of the whole answer."""
     seconds_per_token: float
     fail: Callable[[EngineError], object]
     """May be called by any thread."""

@@ -98,7 +98,7 @@ def _encode_rows(tasks: Mapping[GroupId, OpenTask]) -> list[list[Any]]:
 
 
 def _decode_rows(rows: Iterable[list[Any]]) -> Iterator[tuple[GroupId, OpenTask]]:
-    """Yield what rows hold; those of before there were chunks do not count deaths, and stand in their order."""
+    """Yield what rows hold; rows from before there were chunks do not count deaths, and are in order of death."""
     for stream, number, index, tier, partition, attempt, offset, unacknowledged, is_open, *died in rows:
         task = OpenTask(index, tier, partition, attempt, offset, set(unacknowledged), set(is_open), *died)
         yield GroupId(stream, number), task

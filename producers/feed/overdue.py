@@ -37,7 +37,7 @@ class Source(NamedTuple):
 @dataclass(slots=True)
 class _Wait:
     ends: dict[Source, int]
-    """Where `trajectories` ended when the number was first seen as passed."""
+    """Ends of `trajectories` when the number was first seen as passed."""
     since_s: float | None = None
     """When the curators were first seen past that; None before."""
 

@@ -37,7 +37,7 @@ from headrace.producers.rollout.worker_status import WorkCounts
 from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
 
 Groups = dict[str, TrajectoryGroup]
-"""By policy."""
+"""A task's groups by policy."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
@@ -77,7 +77,7 @@ class Concluder:
     partitions: Mapping[str, int]
     """Number of partitions of each topic that groups go to."""
     specs: dict[int, WorkflowSpec]
-    """By revision; further ones are made when a task needs them."""
+    """How tasks are played, by revision; further ones are made when a task needs them."""
     holds: VersionHolds
     tally: WorkCounts
     watch: Stopwatch
@@ -192,7 +192,7 @@ class Concluder:
     async def _send(self, records: list[Outgoing]) -> None:
         """Send records until all are acknowledged.
 
-        What Kafka refuses is sent again: a topic's limit or a right that is missing is no fault of the task, and its
+        What Kafka refuses is sent again: a topic's limit or a missing permission is not the task's fault, and its
         number of starts must not grow by it. The worker's status says what is refused and why meanwhile.
         """
         pause = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)

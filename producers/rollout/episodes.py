@@ -31,13 +31,13 @@ class RolloutContext:
     engine_name: str
     engine_build: str
     tokenizers: Mapping[str, TextCodec]
-    """By policy."""
+    """Tokenizers by policy."""
     worker: str
     region: str
     head: Callable[[str], int]
     """Newest known version of a policy."""
     reachability: Reachability = field(default_factory=Reachability)
-    """Of the environment."""
+    """Whether the environment can be reached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,14 +40,14 @@ class OwnedPartitions:
     """Pure memory without I/O or a clock; one thread has it. The same partition, owned again, is another ownership.
 
     Args:
-        run_id: Of the run whose tasks these are.
+        run_id: Id of the run whose tasks these are.
     """
 
     def __init__(self, run_id: str) -> None:
         self.running: set[TaskPlace] = set()
-        """Started, and not done."""
+        """Tasks that are started and not done."""
         self.alone: TaskPlace | None = None
-        """The one of them beside which nothing may start."""
+        """The task beside which nothing may start."""
         self._run_id = run_id
         self._owned: dict[PartitionId, _Owned] = {}
         self._ownerships = count(1)

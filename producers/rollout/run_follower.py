@@ -30,7 +30,7 @@ class RunFollower(threading.Thread):
 
     Args:
         run: The run.
-        policies: Those of the workflow.
+        policies: The workflow's policies.
         name: Client id.
     """
 

@@ -182,7 +182,7 @@ class WorkerRuntime:
     def _watch_stall(self, now_s: float) -> None:
         """Raise Stalled when tasks are open, wait for no server, and no token was made for too long.
 
-        New weights that cannot be had are no excuse: they hold no task up, and the next ones may come of these tasks.
+        New weights that cannot be fetched do not count as a wait: they hold no task up.
         """
         may_wait = not self.tasks or self.pauses.hold_tasks or self.engine is None
         made = (self.engine.stats().generated_tokens if self.engine else 0, self.tally.groups_done)

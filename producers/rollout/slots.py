@@ -14,7 +14,7 @@ class Slots:
         self._lock = threading.Lock()
 
     def reserve(self, n: int) -> Reservation | None:
-        """Take n places, None when there is no room; more than there are in all go when all others are free."""
+        """Take n places; None when they are not free. More than `total` are granted when all places are free."""
         with self._lock:
             if self.taken and self.taken + n > self.total:
                 return None

@@ -15,7 +15,7 @@ Verdict = Literal["play", "run_end", "poison", "dead"]
 """What is to be done with a task; all but `play` conclude it at once."""
 
 PLAYED = Refusal("", "")
-"""Of a task that is played."""
+"""Refusal of a task that is played: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StartedTask:
     """Why it is not played."""
     reservation: Reservation | None = None
     ownership: int = 0
-    """Which of the intake's ownerships it was started in; in a later one its offset may be another run's task."""
+    """Number of the intake's ownership that it was started in; in a later one its offset may be another run's task."""
 
     def give_places_back(self) -> None:
         """Free the places of the episodes that have not ended."""

@@ -54,7 +54,7 @@ MEMBERSHIP_MOVES = {
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError._STATE,  # noqa: SLF001 - librdkafka's own codes begin with an underscore
 }
-"""A commit met a rebalance: after the next poll we know what is still ours."""
+"""A commit came during a rebalance: after the next poll we know what is still ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ STATUS_EVERY_S = 1.0
 SILENCE_S = 5.0
 """A status that is not acknowledged for so long means that Kafka is unreachable."""
 NOTHING = EngineStats(generated_tokens=0, prompt_tokens=0, recomputed_tokens=0, running=0, waiting=0, busy_s=0.0)
-"""Of a worker without an engine yet."""
+"""Statistics of a worker without an engine yet."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class State:
     """How the worker is at a moment."""
 
     word: str
-    """As in WorkerStatus.state."""
+    """A value of WorkerStatus.state."""
     detail: str
     episodes_running: int
     tasks_open: int

@@ -326,7 +326,7 @@ def test_a_worker_is_given_the_base_only_where_the_weights_are_an_adapter() -> N
 
 def test_a_target_that_matches_nothing_is_named() -> None:
     for target in ("lm_head", "embed_tokens", "proj"):
-        with pytest.raises(ModelError, match=f"names '{target}', which is no linear layer"):
+        with pytest.raises(ModelError, match=f"names '{target}', which is not a linear layer"):
             Adapter(tiny(), LORA.model_copy(update={"targets": ("q_proj", target)}), 1)
 
 

@@ -169,7 +169,7 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
         ({"aggregation": {"length": 3}}, "aggregation: `use` is missing"),
         ({"kl": {"beta": 1}}, "kl: no option 'beta'; it takes "),
         ({"kl": {"weight": math.inf}}, "kl: weight must be"),
-        ({"use": "m2po", "budget": math.nan}, r"loss, m2po: budget is no number \(nan\)"),
+        ({"use": "m2po", "budget": math.nan}, r"loss, m2po: budget is not a number \(nan\)"),
         ({"use": "sapo", "tau_positive": math.inf}, "sapo: tau must be above 0 and finite"),
         ({"use": "dppo", "threshold": -2.0}, "dppo: threshold is of a change in probability"),
         ({"correction": {"use": "icepop", "low": 5.0, "high": 0.2}}, "icepop: low 5.0 is above high 0.2"),
@@ -209,7 +209,7 @@ def test_what_is_no_number_is_refused_with_its_place(wrong: float) -> None:
 
 def test_tokens_of_a_sequence_that_do_not_stand_together_are_refused() -> None:
     apart = torch.tensor([0, 1, 0])
-    with pytest.raises(UsageError, match="the tokens of sequence 0 do not stand together"):
+    with pytest.raises(UsageError, match="the tokens of sequence 0 are not adjacent"):
         tokens_of([0.0, 0.1, 0.2], [1, 1, 1], sequences=apart)
     for order in ([0, 0, 1], [1, 0, 0], [5, 3, 3]):
         assert policy_loss(tokens_of([0.1] * 3, [1] * 3, sequences=torch.tensor(order)), "gspo")[0].isfinite()

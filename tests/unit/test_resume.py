@@ -66,14 +66,14 @@ def test_before_the_first_batch_the_checkpoint_of_version_0_is_compared() -> Non
 def test_a_long_re_training_says_how_far_it_is_and_hears_that_it_shall_stop() -> None:
     stop, said = threading.Event(), list[str]()
     progress = _Progress("solver", stop, said.append)
-    progress.at(3, 9)
+    progress.report(3, 9)
     assert said == [], "a short one says nothing"
     progress._said -= 60
-    progress.at(4, 9)
+    progress.report(4, 9)
     assert said == ["version 4 of 9 is trained again"]
     stop.set()
     with pytest.raises(StopRequested, match="version 5 of 9"):
-        progress.at(5, 9)
+        progress.report(5, 9)
 
 
 def test_a_process_told_to_stop_in_the_midst_of_long_work_ends_in_peace() -> None:

@@ -44,7 +44,7 @@ class TrainingSequence:
     advantage: float | Float32s
     """One for all tokens, or float32[T]."""
     temperature: float | Float32s
-    """Of the log-probabilities: one for all tokens, or float32[T]."""
+    """Temperature of the log-probabilities: one for all tokens, or float32[T]."""
     group: int = 0
     """Place of its group in the batch; sequences of one group are never split over minibatches."""
     routing: Experts | None = None

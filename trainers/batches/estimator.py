@@ -104,9 +104,9 @@ def _select_comparison(settings: TrainerSettings, function: Callable[..., Advant
     return {name: getattr(settings, name) for name in takes}
 
 
-def check_advantage(recipe: Recipe, policy: str) -> None:
+def check_advantage(recipe: Recipe, policy_variant: str) -> None:
     """Raise UsageError for an estimator that a policy's trainer cannot have, or that learns nothing from its groups."""
-    estimator = load_estimator(recipe.trainer_of(policy))
+    estimator = load_estimator(recipe.trainer_of(policy_variant))
     if recipe.rollout.group_size == 1 and not any(np.any(each) for each in estimator(SINGLES)):
         raise UsageError(
             f"{KEY}: {estimator.name} compares the trajectories of a group, and rollout.group_size is 1: every "

@@ -9,7 +9,7 @@ from typing import Generic
 from headrace.trainers.batches.window import Eviction, T, Waiting
 
 WAIT_S = 1.0
-"""For so long evictions may wait for the transaction of a version; after that they get one of their own."""
+"""Seconds that evictions may wait for the transaction of a version; after that they get one of their own."""
 
 
 class Evictions(Generic[T]):
@@ -23,7 +23,7 @@ class Evictions(Generic[T]):
         self._clock = clock
         self._waiting: list[Eviction[T]] = []
         self._since = 0.0
-        """By the clock, since when the first of them waits."""
+        """Time of the clock since which the first of them waits."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)

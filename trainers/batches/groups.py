@@ -16,7 +16,7 @@ from headrace.trainers.batches.batch import BatchError, Experts, TrainingSequenc
 from headrace.trainers.batches.estimator import load_estimator
 
 MOST_WEIGHT = 1e6
-"""Of a group: advantages times it stay finite."""
+"""Largest weight of a group: advantages times it stay finite."""
 _ROUTING_BYTES = {"uint8": 1, "uint16": 2}
 
 
@@ -52,7 +52,7 @@ def prepare_group(whole: DecodedGroup) -> PreparedGroup:
     """
     kept, count = set(whole.curated.kept), len(whole.group.trajectories)
     if not 0 <= whole.curated.weight <= MOST_WEIGHT:
-        raise BatchError(f"its weight {whole.curated.weight} is none from 0 to {MOST_WEIGHT:g}")
+        raise BatchError(f"its weight {whole.curated.weight} is not from 0 to {MOST_WEIGHT:g}")
     failed = len(whole.curated.rewards) - count
     if failed not in (0, len(whole.group.failures)) or not kept <= set(range(count)):
         raise BatchError(
@@ -227,7 +227,7 @@ def expand_token_versions(sequence: Sequence) -> npt.NDArray[np.int32]:
     """
     versions, lengths = sequence.version_runs[::2], sequence.version_runs[1::2].tolist()
     if len(versions) != len(lengths):
-        raise BatchError(f"{sequence.version_runs.size} numbers are no pairs of version and run length")
+        raise BatchError(f"{sequence.version_runs.size} numbers are not pairs of version and run length")
     return np.repeat(versions, _check_cover(lengths, sequence.ids.size, "version runs"))
 
 

@@ -16,9 +16,9 @@ from headrace.schemas.ids import GroupId
 from headrace.schemas.records import CuratedGroup
 
 MOST_BYTES = 64 << 20
-"""Of the groups that are remembered, with what Python holds beside their bytes."""
+"""Limit of the groups that are remembered, with what Python holds beside their bytes."""
 RECORD_BYTES = 768
-"""Of a record without its group: objects, texts and key."""
+"""Bytes of a record without its group: objects, strings and key."""
 MEMBER_BYTES = 48
 """An index, a reward and their places in two tuples."""
 MOST_PLACES = 65_536
@@ -32,7 +32,7 @@ class FirstUses(Protocol):
     """Where the records of first uses can be read again."""
 
     def at(self, partition: int, offset: int) -> Message | None:
-        """Return what stands at a place; None when it is gone."""
+        """Return the record at an offset; None when it is gone."""
         ...
 
     def of(self, replay: CuratedReplay) -> Message | None:
@@ -41,13 +41,13 @@ class FirstUses(Protocol):
 
 
 class LoggedFirstUses:
-    """Those on a run's curated topic. Raises KafkaAway, KafkaRefused."""
+    """First uses on a run's curated topic. Raises KafkaAway, KafkaRefused."""
 
-    def __init__(self, run: Run, policy: str) -> None:
-        self._run, self._topic = run, run.topics.curated(policy)
+    def __init__(self, run: Run, policy_variant: str) -> None:
+        self._run, self._topic = run, run.topics.curated(policy_variant)
 
     def at(self, partition: int, offset: int) -> Message | None:
-        """Return what stands at a place."""
+        """Return the record at an offset."""
         return read_one(self._run.connection, (self._topic, partition), offset)
 
     def of(self, replay: CuratedReplay) -> Message | None:
@@ -56,12 +56,12 @@ class LoggedFirstUses:
 
 
 class Payloads:
-    """Of one curated topic. A run without replays remembers nothing: it begins with the first one.
+    """LRU cache of one curated topic's groups, for replays. It remembers nothing before the first replay.
 
     Args:
-        firsts: Where what is not remembered is read again.
-        most_bytes: Of the groups that are remembered; the least recently used leave first.
-        most_places: Of first uses; the least recently used leave first.
+        firsts: Source of the groups that are not remembered.
+        most_bytes: Limit of the groups that are remembered; the least recently used leave first.
+        most_places: Limit of the known places of first uses; the least recently used leave first.
     """
 
     def __init__(self, firsts: FirstUses, most_bytes: int = MOST_BYTES, most_places: int = MOST_PLACES) -> None:
@@ -112,5 +112,5 @@ def estimate_bytes(first: CuratedGroup) -> int:
 
 
 def replay_of(message: Message, curated: CuratedGroup) -> CuratedReplay:
-    """Return where a replay stands and what it is of."""
+    """Return the place of a replay and of its first use."""
     return CuratedReplay(message.partition, message.offset, curated.stream, curated.number, curated.first_back)

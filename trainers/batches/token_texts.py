@@ -28,7 +28,7 @@ class TokenTexts:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return each token's text; they join to the text of all.
 
-        A character of several tokens stands with its last one, the others are empty: each is decoded in the light of
+        A character of several tokens is with its last one, the others are empty: each is decoded in the light of
         the tokens since the last whole character, as byte-level and space-marking tokenizers need.
         """
         found: list[str] = []

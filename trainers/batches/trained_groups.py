@@ -37,16 +37,16 @@ def decode_group(objects: ObjectSource, curated: CuratedGroup) -> DecodedGroup:
 
 
 def read_trained_groups(
-    run: Run, policy: str, batches: Sequence[BatchTrained]
+    run: Run, policy_variant: str, batches: Sequence[BatchTrained]
 ) -> Iterator[tuple[BatchTrained, list[DecodedGroup]]]:
     """Yield every batch with its groups, in their order; a replay has the trajectories of its first use.
 
-    The positions in a batch are hints: where another record stands, the topic is searched. Raises LineageBroken for a
+    The positions in a batch are hints: where another record is found, the topic is searched. Raises LineageBroken for a
     group, or the first use of one, that is not on the topic or not in the store any more.
     """
     for begin in range(0, len(batches), AT_ONCE):
         part = batches[begin : begin + AT_ONCE]
-        found = _read_records(run, policy, part)
+        found = _read_records(run, policy_variant, part)
         for batch in part:
             try:
                 yield batch, [decode_group(run, found[use]) for use in batch.groups]
@@ -54,9 +54,9 @@ def read_trained_groups(
                 raise LineageBroken(f"version {batch.version} cannot be trained again: {error}") from error
 
 
-def _read_records(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[GroupUse, CuratedGroup]:
+def _read_records(run: Run, policy_variant: str, batches: Iterable[BatchTrained]) -> dict[GroupUse, CuratedGroup]:
     wanted = {use for batch in batches for use in batch.groups}
-    topic = run.topics.curated(policy)
+    topic = run.topics.curated(policy_variant)
     found = _read_at_offsets(run, topic, wanted)
     astray = {UseId.of(use): use for use in wanted - found.keys()}
     if astray:

@@ -18,9 +18,9 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 """What waits, beside what the order needs to know of it."""
 MOST_BYTES = 4 << 30
-"""Of the groups of one kind in a window."""
+"""Limit of the fresh groups in a window, and of the replays."""
 SLACK = 64
-"""Entries that wait no more and may stand in a heap beside as many as wait."""
+"""Stale entries that a heap may hold, beside as many as wait."""
 Verdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
 
 
@@ -66,7 +66,7 @@ class _Room(Generic[T]):
         self.size_bytes = 0
         """What the payloads of these groups hold."""
         self.leaving: list[tuple[Rank, UseId, Waiting[T]]] = []
-        """A heap, who leaves first on top; some in it wait no more."""
+        """A heap with the group that leaves first on top; some entries are stale."""
 
     def add(self, entry: Waiting[T], leaves_by: Rank) -> None:
         """Take a group in, which leaves by this rank, the least first."""

@@ -25,7 +25,7 @@ _HARMLESS = {"is_causal", "position_ids", "use_cache", "cache_position", "output
 _FLASH_DTYPES = {torch.bfloat16, torch.float16}
 _PROBE = (5, 3)
 _NEAR = 0.05
-"""Of the largest value: bf16 strays by a tenth of it, attention that crosses sequences by ten times as much."""
+"""Tolerance, relative to the largest value: bf16 strays by a tenth of it, attention across sequences by ten times."""
 
 
 class PackingError(UsageError):

@@ -23,7 +23,7 @@ _KEY = "headrace.checkpoint"
 
 
 class CheckpointError(HeadraceError):
-    """Bytes that are no checkpoint, or a checkpoint of something else."""
+    """Bytes that are not a checkpoint, or a checkpoint of another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Stored:
 
 
 Storing: TypeAlias = Callable[[threading.Event | None], Stored]
-"""Stores a copy of a learner's state, waiting as long as the store is away; it may run beside later steps.
+"""Stores a copy of a learner's state, waiting while the store is unreachable; it may run beside later steps.
 
 Raises StoreUnavailable when the event, which may come at any time, gives it up.
 """
@@ -72,5 +72,5 @@ def decode_checkpoint(data: bytes | memoryview) -> Checkpoint:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"the checkpoint's metadata is not JSON: {type(error).__name__}: {error}") from error
     if not isinstance(metadata, dict):
-        raise CheckpointError(f"the checkpoint's metadata is no mapping: {text[:80]!r}")
+        raise CheckpointError(f"the checkpoint's metadata is not a mapping: {text[:80]!r}")
     return Checkpoint(read_safetensors(data), metadata)

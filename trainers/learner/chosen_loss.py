@@ -39,9 +39,9 @@ def objective_for(settings: TrainerSettings) -> Objective:
     )
 
 
-def check_loss(recipe: Recipe, policy: str) -> None:
+def check_loss(recipe: Recipe, policy_variant: str) -> None:
     """Raise UsageError for an objective that a policy's trainer cannot have."""
-    objective_for(recipe.trainer_of(policy))
+    objective_for(recipe.trainer_of(policy_variant))
 
 
 def _table(use: Use | None) -> dict[str, Any] | None:

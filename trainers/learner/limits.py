@@ -16,7 +16,7 @@ class RoutingLimits:
 
     layers: int
     experts: int
-    """Of each layer."""
+    """Number of experts of each layer."""
     per_token: int
 
     def check(self, routing: Experts) -> None:

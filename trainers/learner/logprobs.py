@@ -83,7 +83,7 @@ class _Head:
 
     model: transformers.PreTrainedModel
     outputs: Any
-    """Of the base model; its final states are replaced by those in question."""
+    """Outputs of the base model; its final states are replaced by those in question."""
     entropy_gradient: bool
 
     def scores(self, states: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor) -> _Scores:

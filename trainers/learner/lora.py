@@ -104,14 +104,14 @@ def check_targets(recipe: Recipe, policy: str) -> None:
 
 
 def _find_targets(model: transformers.PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
-    """Return what to adapt by the ends of names, all linear layers where none are named. The head is none of them."""
+    """Return what to adapt by the ends of names, all linear layers where none are named. The head is never adapted."""
     linear = [name for name, module in _modules(model) if isinstance(module, torch.nn.Linear)]
     ends = sorted({name.rpartition(".")[2] for name in linear})
     for target in targets:
         if not any(f".{name}".endswith(f".{target}") for name in linear):
             near = ", ".join(difflib.get_close_matches(target, ends, n=1)) or ", ".join(ends)
             raise ModelError(
-                f"lora.targets names {target!r}, which is no linear layer of this {model.config.model_type}; "
+                f"lora.targets names {target!r}, which is not a linear layer of this {model.config.model_type}; "
                 f"did you mean {near}?"
             )
     if not linear:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from headrace.infra.recipe.settings import TrainerSettings
 
 State: TypeAlias = dict[str, dict[str, torch.Tensor]]
-"""By kind ("masters", and what the optimizer keeps: "exp_avg", "exp_avg_sq", "step"), then by the weight's name."""
+"""Tensors by kind ("masters", and what the optimizer keeps: "exp_avg", "exp_avg_sq", "step"), then by weight name."""
 
 
 class Masters:
@@ -23,7 +23,7 @@ class Masters:
 
     Args:
         parameters: The compute copy's, by name; they are given the published values here.
-        values: float32, by the same names, where the parameters lie: the unrounded ones, kept and written to.
+        values: Unrounded weights, float32, by the same names and on the same device; kept and written to.
         settings: Of the optimizer; `use` changes them.
     """
 
@@ -35,9 +35,9 @@ class Masters:
     ) -> None:
         self._parameters = dict(parameters)
         self.values = dict(values)
-        """By name; written to in place."""
+        """Master weights by name, float32; written to in place."""
         self.gradients = {name: torch.zeros_like(master) for name, master in self.values.items()}
-        """float32, by name: of the minibatch that is being summed up."""
+        """Sums of the minibatch's gradients by name, float32."""
         for name, master in self.values.items():
             master.grad = self.gradients[name]
         masters = self.values.values()

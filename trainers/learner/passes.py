@@ -69,9 +69,9 @@ class Passes:
         Args:
             steps: The minibatches of a version.
             sampling_version: The newest version that the tokens can be of.
-            masters: Of the model, which computes with their values.
-            reference: Under which log-probabilities are taken as well; None for none.
-            proximal: Whether those of the weights before the first step are.
+            masters: Weights of the model, which computes with their values.
+            reference: Policy under which log-probabilities are taken as well; None for none.
+            proximal: Whether log-probabilities of the weights before the first step are taken, too.
         """
         known = [self._gather_tokens(step.micro_batches, sampling_version) for step in steps]
         if proximal:
@@ -118,7 +118,7 @@ class Passes:
         return scores
 
     def local_micro_batches(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[slice, MicroBatch, bool]]:
-        """Yield our micro-batches, where their tokens stand among all, and whether they count.
+        """Yield our micro-batches, the slice of their tokens among all, and whether they count.
 
         All processes meet in every pass, so each takes as many: one that has none left takes another's, for nothing.
         """

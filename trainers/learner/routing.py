@@ -36,7 +36,7 @@ class Routers:
         """int64[tokens, layers, experts per token] of the pass under way, and of its recomputation; -1 for none."""
         self._listens = False
         self._outputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Of the last pass, by layer: the logits of all inputs, with gradient, and their experts."""
+        """Results of the last pass, by layer: the logits of all inputs, with gradient, and their experts."""
         self._inputs: torch.Tensor | None = None
         """int64[I], which inputs of the last pass are not padding."""
         self._load: torch.Tensor | None = None

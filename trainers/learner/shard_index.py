@@ -33,7 +33,7 @@ class Cut:
     """A tensor in pieces, which cover it and do not overlap; one without elements has none."""
 
     dtype: str
-    """As safetensors names it."""
+    """Name in safetensors."""
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
 
@@ -69,7 +69,7 @@ def encode_index(index: Index) -> bytes:
 
 
 def decode_index(data: bytes) -> Index:
-    """Read an index. Raises CheckpointError for what is none, or leaves something of a tensor out."""
+    """Read an index. Raises CheckpointError for invalid bytes, and where part of a tensor is missing."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -77,7 +77,7 @@ def decode_index(data: bytes) -> Index:
     match found:
         case {"format": str(form), "metadata": dict(metadata), "tensors": dict(tensors)} if form == FORMAT:
             return Index({name: _cut(name, cut) for name, cut in tensors.items()}, metadata)
-    raise CheckpointError(f"the object is no index of a checkpoint in parts: it lacks the format {FORMAT!r}")
+    raise CheckpointError(f"the object is not an index of a checkpoint in parts: it lacks the format {FORMAT!r}")
 
 
 def _cut(name: str, found: Any) -> Cut:
@@ -99,7 +99,7 @@ def _piece(name: str, found: Any) -> Piece:
 
 def _sizes(name: str, found: list[Any]) -> tuple[int, ...]:
     if not all(type(size) is int and size >= 0 for size in found):
-        raise CheckpointError(f"the index of a checkpoint has sizes of {name[:80]!r} that are none")
+        raise CheckpointError(f"the index of a checkpoint has invalid sizes of {name[:80]!r}")
     return tuple(found)
 
 

@@ -61,7 +61,7 @@ class WarmStartSettings:
     samples: int = 512
     """Completions per measurement, at temperature 1, spread evenly over the held-out examples."""
     max_new_tokens: int = 16
-    """As in the rollouts that follow: a completion that does not end within them has no reward."""
+    """Token limit of the rollouts that follow: a completion that does not end within it has no reward."""
     tokens_per_micro_batch: int = 16_384
     seed: int = 1
 
@@ -84,36 +84,36 @@ class State:
     """Of a model and its optimizer."""
 
     weights: dict[str, torch.Tensor]
-    """By the parameter's name."""
+    """Weights by the parameter's name."""
     moments: dict[str, torch.Tensor]
-    """By the parameter's number and a name: `0.exp_avg`."""
+    """Moments by the parameter's number and a name: `0.exp_avg`."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """All that a search depends on from here on: who goes on from it ends with the same bits."""
+    """All that a search depends on from here on: resumed from it, a search ends with the same bits."""
 
     kept: State
-    """At the last measurement that was not above the band."""
+    """State at the last measurement that was not above the band."""
     stride: int
     """Steps from that measurement to the next."""
     rate: float
     reward: float
-    """As measured last."""
+    """Exact match at the last measurement."""
     curve: list[tuple[int, float]]
     """Every measurement (step, reward)."""
     steps: int = 0
-    """Of `kept`."""
+    """Steps that led to `kept`."""
     taken: int = 0
-    """In all, those taken back included, up to the last measurement."""
+    """All steps up to the last measurement, those taken back included."""
     done: int = 0
     """Since then."""
     now: State | None = None
-    """After these; None where none is done."""
+    """State after these steps; None where none is done."""
 
 
 class Follower:
-    """Is told how far a warm start is, and may keep that."""
+    """Follows the progress of a warm start, and may keep it."""
 
     def after_step(self, step: int, reward: float | None) -> None:
         """Hear of every step, and of the reward where it was measured; what this raises ends the search."""

@@ -31,7 +31,7 @@ def decoupled_ppo(  # noqa: PLR0913 - each is a key of the recipe
 
     w max(-A u, -A clip(u, 1 - clip_low, 1 + clip_high)), u = pi_theta / pi_prox, w = pi_prox / pi_b without gradient.
     The trust region is around the weights that the version began with, so staleness does not count against it; the
-    weight w makes up for who sampled.
+    weight w corrects for the sampling policy.
 
     Args:
         tokens: N tokens with `proximal`, or with `versions` and `version` to interpolate it.

@@ -46,7 +46,7 @@ from headrace.trainers.losses.tokens import (
 
 Loss: TypeAlias = Callable[..., TokenLoss]
 Table: TypeAlias = Mapping[str, Any]
-"""As in a recipe: `use`, and the options of what it names."""
+"""A table of a recipe: `use`, and the options of what it names."""
 
 LOSSES: dict[str, Loss] = {
     "ppo": ppo,
@@ -59,7 +59,7 @@ LOSSES: dict[str, Loss] = {
     "dppo": dppo,
     "gpg": gpg,
 }
-"""By the name in a recipe; each is called with TrainedTokens and its options."""
+"""Shipped losses by the name in a recipe; each is called with TrainedTokens and its options."""
 OWN_AGGREGATION = {"gspo": "sequence_mean", "gmpo": "sequence_mean"}
 """The aggregation without which a loss is not its paper's; of all others, the token mean."""
 PLACES = ("loss", "reward")
@@ -98,7 +98,7 @@ def policy_loss(  # noqa: PLR0913 - one for each table of a recipe
 
     A rejected token is out of everything: the policy term, KL, entropy, and the statistics of its sequence. Of a KL in
     the reward its share in the advantages of the tokens before it stays: it was part of what the sequence earned.
-    Raises UsageError for a name or an option that there is not, with those there are, and for what is no finite number.
+    Raises UsageError for an unknown name or option, listing the known ones, and for a number that is not finite.
     """
     _check_finite(tokens)
     table = {"use": use, **options}
@@ -351,7 +351,7 @@ def _bind_options(
     check_options(f"{where}, {use}", function, options)
     for name, value in options.items():
         if isinstance(value, float) and math.isnan(value):
-            raise UsageError(f"{where}, {use}: {name} is no number (nan)")
+            raise UsageError(f"{where}, {use}: {name} is not a number (nan)")
     return partial(function, **options), use
 
 

@@ -31,7 +31,7 @@ class TrainedTokens:
     advantages: Tensor
     """float[N]"""
     sequences: Tensor
-    """int64[N], the sequence of each token: the tokens of a sequence stand together, in their order."""
+    """int64[N], the sequence of each token: the tokens of a sequence are adjacent, in their order."""
     proximal: Tensor | None = None
     """float[N], log pi_prox under the weights at the start of the version; no gradient."""
     reference: Tensor | None = None
@@ -49,7 +49,7 @@ class TrainedTokens:
         """Refuse what would be computed with and give another loss.
 
         Raises UsageError for vectors that are not of one length, which would be broadcast, and for tokens of a sequence
-        that do not stand together, which would count as several sequences. The latter is looked for on the CPU only:
+        that are not adjacent, which would count as several sequences. The latter is looked for on the CPU only:
         elsewhere the answer would have to be waited for.
         """
         shapes = {name: tuple(one.shape) for name in _VECTORS if (one := getattr(self, name)) is not None}
@@ -59,7 +59,7 @@ class TrainedTokens:
             begun = self.sequences[sequence_begins(self.sequences)].sort().values
             twice = begun[1:][begun[1:] == begun[:-1]]
             if twice.numel():
-                raise UsageError(f"the tokens of sequence {int(twice[0])} do not stand together")
+                raise UsageError(f"the tokens of sequence {int(twice[0])} are not adjacent")
 
     def part(self, index: Tensor | slice) -> TrainedTokens:
         """Return the tokens at `index`, int64[M], bool[N] or a slice; it must hold whole sequences, in their order."""

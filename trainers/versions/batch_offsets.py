@@ -15,24 +15,24 @@ class _Section:
     """The record of a version, and those before it back to the version before."""
 
     begin: int
-    """No record of it stands before this offset."""
+    """No record of it is before this offset."""
     concluded: dict[int, int] = field(default_factory=dict)
-    """By partition of the curated topic, the last offset that they conclude."""
+    """Last offset that the records conclude, by partition of the curated topic."""
 
 
 @dataclass(slots=True)
 class BatchOffsets:
     """Remembers what the records on `batches` conclude, as far back as somebody may ask.
 
-    A successor takes a curated record for open that stands at or after its checkpoint's position, and that no record
+    A successor treats a curated record as open if it is at or after its checkpoint's position and no record
     concludes which it has read. It wants the metrics of LOOK_BACK versions besides.
     """
 
     begin: int = 0
-    """Where the first record stands, at the earliest."""
+    """Lowest possible offset of the first record."""
     _sections: deque[_Section] = field(default_factory=deque)
     _newest: _Section = field(init=False)
-    """Of the version that comes next."""
+    """Section of the version that comes next."""
 
     def __post_init__(self) -> None:
         self._newest = _Section(self.begin)
@@ -45,7 +45,7 @@ class BatchOffsets:
             last[use.partition] = max(last.get(use.partition, -1), use.offset)
 
     def note_written(self, offset: int) -> None:
-        """Take in where the record of a version stands that was concluded last."""
+        """Take in the offset of the record of the version that was concluded last."""
         self._sections.append(self._newest)
         self._newest = _Section(offset + 1)
 

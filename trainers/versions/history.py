@@ -74,7 +74,7 @@ class History:
     """A trainer's past."""
 
     checkpoints: dict[int, CheckpointPointer] = field(default_factory=dict)
-    """By version, all that were ever taken, but for those that are retired."""
+    """Pointers by version, of all checkpoints that were ever taken, but for those that are retired."""
     retired: tuple[int, ...] = ()
     """Versions of the checkpoints that `headrace gc` has deleted, or is about to."""
     batches: list[BatchTrained] = field(default_factory=list)
@@ -87,13 +87,13 @@ class History:
     """The newest."""
     stretch: Stretch = Stretch()
     anchor_offset: int = -1
-    """Where the record of its whole weights stands on the weights topic."""
+    """Offset of the record of its whole weights on the weights topic."""
     begun: StepBegun | None = None
     """The step that was begun last after a start."""
     files: tuple[NamedObject, ...] = ()
     """Config and tokenizer, as the newest anchor names them."""
     offsets: BatchOffsets = field(default_factory=BatchOffsets)
-    """Of the records that made, or concluded, what is here."""
+    """Offsets of the records that made, or concluded, what is here."""
 
     @property
     def checkpoint(self) -> CheckpointPointer | None:
@@ -101,32 +101,35 @@ class History:
         return self.checkpoints[max(self.checkpoints)] if self.checkpoints else None
 
 
-def read_history(run: Run, policy: str, *, recent: bool = False) -> History:
+def read_history(run: Run, policy_variant: str, *, recent: bool = False) -> History:
     """Read a policy's past up to the high watermarks of this moment.
 
     Args:
         run: The run.
-        policy: The policy, or the shadow.
+        policy_variant: The policy or shadow.
         recent: Read only what a trainer needs that comes back by the newest checkpoint: of the batches those since, and
             of the weights those since the newest whole ones.
     """
-    topics, fold = run.topics, _Fold(run.run_id, run.topics, policy, recent=recent)
-    state = run.state_place(trainer_component(policy))
+    topics, fold = run.topics, _Fold(run.run_id, run.topics, policy_variant, recent=recent)
+    state = run.state_place(trainer_component(policy_variant))
     if not recent:
-        places = find_whole_topics(run.connection, [topics.batches(policy), topics.weights(policy)])
-        with TopicReader(run.connection, {**places, state: 0}, f"history.{policy}") as reader:
+        places = find_whole_topics(run.connection, [topics.batches(policy_variant), topics.weights(policy_variant)])
+        with TopicReader(run.connection, {**places, state: 0}, f"history.{policy_variant}") as reader:
             return fold.of(reader.catch_up())
     history = fold.of(read_partition(run.connection, state))
     batches = 0 if history.checkpoint is None else max(0, history.checkpoint.batches_offset)
     history.offsets = BatchOffsets(batches)
-    begin = {(topics.batches(policy), 0): batches, (topics.weights(policy), 0): _find_newest_anchor(run, policy)}
-    with TopicReader(run.connection, begin, f"history.{policy}") as reader:
+    begin = {
+        (topics.batches(policy_variant), 0): batches,
+        (topics.weights(policy_variant), 0): _find_newest_anchor(run, policy_variant),
+    }
+    with TopicReader(run.connection, begin, f"history.{policy_variant}") as reader:
         return fold.of(reader.catch_up())
 
 
-def _find_newest_anchor(run: Run, policy: str) -> int:
-    """Return where the record of the newest whole weights stands, as the newest record names it; 0 where none does."""
-    place = (run.topics.weights(policy), 0)
+def _find_newest_anchor(run: Run, policy_variant: str) -> int:
+    """Return the offset of the newest whole weights' record, as the newest record names it; 0 where none does."""
+    place = (run.topics.weights(policy_variant), 0)
     end = fetch_end_offsets(run.connection, [place])[place]
     found = 0
     for message in read_range(run.connection, place, max(0, end - LAST_RECORDS), end):
@@ -137,22 +140,22 @@ def _find_newest_anchor(run: Run, policy: str) -> int:
     return found if event is not None and is_whole(event) else 0
 
 
-def fold_history(messages: Iterable[Message], run_id: str, topics: Topics, policy: str) -> History:
+def fold_history(messages: Iterable[Message], run_id: str, topics: Topics, policy_variant: str) -> History:
     """Return a policy's past from the messages of its topics batches, weights and state."""
-    return _Fold(run_id, topics, policy, recent=False).of(messages)
+    return _Fold(run_id, topics, policy_variant, recent=False).of(messages)
 
 
 class _Fold:
     """Takes in messages of a policy's topics; a recent past wants those of `state` first."""
 
-    def __init__(self, run_id: str, topics: Topics, policy: str, *, recent: bool) -> None:
-        self._run_id, self._topics, self._policy, self._recent = run_id, topics, policy, recent
-        self._history, self._retired = History(), Retired(run_id, [policy])
+    def __init__(self, run_id: str, topics: Topics, policy_variant: str, *, recent: bool) -> None:
+        self._run_id, self._topics, self._policy_variant, self._recent = run_id, topics, policy_variant, recent
+        self._history, self._retired = History(), Retired(run_id, [policy_variant])
 
     def of(self, messages: Iterable[Message]) -> History:
         """Return the past of these messages and all before."""
         history = self._history
-        batches, weights = self._topics.batches(self._policy), self._topics.weights(self._policy)
+        batches, weights = self._topics.batches(self._policy_variant), self._topics.weights(self._policy_variant)
         for message in messages:
             if message.topic == batches:
                 if (batch := read_record(message, BatchTrained)) and batch.run_id == self._run_id:
@@ -165,17 +168,17 @@ class _Fold:
                 self._take_state(message)
         history.batches.sort(key=lambda batch: batch.version)
         checkpoints = sorted({*history.checkpoints, *history.retired})
-        history.retired = tuple(v for v in checkpoints if self._retired.has(self._policy, CHECKPOINTS, v))
+        history.retired = tuple(v for v in checkpoints if self._retired.has(self._policy_variant, CHECKPOINTS, v))
         for version in history.retired:
             history.checkpoints.pop(version, None)
         return history
 
     def _take_state(self, message: Message) -> None:
         history = self._history
-        if message.key == step_key(self._policy):
+        if message.key == step_key(self._policy_variant):
             begun = read_record(message, StepBegun)
             history.begun = begun if begun and begun.run_id == self._run_id else None
-        elif not self._retired.take(message) and message.key.startswith(checkpoint_prefix(self._policy)):
+        elif not self._retired.take(message) and message.key.startswith(checkpoint_prefix(self._policy_variant)):
             pointer = read_record(message, CheckpointPointer)
             if pointer and pointer.run_id == self._run_id:
                 history.checkpoints[pointer.version] = pointer
@@ -212,17 +215,19 @@ def _take_event(history: History, event: WeightsPublished, offset: int) -> None:
     history.files = event.files or history.files
 
 
-def read_waiting_groups(run: Run, policy: str, history: History) -> tuple[list[Message], dict[PartitionId, int]]:
+def read_waiting_groups(
+    run: Run, policy_variant: str, history: History
+) -> tuple[list[Message], dict[PartitionId, int]]:
     """Return the curated records that the last incarnation's window held, and where it had read to.
 
     That is all between the newest checkpoint's positions and the last record's that was neither trained nor evicted,
     nor became a dead letter. Known by their places, not by their groups: a group that was dead and is driven here once
     more is another record, and one that nobody could read then may be readable now.
     """
-    places = find_whole_topics(run.connection, [run.topics.curated(policy)])
+    places = find_whole_topics(run.connection, [run.topics.curated(policy_variant)])
     begin = _offsets(places, history.checkpoint.positions if history.checkpoint else ())
     end = _offsets(places, history.last.positions if history.last else ())
-    with TopicReader(run.connection, begin, f"window.{policy}") as reader:
+    with TopicReader(run.connection, begin, f"window.{policy_variant}") as reader:
         waited = [
             message
             for message in reader.read_until(end)

@@ -88,7 +88,7 @@ class VersionUploader:
         """Encode and upload a version; return its event, which is to be written in the version's transaction.
 
         The next delta will be one on these tensors: leave them alone. Raises StoreUnavailable when the upload is given
-        up while the store is away.
+        up while the store is unreachable.
         """
         begin = time.monotonic()
         found = hash_weights(named)
@@ -236,13 +236,13 @@ def upload_files(
 ) -> tuple[NamedObject, ...]:
     """Store config and tokenizer, and an adapter's base, which go beside every anchor; equal files are one object.
 
-    Raises StoreUnavailable when the store is away and this is given up.
+    Raises StoreUnavailable when this is given up while the store is unreachable.
     """
     return tuple(NamedObject(name, run.put(data, "files", given_up=given_up)) for name, data in files.items())
 
 
 def upload_checkpoint(storing: Storing, given_up: threading.Event | None = None) -> Stored:
-    """Store masters, moments and version. Raises StoreUnavailable when the store is away and this is given up."""
+    """Store masters, moments and version. Raises as `upload_files`."""
     reach("train.before_checkpoint")
     stored = storing(given_up)
     reach("train.after_checkpoint")
@@ -287,9 +287,9 @@ class WindowMark:
     epoch: int
     weights_hash: str
     positions: tuple[Position, ...] = ()
-    """Where to read the curated topic again so that nothing of the window is missed."""
+    """Offsets from which to read the curated topic again so that nothing of the window is missed."""
     batches_offset: int = -1
-    """From where to read `batches` so that it is known what of this was concluded; -1 for the beginning."""
+    """Offset from which `batches` tells what of this was concluded; -1 for the beginning."""
 
 
 __getattr__ = deprecated_names(__name__, {"Publisher": VersionUploader})

@@ -74,13 +74,13 @@ def hash_learner(learner: Learner) -> str:
 
 
 def remake(
-    run: Run, policy: str, learner: Learner, batches: Sequence[BatchTrained], recipes: Sequence[Recipe]
+    run: Run, policy_variant: str, learner: Learner, batches: Sequence[BatchTrained], recipes: Sequence[Recipe]
 ) -> Iterator[Remade]:
     """Train the learner on these batches of a run again, one version after the other, and yield after each.
 
     Args:
         run: Whose curated topic holds the groups.
-        policy: Whose batches they are.
+        policy_variant: The policy or shadow that the batches trained.
         learner: At the version before the first batch.
         batches: Consecutive versions.
         recipes: By number of the revision that a batch was trained under.
@@ -88,21 +88,21 @@ def remake(
     Raises LineageBroken when a version or one of its groups is not on the topics any more, and what `Learner.step`
     raises.
     """
-    return train_again(read_trained_groups(run, policy, batches), policy, learner, recipes)
+    return train_again(read_trained_groups(run, policy_variant, batches), policy_variant, learner, recipes)
 
 
 def train_again(
     batches: Iterable[tuple[BatchTrained, list[DecodedGroup]]],
-    policy: str,
+    policy_variant: str,
     learner: Learner,
     recipes: Sequence[Recipe],
 ) -> Iterator[Remade]:
     """Train the learner on batches that come with their groups, as `remake` does."""
     for batch, groups in batches:
         if batch.version != learner.version + 1:
-            raise LineageBroken(f"among the batches of {policy} there is none of version {learner.version + 1}")
+            raise LineageBroken(f"the batches of {policy_variant} lack version {learner.version + 1}")
         recipe = recipes[batch.revision]
-        settings = recipe.trainer_of(policy)
+        settings = recipe.trainer_of(policy_variant)
         learner.use(settings, recipe.seed)
         sequences = build_batch_sequences(map(prepare_group, groups), settings)
         yield Remade(batch, groups, learner.step(sequences, batch.version))

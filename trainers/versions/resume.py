@@ -41,9 +41,9 @@ class ResumedTrainer:
     announcer: VersionAnnouncer
     epoch: int
     weights_hash: str
-    """Of the learner's weights, as published."""
+    """Hash of the learner's weights, as published."""
     positions: dict[PartitionId, int]
-    """Where to read on."""
+    """Offsets from which to read on."""
     waiting: list[Message] = field(default_factory=list)
     """Curated records before these positions that the window held."""
     recent: Sequence[Mapping[str, float]] = ()
@@ -51,35 +51,35 @@ class ResumedTrainer:
     resumed: bool = False
     """Whether a trainer was here before."""
     offsets: BatchOffsets = field(default_factory=BatchOffsets)
-    """Of the records on `batches`."""
+    """Offsets of the records on `batches`."""
     begun: StepBegun | None = None
     """A step to the next version that was noted, and ended its process."""
 
 
-def resume(run: Run, policy: str, history: History, stop: threading.Event) -> ResumedTrainer:
+def resume(run: Run, policy_variant: str, history: History, stop: threading.Event) -> ResumedTrainer:
     """Load the newest checkpoint and train the batches after it again, up to the last published version.
 
     Raises StopRequested between two versions, LineageBroken when what they were trained on is gone.
     """
     published = history.published
     assert published is not None  # noqa: S101 - the caller looked
-    learner = _load_newest_checkpoint(run, policy, history, history.files)
+    learner = _load_newest_checkpoint(run, policy_variant, history, history.files)
     if learner.version < max(history.checkpoints):
-        history = read_history(run, policy)  # the batches since stand before those that were read
-    with heartbeat(run, policy, "resuming") as beat:
-        _train_again(run, policy, learner, history, _Progress(policy, stop, beat))
+        history = read_history(run, policy_variant)  # it needs batches before those that were read
+    with heartbeat(run, policy_variant, "resuming") as beat:
+        _train_again(run, policy_variant, learner, history, _Progress(policy_variant, stop, beat))
     if learner.version < published.version:
-        raise LineageBroken(f"{run.topics.batches(policy)} holds no version {learner.version + 1}")
-    learner.use(run.recipe.trainer_of(policy), run.recipe.seed)
-    waiting, positions = read_waiting_groups(run, policy, history)
+        raise LineageBroken(f"{run.topics.batches(policy_variant)} holds no version {learner.version + 1}")
+    learner.use(run.recipe.trainer_of(policy_variant), run.recipe.seed)
+    waiting, positions = read_waiting_groups(run, policy_variant, history)
     tensors = learner.snapshot_weights()
     got = hash_weights(tensors)
-    epoch = _choose_epoch(policy, learner, history, got)
+    epoch = _choose_epoch(policy_variant, learner, history, got)
     is_published = (published.weights_hash, published.epoch) == (got, epoch)
     version = published.version if is_published else learner.version
     base = Base(version, epoch, tensors, got, history.stretch, is_published)
-    uploader = VersionUploader(run, policy, history.files, base)
-    announcer = VersionAnnouncer(run, policy, history.anchor_offset)
+    uploader = VersionUploader(run, policy_variant, history.files, base)
+    announcer = VersionAnnouncer(run, policy_variant, history.anchor_offset)
     recent = [batch.metrics for batch in history.batches[-LOOK_BACK:]]
     begun = history.begun if history.begun is not None and history.begun.version == learner.version + 1 else None
     return ResumedTrainer(
@@ -97,30 +97,31 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> Re
     )
 
 
-def _load_newest_checkpoint(run: Run, policy: str, history: History, files: tuple[NamedObject, ...]) -> Learner:
+def _load_newest_checkpoint(run: Run, policy_variant: str, history: History, files: tuple[NamedObject, ...]) -> Learner:
     """Return a learner at the newest checkpoint that can be read; an older one only costs time."""
     for version in sorted(history.checkpoints, reverse=True):
         try:
             return load_learner_at(run, history.checkpoints[version], files, run.recipe)
         except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
-            log.error("checkpoint.unusable", policy=policy, version=version, why=str(error))  # noqa: TRY400 - logged
+            log.error("checkpoint.unusable", policy=policy_variant, version=version, why=str(error))  # noqa: TRY400 - logged
     raise LineageBroken(
-        f"none of the {len(history.checkpoints)} checkpoints of {policy} that {run.topics.state} names can be read: "
+        f"none of the {len(history.checkpoints)} checkpoints of {policy_variant} that {run.topics.state} names can be "
+        "read: "
         "put back what was removed from the store, or begin another run"
     )
 
 
 @dataclass(slots=True)
 class _Progress:
-    """Says how far a long re-training is, and hears that it shall stop."""
+    """Reports the progress of a long re-training, and stops it when asked."""
 
     policy: str
     stop: threading.Event
     beat: Callable[[str], None]
     _said: float = field(default_factory=time.monotonic)
 
-    def at(self, version: int, last: int) -> None:
-        """Between two versions. Raises StopRequested."""
+    def report(self, version: int, last: int) -> None:
+        """Report a version that was trained again. Raises StopRequested."""
         if self.stop.is_set():
             raise StopRequested(f"stopped while training version {version} of {last} again")
         if time.monotonic() - self._said > SAY_EVERY_S:
@@ -129,27 +130,27 @@ class _Progress:
             log.info("trainer.resuming", policy=self.policy, version=version, last=last)
 
 
-def _train_again(run: Run, policy: str, learner: Learner, history: History, progress: _Progress) -> None:
+def _train_again(run: Run, policy_variant: str, learner: Learner, history: History, progress: _Progress) -> None:
     """Train the batches after the checkpoint again; log where the weights first differ without a reason."""
     again = [batch for batch in history.batches if batch.version > learner.version]
     here, alike = learner.fingerprint(), True
-    log.info("trainer.resuming", policy=policy, checkpoint=learner.version, versions=len(again))
-    for remade in remake(run, policy, learner, again, run.revisions):
+    log.info("trainer.resuming", policy=policy_variant, checkpoint=learner.version, versions=len(again))
+    for remade in remake(run, policy_variant, learner, again, run.revisions):
         batch = remade.batch
         if alike and batch.fingerprint == here and hash_learner(learner) != batch.weights_hash:
             alike = False
             log.error(
                 "version.differs",
-                policy=policy,
+                policy=policy_variant,
                 version=batch.version,
                 expected=batch.weights_hash,
                 got=hash_learner(learner),
                 why="the same batch on the same hardware gave other weights, which must not be: please report it",
             )
-        progress.at(batch.version, again[-1].version)
+        progress.report(batch.version, again[-1].version)
 
 
-def _choose_epoch(policy: str, learner: Learner, history: History, got: str) -> int:
+def _choose_epoch(policy_variant: str, learner: Learner, history: History, got: str) -> int:
     """Return the epoch to go on under: one is an unbroken chain of weights, made under one fingerprint."""
     if history.batches:
         last = history.batches[-1]
@@ -166,7 +167,7 @@ def _choose_epoch(policy: str, learner: Learner, history: History, got: str) -> 
         return epoch
     log.warning(
         "epoch.begins",
-        policy=policy,
+        policy=policy_variant,
         epoch=epoch + 1,
         after_version=learner.version,
         expected=expected,

@@ -36,14 +36,14 @@ class Dots:
     window: int = 256
     """Problems that one is compared with; the paper's reference set has as many."""
     decay: float = 0.5
-    """Of the average; lower than elsewhere, as d is to be that of the current policy."""
+    """Decay of the average; lower than elsewhere, as d is to be that of the current policy."""
     success_above: float = 0.0
     remember: int = REMEMBER
     """Most tasks whose average is kept; one that is forgotten is unseen."""
     rates: SuccessRates = field(init=False)
     draws: HashedDraws = field(init=False)
     keys: deque[float] = field(init=False)
-    """Of the last problems offered."""
+    """Keys of the last problems offered."""
 
     def __post_init__(self) -> None:
         within(0, 1, share=self.share)

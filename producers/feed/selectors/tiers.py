@@ -29,7 +29,7 @@ class Tiers(AcceptAll):
     floor: float = 0.1
     success_above: float = 0.0
     rates: SuccessRates = field(init=False)
-    """By tier."""
+    """Success rates by tier."""
     draws: HashedDraws = field(init=False)
     passed: list[str] = field(init=False, default_factory=list)
     """Tiers that have reached the threshold once."""

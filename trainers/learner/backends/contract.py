@@ -18,7 +18,7 @@ class Backend(Protocol):
     """
 
     device: torch.device
-    """Where this process computes."""
+    """Device on which this process computes."""
     share: tuple[int, int]
     """(i, n): this process takes the micro-batches i, i + n, i + 2n, ... of every step."""
     leads: bool

@@ -52,9 +52,9 @@ log = structlog.get_logger()
 _Outline: TypeAlias = Mapping[str, tuple[torch.dtype, torch.Size]]
 NO_HURRY = timedelta(days=365)
 """How long a process waits for the leader's next word, as long as the run has nothing to train on; or for the others'
-parts of a checkpoint, as long as their store is away."""
+parts of a checkpoint, while the store is unreachable."""
 LOOK_UP_S = 0.2
-"""How often who waits for the others looks whether it is given up."""
+"""Seconds between two looks, while waiting for the others, whether the upload is given up."""
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def lead_group() -> Iterator[None]:
     try:
         yield
     except HeadraceError:
-        with suppress(RuntimeError):  # those that met the same are gone
+        with suppress(RuntimeError):  # processes that failed in the same way have ended
             _say("leave")
         _uploads().close()
         raise
@@ -205,7 +205,7 @@ class _Uploads:
         return self._executor.submit(lambda: store_parts(run, parts, metadata, self._group, given_up))
 
     def give_up(self) -> None:
-        """Wait for no store any more that is away, until the next begins; the others do so as well."""
+        """Stop waiting for an unreachable store, in all processes, until the next upload begins."""
         self._given_up.set()
         self._given_up = threading.Event()
 
@@ -216,7 +216,7 @@ class _Uploads:
 
 
 def _await_stored(storing: Future[Stored | None], given_up: threading.Event | None) -> Stored:
-    """Return what all processes have stored, in the leader. Raises what one of them met, or StoreUnavailable."""
+    """Return what all processes have stored, in the leader. Raises what one of them raised, or StoreUnavailable."""
     while not wait([storing], LOOK_UP_S).done:
         if given_up is not None and given_up.is_set():
             raise StoreUnavailable("given up while the processes store their parts of a checkpoint: is the store away?")

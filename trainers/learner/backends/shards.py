@@ -43,7 +43,7 @@ from headrace.trainers.learner.shard_index import Cut, Index, Piece, encode_inde
 
 T = TypeVar("T")
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
-"""By name: DTensors, of which this process holds a piece, or tensors that all processes hold alike."""
+"""Tensors by name: DTensors, of which this process holds a piece, or tensors that all processes hold alike."""
 PART_BYTES = 1 << 30
 """Larger parts are cut: whoever reads one has it in memory, and sends it again whole when the store was away."""
 
@@ -59,8 +59,8 @@ def store_parts(
 ) -> Stored | None:
     """Store our pieces of these tensors; return the whole in the group's first process, when all have stored theirs.
 
-    Every process of the group (gloo) calls it with the same names; each waits as long as its store is away. Raises, in
-    all of them, what one of them met: as `Run.put` does.
+    Every process of the group (gloo) calls it with the same names; each waits while the store is unreachable. Raises,
+    in all of them, what one of them raised: as `Run.put` does.
     """
     writer = _Writer(run, metadata, given_up, part_bytes)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -78,7 +78,7 @@ def read_parts(
     """Fill `room`, our pieces of an index's tensors, from the parts that hold something of them; return it.
 
     Every process of the group calls it with the same names; without one, a single process reads all. Raises, in all of
-    them, what one of them met: ObjectMissing, ObjectCorrupt, StoreUnavailable, WeightsError, and CheckpointError for
+    them, what one of them raised: ObjectMissing, ObjectCorrupt, StoreUnavailable, WeightsError, and CheckpointError for
     parts that do not hold what the index lists.
     """
     reader = _Reader(objects, index, parts)
@@ -148,7 +148,7 @@ class _Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 - objects are named by their content
-        """Return that there is none to choose."""
+        """Return None: there is nothing to choose."""
         return False
 
 
@@ -215,7 +215,7 @@ class _Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 - a record names what is read
-        """Return that there is none to choose."""
+        """Return None: there is nothing to choose."""
         return False
 
 
@@ -240,7 +240,7 @@ def _name_of(index: MetadataIndex) -> str:
 
 
 def _cut_of(name: str, metadata: Any, held: Mapping[tuple[str, torch.Size | None], NamedObject]) -> Cut:
-    """Return where a tensor's pieces are, but for those without elements, of processes that have nothing of it."""
+    """Return the places of a tensor's pieces, without those that have no elements."""
     pieces = (
         Piece(tuple(chunk.offsets), tuple(chunk.sizes), held[name, chunk.offsets].name)
         for chunk in metadata.chunks
@@ -262,7 +262,7 @@ def _as_future(value: T) -> Future[T]:
 
 
 def _raise_cause(error: CheckpointException) -> NoReturn:
-    """Raise what the first of the processes that failed has met."""
+    """Raise the error of the first process that failed."""
     rank = min(error.failures)
     cause = error.failures[rank][0]
     cause.add_note(f"met by process {rank}")

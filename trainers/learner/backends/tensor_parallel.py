@@ -20,7 +20,7 @@ from headrace.trainers.learner.layers import decoder_of
 from headrace.trainers.learner.logprobs import Scorer
 
 SHARED = "replicated_with_grad_allreduce"
-"""Of what every process has whole and applies to its own heads alone."""
+"""Style of modules that every process has whole and applies to its own heads alone."""
 _STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
