@@ -117,7 +117,8 @@ def _try_transaction(connection: Connection, transactional_id: str) -> None:
 def _try_group(connection: Connection, group: str, topics: list[str]) -> str:
     """Return why a group's offsets may not be read; empty where they may, or where nothing is there to read."""
     try:
-        fetch_commits(connection, group, topics[:1])
+        if topics:
+            fetch_commits(connection, group, topics[:1])
     except KafkaRefused as error:
         return str(error)
     return ""

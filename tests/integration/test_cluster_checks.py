@@ -14,8 +14,9 @@ pytestmark = pytest.mark.tools
 
 
 def test_a_cluster_is_looked_at_once_and_a_setting_that_would_refuse_records_is_named(
-    connection: Connection, run_name: str
+    bootstrap: str, run_name: str
 ) -> None:
+    connection = Connection(bootstrap)
     recipe = load_recipe("arithmetic", [f"name={run_name}"])
     assert all(finding.ok for finding in examine_cluster(connection, Wanted()))
     assert all(finding.ok for finding in examine_run(f"kafka://{connection.bootstrap}/{run_name}"))
