@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headrace.infra.embedded.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, find_only_folder
 from headrace.infra.errors import Unavailable, UsageError
+from headrace.infra.kafka.advertised import refuse_unreachable
 from headrace.infra.kafka.clients import KafkaAway, RunAddress, parse_run
 from headrace.infra.run.run import NoSuchRun, Run, join, list_runs, require_run
 
@@ -104,6 +105,7 @@ def _refuse_servers_elsewhere(folder: DataFolder) -> None:
 def _join(address: RunAddress, folder: DataFolder | None = None) -> Run:
     """Join a run, or name at once which runs there are instead; of a sweep's folder, what became of their topics."""
     try:
+        refuse_unreachable(address.connection)
         require_run(address, list_runs(address.connection, PATIENCE_S))
     except KafkaAway as error:
         raise KafkaAway(f"{address.connection.bootstrap}: {error}") from error

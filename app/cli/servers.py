@@ -52,21 +52,38 @@ def store_policy(
     typer.echo(build_policy(role, bucket) if role != "list" else "\n".join(ROLES))
 
 
-def doctor() -> None:
+def doctor(
+    run: Annotated[
+        str | None,
+        typer.Option("--run", metavar="ADDRESS", help="Check a cluster instead: kafka://HOST:PORT/RUN, begun or not."),
+    ] = None,
+) -> None:
     """Check whether this machine can run Headrace, and show how to get what is missing.
 
+    With --run, check whether a Kafka cluster can carry that run, as `up` does before it starts anything.
+
     Example: [bold]headrace doctor[/]
+
+    Example: [bold]headrace doctor --run kafka://broker:9092/my-run[/]
     """
+    from rich.markup import escape
+
     from headrace.app.views.variables import variables_table
     from headrace.ops.doctor import examine
 
     lacking = 0
     console = open_console()
-    for finding in examine():
+    if run is not None:
+        from headrace.ops.cluster_checks import examine_run
+
+        log_quietly()
+    for finding in examine() if run is None else examine_run(run):
         lacking += not finding.ok
         mark = "[green]ok  [/]" if finding.ok else "[red]lack[/]"
-        console.print(f"{mark} [bold]{finding.what:<13}[/] {finding.detail}", highlight=False, soft_wrap=True)
-    console.print(variables_table(), soft_wrap=True)
+        line = f"{mark} [bold]{finding.what:<14}[/] {escape(finding.detail)}"
+        console.print(line, highlight=False, soft_wrap=True)
+    if run is None:
+        console.print(variables_table(), soft_wrap=True)
     if lacking:
         raise typer.Exit(FAILED)
 

@@ -20,6 +20,7 @@ from headrace.infra.embedded.server_process import ServerError, ServerProcess
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.advertised import refuse_unreachable
 from headrace.infra.kafka.client_settings import read_client_settings
 from headrace.infra.kafka.clients import (
     Connection,
@@ -150,6 +151,7 @@ class Servers:
                 f"no Kafka answers at {self._named_kafka.bootstrap}, which the recipe names as kafka.bootstrap: start "
                 "it, correct the address, or leave the key out and an embedded Kafka is started"
             ) from error
+        refuse_unreachable(self.connection)
 
     def revive(self) -> None:
         """Start again an embedded server that has died, with its data; one that does not come up is tried ever later.

@@ -16,6 +16,7 @@ import structlog
 from headrace.infra.backoff import Backoff
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
+from headrace.infra.kafka.advertised import refuse_unreachable
 from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
@@ -223,7 +224,8 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
 
     A `stop` that is set ends the wait.
 
-    Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read, StopRequested.
+    Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read, StopRequested,
+    and AddressUnreachable where the cluster answers only at the address that was given.
     """
     begin = time.monotonic()
     end, logged = begin + patience_s, False
@@ -232,6 +234,8 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
             return _join(address)
         except (NoSuchRun, KafkaAway, KafkaRefused) as error:
             if time.monotonic() > end:
+                if isinstance(error, KafkaAway):
+                    refuse_unreachable(address.connection)
                 raise
             if stop is not None and stop.is_set():
                 raise StopRequested("stopped while waiting for the run") from error

@@ -1,0 +1,73 @@
+"""The addresses that brokers advertise: a client finds a cluster by one address, and then speaks with these alone."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Connection, call_patiently, open_admin
+
+CONNECT_S = 3.0
+MOST_AT_ONCE = 32
+LISTING_S = 10.0
+
+
+class AddressUnreachable(UsageError):
+    """A broker advertises an address that does not answer from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """One broker's address, and why it cannot be reached; empty if it can."""
+
+    host: str
+    port: int
+    error: str = ""
+
+    def __str__(self) -> str:
+        """Return `host:port`."""
+        return f"{self.host}:{self.port}"
+
+
+def look_at_advertised(connection: Connection) -> tuple[Advertised, ...]:
+    """Return every broker's advertised address, and whether it takes a connection. Raises KafkaAway."""
+    admin = open_admin(connection)
+    brokers = call_patiently(lambda: admin.list_topics(timeout=LISTING_S), "listing brokers", LISTING_S).brokers
+    return try_addresses((broker.host, broker.port) for broker in brokers.values())
+
+
+def try_addresses(addresses: Iterable[tuple[str, int]]) -> tuple[Advertised, ...]:
+    """Connect to each address, all at the same time; return what came of it, in their order."""
+    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
+        return tuple(pool.map(lambda address: _try(*address), addresses))
+
+
+def _try(host: str, port: int) -> Advertised:
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except (OSError, ValueError) as error:  # ValueError: a name that is no host name
+        return Advertised(host, port, str(error))
+    return Advertised(host, port)
+
+
+def refuse_unreachable(connection: Connection) -> None:
+    """Raise AddressUnreachable when a broker advertises an address that does not answer from here.
+
+    One that answers at a second look was just starting. Raises KafkaAway, too.
+    """
+    if any(one.error for one in look_at_advertised(connection)):
+        silent = [one for one in look_at_advertised(connection) if one.error]
+        if silent:
+            raise AddressUnreachable(describe_unreachable(connection.bootstrap, silent))
+
+
+def describe_unreachable(bootstrap: str, silent: Iterable[Advertised]) -> str:
+    """Return the sentence that names the addresses."""
+    named = ", ".join(f"{one} ({one.error})" for one in silent)
+    return (
+        f"Kafka at {bootstrap} advertises {named}, which does not answer from here: set the broker's "
+        "advertised.listeners to an address that this machine reaches, or make that name and port reachable"
+    )

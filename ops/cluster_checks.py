@@ -1,0 +1,195 @@
+"""What a run needs of its cluster, judged by one look at it: no I/O but in the two functions at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.advertised import describe_unreachable
+from headrace.infra.kafka.clients import TRANSACTION_TIMEOUT_MS, Connection, parse_run
+from headrace.infra.kafka.cluster_sight import SeenCluster, SeenTopic, look_at_cluster
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import join, list_runs
+from headrace.ops.doctor import Finding
+from headrace.schemas.topics import TopicSpec
+
+LEAST = {
+    "max.message.bytes": 1_048_588,
+    "message.timestamp.before.max.ms": 3_600_000,
+    "message.timestamp.after.max.ms": 3_600_000,
+}
+"""Settings of topics. Kafka's default of the size: what is smaller was set by somebody, and refuses ordinary records. A
+record may be an hour old when it reaches its topic, as it waits while a server is away."""
+PATIENCE_S = 10.0
+RIGHTS = frozenset({"READ", "WRITE", "DESCRIBE"})
+"""Of the parts of a run together, on every topic."""
+REPLICATED = (
+    ("__transaction_state", "transaction.state.log.replication.factor", "transactions"),
+    ("__consumer_offsets", "offsets.topic.replication.factor", "consumer groups"),
+)
+"""Kafka's own topics, made at their first use with so many replicas: with fewer brokers never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a run uses of a cluster."""
+
+    topics: tuple[TopicSpec, ...] = ()
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Each with the topics that it reads."""
+    transactional_id: str = ""
+    """With which a transaction is tried; empty for none."""
+
+
+class ClusterUnfit(UsageError):
+    """The cluster lacks something that the run cannot live without."""
+
+
+def wanted_of(recipe: Recipe, specs: Iterable[TopicSpec]) -> Wanted:
+    """Return what a run uses: its topics, its groups, and a transactional id of its name that no component has."""
+    topics = recipe.topics
+    groups = {topics.rollout_group(workflow): (topics.tasks(workflow),) for workflow in recipe.workflows}
+    groups |= {topics.curate_group(one): (topics.trajectories(one),) for one in recipe.policy_variants}
+    return Wanted(tuple(specs), groups, f"{recipe.name}.look")
+
+
+def check_cluster(seen: SeenCluster, wanted: Wanted) -> list[Finding]:
+    """Return every check, each ok or with what to do. Of a cluster whose brokers cannot be reached no more is known."""
+    addresses = _addresses(seen)
+    if not addresses.ok:
+        return [addresses]
+    return [
+        addresses,
+        _version(seen),
+        _group_protocol(seen),
+        _transactions(seen),
+        _topics(seen, wanted.topics),
+        _rights(seen, wanted),
+        _groups(seen),
+    ]
+
+
+def _addresses(seen: SeenCluster) -> Finding:
+    if silent := [broker for broker in seen.brokers if broker.error]:
+        return Finding("addresses", ok=False, detail=describe_unreachable(seen.bootstrap, silent))
+    return Finding("addresses", ok=True, detail=f"{', '.join(map(str, seen.brokers)) or 'none'} answer from here")
+
+
+def _version(seen: SeenCluster) -> Finding:
+    if seen.settings is None:
+        why = seen.refused.get("settings", "it was not asked")
+        return Finding("version", ok=True, detail=f"not known, as a broker's settings may not be read ({why})")
+    if (protocol := seen.settings.get("inter.broker.protocol.version")) is not None:  # brokers have none from 4.0 on
+        return Finding("version", ok=False, detail=f"the brokers are of Kafka {protocol}: 4.0 or newer is needed")
+    return Finding("version", ok=True, detail="4.0 or newer")
+
+
+def _group_protocol(seen: SeenCluster) -> Finding:
+    protocols = (seen.settings or {}).get("group.coordinator.rebalance.protocols")
+    if protocols is not None and "consumer" not in protocols.replace(" ", "").split(","):
+        detail = f"the brokers speak {protocols}: add consumer to group.coordinator.rebalance.protocols (KIP-848)"
+        return Finding("group protocol", ok=False, detail=detail)
+    return Finding("group protocol", ok=True, detail="consumer (KIP-848)" if protocols else "not known")
+
+
+def _transactions(seen: SeenCluster) -> Finding:
+    settings, lacking = seen.settings or {}, []
+    for topic, key, what in REPLICATED:
+        if topic not in seen.topics and int(settings.get(key, 1)) > len(seen.brokers):
+            lacking.append(
+                f"{key} is {settings[key]} and there is a cluster of {len(seen.brokers)}, so {what} never work: set it "
+                f"to {len(seen.brokers)} or add brokers"
+            )
+    most_ms = int(settings.get("transaction.max.timeout.ms", TRANSACTION_TIMEOUT_MS))
+    if most_ms < TRANSACTION_TIMEOUT_MS:
+        lacking.append(f"transaction.max.timeout.ms is {most_ms}: {TRANSACTION_TIMEOUT_MS} or more is needed")
+    if not lacking and (why := seen.refused.get("transactions")):
+        lacking.append(f"{why}: allow Describe and Write on the transactional ids that begin with the run's name")
+    return Finding("transactions", ok=not lacking, detail="; ".join(lacking) or "work")
+
+
+def _topics(seen: SeenCluster, specs: Sequence[TopicSpec]) -> Finding:
+    there = [spec for spec in specs if spec.name in seen.topics]
+    lacking = [words for spec in there for words in _differences(spec, seen.topics[spec.name])]
+    if lacking:
+        return Finding("topics", ok=False, detail="; ".join(lacking))
+    missing = len(specs) - len(there)
+    unread = sum(seen.topics[spec.name].config is None for spec in there)
+    words = [f"{len(there)} are as the run needs them"] if there else []
+    words += [f"{missing} are to be made"] if missing else []
+    words += [f"settings of {unread} may not be read ({seen.refused.get('topics', '')})"] if unread else []
+    return Finding("topics", ok=True, detail=", ".join(words) or "none is asked for")
+
+
+def _differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
+    """Yield what is wrong with a topic, each with its setting."""
+    if topic.partitions != spec.partitions:
+        yield f"{spec.name} has {topic.partitions} partitions, the run has {spec.partitions}: take another run name"
+    config = topic.config or {}
+    for key, value in spec.config.items():
+        if config.get(key, value) != value:
+            yield f"{spec.name} has {key}={config[key]}: set it to {value}"
+    for key, least in LEAST.items():
+        if key not in spec.config and int(config.get(key, least)) < least:
+            yield f"{spec.name} has {key}={config[key]}: set it to {least} or more"
+    if int(config.get("min.insync.replicas", 1)) > topic.replicas:
+        yield (
+            f"{spec.name} has min.insync.replicas={config['min.insync.replicas']} and {topic.replicas} replicas, so it "
+            "takes no record: lower the setting, or add replicas"
+        )
+
+
+def _rights(seen: SeenCluster, wanted: Wanted) -> Finding:
+    lacking = [
+        f"{_list_words(RIGHTS - operations)} on topic {spec.name}"
+        for spec in wanted.topics
+        if spec.name in seen.topics and (operations := seen.topics[spec.name].operations) is not None
+        if RIGHTS - operations
+    ]
+    lacking += [f"Read on group {name} ({group.refused})" for name, group in seen.groups.items() if group.refused]
+    if lacking:
+        return Finding("rights", ok=False, detail=f"allow this client {'; '.join(lacking)}")
+    return Finding("rights", ok=True, detail="to read and write what is there")
+
+
+def _list_words(operations: frozenset[str]) -> str:
+    return ", ".join(sorted(name.capitalize() for name in operations))
+
+
+def _groups(seen: SeenCluster) -> Finding:
+    if foreign := [name for name, group in seen.groups.items() if group.is_classic and group.is_at_work]:
+        detail = f"{', '.join(foreign)}: another program is a member, by the classic protocol: stop it"
+        return Finding("groups", ok=False, detail=detail)
+    words = [f"{name} has members" for name, group in seen.groups.items() if group.is_at_work]
+    return Finding("groups", ok=True, detail=", ".join(words) or "without members")
+
+
+# ------------------------------------------------------------------------------------------------------ with a cluster
+
+
+def examine_cluster(connection: Connection, wanted: Wanted) -> list[Finding]:
+    """Look at a cluster once; return every check. Raises KafkaAway and KafkaRefused when no broker answers."""
+    names = [spec.name for spec in wanted.topics]
+    return check_cluster(look_at_cluster(connection, names, wanted.groups, wanted.transactional_id), wanted)
+
+
+def examine_run(text: str) -> list[Finding]:
+    """Return every check of the cluster of `kafka://host:port/run`; of a run that has begun also of its topics.
+
+    Raises UsageError for another text, KafkaAway and KafkaRefused when no broker answers.
+    """
+    address = parse_run(text)
+    found = examine_cluster(address.connection, Wanted(transactional_id=f"{address.run}.look"))
+    if not all(finding.ok for finding in found) or address.run not in list_runs(address.connection, PATIENCE_S):
+        return found
+    run = join(address, PATIENCE_S)
+    return examine_cluster(address.connection, wanted_of(run.recipe, run.topic_specs))
+
+
+def refuse_unfit(connection: Connection, wanted: Wanted) -> None:
+    """Raise ClusterUnfit with all that is wrong with a cluster, a line for each check."""
+    lacking = [finding for finding in examine_cluster(connection, wanted) if not finding.ok]
+    if lacking:
+        lines = "\n".join(f"  {finding.what}: {finding.detail}" for finding in lacking)
+        raise ClusterUnfit(f"the Kafka cluster at {connection.bootstrap} cannot carry this run:\n{lines}")

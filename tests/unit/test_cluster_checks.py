@@ -1,0 +1,134 @@
+"""What a cluster lacks is found by one look, before anything starts, and said in one list."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from made_recipes import sums_recipe
+
+from headrace.infra.kafka import advertised
+from headrace.infra.kafka.advertised import AddressUnreachable, Advertised, refuse_unreachable, try_addresses
+from headrace.infra.kafka.clients import Connection
+from headrace.infra.kafka.cluster_sight import SeenCluster, SeenGroup, SeenTopic
+from headrace.ops import cluster_checks
+from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, refuse_unfit, wanted_of
+
+RECIPE = sums_recipe()
+WANTED = wanted_of(RECIPE, RECIPE.topic_specs)
+ALL = frozenset({"READ", "WRITE", "DESCRIBE"})
+SETTINGS = {"group.coordinator.rebalance.protocols": "classic,consumer,streams", "transaction.max.timeout.ms": "900000"}
+SOUND = SeenCluster(
+    "k:1",
+    (Advertised("k", 1),),
+    SETTINGS,
+    {spec.name: SeenTopic(spec.partitions, 1, {**spec.config, **spec.made_with}, ALL) for spec in WANTED.topics},
+    {group: SeenGroup() for group in WANTED.groups},
+)
+CURATED = "t.curated.solver"
+BATCHES = "t.batches.solver"
+
+
+def with_topic(name: str, **config: str) -> SeenCluster:
+    topic = SOUND.topics[name]
+    changed = replace(topic, config={**(topic.config or {}), **{key.replace("_", "."): v for key, v in config.items()}})
+    return replace(SOUND, topics={**SOUND.topics, name: changed})
+
+
+def test_of_a_sound_cluster_every_check_is_ok() -> None:
+    found = check_cluster(SOUND, WANTED)
+    assert [finding.what for finding in found if finding.ok] == [
+        "addresses", "version", "group protocol", "transactions", "topics", "rights", "groups",
+    ]  # fmt: skip
+    assert all(finding.ok for finding in check_cluster(replace(SOUND, topics={}, settings=None), WANTED))
+    assert list(WANTED.groups) == ["t.rollout.sums", "t.curate.solver"]
+
+
+LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
+    ("version", lambda: replace(SOUND, settings={"inter.broker.protocol.version": "3.9-IV0"}), "4.0 or newer"),
+    (
+        "group protocol",
+        lambda: replace(SOUND, settings={"group.coordinator.rebalance.protocols": "classic"}),
+        "add consumer to group.coordinator.rebalance.protocols",
+    ),
+    (
+        "transactions",
+        lambda: replace(SOUND, settings={"transaction.state.log.replication.factor": "3"}),
+        "there is a cluster of 1, so transactions never work",
+    ),
+    ("transactions", lambda: replace(SOUND, settings={"transaction.max.timeout.ms": "5"}), "10000 or more"),
+    (
+        "transactions",
+        lambda: replace(SOUND, refused={"transactions": "Transactional Id authorization failed"}),
+        "allow Describe and Write on the transactional ids",
+    ),
+    ("topics", lambda: with_topic(CURATED, max_message_bytes="200"), f"{CURATED} has max.message.bytes=200"),
+    ("topics", lambda: with_topic(BATCHES, max_message_bytes="200"), f"{BATCHES} has max.message.bytes=200"),
+    ("topics", lambda: with_topic(BATCHES, message_timestamp_before_max_ms="1"), "before.max.ms=1: set it to 3600000"),
+    ("topics", lambda: with_topic(BATCHES, cleanup_policy="compact"), "cleanup.policy=compact: set it to delete"),
+    ("topics", lambda: with_topic(BATCHES, min_insync_replicas="2"), "takes no record"),
+    (
+        "topics",
+        lambda: replace(SOUND, topics={**SOUND.topics, BATCHES: SeenTopic(4)}),
+        f"{BATCHES} has 4 partitions, the run has 1",
+    ),
+    (
+        "rights",
+        lambda: replace(
+            SOUND, topics={**SOUND.topics, BATCHES: replace(SOUND.topics[BATCHES], operations=ALL - {"WRITE"})}
+        ),
+        f"allow this client Write on topic {BATCHES}",
+    ),
+    (
+        "rights",
+        lambda: replace(SOUND, groups={"t.curate.solver": SeenGroup(refused="GROUP_AUTHORIZATION_FAILED")}),
+        "Read on group t.curate.solver",
+    ),
+    (
+        "groups",
+        lambda: replace(SOUND, groups={"t.curate.solver": SeenGroup(is_at_work=True, is_classic=True)}),
+        "another program is a member",
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "seen", "said"), LACKS, ids=[said for _, _, said in LACKS])
+def test_what_a_cluster_lacks_is_named_with_its_remedy(what: str, seen: Callable[[], SeenCluster], said: str) -> None:
+    lacking = [finding for finding in check_cluster(seen(), WANTED) if not finding.ok]
+    assert [finding.what for finding in lacking] == [what]
+    assert said in lacking[0].detail
+
+
+def test_all_that_is_wrong_is_one_list_and_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = replace(with_topic(BATCHES, max_message_bytes="200"), settings={"inter.broker.protocol.version": "3.9-IV0"})
+    monkeypatch.setattr(cluster_checks, "look_at_cluster", lambda *_: seen)
+    with pytest.raises(
+        ClusterUnfit, match=r"(?s)^the Kafka cluster at k:1 cannot.*\n  version: .*\n  topics: "
+    ) as raised:
+        refuse_unfit(Connection("k:1"), WANTED)
+    assert raised.value.exit_code == 2
+    monkeypatch.setattr(cluster_checks, "look_at_cluster", lambda *_: SOUND)
+    refuse_unfit(Connection("k:1"), WANTED)
+
+
+def test_of_a_cluster_that_advertises_an_address_nobody_reaches_nothing_else_is_asked() -> None:
+    [finding] = check_cluster(SeenCluster("k:1", (Advertised("far", 9, "timed out"),)), WANTED)
+    assert (finding.ok, finding.what) == (False, "addresses")
+    assert "Kafka at k:1 advertises far:9 (timed out), which does not answer from here" in finding.detail
+
+
+def test_addresses_are_tried_and_those_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        here, nobody = server.getsockname()[1], closed.getsockname()[1]
+        found = try_addresses([("127.0.0.1", here), ("127.0.0.1", nobody), ("no-such-host.invalid", 9092)])
+    assert [bool(one.error) for one in found] == [False, True, True]
+
+    monkeypatch.setattr(advertised, "look_at_advertised", lambda _: found)
+    with pytest.raises(AddressUnreachable, match=rf"Kafka at k:1 advertises 127\.0\.0\.1:{nobody} \(.*refused"):
+        refuse_unreachable(Connection("k:1"))
+    looks = iter([found, found[:1]])
+    monkeypatch.setattr(advertised, "look_at_advertised", lambda _: next(looks))
+    refuse_unreachable(Connection("k:1"))
