@@ -46,7 +46,7 @@ class ClusterUnfit(UsageError):
     """The cluster lacks something that the run cannot live without."""
 
 
-def wanted_of(recipe: Recipe, specs: Iterable[TopicSpec]) -> Wanted:
+def needs_of(recipe: Recipe, specs: Iterable[TopicSpec]) -> Wanted:
     """Return what a run uses: its topics, its groups, and a transactional id of its name that no component has."""
     topics = recipe.topics
     groups = {topics.rollout_group(workflow): (topics.tasks(workflow),) for workflow in recipe.workflows}
@@ -184,7 +184,7 @@ def examine_run(text: str) -> list[Finding]:
     if not all(finding.ok for finding in found) or address.run not in list_runs(address.connection, PATIENCE_S):
         return found
     run = join(address, PATIENCE_S)
-    return examine_cluster(address.connection, wanted_of(run.recipe, run.topic_specs))
+    return examine_cluster(address.connection, needs_of(run.recipe, run.topic_specs))
 
 
 def refuse_unfit(connection: Connection, wanted: Wanted) -> None:

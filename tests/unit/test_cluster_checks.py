@@ -14,10 +14,10 @@ from headrace.infra.kafka.advertised import AddressUnreachable, Advertised, refu
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.cluster_sight import SeenCluster, SeenGroup, SeenTopic
 from headrace.ops import cluster_checks
-from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, refuse_unfit, wanted_of
+from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, needs_of, refuse_unfit
 
 RECIPE = sums_recipe()
-WANTED = wanted_of(RECIPE, RECIPE.topic_specs)
+WANTED = needs_of(RECIPE, RECIPE.topic_specs)
 ALL = frozenset({"READ", "WRITE", "DESCRIBE"})
 SETTINGS = {"group.coordinator.rebalance.protocols": "classic,consumer,streams", "transaction.max.timeout.ms": "900000"}
 SOUND = SeenCluster(
