@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from headrace.trainers.versions.uploader import VersionUploader
+from headrace.trainers.versions.publisher import VersionUploader
 from made_run import make_run, tiny_recipe
 
 from headrace.infra.store.object_cache import Uncached
