@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from headrace.trainers.versions.publisher import VersionUploader
 from made_run import make_run, tiny_recipe
 
 from headrace.infra.store.object_cache import Uncached
@@ -18,6 +17,7 @@ from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE, list_claims, size
 from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import WeightsPublished
+from headrace.trainers.versions.publisher import VersionUploader
 
 VALUES = 20_000
 
