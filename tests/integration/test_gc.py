@@ -308,9 +308,9 @@ def test_of_a_run_that_goes_on_nothing_younger_than_a_day_is_taken(made: Made) -
 @pytest.mark.weights
 def test_what_was_written_anew_since_the_listing_stays(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that comes back makes the same bytes again, while it is not known yet that it will name them."""
-    age, listing = timedelta(hours=1), made.run.store.listing
+    age, listing = timedelta(hours=1), made.run.store.list_objects
     monkeypatch.setattr(
-        made.run.store, "listing", lambda: [replace(one, modified=one.modified - 2 * age) for one in listing()]
+        made.run.store, "list_objects", lambda: [replace(one, modified=one.modified - 2 * age) for one in listing()]
     )
     done = plain(collect(made.run, CollectionRequest(older_than=age), rests=True))
     assert (done["spared"], [row["objects"] for row in done["collected"]]) == (1, [1])

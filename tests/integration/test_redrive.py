@@ -182,7 +182,7 @@ def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trai
 ) -> None:
     run = make()
     with feeding(run) as pacing:
-        until(lambda: pacing().open("solver") == QUOTA, "tasks")
+        until(lambda: pacing().count_open("solver") == QUOTA, "tasks")
         wholes = [group(run, number) for number in range(4)]
         with curating(run):
             say(run, sent(run, claimed(run, wholes[1])), *(sent(run, wholes[n]) for n in (0, 2, 3)))
@@ -225,7 +225,7 @@ def test_a_task_that_is_sent_back_is_looked_for_at_its_new_place(make: Callable[
     run = make(feed={"reissue_after_s": 3600})
     topic = run.topics.tasks("sums")
     with feeding(run) as pacing:
-        until(lambda: pacing().open("solver") == QUOTA, "tasks")
+        until(lambda: pacing().count_open("solver") == QUOTA, "tasks")
         until(lambda: len(of(run, topic, Task)) == QUOTA, "tasks on their topic")
         source = next(m for m in read_all(run.connection, [topic]) if m.key == b"sums:5")
         record = DeadLetter(
