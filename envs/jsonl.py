@@ -9,12 +9,15 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed, is_same_answer
 from headrace.envs.contract import Problem, Score, Split
+from headrace.envs.math_judge import MathJudge, require_math_verify
 
 INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
+
+COMPARISONS = ("exact", "math_verify")
 
 
 class TaskFileError(ValueError):
@@ -34,12 +37,22 @@ class JsonLines:
     """A finite set of problems; the order of `train` comes from the seed.
 
     `held_out` is the share that is kept for evaluations; the split `warm_start` is empty, since a line holds no worked
-    example. Raises TaskFileError for a file that is missing, malformed or too small to be split.
+    example. `compare` is how answers are compared: as exact numbers or normalised text, or by math-verify, an extra, in
+    processes of its own. Raises ValueError where that is not installed, and TaskFileError for a file that is missing,
+    malformed or too small to be split.
     """
 
     name = "jsonl"
 
-    def __init__(self, seed: int, path: str, held_out: float = 0.1, instruction: str = INSTRUCTION) -> None:
+    def __init__(
+        self,
+        seed: int,
+        path: str,
+        held_out: float = 0.1,
+        instruction: str = INSTRUCTION,
+        compare: Literal["exact", "math_verify"] = "exact",
+    ) -> None:
+        self._math = _open_judge(compare)
         if not 0 <= held_out < 1:
             raise ValueError(f"held_out is a share, 0 <= held_out < 1; got {held_out}")
         self._instruction = instruction
@@ -67,11 +80,26 @@ class JsonLines:
         return Problem(task_id=row.digest[:16], prompt=row.problem + self._instruction, answer=row.answer)
 
     def score(self, problem: Problem, text: str) -> Score:
-        """Return reward 1 when the last box equals the answer, as exact numbers or as normalised text, else 0."""
+        """Return reward 1 when the last box equals the answer, as exact numbers or as normalised text, else 0.
+
+        With `compare = "math_verify"` also when both are the same mathematics.
+        """
         boxed = find_last_boxed(text)
-        return Score(
-            float(boxed is not None and is_same_answer(boxed, problem.answer)), {"boxed": float(boxed is not None)}
+        if boxed is None:
+            return Score(0.0, {"boxed": 0.0})
+        is_right = is_same_answer(boxed, problem.answer) or (
+            self._math is not None and self._math.is_same(boxed, problem.answer)
         )
+        return Score(float(is_right), {"boxed": 1.0})
+
+
+def _open_judge(compare: str) -> MathJudge | None:
+    if compare not in COMPARISONS:
+        raise ValueError(f"compare is one of {', '.join(COMPARISONS)}; got {compare!r}")
+    if compare == "exact":
+        return None
+    require_math_verify()
+    return MathJudge()
 
 
 def _share(row: _Row) -> float:

@@ -148,6 +148,9 @@ class GroupConsumer:
         for place, one in restored.items():
             self._hold(place, one)
         with translate_kafka_errors("reading on"):
+            for place, one in restored.items():
+                if one.was_lost:
+                    self._consumer.seek(TopicPartition(*place, one.end))
             self._consumer.resume([TopicPartition(*place) for place in restored])
 
     def _drop_restore(self) -> None:

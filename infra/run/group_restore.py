@@ -2,6 +2,9 @@
 
 A member of a group must poll now and then, so the work is cut: each call goes on for a stretch of time. Nobody restores
 from "the end" of `state`: an open transaction hides the newest snapshot there.
+
+Where Kafka has forgotten the offsets of a group that rested, the newest snapshot takes their place. What was handled
+after it has left its records: inputs are handled again, in memory, for as long as what follows from them is in the log.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, name_par
 from headrace.schemas.records import Snapshot
 
 log = structlog.get_logger()
+
+
+Identity = tuple[bytes, tuple[tuple[str, bytes | None], ...]]
+"""Key and headers."""
 
 
 class StateLost(HeadraceError):
@@ -81,6 +88,8 @@ class Restored:
     """The committed offset; 0 before the first."""
     snapshot_offset: int
     """Offset in `state` of its newest snapshot; -1 before the first."""
+    was_lost: bool = False
+    """Whether its offset was forgotten, so that `end` is what the log shows."""
 
 
 class Restore:
@@ -102,6 +111,12 @@ class Restore:
         self._committed = {_partition_of(position): position for position in committed}
         self._make_state = make_state
         self._found: dict[PartitionId, Restored] = {}
+        self._lost: dict[PartitionId, int] = {}
+        """Partitions whose offsets were forgotten, with the offsets of their newest snapshots."""
+        self._bodies: dict[PartitionId, bytes] = {}
+        """What these snapshots hold."""
+        self._written: dict[PartitionId, set[Identity]] = {}
+        """What is in partitions of topics that were written to."""
         self._steps = self._restore_all()
 
     def drop(self, places: Iterable[PartitionId]) -> None:
@@ -130,29 +145,62 @@ class Restore:
     def _restore_all(self) -> Generator[None]:
         """Do all, yielding after each record."""
         refuse_lost_tail(self._member.connection, {place: one.offset for place, one in self._committed.items()})
-        yield from self._refuse_lost_offsets()
+        yield from self._find_lost_offsets()
         for place, position in self._committed.items():
-            snapshot_offset = _snapshot_offset(position) if position.metadata else -1
-            self._found[place] = Restored(self._make_state(place), 0, max(position.offset, 0), snapshot_offset)
+            snapshot_offset = _snapshot_offset(position) if position.metadata else self._lost.get(place, -1)
+            end, was_lost = max(position.offset, 0), place in self._lost
+            self._found[place] = Restored(self._make_state(place), 0, end, snapshot_offset, was_lost)
         yield from self._take_snapshots()
+        for place in self._lost:
+            yield from self._recover_end(place)
         yield from self._handle_inputs()
 
-    def _refuse_lost_offsets(self) -> Iterator[None]:
-        """Refuse to begin anew where somebody has been before: all that was handled would be handled again."""
+    def _find_lost_offsets(self) -> Iterator[None]:
+        """Find the snapshots of partitions without an offset where somebody has been before.
+
+        To begin anew there would be to curate everything a second time. A cluster forgets the offsets of a group that
+        rests for longer than its offsets.retention.minutes.
+        """
         new = {self._member.key(place): place for place, one in self._committed.items() if one.offset < 0}
         if not new:
             return
-        known = set()
         with TopicReader(self._member.connection, {self._member.state_place: 0}) as reader:
             for message in reader.catch_up():
-                known.add(message.key)
+                if (place := new.get(message.key)) is not None:
+                    self._lost[place] = message.offset
                 yield
-        if lost := [name_partition(place) for key, place in new.items() if key in known]:
-            raise StateLost(
-                f"group {self._member.group} has lost its offsets of {', '.join(lost)}, where it has been: did the "
-                "cluster's offsets.retention.minutes pass while the run rested? Going on would curate everything a "
-                "second time; set the offsets back, or begin a new run",
-            )
+
+    def _recover_end(self, place: PartitionId) -> Iterator[None]:
+        """Find how far a partition was handled: as far as what follows from its records is in the log.
+
+        A state is a function of its records, and what follows was written with the offset that was forgotten. Records
+        of which nothing follows are handled again, to the same end.
+        """
+        if place not in self._found:
+            return
+        one, state = self._found[place], self._make_state(place)
+        state.restore(self._bodies[place])
+        one.end = one.begin
+        with TopicReader(self._member.connection, {place: one.begin}) as reader:
+            for message in reader.catch_up():
+                first = next((record for record in list(state.handle(message)) if record.partition >= 0), None)
+                yield
+                if first is None:
+                    continue
+                written_to = first.topic, first.partition
+                if written_to not in self._written:
+                    yield from self._read_written(written_to)
+                if _identify(first) not in self._written[written_to]:
+                    break
+                one.end = message.offset + 1
+        log.warning("offsets.recovered", partition=name_partition(place), offset=one.end, group=self._member.group)
+
+    def _read_written(self, place: PartitionId) -> Iterator[None]:
+        known = self._written[place] = set()
+        with TopicReader(self._member.connection, {place: 0}) as reader:
+            for message in reader.catch_up():
+                known.add(_identify(message))
+                yield
 
     def _take_snapshots(self) -> Iterator[None]:
         wanted = {one.snapshot_offset: place for place, one in self._found.items() if one.snapshot_offset >= 0}
@@ -178,6 +226,7 @@ class Restore:
         try:
             self._found[place].state.restore(snapshot.body)
             self._found[place].begin = snapshot.positions[name_partition(place)]
+            self._bodies[place] = snapshot.body
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise StateLost(
                 f"the snapshot of {name_partition(place)} at {self._member.state_topic}@{message.offset} cannot be "
@@ -203,6 +252,11 @@ class Restore:
                     for _ in restored.state.handle(message):
                         pass
                 yield
+
+
+def _identify(record: Message | Outgoing) -> Identity:
+    """Return what tells a record of ours from others of its topic."""
+    return record.key, tuple(record.headers)
 
 
 def _snapshot_offset(committed: TopicPartition) -> int:

@@ -33,7 +33,6 @@ from headrace.infra.kafka.topic_admin import TopicDiffers, ensure_topics
 from headrace.infra.kafka.topic_reader import TopicReader, find_whole_topics, read_all, read_one
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.run.group_consumer import GroupConsumer
-from headrace.infra.run.group_restore import StateLost
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.topics import TopicSpec
 
@@ -170,27 +169,28 @@ def test_a_state_is_restored_from_its_snapshot_and_the_records_after_it(connecti
 
 
 @pytest.mark.kafka
-def test_a_group_that_lost_its_offsets_does_not_begin_anew(connection: Connection, run_name: str) -> None:
+@pytest.mark.parametrize("snapshot_every_s", [0.0, 1000.0])
+def test_a_group_that_lost_its_offsets_goes_on_from_its_snapshots_and_what_is_written(
+    connection: Connection, run_name: str, snapshot_every_s: float
+) -> None:
     out = f"{run_name}.out"
-    produce(connection, f"{run_name}.in", range(40))
-    member = membership(connection.bootstrap, run_name, snapshot_every_s=0.0)
-    consumer = GroupConsumer(member, lambda place: Counter(place, out))
-    run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == 40)
 
-    class Never(Counter):
-        def handle(self, message: Message) -> list[Outgoing]:
-            pytest.fail(f"record {message.offset} is handled again")
+    def produce_keyed(values: range) -> None:
+        keyed = ((str(value).encode(), value % PARTITIONS) for value in values)
+        say(connection, *(Outgoing(f"{run_name}.in", key, key, partition=partition) for key, partition in keyed))
 
-    forgotten = replace(member, group=f"{run_name}.forgotten")
-    again = GroupConsumer(forgotten, lambda place: Never(place, out))
-    writer = TransactionalWriter(connection, f"{run_name}.t")
-    try:
-        with pytest.raises(StateLost, match="has lost its offsets"):
-            run_loop(again, writer, threading.Event(), Stopwatch())
-    finally:
-        again.close()
-        writer.close()
-    assert counted(connection, out) == exactly_once(40)
+    def count_until(n: int, group: str, snapshot_every_s: float) -> None:
+        member = replace(membership(connection.bootstrap, run_name, snapshot_every_s), group=group)
+        consumer = GroupConsumer(member, lambda place: Counter(place, out))
+        run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == n)
+
+    produce_keyed(range(40))
+    count_until(40, f"{run_name}.count", 0.0)
+    produce_keyed(range(40, 60))
+    count_until(60, f"{run_name}.count", snapshot_every_s)
+    produce_keyed(range(60, 80))
+    count_until(80, f"{run_name}.forgotten", 0.0)
+    assert counted(connection, out) == exactly_once(80)
 
 
 @pytest.mark.kafka

@@ -1,0 +1,85 @@
+"""Answers judged by math-verify: in processes of their own, within a time limit, and only where it is asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from headrace.envs import math_judge
+from headrace.envs.jsonl import JsonLines
+from headrace.envs.math_judge import MathJudge
+
+CHILD = """
+import json, sys, time
+for line in sys.stdin:
+    given, gold = json.loads(line)
+    if given == "slow":
+        time.sleep(60)
+    if given == "dead":
+        sys.exit(1)
+    print(json.dumps(given.lower() == gold), flush=True)
+"""
+JUDGES = (sys.executable, "-c", CHILD)
+
+
+def a_file(folder: Path) -> str:
+    lines = [json.dumps({"problem": f"p{number}", "answer": "x"}) for number in range(20)]
+    (folder / "tasks.jsonl").write_text("\n".join(lines))
+    return str(folder / "tasks.jsonl")
+
+
+def test_a_child_that_is_slow_or_dies_counts_as_another_answer_and_the_next_one_is_asked() -> None:
+    judge = MathJudge(JUDGES, limit_s=2.0, processes=1)
+    assert judge.is_same("X", "x")
+    began = time.monotonic()
+    assert not judge.is_same("slow", "slow")
+    assert time.monotonic() - began < 30
+    assert judge.is_same("X", "x")
+    assert not judge.is_same("dead", "dead")
+    assert judge.is_same("X", "x")
+    assert not judge.is_same("Y", "x")
+
+
+def test_many_threads_may_ask() -> None:
+    judge, found = MathJudge(JUDGES, processes=2), list[bool]()
+    threads = [threading.Thread(target=lambda: found.append(judge.is_same("X", "x"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [True] * 8
+
+
+def test_exact_comparison_is_the_default_and_the_extra_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = JsonLines(1, a_file(tmp_path))
+    assert exact.score(exact.problem("train", 0), r"\boxed{X}").reward == 0
+    with pytest.raises(ValueError, match="compare is one of exact, math_verify; got 'sympy'"):
+        JsonLines(1, a_file(tmp_path), compare="sympy")  # type: ignore[arg-type]  # the test's point
+    monkeypatch.setattr(math_judge, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r'pip install "headrace\[math\]"'):
+        JsonLines(1, a_file(tmp_path), compare="math_verify")
+
+
+def test_what_is_not_the_same_text_goes_to_math_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.envs.jsonl.require_math_verify", lambda: None)
+    monkeypatch.setattr("headrace.envs.jsonl.MathJudge", lambda: MathJudge(JUDGES))
+    env = JsonLines(1, a_file(tmp_path), compare="math_verify")
+    problem = env.problem("train", 0)
+    rewards = [env.score(problem, text).reward for text in (r"\boxed{x}", r"\boxed{X}", r"\boxed{y}", "x")]
+    assert rewards == [1, 1, 0, 0]
+
+
+@pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed")
+def test_math_verify_itself_takes_the_same_mathematics_for_the_same() -> None:
+    judge = MathJudge()
+    assert judge.is_same(r"\frac{2}{4}", "0.5")
+    assert judge.is_same("x=2", "2")
+    assert not judge.is_same("3", "2")
