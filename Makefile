@@ -11,6 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 EXTRAS ?=
 COUNT ?= 1000000
+NAMED_IN := integration e2e faults fuzz conformance model containers
 LANES ?= 2
 TESTS := LANES=$(LANES) $(BIN)/python tests/subjects.py
 
@@ -18,7 +19,7 @@ TESTS := LANES=$(LANES) $(BIN)/python tests/subjects.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint types unit faults soak fuzz check format clean distclean
+.PHONY: help install demo test test-all lint types names unit faults soak fuzz check format clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -35,8 +36,12 @@ lint: $(STAMP) ## lint
 types: $(STAMP) ## check types
 	@$(BIN)/mypy
 
-check: $(STAMP) ## lint, types and the gate's unit tests, some minutes
-	@$(MAKE) --no-print-directory -j2 lint types unit
+check: $(STAMP) ## lint, types, names and the gate's unit tests, some minutes
+	@$(MAKE) --no-print-directory -j2 lint types names unit
+
+names: $(STAMP) ## find names in tests that are no longer there, also in tests that the gate does not run
+	@for folder in $(NAMED_IN); do $(BIN)/mypy --config-file tests/mypy.ini \
+		$$(git ls-files "tests/$$folder/*.py" | grep -vE 'conftest|__init__|/protocol/') || exit 1; done
 
 unit: $(STAMP)
 	@$(TESTS) gate tests/unit

@@ -33,7 +33,8 @@ def started(output: Path, *words: str | Path) -> Iterator[subprocess.Popen[bytes
     try:
         yield process
     finally:
-        for child in (*children(process.pid), process):
+        family: list[psutil.Process | subprocess.Popen[bytes]] = [*children(process.pid), process]
+        for child in family:
             try:
                 child.kill()
             except psutil.NoSuchProcess:

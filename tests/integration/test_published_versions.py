@@ -64,7 +64,8 @@ def _runs(runs: Int32s, version: int) -> Int32s:
 def verdicts(run: Run) -> dict[int, str]:
     outcomes = [codec.decode(m.value, Outcome) for m in read_all(run.connection, [run.topics.outcomes("solver")])]
     letters = [codec.decode(m.value, DeadLetter) for m in read_all(run.connection, [run.topics.dead_letters])]
-    return {one.number: one.reason or one.verdict for one in (*outcomes, *letters)}
+    concluded: list[Outcome | DeadLetter] = [*outcomes, *letters]
+    return {one.number: one.reason or one.verdict for one in concluded}
 
 
 def poisoned(run: Run) -> None:

@@ -151,8 +151,8 @@ def published(run: Run, line: str = "solver") -> list[WeightsPublished]:
 
 def has_made(run: Run, version: int, line: str = "solver") -> bool:
     """Whether batch and weights of a last version can be read: one commit reaches the partitions one by one."""
-    events = [one.version for one in (*batches(run, line)[-1:], *published(run, line)[-1:])]
-    return events == [version, version]
+    newest: list[BatchTrained | WeightsPublished] = [*batches(run, line)[-1:], *published(run, line)[-1:]]
+    return [one.version for one in newest] == [version, version]
 
 
 def outcomes(run: Run, line: str = "solver") -> list[Outcome]:
