@@ -288,6 +288,7 @@ def test_who_asks_for_a_run_that_a_sweep_deleted_is_told_so(scene: Scene, monkey
     scene.scripts["b"] = "sys.exit(1)"
     scene.play()
     monkeypatch.setattr(opened_runs, "list_runs", lambda *_: [])
+    monkeypatch.setattr(opened_runs, "refuse_unreachable", lambda _connection: None)
     with DataFolder(scene.data).hold("`headrace compare`"):  # so no broker is started for the look
         assert "that is done, and its topics were deleted then" in refused("s-a-1", scene.data)
         assert f"{scene.data} is the folder of a sweep: `headrace compare` deletes" in refused("s-b-1", scene.data)
