@@ -105,7 +105,8 @@ def _transactions(seen: SeenCluster) -> Finding:
     if most_ms < TRANSACTION_TIMEOUT_MS:
         lacking.append(f"transaction.max.timeout.ms is {most_ms}: {TRANSACTION_TIMEOUT_MS} or more is needed")
     if not lacking and (why := seen.refused.get("transactions")):
-        lacking.append(f"{why}: allow Describe and Write on the transactional ids that begin with the run's name")
+        remedy = ": allow Describe and Write on the transactional ids that begin with the run's name"
+        lacking.append(f"{why}{remedy if 'authorization' in why.lower() else ''}")
     return Finding("transactions", ok=not lacking, detail="; ".join(lacking) or "work")
 
 

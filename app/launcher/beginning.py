@@ -23,7 +23,7 @@ from headrace.infra.run.revisions import (
     write_revision,
 )
 from headrace.infra.run.run import Run, join
-from headrace.ops.cluster_checks import needs_of, refuse_unfit
+from headrace.ops.cluster_checks import Wanted, needs_of, refuse_unfit
 from headrace.ops.figures.weights_figures import is_there
 from headrace.ops.lineage.lineage import read_records
 from headrace.ops.recipe_check import check_names
@@ -61,8 +61,10 @@ def begin_or_join(
     """
     address = RunAddress(servers.connection, recipe.name)
     first = read_first_revision(address)
-    if first is not None or not servers.embedded_kafka:  # of a new one of our own all is known
+    if not servers.embedded_kafka:
         refuse_unfit(address.connection, needs_of(recipe, read_topic_specs(first, recipe)))
+    elif first is not None:  # of a broker of ours all is known but what became of its topics
+        refuse_unfit(address.connection, Wanted(read_topic_specs(first, recipe)))
     if first is not None and codec.decode(first, RecipeRevision).run_id != own_run_id:
         refuse_run_of_another(join(address), recipe, own_run_id, embedded_store=servers.embedded_store)
     settle = partial(plan_revision, address, recipe, servers.store_address, new_recipe=new_recipe)

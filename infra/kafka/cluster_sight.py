@@ -16,6 +16,7 @@ from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.advertised import Advertised, look_at_advertised
 from headrace.infra.kafka.clients import (
     Connection,
+    KafkaAway,
     KafkaRefused,
     call_patiently,
     open_admin,
@@ -119,6 +120,8 @@ def _try_group(connection: Connection, group: str, topics: list[str]) -> str:
     try:
         if topics:
             fetch_commits(connection, group, topics[:1])
+    except KafkaAway:  # a transaction of the group is pending: whoever may not read is told so at once
+        return ""
     except KafkaRefused as error:
         return str(error)
     return ""
