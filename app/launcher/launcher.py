@@ -26,6 +26,7 @@ from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, PLUG_INS_VARIABLE
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
+from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
 from headrace.infra.kafka.clients import RunAddress
 from headrace.infra.kafka.topic_admin import fetch_session_timeout_s
 from headrace.infra.log import configure_logging
@@ -78,6 +79,8 @@ def up(request: UpRequest, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
     check_names(request.recipe)
+    client = {**request.recipe.kafka.client, **read_client_settings()}
+    check_client_settings(client, f"kafka.client and {KAFKA_CLIENT_VARIABLE}")
     with folder.hold(UP), interrupt_on_signals():
         notes = folder.read()
         if notes is not None and notes.run != request.recipe.name:

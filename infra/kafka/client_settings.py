@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaException
 
 from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, expand_user, read_environment
 from headrace.infra.errors import UsageError
@@ -27,13 +31,14 @@ SECRETS = frozenset(
 def read_client_settings() -> dict[str, str]:
     """Return the client settings that the environment gives: a JSON object, or the path of a file that holds one.
 
-    Raises UsageError, which quotes nothing of them.
+    Raises UsageError, which quotes nothing of them, also for settings that librdkafka does not take.
     """
-    text = read_environment(KAFKA_CLIENT_VARIABLE).strip()
+    where, text = KAFKA_CLIENT_VARIABLE, read_environment(KAFKA_CLIENT_VARIABLE).strip()
     if not text:
+        if KAFKA_CLIENT_VARIABLE in os.environ:
+            raise UsageError(f"{where} is set and empty: unset it, or give librdkafka settings as a JSON object")
         return {}
-    where = KAFKA_CLIENT_VARIABLE
-    if not text.startswith("{"):
+    if not _is_json(text) and not text.startswith("{"):
         where = f"{KAFKA_CLIENT_VARIABLE}, file {text}"
         try:
             text = expand_user(Path(text), KAFKA_CLIENT_VARIABLE).read_text(encoding="utf-8")
@@ -47,7 +52,46 @@ def read_client_settings() -> dict[str, str]:
         ) from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise UsageError(f'{where} must hold librdkafka settings as a JSON object of strings: {{"KEY": "VALUE"}}')
+    check_client_settings(found, where, alone=False)
     return found
+
+
+def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool = True) -> None:
+    """Raise UsageError that names the setting which librdkafka does not take; no value is quoted, as it may be secret.
+
+    Args:
+        client: librdkafka's settings.
+        where: Where they were given, for the message.
+        alone: Whether these are all: then also for settings that need others.
+    """
+    fault = _find_fault(client) if client else None
+    if fault is None:
+        return
+    for key, value in client.items():
+        own = _find_fault({key: value}) or ""
+        if own.startswith("No such configuration property"):
+            raise UsageError(f"{where}: {key} is no setting of librdkafka: look for a misspelling")
+        if own.startswith(("Invalid value", "Configuration property")):
+            raise UsageError(f"{where}: {key} cannot have the value that it is given")
+    if alone:
+        shown = "" if any(value in fault for key, value in client.items() if key in SECRETS) else f": {fault}"
+        raise UsageError(f"{where}: librdkafka does not take {', '.join(client)} together{shown}")
+
+
+def _find_fault(client: Mapping[str, str]) -> str | None:
+    """Return what librdkafka says against settings, None when it takes them. It connects to nobody."""
+    try:
+        Consumer({"group.id": "check", "log_level": 0, **client}).close()
+    except KafkaException as error:
+        return str(error.args[0].str())
+    return None
+
+
+def _is_json(text: str) -> bool:
+    with suppress(json.JSONDecodeError):
+        json.loads(text)
+        return True
+    return False
 
 
 def refuse_secrets(keys: Iterable[str], where: str) -> None:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.client_settings import refuse_secrets
+from headrace.infra.kafka.client_settings import check_client_settings, refuse_secrets
 from headrace.infra.recipe.plug_ins import look_in
 from headrace.infra.recipe.recipe_keys import is_free, list_children, list_fields, list_known_keys
 from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
@@ -68,6 +68,7 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
     except RecursionError as error:
         raise UsageError(f"recipe {name_or_path} nests tables without end") from error
     refuse_secrets(recipe.kafka.client, f"recipe {name_or_path}")
+    check_client_settings(recipe.kafka.client, f"recipe {name_or_path}: kafka.client", alone=False)
     look_in(draft.folders)
     return _check_round_trip(recipe, name_or_path)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.client_settings import read_client_settings
+from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
 from headrace.infra.kafka.clients import parse_run
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
@@ -32,14 +32,43 @@ def test_settings_are_given_as_json_or_as_the_path_of_a_file(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    "text", [f'{{"sasl.password": "{SECRET}"', f'{{"sasl.password": ["{SECRET}"]}}', "no/such/file"]
-)
+    "text",
+    [
+        f'{{"sasl.password": "{SECRET}"', f'{{"sasl.password": ["{SECRET}"]}}', f'{{"sasl.pasword": "{SECRET}"}}',
+        f'{{"socket.timeout.ms": "{SECRET}"}}', "no/such/file", "", "[]", "{",
+    ],
+)  # fmt: skip
 def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_KAFKA_CLIENT", text)
     with pytest.raises(UsageError, match="HEADRACE_KAFKA_CLIENT") as caught:
         read_client_settings()
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None, "a trace would quote the text"
+
+
+@pytest.mark.parametrize(
+    ("client", "says"),
+    [
+        ({"sasl.mechnism": "PLAIN"}, "sasl.mechnism is no setting of librdkafka"),
+        ({"socket.timeout.ms": "soon"}, "socket.timeout.ms cannot have the value"),
+    ],
+)
+def test_a_setting_that_librdkafka_does_not_take_is_named_where_it_was_written(
+    client: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "mine.toml"
+    [(key, value)] = client.items()
+    recipe.write_text(f'extends = "arithmetic"\n[kafka.client]\n"{key}" = "{value}"\n')
+    with pytest.raises(UsageError, match=rf"mine\.toml: kafka\.client: {says}"):
+        load_recipe(str(recipe))
+
+
+def test_settings_that_need_others_are_looked_at_together() -> None:
+    half = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN"}
+    check_client_settings(half, "recipe", alone=False)
+    with pytest.raises(UsageError, match=r"recipe: librdkafka does not take .* together: .*sasl\.username"):
+        check_client_settings(half, "recipe")
+    check_client_settings({**half, "sasl.username": "me", "sasl.password": SECRET}, "recipe")
 
 
 def test_a_recipe_with_a_secret_is_refused_with_the_way_to_give_it(tmp_path: Path) -> None:
