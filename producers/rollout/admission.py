@@ -22,7 +22,7 @@ MOST_UNDELIVERED = 64
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Implements `started_task.Gate`: by the run's end, recipe, weights, undelivered tasks and places."""
+    """Implements `started_task.Gate`: by the run's end, recipe, weights, failed and undelivered tasks, and places."""
 
     follower: RunFollower
     concluder: Concluder
@@ -38,6 +38,8 @@ class Admission:
         if task.revision not in self.follower.recipes:
             return "unknown_revision"
         if is_training and self.follower.find_stale(self.concluder.context.engine.versions()):
+            return None
+        if is_training and not self.concluder.brake.is_released():
             return None
         if self.concluder.delivering >= MOST_UNDELIVERED:
             return None

@@ -24,6 +24,7 @@ from headrace.producers.rollout.episodes import (
     conclude_unplayed,
     play_group,
 )
+from headrace.producers.rollout.failure_brake import FailureBrake
 from headrace.producers.rollout.failures import FailureLog, build_failure
 from headrace.producers.rollout.group_records import Encoded, build_outgoing, count_generated_tokens, encode_group
 from headrace.producers.rollout.outcome import Outcome
@@ -83,6 +84,7 @@ class Concluder:
     watch: Stopwatch
     pauses: Pauses
     failures: FailureLog = field(default_factory=FailureLog)
+    brake: FailureBrake = field(default_factory=FailureBrake)
     building: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the spec of a further revision is made."""
     delivering: int = 0
@@ -119,6 +121,8 @@ class Concluder:
                     await self._check_engine()
             else:
                 groups = self._conclude_unplayed(task, Failure(0, *started.refusal))
+            if task.purpose != "eval":
+                self.brake.note(failed=all(group.reason == "failed" for group in groups.values()))
             groups = self.failures.note(task, groups)
             reach("rollout.played")  # 1
         finally:

@@ -164,6 +164,8 @@ def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
         rewards = [played.reward, *(s.reward for s in played.sequences if s.reward is not None)]
         if not all(map(math.isfinite, rewards)):
             raise ValueError(f"the rewards of {role} must be finite, got {rewards}: fix the environment's scorer")
+        if wrong := {name: part for name, part in played.parts.items() if not math.isfinite(part)}:
+            raise ValueError(f"the parts of the reward of {role} must be finite, got {wrong}: fix the scorer")
     return episode
 
 

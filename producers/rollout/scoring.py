@@ -8,6 +8,7 @@ worker ends then (see `watchdog.py`), and the task is found by its start counts.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -73,17 +74,26 @@ class LimitedScoring:
 
     def _score(self, problem: Problem, text: str) -> Score:
         found: Any = self._environment.score(problem, text)
-        if hasattr(found, "reward"):
-            return cast("Score", found)
-        return Score(
-            check_number(
-                f"what environment {self.name} returns as a score, where it is no Score(reward, parts),", found
-            )
-        )
+        if not hasattr(found, "reward"):
+            what = f"what environment {self.name} returns as a score, where it is no Score(reward, parts),"
+            found = Score(check_number(what, found))
+        _refuse_infinite(self.name, found)
+        return cast("Score", found)
 
     def __getattr__(self, name: str) -> Any:
         """Leave whatever else a workflow wants to the environment."""
         return getattr(self._environment, name)
+
+
+def _refuse_infinite(scorer: str, score: Any) -> None:
+    """Raise ValueError, naming scorer and value, for NaN and infinities: no mean could hold them."""
+    numbers = {
+        "the reward": score.reward,
+        **{f"part {name!r}": part for name, part in getattr(score, "parts", {}).items()},
+    }
+    for what, number in numbers.items():
+        if not math.isfinite(number):
+            raise ValueError(f"environment {scorer} gives {number} as {what} of a score, which must be finite")
 
 
 @contextmanager

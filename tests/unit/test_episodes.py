@@ -255,6 +255,7 @@ def test_what_is_no_episode_is_a_failure_that_names_it() -> None:
         ({"solver": Score(1)}, "TypeError: what the workflow returns for solver is a RoleTrajectory, got Score"),
         ({"solver": RoleTrajectory(np.inf, ())}, "ValueError: the rewards of solver must be finite, got [inf]"),
         ({"solver": RoleTrajectory(1, (records.Sequence(reward=np.nan),))}, "ValueError: the rewards of solver must"),
+        ({"solver": RoleTrajectory(1, (), {"x": np.nan})}, "ValueError: the parts of the reward of solver must be"),
         ({"stranger": RoleTrajectory(1.0, ())}, ""),
     ):
 

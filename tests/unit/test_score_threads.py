@@ -150,3 +150,21 @@ def test_a_score_that_stops_every_thread_ends_the_process_with_its_stack(tmp_pat
     assert done.returncode == 1
     assert "Timeout" in done.stderr
     assert "holds_all.py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("score", "says"),
+    [
+        (Score(float("nan")), "environment own gives nan as the reward of a score"),
+        (Score(1.0, {"length": float("inf")}), "environment own gives inf as part 'length' of a score"),
+    ],
+)
+def test_a_score_that_is_no_finite_number_names_its_environment(score: Score, says: str) -> None:
+    class Own(Echo):
+        name = "own"
+
+        def score(self, problem: Problem, text: str) -> Score:
+            return score
+
+    with pytest.raises(ValueError, match=says):
+        LimitedScoring(Own(), 5.0).score(Problem("t", "p"), "x")

@@ -56,7 +56,9 @@ class WorkerProcess(Process):
         objects = run.weights_cache
         self.loader = WeightLoader(self.engine, self.follower.published, objects, Pauses())  # type: ignore[arg-type]
         self.playing: list[tuple[StartedTask, TrajectoryGroup | None]] = []
-        concluder = SimpleNamespace(run=run, delivering=0, context=SimpleNamespace(engine=self.engine))
+        brake = SimpleNamespace(is_released=lambda: True)
+        context = SimpleNamespace(engine=self.engine)
+        concluder = SimpleNamespace(run=run, delivering=0, brake=brake, context=context)
         group, topics = TOPICS.rollout_group(STREAM), (TOPICS.tasks(STREAM),)
         gate = Admission(self.follower, concluder, Slots(4))  # type: ignore[arg-type]  # what it looks at of one
         member = Subscription(run.connection, self.name, group, topics, RUN_ID)
