@@ -117,6 +117,7 @@ class Engine(Protocol):
 
         version None follows the newest served weights in flight; an int runs on exactly that held weight set.
         deadline_s is seconds from now; when they have passed the request ends as "cancelled" with what it has.
+        An engine may go on after a text of `sampling.stop`: the actor cuts what follows it.
         Raises VersionGone, and EngineError for a request that cannot run (that request only) or a dead engine (all).
         """
         ...

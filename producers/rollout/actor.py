@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ from headrace.envs.contract import Generation
 from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.engines.contract import Generation as EngineGeneration
+from headrace.producers.engines.stop_texts import find_stop
 from headrace.schemas.ids import derive_seed
 from headrace.schemas.records import Sampling
 
@@ -125,21 +125,6 @@ def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
     if "" in stop:
         raise ValueError("a text in stop is empty, so it would end every generation")
     return tuple(stop)
-
-
-def find_stop(ids: Sequence[int] | npt.NDArray[np.int32], stop: Sequence[str], codec: TextCodec) -> int | None:
-    """Return how many tokens it takes until their text has one of `stop`; None if all of them have none.
-
-    The text has its special tokens. Bisection: a text that is in it stays in it as tokens follow.
-    """
-
-    def has_stop(count: int) -> bool:
-        text = codec.decode(ids[:count], special_tokens=True)
-        return any(one in text for one in stop)
-
-    if not has_stop(len(ids)):
-        return None
-    return bisect_left(range(len(ids)), x=True, key=has_stop)
 
 
 def cut_generation(made: EngineGeneration, kept: int) -> EngineGeneration:
