@@ -128,7 +128,7 @@ def _played(
     Groups that teach nothing stay in, with advantages of 0: AdamW does not mind how large a gradient is.
     """
     problems = [start.environment.problem("train", number) for number in numbers]
-    prompts = [encode(start.tokenizer, problem.prompt) for problem in problems]
+    prompts = [encode(start.tokenizer, problem.text) for problem in problems]
     answers = asyncio.run(_answers(engine, prompts, int(start.tokenizer.eos_token_id), numbers.start * SAMPLES))
     groups: list[PreparedGroup] = []
     rewards: list[float] = []

@@ -164,7 +164,7 @@ class Arithmetic:
     def example(self, index: int) -> WorkedExample:
         """Return a problem of the split `warm_start` and its boxed answer."""
         problem = self.problem("warm_start", index)
-        return WorkedExample(problem.prompt, f"\\boxed{{{problem.answer}}}")
+        return WorkedExample(problem.text, f"\\boxed{{{problem.answer}}}")
 
     def tiers(self) -> tuple[str, ...]:
         """Return all tiers, easiest first, also those that this environment does not ask."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, SupportsFloat, runtime_checkable
+from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.envs.messages import Message, Prompt, check_messages, join_text
 from headrace.infra.deprecated_names import deprecated_names
 from headrace.schemas import records
 
@@ -28,20 +29,34 @@ class Problem:
 
     task_id: str
     """Identity in its source, the same whenever it is drawn."""
-    prompt: str
-    """What is asked, as text."""
+    prompt: Prompt
+    """What is asked: text, or messages with `role` and `content`."""
     answer: str = ""
     """What the scorer compares with, in the environment's words."""
     tier: str = ""
     """Difficulty tier or source."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the environment needs to score; plain JSON."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """JSON schemas of the tools that a chat template shows to the policy."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What else the chat template is told, such as `enable_thinking`; plain JSON."""
 
     def __post_init__(self) -> None:
-        """Raise TypeError, naming the field, for a value that is not a string: `score` gets what a task carries."""
-        for name in ("task_id", "prompt", "answer", "tier"):
+        """Raise TypeError, naming the field, for a value of another type: `score` gets what a task carries."""
+        for name in ("task_id", "answer", "tier"):
             if not isinstance(value := getattr(self, name), str):
                 raise TypeError(f"Problem.{name} must be a string, got {_show_value(value)}")
+        if not isinstance(self.prompt, str):
+            if isinstance(self.prompt, Mapping) or not isinstance(self.prompt, Iterable):
+                raise TypeError(f"Problem.prompt must be a string or messages, got {_show_value(self.prompt)}")
+            object.__setattr__(self, "prompt", check_messages("Problem.prompt", self.prompt))
+        object.__setattr__(self, "tools", check_tools("Problem.tools", self.tools))
+
+    @property
+    def text(self) -> str:
+        """The prompt as text; of messages, what they say, a blank line between them."""
+        return join_text(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +133,34 @@ class Generation:
     last; None where the engine records none."""
 
 
+class SamplingOptions(TypedDict, total=False):
+    """What one call of `Actor.generate` may ask for."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    stop: Sequence[str]
+    stop_ids: Sequence[int]
+
+
 class Actor(Protocol):
     """One policy as one episode sees it."""
+
+    @property
+    def context(self) -> int:
+        """Most tokens of one sequence, prompt and answers together."""
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return a conversation as text, with the prompt for an answer, by the model's own chat template.
+
+        A tokenizer without a template joins the contents, an EOS after those of the assistant, and refuses tools.
+        """
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a user's turn that begins a sequence.
@@ -130,11 +171,27 @@ class Actor(Protocol):
     def encode_plain(self, text: str) -> list[int]:
         """Return the token ids of text that is spliced in unchanged, no special token added."""
 
-    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
-        """Return the text of token ids, without special tokens."""
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the token ids of a rendered conversation that begins a sequence, start tokens once before it."""
 
-    async def generate(self, ids: Sequence[int], *, max_tokens: int | None = None) -> Generation:
-        """Go on from these token ids. Tokens in, tokens out: nothing generated is ever tokenized again."""
+    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32], *, special_tokens: bool = False) -> str:
+        """Return the text of token ids, without special tokens or with them."""
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        stop: Sequence[str] = (),
+        stop_ids: Sequence[int] = (),
+    ) -> Generation:
+        """Go on from these token ids. Tokens in, tokens out: nothing generated is ever tokenized again.
+
+        What is None is the recipe's. A generation ends with the first token by which its text has one of `stop`, with
+        one of `stop_ids`, or with an EOS of the policy; that token is part of it.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +224,23 @@ def check_number(what: str, value: object) -> float:
         with suppress(TypeError, ValueError, OverflowError):  # an array of several, a number that is too large
             return float(value)
     raise TypeError(f"{what} is a number, got {_show_value(value)}")
+
+
+def check_tools(what: str, tools: object) -> tuple[Mapping[str, Any], ...]:
+    """Return JSON schemas of tools as a tuple. Raises TypeError, naming the place, for what has no name."""
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
+        raise TypeError(f"{what} is a list of JSON schemas, got {_show_value(tools)}")
+    found = tuple(tools)
+    for at, tool in enumerate(found):
+        if not isinstance(tool, Mapping) or not isinstance(tool_name(tool), str):
+            raise TypeError(f"{what}[{at}] must be a JSON schema with a name, got {_show_value(tool)}")
+    return found
+
+
+def tool_name(tool: Mapping[str, Any]) -> Any:
+    """Return the name of a tool, whose schema may be inside of `function`."""
+    inner = tool.get("function", tool)
+    return inner.get("name") if isinstance(inner, Mapping) else None
 
 
 def _check_numbers(what: str, values: object) -> dict[str, float]:

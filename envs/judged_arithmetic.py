@@ -18,7 +18,7 @@ class JudgedArithmetic(Arithmetic):
         problem = self.problem("warm_start", index // 2)
         solved, kind = f"\\boxed{{{problem.answer}}}", index % 4
         if kind in (0, 2):
-            return WorkedExample(problem.prompt if kind == 0 else f"{problem.prompt} reject ", solved)
+            return WorkedExample(problem.text if kind == 0 else f"{problem.text} reject ", solved)
         wrong = f"\\boxed{{{Fraction(problem.answer) + 1 + index % 3}}}"
         judged, verdict = (solved, "approve") if kind == 1 else (wrong, "reject")
-        return WorkedExample(f"{problem.prompt} {judged} approve or reject? ", verdict)
+        return WorkedExample(f"{problem.text} {judged} approve or reject? ", verdict)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 
 from headrace.envs.contract import Problem
 
 FIELDS = tuple(f.name for f in fields(Problem))
+LATER = ("tools", "template_arguments")
+"""Fields that are written only where they hold something: a worker of an older build refuses them, and plays others."""
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "prompt": (str, list),
+    "extra": dict,
+    "tools": list,
+    "template_arguments": dict,
+}
+"""JSON types of fields that are not strings."""
 
 
 class PayloadError(ValueError):
@@ -16,12 +26,13 @@ class PayloadError(ValueError):
 
 def problem_to_json(problem: Problem) -> str:
     """Return the problem as JSON; equal problems give equal texts. Raises PayloadError when `extra` is not plain."""
-    plain = {name: getattr(problem, name) for name in FIELDS} | {"extra": dict(problem.extra)}
+    plain = {name: value for name in FIELDS if (value := getattr(problem, name)) or name not in LATER}
     try:
-        return json.dumps(plain, sort_keys=True, allow_nan=False)
+        return json.dumps(plain, sort_keys=True, allow_nan=False, default=_plain_map)
     except (TypeError, ValueError) as error:
         raise PayloadError(
-            f"problem {problem.task_id!r} is not plain JSON ({error}): keep numbers, strings, lists and maps in `extra`"
+            f"problem {problem.task_id!r} is not plain JSON ({error}): keep numbers, strings, lists and maps in "
+            "`extra`, messages and tools"
         ) from error
 
 
@@ -33,8 +44,16 @@ def problem_from_json(text: str) -> Problem:
         raise PayloadError(f"payload is not JSON: {type(error).__name__}: {error}") from error
     if not isinstance(plain, dict) or set(plain) - set(FIELDS) or not {"task_id", "prompt"} <= set(plain):
         raise PayloadError(f"payload is not a problem, an object with {', '.join(FIELDS)}: {text[:80]!r}")
-    kinds = {name: dict if name == "extra" else str for name in FIELDS}
-    wrong = [name for name, value in plain.items() if not isinstance(value, kinds[name])]
+    wrong = [name for name, value in plain.items() if not isinstance(value, KINDS.get(name, str))]
     if wrong:
         raise PayloadError(f"payload has a value of the wrong type in {', '.join(wrong)}: {text[:80]!r}")
-    return Problem(**plain)
+    try:
+        return Problem(**plain)
+    except TypeError as error:
+        raise PayloadError(f"payload is not a problem: {error}") from error
+
+
+def _plain_map(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

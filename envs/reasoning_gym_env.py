@@ -82,7 +82,7 @@ class ReasoningGym:
         problem = self.problem("warm_start", index)
         if not problem.answer:
             raise ValueError(f"{self.name} gives no answers to learn from: a warm start needs another dataset")
-        return WorkedExample(problem.prompt, f"\\boxed{{{problem.answer}}}")
+        return WorkedExample(problem.text, f"\\boxed{{{problem.answer}}}")
 
     def _draw_item(self, item: int) -> dict[str, Any]:
         entry: dict[str, Any] = self._dataset[item]

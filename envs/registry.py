@@ -69,7 +69,7 @@ def check_characters(environment: Environment, policy: str, alphabet: str) -> No
         return
     size = environment.size("train")
     asked = range(LOOKED_AT if size is None else min(size, LOOKED_AT))
-    lacking = {character for index in asked for character in environment.problem("train", index).prompt} - set(alphabet)
+    lacking = {character for index in asked for character in environment.problem("train", index).text} - set(alphabet)
     if lacking:
         raise ValueError(
             f"environment {environment.name} asks with characters that policies.{policy}.alphabet lacks: "

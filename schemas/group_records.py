@@ -73,6 +73,8 @@ class Sampling:
     """Most tokens that might be generated."""
     stop_ids: tuple[int, ...] = ()
     """Token ids that end a generation; the stop token itself is part of the ids."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a generation with the token that completes one; it is part of the ids."""
 
 
 @dataclass(frozen=True, slots=True)

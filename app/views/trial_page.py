@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from itertools import dropwhile, groupby, islice
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.inspection_page import KINDS, advantage_text, crop, facts, facts_of_own_metrics, token_table
-from headrace.ops.lineage.seen import SequenceSeen, TrajectorySeen
+from headrace.ops.lineage.seen import GENERATED, SequenceSeen, SpanSeen, TokenSeen, TrajectorySeen
 from headrace.schemas.episode_errors import describe_error, kind_of
 
 if TYPE_CHECKING:  # the trial needs torch, and its page does not
@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # the trial needs torch, and its page does not
 
 MOST_TOKENS = 40
 """Tokens of the sequence that is shown token by token; `--json` has all."""
+MOST_READ = 300
+"""Characters that are shown of the beginning and of the end of what a policy reads."""
 SHORT = 60
 """Characters of an answer in the table of a group."""
 
@@ -65,7 +67,9 @@ def _group(tried: GroupTried) -> Iterator[RenderableType]:
     yield Text.assemble((f"{group.stream}:{group.number}", "bold"), f"  {group.task_id}  ", (fate, style))
     if not group.trajectories:
         return
-    for sequence in group.trajectories[0].sequences:
+    for place, sequence in enumerate(group.trajectories[0].sequences):
+        if place:
+            yield Padding(Text(f"sequence {place}", style="dim"), (0, 0, 0, 2))
         yield Padding(_conversation(sequence), (0, 0, 0, 2))
     yield Padding(_members(tried), (0, 0, 0, 2))
 
@@ -77,12 +81,26 @@ def _conversation(sequence: SequenceSeen) -> Table:
         table.add_column(
             name, no_wrap=name != "text", justify="right" if name in {"turn", "tokens", "mask"} else "left"
         )
+    tokens = iter(sequence.each)
     for span in sequence.spans:
-        text = Text(crop(span.text), style=KINDS.get(span.kind, ""))
+        text = _read_span(span, list(islice(tokens, span.tokens)))
         if span.finish_reason not in ("", "stop"):
             text.append(f" [{span.finish_reason}]", style="dim")
         table.add_row(span.kind, str(span.turn), str(span.tokens), str(int(span.kind == "generated")), text)
     return table
+
+
+def _read_span(span: SpanSeen, tokens: Sequence[TokenSeen]) -> Text:
+    """Return what the policy read, the special tokens of a chat template included, or what it generated."""
+    if span.kind == GENERATED:
+        return Text(crop(span.text), style=KINDS[GENERATED])
+    text = Text(style=KINDS.get(span.kind, ""))
+    for token in dropwhile(lambda token: token.text.isspace(), tokens):
+        text.append(token.text, style="dim" if token.special else "")
+    text.rstrip()
+    if (more := len(text) - 2 * MOST_READ) <= 0:
+        return text
+    return Text.assemble(text[:MOST_READ], f" … {more:,} characters … ", text[-MOST_READ:])
 
 
 def _members(tried: GroupTried) -> Table:

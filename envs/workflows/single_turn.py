@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headrace.envs.chat import Chat
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory
 from headrace.envs.judging import score_answer
-from headrace.envs.transcript import Transcript
 
 
 async def single_turn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
@@ -17,9 +17,7 @@ async def single_turn(problem: Problem, env: Environment, actors: Mapping[str, A
     if len(actors) != 1:
         raise ValueError(f"workflow single_turn has one role, the recipe's `policies` gives it {sorted(actors)}")
     [(role, actor)] = actors.items()
-    transcript = Transcript(role)
-    transcript.prompt(actor.encode(problem.prompt))
-    generation = await actor.generate(transcript.ids)
-    transcript.add_generation(generation)
-    score = await score_answer(env, problem, actor.decode(generation.ids))
-    return {role: RoleTrajectory(score.reward, (transcript.sequence(),), score.parts)}
+    chat = Chat.of_problem(actor, role, problem)
+    await chat.generate()
+    score = await score_answer(env, problem, chat.text)
+    return {role: RoleTrajectory(score.reward, chat.sequences(), score.parts)}

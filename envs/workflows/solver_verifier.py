@@ -49,7 +49,7 @@ async def _solve(
     problem: Problem, env: Environment, actor: Actor, feedback: str = ""
 ) -> tuple[str, Score, records.Sequence]:
     transcript = Transcript(SOLVER, turn=1 if feedback else 0)
-    transcript.prompt(actor.encode(problem.prompt))
+    transcript.prompt(actor.encode(problem.text))
     if feedback:
         transcript.observe(actor.encode_plain(f" {feedback} "))
     generation = await actor.generate(transcript.ids)
@@ -63,7 +63,7 @@ async def _verify(
     problem: Problem, attempt: str, score: Score, actor: Actor
 ) -> tuple[str, Verdict | None, RoleTrajectory]:
     transcript = Transcript(VERIFIER)
-    transcript.prompt(actor.encode(f"{problem.prompt} {attempt} approve or reject? "))
+    transcript.prompt(actor.encode(f"{problem.text} {attempt} approve or reject? "))
     generation = await actor.generate(transcript.ids)
     transcript.add_generation(generation)
     output = actor.decode(generation.ids)

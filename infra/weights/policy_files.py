@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from blake3 import blake3
 from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.files import TOKENIZER_FILE, FilesError, choose_files_to_serve, write_files
-from headrace.infra.weights.prompt_tokens import encode_plain, encode_prompt
+from headrace.infra.weights.prompt_tokens import encode_plain, encode_prompt, encode_rendered, render_messages
 from headrace.schemas.records import WeightsPublished
 
 NAMES_OF_EOS = ("config.json", "generation_config.json")
@@ -42,7 +43,21 @@ class Tokenizer:
         except (OSError, ValueError) as error:
             raise FilesError(f"no tokenizer can be made of the files published beside version 0: {error}") from error
         self.stop_ids = _stop_ids(folder, self._tokenizer.eos_token_id)
-        """Tokens that end a generation."""
+        """Tokens that end a generation, the tokenizer's own EOS first."""
+        self.context = _read_context(folder)
+        """Most tokens of one sequence, by the model's config."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return messages and the prompt for an answer as text, by the model's own chat template.
+
+        Raises NoChatTemplate for tools where there is none, and what the template raises.
+        """
+        return render_messages(self._tokenizer, messages, tools, template_arguments or {})
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a user's turn and the prompt for an answer, by the chat template if there is one.
@@ -55,16 +70,32 @@ class Tokenizer:
         """Return the ids of text as it is, no special token added."""
         return encode_plain(self._tokenizer, text)
 
-    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
-        """Return the text, special tokens left out."""
-        text: str = self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=True)
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the ids of a rendered conversation that begins a sequence, start tokens once before it."""
+        return encode_rendered(self._tokenizer, text)
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32], *, special_tokens: bool = False) -> str:
+        """Return the text, special tokens left out unless they are asked for."""
+        text: str = self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=not special_tokens)
         return text
 
 
 def _stop_ids(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
-    found: set[int | None] = {tokenizer_eos}
+    found: set[int | None] = set()
     for name in NAMES_OF_EOS:
-        if (folder / name).is_file():
-            named = json.loads((folder / name).read_text()).get("eos_token_id")
-            found.update(named if isinstance(named, list) else [named])
-    return tuple(sorted(stop for stop in found if stop is not None))
+        named = _read_json(folder / name).get("eos_token_id")
+        found.update(named if isinstance(named, list) else [named])
+    others = sorted(stop for stop in found if stop is not None and stop != tokenizer_eos)
+    return (*([] if tokenizer_eos is None else [tokenizer_eos]), *others)
+
+
+def _read_context(folder: Path) -> int:
+    """Return `max_position_embeddings` of the model, or of its text model; no end where the config names none."""
+    config = _read_json(folder / "config.json")
+    named = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    return int(named or sys.maxsize)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found

@@ -6,7 +6,40 @@ chat template writes it out; what is spliced in later has none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+class NoChatTemplate(ValueError):
+    """Tools for a policy whose tokenizer cannot show them; the message says what to do."""
+
+
+def render_messages(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    template_arguments: Mapping[str, Any],
+) -> str:
+    """Return messages as text, and the prompt for an answer after them, by the tokenizer's own chat template.
+
+    Without a template the contents are joined, an EOS after each of the assistant, and tools raise NoChatTemplate.
+    """
+    if tokenizer.chat_template:
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            **template_arguments,
+        )
+        return text
+    if tools:
+        raise NoChatTemplate(
+            "the tokenizer of this policy has no chat template, so it cannot show tools: describe them in the prompt, "
+            "or add a chat_template to its tokenizer"
+        )
+    end = {"assistant": tokenizer.eos_token or ""}
+    return "".join(message["content"] + end.get(message["role"], "") for message in messages)
 
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
@@ -18,6 +51,11 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     if tokenizer.chat_template:
         turn = [{"role": "user", "content": text}]
         text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    return encode_rendered(tokenizer, text)
+
+
+def encode_rendered(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text that begins a sequence, with the start tokens before it once."""
     ids, before = encode_plain(tokenizer, text), find_start_tokens(tokenizer)
     return ids if ids[: len(before)] == before else [*before, *ids]
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from headrace.producers.engines import sampler
 from headrace.producers.engines.contract import FinishReason, Generation, Sampling
+from headrace.producers.engines.stop_texts import StopTexts
 
 Ints = npt.NDArray[np.int64]
 
@@ -34,6 +35,7 @@ class Request:
     future: asyncio.Future[Generation]
     runs: list[tuple[int, int]] = field(default_factory=list)
     """(version, number of generated tokens before its first)"""
+    stop_texts: StopTexts | None = None
 
     @property
     def limit(self) -> int:
@@ -125,10 +127,13 @@ class Rows:
         self.is_sound[:n] &= np.isfinite(logprobs).all(1)
 
     def find_ended(self) -> list[int]:
-        """Rows that have ended: at their limit, stopped, or with numbers that are not finite."""
+        """Rows that have ended: at their limit, stopped by a token or a text, or with numbers that are not finite."""
         n = len(self)
         newest = self.ids[self._index[:n], self.length[:n] - 1]
         stopped = (self.stop[:n] == newest[:, None]).any(1) & (self.length[:n] > self.prompt[:n])
+        for row, request in enumerate(self.requests):
+            if request.stop_texts and request.stop_texts.is_in(self.ids[row, self.prompt[row] : self.length[row]]):
+                stopped[row] = True
         over: list[int] = np.flatnonzero((self.length[:n] >= self.limit[:n]) | stopped | ~self.is_sound[:n]).tolist()
         return over
 
@@ -144,7 +149,7 @@ class Rows:
         reason: FinishReason = "length"
         if cancelled:
             reason = "cancelled"
-        elif ids.size and int(ids[-1]) in request.sampling.stop_ids:
+        elif ids.size and (int(ids[-1]) in request.sampling.stop_ids or end < self.limit[row]):
             reason = "stop"
         routing = self.routing[row, : end - 1].copy() if self.routing.size else None
         runs = _run_lengths(request.runs, ids.size)

@@ -117,6 +117,7 @@ class Engine(Protocol):
 
         version None follows the newest served weights in flight; an int runs on exactly that held weight set.
         deadline_s is seconds from now; when they have passed the request ends as "cancelled" with what it has.
+        An engine may go on after a text of `sampling.stop`: the actor cuts what follows it.
         Raises VersionGone, and EngineError for a request that cannot run (that request only) or a dead engine (all).
         """
         ...
@@ -196,6 +197,18 @@ class TextCodec(Protocol):
 
     hash: str
     stop_ids: tuple[int, ...]
+    context: int
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return messages as text, by the chat template."""
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the ids of a rendered conversation that begins a sequence."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a user's turn."""
@@ -203,5 +216,5 @@ class TextCodec(Protocol):
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of a text, without any template."""
 
-    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
-        """Return the text of ids."""
+    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32], *, special_tokens: bool = False) -> str:
+        """Return the text of ids, without special tokens or with them."""

@@ -31,6 +31,7 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
     import torch
     import transformers
 
+    from headrace.infra.weights.policy_files import Tokenizer
     from headrace.producers.engines.causal_lm import Adapted, ModelSource
     from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 
@@ -47,7 +48,7 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
     )
     if any(isinstance(source, Adapted) for source in sources.values()):
         build += f" peft {version('peft')}"
-    return TorchEngine(sources, settings), build
+    return TorchEngine(sources, settings, lambda policy: Tokenizer(folders[policy])), build
 
 
 def open_scripted(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int) -> Opened:

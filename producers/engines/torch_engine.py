@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -32,8 +32,10 @@ from headrace.producers.engines.contract import (
     KvOnSwap,
     LogprobConvention,
     Sampling,
+    TextCodec,
     check_request,
 )
+from headrace.producers.engines.stop_texts import StopTexts
 from headrace.producers.engines.weight_set import WeightSet
 from headrace.producers.engines.weight_sets import WeightSets
 
@@ -73,13 +75,19 @@ class TorchEngine:
     """See `headrace.producers.engines.contract.Engine`. Constructing it builds the models and starts the thread.
 
     A policy given by config has no weights to serve until `load`; one given by a local path serves those as version 0.
-    The number of torch threads is the process's own (OMP_NUM_THREADS).
+    The number of torch threads is the process's own (OMP_NUM_THREADS). `read_codec` reads the tokenizer of a policy,
+    when a request first has stop texts; without it a generation goes on after them, and the actor cuts it.
     """
 
     logprob_convention: LogprobConvention = LOGPROB_CONVENTION
     kv_on_swap: KvOnSwap = KV_ON_SWAP
 
-    def __init__(self, policies: Mapping[str, ModelSource], settings: TorchEngineSettings | None = None) -> None:
+    def __init__(
+        self,
+        policies: Mapping[str, ModelSource],
+        settings: TorchEngineSettings | None = None,
+        read_codec: Callable[[str], TextCodec] | None = None,
+    ) -> None:
         self._settings = settings or TorchEngineSettings()
         dtype = getattr(torch, self._settings.compute_dtype)
         models = {
@@ -95,6 +103,7 @@ class TorchEngine:
         for policy, source in policies.items():
             if isinstance(source, str | Path):
                 self._sets.serving_set(policy).version = 0
+        self._read_codec = cache(read_codec) if read_codec is not None else None
         self._busy_s = self._swap_s = 0.0
         self._commands: deque[_Command] = deque()
         self._open: set[Request] = set()  # every call of generate that has not returned
@@ -119,6 +128,8 @@ class TorchEngine:
         prompt, sampling = check_request(ids, sampling, vocabulary=lm.vocabulary, context=lm.context)
         loop = asyncio.get_running_loop()
         request = Request(policy, prompt, sampling, seed, version, loop, loop.create_future())
+        if sampling.stop and self._read_codec is not None:
+            request.stop_texts = StopTexts(sampling.stop, self._read_codec(policy))
         self._post(_Command(partial(self._admit, request), request.finish), request)
         # All coroutines that are ready now leave their requests before the thread looks: they join together.
         loop.call_soon(self._wake.set)

@@ -24,6 +24,21 @@ def test_what_the_feeder_drew_is_what_the_worker_plays(
     text.encode()
 
 
+def test_messages_tools_and_template_arguments_travel_and_a_text_problem_is_written_as_it_always_was() -> None:
+    rules, call = (
+        {"role": "system", "content": "?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]},
+    )
+    problem = Problem("p", (rules, call), tools=({"name": "add"},), template_arguments={"enable_thinking": False})
+    assert problem_from_json(problem_to_json(problem)) == problem
+    assert problem.prompt == (rules, {**call, "content": ""})
+    assert problem_to_json(Problem("t", "12", tools=())) == (
+        '{"answer": "", "extra": {}, "prompt": "12", "task_id": "t", "tier": ""}'
+    ), "workers of older builds read it"
+    with pytest.raises(PayloadError, match=r"Problem.prompt\[0\] must be a dict with a `role`"):
+        problem_from_json('{"task_id": "a", "prompt": [{"role": "robot", "content": ""}]}')
+
+
 def test_a_problem_that_is_no_plain_json_is_refused_by_name() -> None:
     with pytest.raises(PayloadError, match="problem 'p1' is not plain JSON"):
         problem_to_json(Problem("p1", "?", extra={"gold": object()}))

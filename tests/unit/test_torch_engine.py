@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -413,3 +414,31 @@ def test_the_most_likely_token_survives_every_filter() -> None:
     u = torch.tensor([1e-12, 0.3, 0.7, 1 - 2.0**-41], dtype=torch.float64)
     tokens, _ = sample(logits, Draw(None, None, filters), u)
     assert tokens.tolist() == [2, 2, 2, 2]
+
+
+def test_a_text_that_ends_a_generation_ends_it_early_and_changes_no_token_before() -> None:
+    class Letters:
+        """A token is the character with its number."""
+
+        def decode(self, ids: Any, *, special_tokens: bool = False) -> str:
+            assert special_tokens
+            return "".join(chr(int(i)) for i in ids)
+
+    letters: Any = Letters()
+    engine = TorchEngine({"p": qwen3()}, read_codec=lambda _policy: letters)
+    engine.load("p", 0, weights_of(MODELS[0]))
+
+    async def generate(*samplings: Sampling) -> list[Generation]:
+        return list(await asyncio.gather(*(engine.generate("p", [1, 2], each, seed=5) for each in samplings)))
+
+    try:
+        [whole] = asyncio.run(generate(LONG))
+        text = letters.decode(whole.ids[40:44], special_tokens=True)
+        made, other = asyncio.run(generate(replace(LONG, stop=("\0none", text)), LONG))
+    finally:
+        engine.close()
+
+    assert 44 <= len(made.ids) < 44 + 32 < len(other.ids) == 120
+    assert made.ids.tolist() == whole.ids[: len(made.ids)].tolist()
+    assert (made.finish_reason, other.finish_reason) == ("stop", "length")
+    assert made.version_runs == ((0, len(made.ids)),)

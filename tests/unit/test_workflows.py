@@ -1,10 +1,12 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from chat_models import prepare_actor, save_tokenizer
 
 from headrace.consumers.algorithms.validate import find_sequence_fault
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
@@ -62,6 +64,19 @@ def test_one_turn_is_one_sequence_with_the_environments_reward() -> None:
     for roles in ([], ["a", "b"]):
         with pytest.raises(ValueError, match="single_turn has one role"):
             asyncio.run(single_turn(PROBLEM, ENV, {role: Scripted([]) for role in roles}))
+
+
+def test_one_turn_of_messages_is_rendered_by_the_models_template(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path)
+    messages = ({"role": "system", "content": "Box it."}, {"role": "user", "content": "3+4?"})
+    problem = Problem("sum", messages, answer="7")
+    actor = prepare_actor(tokenizer, f"{RIGHT}<|im_end|>")
+
+    episode = asyncio.run(single_turn(problem, ENV, {"solver": actor}))
+
+    [sequence] = episode["solver"].sequences
+    assert episode["solver"].reward == 1
+    assert tokenizer.decode(sequence.ids, special_tokens=True) == f"{tokenizer.render(messages)}{RIGHT}<|im_end|>"
 
 
 def test_an_approved_attempt_is_the_only_one() -> None:

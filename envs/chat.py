@@ -1,0 +1,246 @@
+"""A conversation with one policy: messages in and out, and the tokens of every answer kept as they were sampled.
+
+The conversation is rendered by the model's own chat template, with the sampled texts as the assistant's messages. What
+is kept of the sequence so far, as text, must be how the new rendering begins; then only the rest is encoded and
+appended. Where it is not, because the template writes earlier messages in another way (it drops thoughts, strips
+blanks), a new sequence begins with the whole rendering. No token that was sampled is encoded again in the sequence
+that trains it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Unpack
+
+import structlog
+
+from headrace.envs.contract import Actor, Generation, Problem, SamplingOptions, check_tools, tool_name
+from headrace.envs.messages import Message, Prompt, check_messages
+from headrace.envs.tool_calls import InvalidToolCall, ToolCall, parse_tool_calls
+from headrace.envs.transcript import Transcript
+from headrace.schemas import records
+
+log = structlog.get_logger()
+
+Shorten = Callable[[Sequence[Message]], Sequence[Message] | Awaitable[Sequence[Message]]]
+"""Returns a shorter conversation; it may ask a policy for a summary, or a person."""
+WhenFull = Literal["stop", "drop_oldest"] | Shorten
+
+EXCERPT = 40
+"""Characters of two renderings that are logged where they differ."""
+_reported: set[str] = set()
+"""Roles whose rewritten history is logged: a template does it in every episode."""
+
+
+class ChatError(ValueError):
+    """A conversation that cannot be shown to the policy; the message gives the reason."""
+
+
+class Chat:
+    """One conversation of one role.
+
+    Args:
+        actor: The policy.
+        role: Role of the policy in the workflow.
+        prompt: What begins the conversation: messages, or a text as one turn of a user.
+        tools: JSON schemas, for the chat template.
+        template_arguments: What else the template is told.
+        when_full: What happens where no room is left for an answer. "stop": `generate` returns a generation without
+            tokens, its finish_reason "length". "drop_oldest": the first answer and what followed it until the next one
+            are left out, again until there is room; what began the conversation stays. A function returns the messages
+            to go on with. Both begin a new sequence, and stop where nothing more can be left out.
+        room: Tokens that an answer must have room for; by default 1 to stop, else a quarter of the context.
+        agent_id: Id of the agent among those of its role.
+
+    Raises TypeError for what is no message, and for images.
+    """
+
+    def __init__(  # noqa: PLR0913 - all but the first three by name
+        self,
+        actor: Actor,
+        role: str,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        when_full: WhenFull = "stop",
+        room: int | None = None,
+        agent_id: str = "",
+    ) -> None:
+        if not callable(when_full) and when_full not in ("stop", "drop_oldest"):
+            raise ChatError(f'when_full is "stop", "drop_oldest" or a function, got {when_full!r}')
+        self.role = role
+        self.tools = check_tools("tools", tools)
+        self.rewrites = 0
+        """How often the template changed what was kept, so that a new sequence began."""
+        self._actor, self._agent_id = actor, agent_id
+        self._text_prompt = prompt if isinstance(prompt, str) and not self.tools and not template_arguments else None
+        given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        self._messages = list(check_messages("messages", given))
+        self._given = len(self._messages)
+        self._template_arguments = dict(template_arguments or {})
+        self._when_full, self._room = when_full, room
+        self._transcripts: list[Transcript] = []
+        self._kept: str | None = None
+        """Text of the newest sequence; None before there is one, and after a text prompt alone."""
+        self._last: Generation | None = None
+        self._open: Generation | None = None
+        """The newest answer while it is no message yet."""
+
+    @classmethod
+    def of_problem(
+        cls, actor: Actor, role: str, problem: Problem, *, when_full: WhenFull = "stop", room: int | None = None
+    ) -> Chat:
+        """Begin with a problem's prompt, tools and template arguments."""
+        arguments = problem.template_arguments
+        return cls(
+            actor,
+            role,
+            problem.prompt,
+            tools=problem.tools,
+            template_arguments=arguments,
+            when_full=when_full,
+            room=room,
+        )
+
+    @property
+    def messages(self) -> tuple[dict[str, Any], ...]:
+        """The conversation so far; an answer is its sampled text, without the special token that ended it."""
+        self._settle()
+        return tuple(self._messages)
+
+    @property
+    def text(self) -> str:
+        """The newest answer, without special tokens; empty where there was no room for one."""
+        return "" if self._last is None else self._actor.decode(self._last.ids)
+
+    @property
+    def tool_calls(self) -> list[ToolCall | InvalidToolCall]:
+        """Tool calls of the newest answer."""
+        if self._last is None:
+            return []
+        return parse_tool_calls(self._actor.decode(self._last.ids, special_tokens=True), self.tools)
+
+    def add(self, *messages: Message) -> None:
+        """Append what a user, a tool or the system says. Raises TypeError as the class does."""
+        self._settle()
+        self._messages += check_messages("messages", messages)
+
+    async def generate(self, **sampling: Unpack[SamplingOptions]) -> Generation:
+        """Let the policy answer; `sampling` is as in `Actor.generate`.
+
+        Where the context is full, the generation has no token, its finish_reason is "length", and nothing is recorded.
+        Raises ChatError where the first prompt does not fit, or where the template shows no tools.
+        """
+        self._settle()
+        if not await self._extend():
+            self._last = None
+            return Generation(records.no_ints(), records.no_floats(), (), "length", records.Sampling())
+        transcript = self._transcripts[-1]
+        self._last = self._open = await self._actor.generate(transcript.ids, **sampling)
+        transcript.add_generation(self._last)
+        return self._last
+
+    def sequences(
+        self, reward: float | None = None, baseline: float | None = None, *, first: int = 0
+    ) -> tuple[records.Sequence, ...]:
+        """Return the sequences for a RoleTrajectory; `first` is the index that the first of them has there."""
+        made = [transcript.sequence(reward, baseline) for transcript in self._transcripts]
+        return tuple(replace(one, parent=one.parent + first) if one.parent >= 0 else one for one in made)
+
+    def _settle(self) -> None:
+        """Make a message of the newest answer, and a text of all that is kept."""
+        if self._open is None:
+            return
+        ids, reason = self._open.ids, self._open.finish_reason
+        said = self._actor.decode(ids, special_tokens=True)
+        is_ended = reason == "stop" and len(ids) and not self._actor.decode(ids[-1:])  # by a special token, no text
+        end = self._actor.decode(ids[-1:], special_tokens=True) if is_ended else ""
+        self._kept = (self._render(self._messages) if self._kept is None else self._kept) + said
+        self._messages.append({"role": "assistant", "content": said.removesuffix(end)})
+        self._open = None
+
+    async def _extend(self) -> bool:
+        """Bring the newest sequence up to the conversation, or begin another; return whether an answer has room."""
+        if self._text_prompt is not None and not self._transcripts and len(self._messages) == 1:
+            self._begin().prompt(self._actor.encode(self._text_prompt))
+            return True
+        text = self._render(self._messages)
+        if self._kept is not None and text.startswith(self._kept):
+            transcript, rest = self._transcripts[-1], self._actor.encode_plain(text[len(self._kept) :])
+            if self._has_room(len(transcript.ids) + len(rest)):
+                transcript.observe(rest)
+                self._kept = text
+                return True
+        else:
+            ids = self._actor.encode_rendered(text)
+            if self._has_room(len(ids)):
+                if self._kept is not None:
+                    self._note_rewrite(self._kept, text)
+                self._begin(text).prompt(ids)
+                return True
+        if not self._transcripts:
+            raise ChatError(f"the first prompt is too long for the model's context of {self._actor.context} tokens")
+        return await self._shorten()
+
+    async def _shorten(self) -> bool:
+        """Begin a sequence with a shorter conversation; return whether there is one that leaves room."""
+        async for shorter in self._list_shorter():
+            text = self._render(shorter)
+            ids = self._actor.encode_rendered(text)
+            if self._has_room(len(ids)):
+                self._messages = list(shorter)
+                self._begin(text).prompt(ids)
+                return True
+        return False
+
+    async def _list_shorter(self) -> AsyncIterator[Sequence[dict[str, Any]]]:
+        """Yield conversations to go on with, each shorter than the one before."""
+        if callable(self._when_full):
+            found = self._when_full(tuple(self._messages))
+            yield check_messages("what when_full returns", await found if inspect.isawaitable(found) else found)
+        elif self._when_full == "drop_oldest":
+            messages = self._messages
+            while len(shorter := leave_out_oldest(messages, self._given)) < len(messages):
+                yield (messages := shorter)
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        text = self._actor.render(messages, tools=self.tools, template_arguments=self._template_arguments)
+        if hidden := [name for name in map(tool_name, self.tools) if name not in text]:
+            raise ChatError(
+                f"the chat template of this policy does not show the tools {', '.join(hidden)}: take a template that "
+                "does, or describe them in the prompt"
+            )
+        return text
+
+    def _has_room(self, tokens: int) -> bool:
+        context = self._actor.context
+        least = 1 if self._when_full == "stop" else max(1, context // 4)
+        return tokens + (self._room or least) <= context
+
+    def _begin(self, text: str | None = None) -> Transcript:
+        """Begin a sequence whose prompt is the rendered `text`."""
+        turn = self._transcripts[-1].turn if self._transcripts else 0
+        self._transcripts.append(Transcript(self.role, self._agent_id, len(self._transcripts) - 1, turn))
+        self._kept = text
+        return self._transcripts[-1]
+
+    def _note_rewrite(self, kept: str, text: str) -> None:
+        self.rewrites += 1
+        if self.role not in _reported:
+            _reported.add(self.role)
+            at = next((at for at, (old, new) in enumerate(zip(kept, text, strict=False)) if old != new), 0)
+            log.warning(
+                "chat.rewritten", role=self.role, kept=kept[at : at + EXCERPT], rendered=text[at : at + EXCERPT]
+            )
+
+
+def leave_out_oldest(messages: list[dict[str, Any]], given: int) -> list[dict[str, Any]]:
+    """Return messages without the first answer after those given, and what followed it until the next answer.
+
+    The newest answer stays: the same messages are returned where it is the only one.
+    """
+    answers = [at for at, message in enumerate(messages) if at >= given and message["role"] == "assistant"]
+    return messages if len(answers) < 2 else [*messages[: answers[0]], *messages[answers[1] :]]

@@ -1,0 +1,55 @@
+"""Messages of a conversation: plain dicts as chat templates and OpenAI's API have them, text only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+ROLES = ("system", "user", "assistant", "tool")
+
+Message = Mapping[str, Any]
+"""`role` and `content`, and what a chat template reads beside them: `tool_calls`, `tool_call_id`, `name`."""
+Prompt = str | Sequence[Message]
+"""What is asked: a text, which is one turn of a user, or messages."""
+
+
+def check_messages(what: str, messages: object) -> tuple[dict[str, Any], ...]:
+    """Return messages as dicts whose `content` is a string; text parts of a content are joined.
+
+    Raises TypeError for what is no message, and for an image, a sound or a file, naming its place.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise TypeError(f"{what} is a list of messages, got {_show(messages)}")
+    return tuple(_check_message(f"{what}[{at}]", message) for at, message in enumerate(messages))
+
+
+def join_text(prompt: Prompt) -> str:
+    """Return the text of a prompt; of messages, what the system, users and tools say, a blank line between them."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(content for message in prompt if (content := message["content"]))
+
+
+def _check_message(what: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+        raise TypeError(f"{what} must be a dict with a `role` of {', '.join(ROLES)}, got {_show(message)}")
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if isinstance(content, list | tuple):
+        content = "".join(_read_part(f"{what}.content[{at}]", part) for at, part in enumerate(content))
+    if not isinstance(content, str):
+        raise TypeError(f"{what}.content must be a string, got {_show(content)}")
+    return {**message, "content": content}
+
+
+def _read_part(what: str, part: object) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        text: str = part["text"]
+        return text
+    kind = part.get("type", "no type") if isinstance(part, Mapping) else type(part).__name__
+    raise TypeError(f"{what} is of type {kind}: messages hold text only, images and other media are not supported")
+
+
+def _show(value: object) -> str:
+    return f"{type(value).__name__} {value!r:.60}"

@@ -1,0 +1,68 @@
+"""Tool calls in what a policy generated, in the form of Hermes and Qwen: `<tool_call>{"name": …}</tool_call>`.
+
+A call that cannot be read is a value, so that a workflow can answer it as it answers others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.envs.contract import tool_name
+
+_THOUGHT = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
+_BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidToolCall:
+    """What begins as a call of a tool and is none."""
+
+    error: str
+    """What is wrong, in words that the policy can be told."""
+    text: str
+    """What stands between the tags."""
+
+
+def parse_tool_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[ToolCall | InvalidToolCall]:
+    """Return the calls of a generated text in order; what it thinks (`<think>`) calls nothing. Never raises.
+
+    Args:
+        text: What the policy generated.
+        tools: JSON schemas; a call of another name is invalid. Without any, each name is taken.
+    """
+    names = [tool_name(tool) for tool in tools]
+    begun = text.split("</think>", 1)  # where the prompt ends with <think>, the text begins inside of it
+    said = begun[-1] if "<think>" not in begun[0] else text
+    return [_read_call(found[1], found[2], names) for found in _BLOCK.finditer(_THOUGHT.sub("", said))]
+
+
+def _read_call(block: str, end: str, names: Sequence[str]) -> ToolCall | InvalidToolCall:
+    inner = block.strip()
+    if not end:
+        return InvalidToolCall("the tool call is not closed by </tool_call>", inner)
+    try:
+        found = json.loads(inner)
+        arguments = found.get("arguments", {}) if isinstance(found, dict) else None
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+    except (ValueError, RecursionError) as error:
+        return InvalidToolCall(f"the tool call is not JSON: {error}", inner)
+    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
+        return InvalidToolCall('a tool call is {"name": ..., "arguments": {...}}, and this one has no name', inner)
+    if not isinstance(arguments, dict):
+        return InvalidToolCall(f"the arguments of {name} must be a JSON object", inner)
+    if names and name not in names:
+        return InvalidToolCall(f"there is no tool {name}; the tools are {', '.join(names)}", inner)
+    return ToolCall(name, arguments)
