@@ -81,10 +81,10 @@ def _ask(child: subprocess.Popen[bytes], question: bytes, limit_s: float) -> byt
     return (child.stdout.readline() or None) if ready else None
 
 
-def require_math_verify() -> None:
-    """Raise ValueError, with what to install, where math-verify is missing."""
+def require_math_verify(setting: str) -> None:
+    """Raise ValueError, with the setting that asks for it and what to install, where math-verify is missing."""
     if find_spec("math_verify") is None:
-        raise ValueError('compare = "math_verify" needs math-verify: pip install "headrace[math]"')
+        raise ValueError(f'{setting} needs math-verify: pip install "headrace[math]"')
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from headrace.envs.contract import Environment, GivesExamples, Problem, Score, Split, WorkedExample
+from headrace.envs.data.rows import DataIdentity, read_data_of
 from headrace.envs.registry import load_environment
 
 MOST_DRAWS = 100_000
@@ -86,6 +87,10 @@ class Mixture:
         task_id = problem.task_id.removeprefix(f"{source.name}/")
         own = replace(problem, task_id=task_id, tier=problem.extra[OWN_TIER], extra=extra)
         return source.environment.score(own, text)
+
+    def read_data(self) -> tuple[DataIdentity, ...]:
+        """Read the data of all sources that have some. Raises TaskFileError."""
+        return tuple(one for source in self._sources for one in read_data_of(source.environment))
 
     def tiers(self) -> tuple[str, ...]:
         """Return the names of all sources, in the order of the recipe."""

@@ -12,6 +12,7 @@ from headrace.infra.recipe.named import find_named
 
 ENVIRONMENTS = {
     "arithmetic": "headrace.envs.arithmetic:Arithmetic",
+    "dataset": "headrace.envs.dataset:Dataset",
     "judged_arithmetic": "headrace.envs.judged_arithmetic:JudgedArithmetic",
     "jsonl": "headrace.envs.jsonl:JsonLines",
     "mixture": "headrace.envs.mixture:Mixture",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.consumers.curate.revision_chains import load_policy_chain
+from headrace.envs.data.rows import read_data_of
 from headrace.envs.registry import check_characters, load_environment, load_workflow
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
@@ -48,6 +49,7 @@ def check_names(recipe: Recipe) -> None:
         try:
             load_workflow(workflow.workflow)
             environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
+            read_data_of(environment)
             for policy in recipe.policies_of(name) if workflow.workflow == SINGLE_TURN else ():
                 check_characters(environment, policy, recipe.policies[policy].alphabet)
                 check_prompts_fit(environment, policy, recipe.policies[policy])

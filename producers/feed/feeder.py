@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from headrace.envs.contract import Environment
+from headrace.envs.data.rows import read_data_of
 from headrace.envs.registry import load_environment
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
@@ -229,9 +230,11 @@ def build_task_source(recipe: Recipe, workflow: str) -> TaskSource:
 
     def build(more: dict[str, Any]) -> Environment:
         try:
-            return load_environment(use.use, recipe.seed, {**use.settings, **more})
+            environment = load_environment(use.use, recipe.seed, {**use.settings, **more})
+            read_data_of(environment)
         except ValueError as error:
             raise UsageError(f"workflows.{workflow}.env: {error}") from error
+        return environment
 
     selectors = load_selectors(recipe.feed.selector, recipe.seed)
     if selectors.chooser and recipe.feed.raise_tier:

@@ -69,8 +69,8 @@ def test_exact_comparison_is_the_default_and_the_extra_is_named_where_it_is_miss
 
 
 def test_what_is_not_the_same_text_goes_to_math_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.envs.jsonl.require_math_verify", lambda: None)
-    monkeypatch.setattr("headrace.envs.jsonl.MathJudge", lambda: MathJudge(JUDGES))
+    monkeypatch.setattr(math_judge, "find_spec", lambda _: True)
+    monkeypatch.setattr("headrace.envs.data.scorers.MathJudge", lambda: MathJudge(JUDGES))
     env = JsonLines(1, a_file(tmp_path), compare="math_verify")
     problem = env.problem("train", 0)
     rewards = [env.score(problem, text).reward for text in (r"\boxed{x}", r"\boxed{X}", r"\boxed{y}", "x")]

@@ -1,0 +1,168 @@
+"""Rows of Parquet files, of folders that `datasets` saved, and of the Hugging Face hub: Arrow tables on disk.
+
+Parquet cannot be read row by row: the columns that are used are unpacked to a temporary Arrow file, which is mapped
+into memory and so takes none that others need. Folders of `datasets` are Arrow files already. pyarrow is an extra
+(`headrace[data]`), imported when such a data set is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.envs.data.rows import Row, TaskFileError
+
+ROWS_AT_ONCE = 1024
+CHUNK_BYTES = 1 << 20
+SAVED = "state.json"
+"""File of a folder that `Dataset.save_to_disk` wrote."""
+SAVED_SPLITS = "dataset_dict.json"
+"""File of a folder that `DatasetDict.save_to_disk` wrote: its splits are folders below it."""
+_REVISION = re.compile(r"@([0-9a-f]{40})/")
+
+
+class ArrowRows:
+    """Rows of an Arrow table.
+
+    Args:
+        name: What it is called in errors.
+        table: A `pyarrow.Table`, best one that is mapped from a file.
+        columns: Columns that are read; a field within one is named by a dot.
+        hash_content: Returns the identity of what it was made from.
+
+    Raises TaskFileError, with the columns that there are, for a missing one.
+    """
+
+    unit = "row"
+
+    def __init__(self, name: str, table: Any, columns: Sequence[str], hash_content: Callable[[], str]) -> None:
+        self._name = name
+        self._batches = table.select(_choose_columns(name, table.schema.names, columns)).to_batches(ROWS_AT_ONCE)
+        self._ends: list[int] = []
+        for batch in self._batches:
+            self._ends.append((self._ends[-1] if self._ends else 0) + batch.num_rows)
+        self._hash_content = hash_content
+
+    def scan(self) -> Iterator[Row]:
+        """Yield all rows."""
+        for batch in self._batches:
+            yield from batch.to_pylist()
+
+    def read(self, number: int) -> Row:
+        """Return one row."""
+        place = bisect_right(self._ends, number)
+        before = self._ends[place - 1] if place else 0
+        [row] = self._batches[place].slice(number - before, 1).to_pylist()
+        found: Row = row
+        return found
+
+    def name_row(self, number: int) -> str:
+        """Return `file, row 7`, counted from 1."""
+        return f"{self._name}, row {number + 1}"
+
+    def hash_content(self) -> str:
+        """Return what identifies the content."""
+        return self._hash_content()
+
+
+def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> ArrowRows:
+    """Unpack what is used of Parquet files with the same columns. Raises TaskFileError."""
+    pa = _import_pyarrow(name)
+    from pyarrow import parquet
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="headrace-data-") as folder:
+            file = Path(folder) / "rows.arrow"
+            opened = [parquet.ParquetFile(path, memory_map=True) for path in paths]
+            wanted = _choose_columns(name, opened[0].schema_arrow.names, columns)
+            schema = pa.schema([opened[0].schema_arrow.field(one) for one in wanted])
+            with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+                for one in opened:
+                    for batch in one.iter_batches(ROWS_AT_ONCE, columns=wanted):
+                        writer.write_batch(batch.cast(schema))
+            for one in opened:
+                one.close()
+            # The mapping outlives the name of its file.
+            table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise TaskFileError(f"cannot read tasks from {name}: {_first_line(error)}") from error
+    return ArrowRows(name, table, columns, lambda: _hash_files(paths))
+
+
+def open_saved(folder: Path, split: str, columns: Sequence[str]) -> ArrowRows:
+    """Map a folder that `datasets` saved, or a split of one that it saved as several. Raises TaskFileError."""
+    pa = _import_pyarrow(str(folder))
+    try:
+        if (folder / SAVED_SPLITS).is_file():
+            there = json.loads((folder / SAVED_SPLITS).read_text())["splits"]
+            if split not in there:
+                raise TaskFileError(f"{folder}: no split {split!r}; it has {', '.join(map(repr, there))}")
+            folder /= split
+        files = [folder / one["filename"] for one in json.loads((folder / SAVED).read_text())["_data_files"]]
+        tables = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files]
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, TaskFileError):
+            raise
+        raise TaskFileError(f"{folder} is no folder that `datasets` saved: {_first_line(error)}") from error
+    return ArrowRows(str(folder), pa.concat_tables(tables), columns, lambda: _hash_files(files))
+
+
+def open_hub(repository: str, config: str, split: str, revision: str, columns: Sequence[str]) -> ArrowRows:
+    """Load a data set of the hub by `datasets`, from its cache where there is no network. Raises TaskFileError."""
+    name = f"hub:{repository}"
+    _import_pyarrow(name)
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise TaskFileError(f'{name} needs the library datasets: pip install "headrace[data]"') from error
+    try:
+        found = datasets.load_dataset(repository, config or None, split=split, revision=revision or None)
+    except Exception as error:
+        raise TaskFileError(
+            f"cannot load {name}, split {split!r}: {type(error).__name__}: {_first_line(error)}. Without a network it "
+            "must be in the cache of `datasets` (HF_HOME) on this machine; or save it elsewhere by save_to_disk and "
+            "give that folder as `path`"
+        ) from error
+    if found._indices is not None:  # noqa: SLF001 - a selection is no table of its own
+        found = found.flatten_indices()
+    sources = " ".join(found.info.download_checksums or ())
+    loaded = _REVISION.search(sources)
+    identity = loaded[1] if loaded else revision or str(found._fingerprint)  # noqa: SLF001 - has no other name
+    return ArrowRows(f"{name}/{split}", found.data.table, columns, lambda: identity)
+
+
+def _import_pyarrow(name: str) -> Any:
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError as error:
+        raise TaskFileError(f'{name} needs pyarrow: pip install "headrace[data]"') from error
+    return pa
+
+
+def _choose_columns(name: str, there: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Return the columns of a table that are used; a field within one is named by a dot."""
+    tops = {column: column if column in there else column.partition(".")[0] for column in columns}
+    for column, top in tops.items():
+        if top not in there:
+            listed = ", ".join(map(repr, there)) or "none"
+            raise TaskFileError(f"{name}: no column {column!r}; it has {listed}: name the right one in `columns`")
+    return list(dict.fromkeys(tops.values()))
+
+
+def _hash_files(paths: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")

@@ -1,0 +1,117 @@
+"""Rows of a file of JSON lines. Only where each line begins is kept: 8 bytes a line."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+from weakref import finalize
+
+from headrace.envs.data.rows import Row, TaskFileError, Written
+
+MARK = b"\xef\xbb\xbf"
+"""A byte order mark, as Windows programs put it before a text."""
+CHUNK_BYTES = 1 << 20
+
+
+class JsonlRows:
+    """The objects of a JSONL file, one a line; empty lines are skipped. A `.gz` is unpacked to a temporary file.
+
+    Raises TaskFileError for a file that cannot be read.
+    """
+
+    unit = "line"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = _open_plain(path)
+        finalize(self, self._file.close)
+        self._starts = array("q")
+        self._hash = hashlib.sha256()
+
+    def scan(self) -> Iterator[Row]:
+        """Yield the object of every line. Raises TaskFileError, with its number, for a line that holds none."""
+        self._starts, self._hash, place = array("q"), hashlib.sha256(), 0
+        self._file.seek(0)
+        for number, line in enumerate(self._file, start=1):
+            self._hash.update(line)
+            text = line.removeprefix(MARK) if number == 1 else line
+            if text.strip():
+                self._starts.append(place)
+                yield _parse_line(text, f"{self._path}:{number}")
+            place += len(line)
+        self._starts.append(place)
+
+    def read(self, number: int) -> Row:
+        """Return the object of a line that was scanned. Raises TaskFileError where the file was changed since then."""
+        start, end = self._starts[number], self._starts[number + 1]
+        line = os.pread(self._file.fileno(), end - start, start)
+        return _parse_line(line.removeprefix(MARK) if start == 0 else line, str(self._path))
+
+    def name_row(self, number: int) -> str:
+        """Return `file:line`; lines are counted anew, since only errors name them."""
+        left, line = self._starts[number], 1
+        place = 0
+        while left > 0:
+            chunk = os.pread(self._file.fileno(), min(left, CHUNK_BYTES), place)
+            if not chunk:
+                break
+            line += chunk.count(b"\n")
+            place, left = place + len(chunk), left - len(chunk)
+        return f"{self._path}:{line}"
+
+    def hash_content(self) -> str:
+        """Return SHA-256 of the text."""
+        return self._hash.hexdigest()
+
+
+def _open_plain(path: Path) -> IO[bytes]:
+    try:
+        if path.suffix != ".gz":
+            return path.open("rb", buffering=CHUNK_BYTES)
+        plain = tempfile.TemporaryFile(buffering=CHUNK_BYTES)  # noqa: SIM115 - its rows close it
+        try:
+            with gzip.open(path) as packed:
+                shutil.copyfileobj(packed, plain, CHUNK_BYTES)
+            plain.flush()
+        except BaseException:
+            plain.close()
+            raise
+    except (OSError, EOFError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise TaskFileError(f"cannot read tasks from {path}: {why}") from error
+    return plain
+
+
+class _NotANumber(ValueError):
+    """NaN or an infinity."""
+
+
+def _refuse_constant(name: str) -> None:
+    raise _NotANumber(name)
+
+
+_DECODER = json.JSONDecoder(parse_float=Written, parse_int=Written, parse_constant=_refuse_constant)
+
+
+def _parse_line(line: bytes, where: str) -> Row:
+    try:
+        found = _DECODER.decode(line.decode())
+    except UnicodeDecodeError as error:
+        raise TaskFileError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise TaskFileError(f"{where}: not JSON ({error.msg} at column {error.colno}); one object per line") from error
+    except _NotANumber as error:
+        raise TaskFileError(f"{where}: {error} is not a number of JSON; give every answer a value") from error
+    except RecursionError as error:
+        raise TaskFileError(f"{where}: not JSON that can be read: lists in lists, too deep") from error
+    if not isinstance(found, dict):
+        raise TaskFileError(f"{where}: expected an object with `problem` and `answer`, got {type(found).__name__}")
+    return found

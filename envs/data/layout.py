@@ -1,0 +1,177 @@
+"""From a row of a data set to a problem: which column is what, and what the policy is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed
+from headrace.envs.data.rows import Row, Written, find_value, make_plain
+from headrace.envs.data.scorers import Scorer
+
+SCORER = "scorer"
+"""Key, in a problem's `extra`, of the name of its own scorer."""
+
+
+class RowFault(ValueError):
+    """A row cannot be used; whoever reads it says which one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Names of a data set's columns by what they are for; empty for none."""
+
+    problem: str = "problem"
+    answer: str = "answer"
+    tier: str = ""
+    solution: str = ""
+    scorer: str = ""
+
+
+def read_columns(columns: Any) -> Columns:
+    """Return the mapping of a recipe. Raises ValueError for one that is none."""
+    names = [one.name for one in fields(Columns)]
+    if not isinstance(columns, Mapping) or set(columns) - set(names):
+        raise ValueError(
+            f'columns names the columns of {", ".join(names)}, as in {{ problem = "question" }}; got {columns!r}'
+        )
+    for name, column in columns.items():
+        if not isinstance(column, str) or not (column or name != "problem"):
+            raise ValueError(f"columns.{name} is the name of a column, got {column!r}")
+    return Columns(**columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a row holds."""
+
+    problem: str
+    answer: str
+    tier: str
+    solution: str
+    extra: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How rows are read."""
+
+    columns: Columns
+    scorers: Mapping[str, Scorer]
+    """By the name that a row gives; the one of rows that give none by the empty name."""
+    keep: Sequence[str] = ()
+    """Columns that come into a problem's `extra`."""
+    answer_pattern: re.Pattern[str] | None = None
+    """Finds the answer in its column: the first group of the last match."""
+    system: str = ""
+    template: str = ""
+    instruction: str | None = None
+    used: tuple[str, ...] = field(init=False, default=())
+    """Columns that are read."""
+
+    def __post_init__(self) -> None:
+        """Collect the columns."""
+        named = [getattr(self.columns, one.name) for one in fields(Columns)]
+        object.__setattr__(self, "used", tuple(dict.fromkeys([*filter(None, named), *self.keep])))
+
+    def read_record(self, row: Row, unit: str) -> Record:
+        """Return what a row holds. Raises RowFault, with the columns that it has, for what is missing."""
+        columns = self.columns
+        problem = _read_text(row, "problem", columns.problem, unit)
+        kept = {name: make_plain(_read_value(row, name, unit)) for name in self.keep}
+        name = self._read_scorer(row, unit) if columns.scorer else ""
+        return Record(
+            problem=problem,
+            answer=self._read_answer(row, self.scorers[name], unit) if columns.answer else "",
+            tier=_read_label(row, columns.tier, unit),
+            solution=_read_text(row, "solution", columns.solution, unit) if columns.solution else "",
+            extra=kept | ({SCORER: name} if name else {}),
+        )
+
+    def find_scorer(self, extra: Mapping[str, Any]) -> Scorer:
+        """Return the scorer of a problem, by its `extra`."""
+        return self.scorers[str(extra.get(SCORER, "")) if self.columns.scorer else ""]
+
+    def compose_prompt(self, record: Record) -> str:
+        """Return what the policy is asked: the system prompt, then the template with the problem, the instruction."""
+        scorer = self.find_scorer(record.extra)
+        text = record.problem
+        if self.template:
+            places = {f"{{{name}}}": str(value) for name, value in record.extra.items()} | {"{problem}": text}
+            text = re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], self.template)
+        text += scorer.instruction if self.instruction is None else self.instruction
+        return f"{self.system}\n\n{text}" if self.system else text
+
+    def _read_scorer(self, row: Row, unit: str) -> str:
+        name = _read_label(row, self.columns.scorer, unit)
+        if name and name not in self.scorers:
+            known = ", ".join(sorted(filter(None, self.scorers)))
+            raise RowFault(f"there is no scorer {name!r:.60}; `scorers` of the recipe has {known}")
+        return name
+
+    def _read_answer(self, row: Row, scorer: Scorer, unit: str) -> str:
+        answer = _read_text(row, "answer", self.columns.answer, unit)
+        if self.answer_pattern is not None:
+            found = list(self.answer_pattern.finditer(answer))
+            if not found:
+                raise RowFault(f"answer_pattern finds nothing in {answer[-60:]!r}")
+            answer = (found[-1][1 if self.answer_pattern.groups else 0] or "").strip()
+        if scorer.is_boxed:
+            answer = _strip_box(answer)
+        if fault := scorer.find_fault(answer):
+            raise RowFault(f"the answer {answer!r:.60} {fault}")
+        return answer
+
+
+def _read_label(row: Row, column: str, unit: str) -> str:
+    value = _read_value(row, column, unit) if column else None
+    return "" if value is None else str(value)
+
+
+def _read_value(row: Row, column: str, unit: str) -> Any:
+    """Return a value, which may be null, of a column that each row must have."""
+    value = find_value(row, column)
+    if value is None and column not in row and column.partition(".")[0] not in row:
+        raise RowFault(f"no column {column!r}; the {unit} has {_list_names(row)}")
+    return value
+
+
+def _list_names(row: Row) -> str:
+    return ", ".join(map(repr, row)) or "nothing"
+
+
+def _read_text(row: Row, field: str, column: str, unit: str) -> str:
+    """Return a field as text; an answer may be written as a number."""
+    value = find_value(row, column)
+    if field == "answer" and isinstance(value, int | float) and not isinstance(value, bool):
+        value = repr(value)
+    if isinstance(value, str) and value.strip() and (field == "answer" or not isinstance(value, Written)):
+        _refuse_surrogates(value, column)
+        return str(value)
+    hint = "" if value is not None else f'; columns = {{ {field} = "…" }} names another'
+    raise RowFault(f"`{column}` must be a non-empty string, got {value!r:.60}; the {unit} has {_list_names(row)}{hint}")
+
+
+def _refuse_surrogates(value: str, column: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RowFault(
+            f"`{column}` holds half of a character ({value[error.start]!r} at place {error.start}): write the whole one"
+        ) from error
+
+
+def _strip_box(answer: str) -> str:
+    r"""Return an answer without the box that it may be written in; completions give theirs in one.
+
+    Raises RowFault for a number too long to be compared exactly.
+    """
+    boxed = find_last_boxed(answer)
+    bare = boxed if boxed is not None and answer.strip() == f"{BOXED}{boxed}}}" else answer
+    if len(bare) > LONGEST_NUMBER and bare.strip("+-").replace(".", "", 1).isdigit():
+        raise RowFault(
+            f"the answer is a number of {len(bare)} characters, and numbers of up to {LONGEST_NUMBER} are compared"
+        )
+    return bare

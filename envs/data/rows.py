@@ -1,0 +1,88 @@
+"""Rows of a data set, by number: what the sources of `open_rows` have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+Row = Mapping[str, Any]
+
+
+class TaskFileError(ValueError):
+    """A data set that cannot be used; the message names file, line or row, and remedy."""
+
+
+class Written(str):
+    """A JSON number, as it is written: 0.00001 would come back as 1e-05, and 5,000 digits not at all."""
+
+    __slots__ = ()
+
+
+class Rows(Protocol):
+    """Rows that can be read in any order. One object may be used by any number of threads."""
+
+    unit: str
+    """What a row is called in an error: `line` or `row`."""
+
+    def scan(self) -> Iterator[Row]:
+        """Yield all rows in order. It comes before `read`, and raises TaskFileError."""
+
+    def read(self, number: int) -> Row:
+        """Return a row by its place in `scan`. Raises TaskFileError."""
+
+    def name_row(self, number: int) -> str:
+        """Return file and line or row, counted from 1."""
+
+    def hash_content(self) -> str:
+        """Return SHA-256 of what was scanned, or the revision of the hub; after `scan`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataIdentity:
+    """Which data a run's problems come from."""
+
+    path: str
+    rows: int
+    """Rows, those that hold the same problem included."""
+    content: str
+    """SHA-256 in hexadecimal, of a JSONL file's plain text, of a Parquet file or of a folder's Arrow files in their
+    order; or the revision of the hub."""
+
+
+@runtime_checkable
+class ReadsData(Protocol):
+    """An environment that reads its problems from files when the first is asked for."""
+
+    def read_data(self) -> tuple[DataIdentity, ...]:
+        """Read them now, once. Raises TaskFileError."""
+
+
+def read_data_of(environment: object) -> tuple[DataIdentity, ...]:
+    """Have an environment read its data, if it has any, and return what that is. Raises TaskFileError."""
+    return environment.read_data() if isinstance(environment, ReadsData) else ()
+
+
+def find_value(row: Row, column: str) -> Any:
+    """Return the value of a column, or of a field within it (`reward_model.ground_truth`); None without one."""
+    if column in row:
+        return row[column]
+    found: Any = row
+    for name in column.split("."):
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(name)
+    return found
+
+
+def make_plain(value: Any) -> Any:
+    """Return a value as JSON has it, numbers as numbers."""
+    match value:
+        case Written():
+            return json.loads(value)
+        case Mapping():
+            return {name: make_plain(one) for name, one in value.items()}
+        case list() | tuple():
+            return [make_plain(one) for one in value]
+    return value

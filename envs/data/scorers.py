@@ -1,0 +1,152 @@
+r"""How answers of a data set are judged: shipped scorers by name, or a function of the user's own.
+
+A scorer that compares takes the last `\boxed{}` of a completion. A number outside a box never counts, or the policy
+learns to write numbers instead of answers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from headrace.envs.answers import find_last_boxed, is_same_answer, parse_number
+from headrace.envs.contract import Problem, Score
+from headrace.envs.data.judge import Judge
+from headrace.envs.math_judge import MathJudge, require_math_verify
+from headrace.infra.recipe.named import find_named
+
+BOX_INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
+
+
+def _accept(_answer: str) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A way to judge completions."""
+
+    score: Callable[[Problem, str], Score | float]
+    instruction: str = ""
+    """What a problem's text ends with, unless the recipe says otherwise."""
+    needs_answer: bool = True
+    is_boxed: bool = False
+    """Whether it looks into the last box."""
+    find_fault: Callable[[str], str] = _accept
+    """Returns what is wrong with an answer of the data set; nothing for one that it can compare with."""
+
+
+def build_scorer(spec: str | Mapping[str, Any]) -> Scorer:
+    """Build a scorer from its name, or from a table with `use` and its settings.
+
+    Raises ValueError for settings that it does not take, and UsageError for a name that there is not.
+    """
+    table: Any = {"use": spec} if isinstance(spec, str) else spec
+    if not isinstance(table, Mapping) or not isinstance(use := table.get("use"), str):
+        raise ValueError(  # noqa: TRY004 - a bad setting of an environment is a ValueError
+            f'a scorer is a name or a table with `use`, as in {{ use = "numeric" }}; got {spec!r}'
+        )
+    settings = {name: value for name, value in table.items() if name != "use"}
+    build = find_named("scorer", use, SCORERS)
+    if use not in SCORERS:
+        return _wrap_function(use, build, settings)
+    try:
+        inspect.signature(build).bind(**settings)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(build).parameters) or "no settings"
+        raise ValueError(f"scorer {use}: {error}; it takes {takes}") from error
+    try:
+        scorer: Scorer = build(**settings)
+    except (TypeError, ValueError, re.error) as error:
+        raise ValueError(f"scorer {use}: {error}") from error
+    return scorer
+
+
+def _compare_boxed(is_same: Callable[[str, str], bool], problem: Problem, text: str) -> Score:
+    boxed = find_last_boxed(text)
+    if boxed is None:
+        return Score(0.0, {"boxed": 0.0})
+    return Score(float(is_same(boxed, problem.answer)), {"boxed": 1.0})
+
+
+def _build_exact() -> Scorer:
+    """Compare exact numbers, or normalised texts."""
+    return Scorer(partial(_compare_boxed, is_same_answer), BOX_INSTRUCTION, is_boxed=True)
+
+
+def _build_numeric(tolerance: float = 0.0) -> Scorer:
+    """Compare numbers: |given - answer| <= tolerance * |answer|."""
+    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance is a share of the answer, 0 <= tolerance < 1; got {tolerance!r}")
+
+    def is_near(given: str, gold: str) -> bool:
+        left, right = parse_number(given), parse_number(gold)
+        return left is not None and right is not None and abs(left - right) <= tolerance * abs(right)
+
+    def find_fault(answer: str) -> str:
+        return "" if parse_number(answer) is not None else "is no number"
+
+    return Scorer(partial(_compare_boxed, is_near), BOX_INSTRUCTION, is_boxed=True, find_fault=find_fault)
+
+
+def _build_math() -> Scorer:
+    """Compare as `exact`, and what differs by math-verify, in processes of its own."""
+    require_math_verify('scorer = "math"')
+    judge = MathJudge()
+    return Scorer(
+        partial(_compare_boxed, lambda given, gold: is_same_answer(given, gold) or judge.is_same(given, gold)),
+        BOX_INSTRUCTION,
+        is_boxed=True,
+    )
+
+
+def _build_regex(pattern: str = "") -> Scorer:
+    """Search the answer, a regular expression; or find an answer by `pattern` and compare it as `exact`.
+
+    The last match counts, its first group where there is one. Expressions may take for ever on a text that a policy
+    wrote, and nothing interrupts them, so they run in processes of their own with a time limit.
+    """
+    re.compile(pattern)
+    judge = MathJudge((sys.executable, "-m", "headrace.envs.data.regex_child", pattern))
+
+    def find_fault(answer: str) -> str:
+        try:
+            re.compile(answer)
+        except re.error as error:
+            return f"is no regular expression ({error})"
+        return ""
+
+    return Scorer(
+        lambda problem, text: Score(float(judge.is_same(text, problem.answer))),
+        find_fault=_accept if pattern else find_fault,
+    )
+
+
+def _build_judge(**settings: Any) -> Scorer:
+    """Ask a model behind an endpoint: see `Judge`."""
+    return Scorer(Judge(**settings).score, needs_answer=False)
+
+
+def _wrap_function(use: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Scorer:
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"scorer {use}: a scorer is a plain function, not an async one: it runs in a thread")
+    try:
+        inspect.signature(function).bind("problem", "text", **settings)
+    except TypeError as error:
+        raise ValueError(f"scorer {use}: {error}; it is called as function(problem, text, **settings)") from error
+    return Scorer(partial(function, **settings), needs_answer=False)
+
+
+SCORERS: dict[str, str | Callable[..., Any]] = {
+    "exact": _build_exact,
+    "numeric": _build_numeric,
+    "math": _build_math,
+    "regex": _build_regex,
+    "judge": _build_judge,
+}
+"""What builds each shipped scorer; its keyword arguments are the settings in a recipe."""

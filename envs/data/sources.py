@@ -1,0 +1,48 @@
+"""Where the rows of a data set come from: a file, a folder or the hub, told apart by the name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.envs.data.rows import Rows, TaskFileError
+
+HUB = "hub:"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Names a set of rows."""
+
+    path: str
+    """JSONL or Parquet file, a folder of Parquet files or of `datasets`, or `hub:owner/name`."""
+    split: str = "train"
+    """Split of what has several: a folder of `datasets`, the hub."""
+    config: str = ""
+    """Configuration of a data set on the hub."""
+    revision: str = ""
+    """Commit, tag or branch on the hub; empty for the newest."""
+
+    def __str__(self) -> str:
+        """Return it as messages name it."""
+        return self.path
+
+    def open_rows(self, columns: Sequence[str]) -> Rows:
+        """Open it; `columns` are those that are read. Raises TaskFileError."""
+        from headrace.envs.data.arrow_rows import SAVED, SAVED_SPLITS, open_hub, open_parquet, open_saved
+        from headrace.envs.data.jsonl_rows import JsonlRows
+
+        if self.path.startswith(HUB):
+            return open_hub(self.path.removeprefix(HUB), self.config, self.split, self.revision, columns)
+        path = Path(self.path).expanduser()
+        if path.is_dir():
+            if (path / SAVED).is_file() or (path / SAVED_SPLITS).is_file():
+                return open_saved(path, self.split, columns)
+            files = sorted(path.glob("*.parquet"))
+            if not files:
+                raise TaskFileError(f"{path} holds neither Parquet files nor what save_to_disk of `datasets` writes")
+            return open_parquet(files, self.path, columns)
+        if path.suffix == ".parquet":
+            return open_parquet([path], self.path, columns)
+        return JsonlRows(path)

@@ -1,0 +1,54 @@
+"""Which rows are different problems, in which split and in which order: by hashes of their texts alone."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+Digests = npt.NDArray[np.uint64]
+"""uint64[N, 2]: 16 bytes of BLAKE2b a row, the first 8 before the last."""
+Numbers = npt.NDArray[np.int64]
+
+
+ROWS_AT_ONCE = 1 << 16
+
+
+def hash_text(text: str) -> bytes:
+    """Return the 16 bytes that stand for a problem."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def stack_digests(digests: bytes | bytearray) -> Digests:
+    """Return the digests that stand one after another in bytes."""
+    return np.frombuffer(bytes(digests), ">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def find_distinct(digests: Digests) -> tuple[Numbers, Numbers, Numbers]:
+    """Return the first row of every digest, in the order of digests; further rows; and the first one of each of these.
+
+    All are row numbers, int64[D], int64[R] and int64[R].
+    """
+    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: the first row of equal ones comes first
+    ordered = digests[order]
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    firsts = order[is_first]
+    owners = firsts[np.cumsum(is_first) - 1] if len(order) else firsts
+    return firsts, order[~is_first], owners[~is_first]
+
+
+def compute_shares(digests: Digests) -> npt.NDArray[np.float64]:
+    """Return the position of each digest in [0, 1), by its last 4 bytes: float64[N]."""
+    return (digests[:, 1] & np.uint64(0xFFFFFFFF)).astype(np.float64) / 2**32
+
+
+def order_by_seed(digests: Digests, seed: int) -> Numbers:
+    """Return the order of a seed, int64[N]: places of the digests, the same for any order that they come in."""
+    hashed = bytearray()
+    for begin in range(0, len(digests), ROWS_AT_ONCE):  # as Python's integers they take four times as much
+        for first, last in digests[begin : begin + ROWS_AT_ONCE].tolist():
+            hashed += hash_text(f"{seed} {first:016x}{last:016x}")
+    keys = stack_digests(hashed)
+    return np.lexsort((keys[:, 1], keys[:, 0]))

@@ -1,0 +1,285 @@
+"""Problems from a data set: JSONL, Parquet, a folder of `datasets`, or the hub.
+
+A problem's split comes from a hash of its text alone, so it stays where it is when rows are added, moved or doubled.
+Per row 16 bytes of hash and the place in its file are kept; the text is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import structlog
+
+from headrace.envs.answers import find_last_boxed, is_same_answer
+from headrace.envs.contract import Problem, Score, Split, WorkedExample
+from headrace.envs.data.layout import Layout, Record, RowFault, read_columns
+from headrace.envs.data.rows import DataIdentity, Rows, TaskFileError
+from headrace.envs.data.scorers import build_scorer
+from headrace.envs.data.sources import Source
+from headrace.envs.data.split_rows import (
+    Numbers,
+    compute_shares,
+    find_distinct,
+    hash_text,
+    order_by_seed,
+    stack_digests,
+)
+
+log = structlog.get_logger()
+
+WARM_START = 0.1
+"""Share of the problems that worked examples come from, where the data set has solutions."""
+ROW_SCORERS = ("exact", "numeric", "regex")
+"""Scorers that a row may name without a table `scorers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """The different problems of one source."""
+
+    source: Source
+    rows: Rows
+    firsts: Numbers
+    """Row numbers, in the order of the digests, int64[D]."""
+    digests: np.ndarray[Any, np.dtype[np.uint64]]
+    """uint64[D, 2]."""
+    count: int
+
+    def identify(self) -> DataIdentity:
+        return DataIdentity(str(self.source), self.count, self.rows.hash_content())
+
+
+@dataclass(frozen=True, slots=True)
+class _Deck:
+    """The problems of one split, in its order."""
+
+    pool: _Pool
+    places: Numbers
+    """Places in `pool.firsts`."""
+
+
+class Dataset:
+    """A finite set of problems; the order of `train` and `warm_start` comes from the seed.
+
+    Nothing is read before the first problem or size is asked for: a worker, which only scores, needs no file.
+
+    Args:
+        seed: Seed of the run.
+        path: JSONL or Parquet file, folder of Parquet files or of `datasets`, or `hub:owner/name`.
+        split, config, revision: What to take of a data set that has several; see `Source`.
+        columns: Names of its columns; see `Columns`.
+        held_out: Share that is kept for evaluations; or a path of their own, or a table of `path` and `split`. What
+            stands in such a file too is not trained on.
+        warm_start: Share that worked examples come from, if `columns` names a column of solutions.
+        scorer: How answers are judged; see `SCORERS`.
+        scorers: Scorers by the name that the column of scorers holds.
+        system: Text before every prompt.
+        template: What is asked, with `{problem}` and `{name}` of a column in `keep`.
+        instruction: What every problem ends with; by default what the scorer needs.
+        answer_pattern: Regular expression that finds the answer in its column: the first group of the last match.
+        keep: Columns that a scorer of your own finds in `problem.extra`.
+
+    Raises ValueError for settings that cannot be used; TaskFileError, where the data is read, for what is malformed or
+    too small to be split.
+    """
+
+    name = "dataset"
+
+    def __init__(  # noqa: PLR0913, PLR0917 - settings, each given by its name
+        self,
+        seed: int,
+        path: str,
+        split: str = "train",
+        config: str = "",
+        revision: str = "",
+        columns: Mapping[str, str] | None = None,
+        held_out: float | str | Mapping[str, str] = 0.1,
+        warm_start: float = WARM_START,
+        scorer: str | Mapping[str, Any] = "exact",
+        scorers: Mapping[str, str | Mapping[str, Any]] | None = None,
+        system: str = "",
+        template: str = "",
+        instruction: str | None = None,
+        answer_pattern: str = "",
+        keep: Sequence[str] = (),
+    ) -> None:
+        self._seed = seed
+        self._source = Source(_check_text("path", path), split, config, revision)
+        self._held_out, self._own_held_out = _read_held_out(held_out, self._source)
+        named = read_columns(columns or {})
+        built = {"": build_scorer(scorer)} | (
+            {name: build_scorer(name) for name in ROW_SCORERS} if named.scorer else {}
+        )
+        built |= {name: build_scorer(spec) for name, spec in (scorers or {}).items()}
+        self._warm_start = _check_share("warm_start", warm_start) if named.solution else 0.0
+        if self._held_out + self._warm_start >= 1:
+            raise ValueError("held_out and warm_start are shares of the problems, and leave none to train on")
+        if template and "{problem}" not in template:
+            raise ValueError("template lacks {problem}, the place of the problem")
+        if isinstance(keep, str):
+            raise ValueError(f'keep is a list of columns, as in ["tests"]; got {keep!r}')  # noqa: TRY004 - a setting
+        if not named.answer and any(one.needs_answer for one in built.values()):
+            raise ValueError("the scorer compares with an answer, and columns.answer names none")
+        self._layout = Layout(
+            named, built, tuple(keep), _compile(answer_pattern), _check_text("system", system), template, instruction
+        )
+        self._lock = threading.Lock()
+        self._decks: dict[Split, _Deck] = {}
+        self._identities: tuple[DataIdentity, ...] = ()
+        if named.solution:
+            self.example = self._example  # so that it gives examples just where it has solutions
+
+    def size(self, split: Split) -> int:
+        """Return the number of different problems. Raises TaskFileError."""
+        return len(self._open()[split].places)
+
+    def problem(self, split: Split, index: int) -> Problem:
+        """Return the problem at an index; the order begins again at the end. Raises ValueError for an empty split."""
+        task_id, record = self._read_record(split, index)
+        return Problem(task_id, self._layout.compose_prompt(record), record.answer, record.tier, record.extra)
+
+    def score(self, problem: Problem, text: str) -> Score:
+        """Judge a completion by the scorer of the data set, or of the problem's own row."""
+        found = self._layout.find_scorer(problem.extra).score(problem, text)
+        return found if isinstance(found, Score) else Score(found)
+
+    def read_data(self) -> tuple[DataIdentity, ...]:
+        """Read the data now, once, and return what it is. Raises TaskFileError."""
+        self._open()
+        return self._identities
+
+    def _example(self, index: int) -> WorkedExample:
+        r"""Return a worked solution; one without a box gets the answer in one, where the scorer looks for it."""
+        _, record = self._read_record("warm_start", index)
+        solution = record.solution
+        if self._layout.find_scorer(record.extra).is_boxed and find_last_boxed(solution) is None:
+            solution += f"\n\\boxed{{{record.answer}}}"
+        return WorkedExample(self._layout.compose_prompt(record), solution)
+
+    def _read_record(self, split: Split, index: int) -> tuple[str, Record]:
+        """Return a problem's identity and what its row holds."""
+        deck = self._open()[split]
+        if not len(deck.places) or index < 0:
+            raise ValueError(f"there is no problem {index} among the {len(deck.places)} of split {split!r}")
+        place = int(deck.places[index % len(deck.places)])
+        number, rows = int(deck.pool.firsts[place]), deck.pool.rows
+        first, last = deck.pool.digests[place].tolist()
+        record = self._read_row(rows, number)
+        if hash_text(record.problem) != first.to_bytes(8, "big") + last.to_bytes(8, "big"):
+            raise TaskFileError(f"{rows.name_row(number)} was changed since it was first read: start again")
+        return f"{first:016x}", record
+
+    def _read_row(self, rows: Rows, number: int) -> Record:
+        try:
+            return self._layout.read_record(rows.read(number), rows.unit)
+        except RowFault as fault:
+            raise TaskFileError(f"{rows.name_row(number)}: {fault}") from None
+
+    def _open(self) -> dict[Split, _Deck]:
+        with self._lock:
+            if not self._decks:
+                self._decks = self._read_decks()
+        return self._decks
+
+    def _read_decks(self) -> dict[Split, _Deck]:
+        began = time.monotonic()
+        pool = self._read_pool(self._source)
+        shares = compute_shares(pool.digests)
+        is_kept = shares < self._held_out
+        own, rest = pool, ~is_kept
+        kept = np.flatnonzero(is_kept)
+        if self._own_held_out is not None:
+            own = self._read_pool(self._own_held_out)
+            kept = np.arange(len(own.firsts))
+            rest &= ~_find_shared(pool, own)
+        is_warm = rest & (shares < self._held_out + self._warm_start)
+        train, warm = np.flatnonzero(rest & ~is_warm), np.flatnonzero(is_warm)
+        wants_kept = self._held_out or self._own_held_out is not None
+        if not len(train) or (wants_kept and not len(kept)) or (self._warm_start and not len(warm)):
+            asked = self._own_held_out or self._held_out
+            examples = f", {len(warm)} for worked examples" if self._warm_start else ""
+            raise TaskFileError(
+                f"{self._source}: {len(pool.firsts)} different problems split by held_out = {asked} leave {len(train)} "
+                f"to train on and {len(kept)} to evaluate on{examples}; give more problems or another held_out (0 for "
+                "no evaluation)"
+            )
+        pools = [pool] if own is pool else [pool, own]
+        self._identities = tuple(one.identify() for one in pools)
+        for one in self._identities:
+            log.info(
+                "data.read", path=one.path, rows=one.rows, content=one.content, s=round(time.monotonic() - began, 2)
+            )
+        return {
+            "train": _Deck(pool, train[order_by_seed(pool.digests[train], self._seed)]),
+            "held_out": _Deck(own, kept),
+            "warm_start": _Deck(pool, warm[order_by_seed(pool.digests[warm], self._seed)]),
+        }
+
+    def _read_pool(self, source: Source) -> _Pool:
+        """Read all rows once. Raises TaskFileError for one that is malformed, or a problem with two answers."""
+        rows = source.open_rows(self._layout.used)
+        digests, count = bytearray(), 0
+        try:
+            for row in rows.scan():
+                digests += hash_text(self._layout.read_record(row, rows.unit).problem)
+                count += 1
+        except RowFault as fault:
+            raise TaskFileError(f"{rows.name_row(count)}: {fault}") from None
+        stacked = stack_digests(digests)
+        firsts, further, owners = find_distinct(stacked)
+        for number, owner in zip(further.tolist(), owners.tolist(), strict=True):
+            answers = [self._read_row(rows, one).answer for one in (number, owner)]
+            if not is_same_answer(*answers):
+                raise TaskFileError(
+                    f"{rows.name_row(number)} and {rows.name_row(owner)} hold the same problem with different answers, "
+                    f"{answers[0]!r:.60} and {answers[1]!r:.60}: keep the right one"
+                )
+        return _Pool(source, rows, firsts, stacked[firsts], count)
+
+
+def _find_shared(pool: _Pool, own: _Pool) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which problems of a pool are in the other one too, bool[D]."""
+    pair = np.dtype([("first", np.uint64), ("last", np.uint64)])
+    left, right = (np.ascontiguousarray(one.digests).view(pair).ravel() for one in (pool, own))
+    return np.isin(left, right)
+
+
+def _read_held_out(held_out: Any, source: Source) -> tuple[float, Source | None]:
+    """Return the share to hold out, or where held-out problems are instead."""
+    given = {"path": held_out, "split": source.split} if isinstance(held_out, str) else held_out
+    if isinstance(given, Mapping) and given and not set(given) - {"path", "split", "config", "revision"}:
+        settings = {"path": source.path, "config": source.config, "revision": source.revision, **given}
+        own = Source(**{name: _check_text(f"held_out.{name}", value) for name, value in settings.items()})
+        if own == source:
+            raise ValueError("held_out names what is trained on: give another path or split, or a share")
+        return 0.0, own
+    if isinstance(held_out, bool) or not isinstance(held_out, int | float) or not 0 <= held_out < 1:
+        raise ValueError(
+            f"held_out is a share, 0 <= held_out < 1, a path, or a table of path and split; got {held_out!r}"
+        )
+    return float(held_out), None
+
+
+def _check_share(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise ValueError(f"{name} is a share, 0 < {name} < 1; got {value!r}")
+    return float(value)
+
+
+def _check_text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is a text; got {value!r}")  # noqa: TRY004 - a bad setting is a ValueError
+    return value
+
+
+def _compile(pattern: str) -> re.Pattern[str] | None:
+    try:
+        return re.compile(pattern) if pattern else None
+    except re.error as error:
+        raise ValueError(f"answer_pattern is no regular expression: {error}") from error

@@ -1,0 +1,336 @@
+"""Problems from data sets of any form: columns, splits, order, worked examples, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.envs.contract import GivesExamples, Split
+from headrace.envs.data.rows import ReadsData, TaskFileError
+from headrace.envs.dataset import Dataset
+from headrace.envs.jsonl import INSTRUCTION, JsonLines
+from headrace.envs.payload import problem_from_json, problem_to_json
+from headrace.envs.registry import EnvironmentSettingsError, load_environment
+
+COLUMNS = {"problem": "question", "answer": "label.value", "tier": "level"}
+
+GOLDEN = {"train": ["p12", "p2", "p11", "p21", "p31"], "held_out": ["p22", "p17"], "task_id": "598aa1678b7005b4"}
+"""What the first build with this environment drew, of the file below."""
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"question": f"What is {n} + 1?", "label": {"value": n + 1}, "level": n % 3} for n in range(count)]
+
+
+def written(file: Path, found: list[dict[str, Any]]) -> str:
+    file.write_text("\n".join(map(json.dumps, found)))
+    return str(file)
+
+
+def as_parquet(file: Path, found: list[dict[str, Any]]) -> str:
+    pa = pytest.importorskip("pyarrow", reason="the optional extra data is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.Table.from_pylist(found), file, row_group_size=7)
+    return str(file)
+
+
+def as_saved(folder: Path, found: list[dict[str, Any]]) -> str:
+    """Write what `datasets` 5.2 writes by save_to_disk: an Arrow stream, and its name."""
+    pa = pytest.importorskip("pyarrow", reason="the optional extra data is not installed")
+    folder.mkdir(parents=True)
+    table = pa.Table.from_pylist(found)
+    with (
+        pa.OSFile(str(folder / "data-00000-of-00001.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema) as out,
+    ):
+        out.write_table(table, max_chunksize=7)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    return str(folder)
+
+
+def listed(env: Dataset, split: Split = "train") -> list[Any]:
+    return [env.problem(split, index) for index in range(env.size(split))]
+
+
+def test_columns_are_mapped_and_what_is_asked_is_put_together(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", [{"q": "1+1", "a": "2", "level": 3, "unit": "m"}])
+    env = Dataset(
+        1,
+        path,
+        columns={"problem": "q", "answer": "a", "tier": "level"},
+        held_out=0,
+        system="You are brief.",
+        template="In {unit}: {problem} ({level})",
+        instruction="!",
+        keep=["unit"],
+    )
+    problem = env.problem("train", 0)
+    assert problem.prompt == "You are brief.\n\nIn m: 1+1 ({level})!"
+    assert (problem.answer, problem.tier, problem.extra) == ("2", "3", {"unit": "m"})
+
+
+def test_the_form_of_the_file_makes_no_difference(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress("\n".join(map(json.dumps, rows(60))).encode()))
+    as_parquet(tmp_path / "shards" / "0.parquet", rows(60)[:25])
+    as_parquet(tmp_path / "shards" / "1.parquet", rows(60)[25:])
+    as_saved(tmp_path / "dict" / "train", rows(60))
+    (tmp_path / "dict" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    paths = [
+        written(tmp_path / "a.jsonl", rows(60)),
+        str(packed),
+        as_parquet(tmp_path / "a.parquet", rows(60)),
+        str(tmp_path / "shards"),
+        as_saved(tmp_path / "saved", rows(60)),
+        str(tmp_path / "dict"),
+    ]
+    found = [Dataset(1, path, columns=COLUMNS) for path in paths]
+    for split in ("train", "held_out"):
+        first, *others = [listed(env, split) for env in found]
+        assert first
+        assert [one == first for one in others] == [True] * 5
+
+
+def test_a_dataset_draws_as_jsonl_of_earlier_builds_did(tmp_path: Path) -> None:
+    found = [{"problem": f"p{n}", "answer": "1"} for n in range(40)]
+    path = written(tmp_path / "a.jsonl", found)
+    assert listed(Dataset(3, path)) == listed(JsonLines(3, path))
+    env = JsonLines(3, path)
+    assert [env.problem("train", index).prompt.removesuffix(INSTRUCTION) for index in range(5)] == GOLDEN["train"]
+    assert [env.problem("held_out", index).prompt.removesuffix(INSTRUCTION) for index in range(2)] == GOLDEN["held_out"]
+    assert env.problem("train", 0).task_id == GOLDEN["task_id"]
+
+
+def test_held_out_problems_have_a_file_of_their_own_and_are_not_trained_on(tmp_path: Path) -> None:
+    path = written(tmp_path / "train.jsonl", rows(30))
+    own = written(tmp_path / "test.jsonl", rows(40)[25:])
+    env = Dataset(1, path, columns=COLUMNS, held_out=own)
+    assert (env.size("train"), env.size("held_out")) == (25, 15)
+    assert not {one.task_id for one in listed(env)} & {one.task_id for one in listed(env, "held_out")}
+    identities = env.read_data()
+    assert isinstance(env, ReadsData)
+    assert [(one.path, one.rows) for one in identities] == [(path, 30), (own, 15)]
+    assert identities[0].content == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def test_a_split_of_a_folder_of_datasets_is_held_out_by_its_name(tmp_path: Path) -> None:
+    for split, found in {"train": rows(30), "test": rows(40)[30:]}.items():
+        as_saved(tmp_path / "d" / split, found)
+    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    env = Dataset(1, str(tmp_path / "d"), columns=COLUMNS, held_out={"split": "test"})
+    assert (env.size("train"), env.size("held_out")) == (30, 10)
+    with pytest.raises(TaskFileError, match="no split 'dev'; it has 'train', 'test'"):
+        Dataset(1, str(tmp_path / "d"), columns=COLUMNS, split="dev").read_data()
+
+
+def test_a_problem_at_an_index_is_the_same_whoever_asks_and_another_seed_has_another_order(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", rows(60))
+    orders = [[one.task_id for one in listed(Dataset(seed, path, columns=COLUMNS))] for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2])
+    env = Dataset(1, path, columns=COLUMNS)
+    assert [env.problem("train", index).task_id for index in (50, 3, 50 + env.size("train"))] == [
+        orders[0][50],
+        orders[0][3],
+        orders[0][50],
+    ]
+
+
+def test_nothing_is_read_before_a_problem_is_asked_for_so_that_workers_need_no_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", rows(30))
+    payload = problem_to_json(Dataset(1, path, columns=COLUMNS).problem("train", 0))
+    problem = problem_from_json(payload)
+    elsewhere = Dataset(1, "/nowhere/a.jsonl", columns=COLUMNS)
+    assert elsewhere.score(problem, f"\\boxed{{{problem.answer}}}").reward == 1
+    with pytest.raises(TaskFileError, match=r"cannot read tasks from /nowhere/a\.jsonl: No such file"):
+        elsewhere.size("train")
+
+
+def test_solutions_are_worked_examples_of_problems_that_are_in_no_other_split(tmp_path: Path) -> None:
+    found = [{"problem": f"p{n}", "answer": f"{n}", "why": f"as seen, {n}"} for n in range(200)]
+    found[7]["why"] = r"so \boxed{7}"
+    path = written(tmp_path / "a.jsonl", found)
+    env = Dataset(1, path, columns={"solution": "why"}, warm_start=0.5)
+    assert isinstance(env, GivesExamples)
+    assert not isinstance(Dataset(1, path), GivesExamples)
+    examples = [env.example(index) for index in range(env.size("warm_start"))]
+    prompts = {one.prompt for one in examples}
+    assert 60 < len(prompts) < 140
+    assert not prompts & {one.prompt for one in [*listed(env), *listed(env, "held_out")]}
+    for one in examples:
+        number = one.prompt.removesuffix(INSTRUCTION).removeprefix("p")
+        assert one.completion == (r"so \boxed{7}" if number == "7" else f"as seen, {number}\n\\boxed{{{number}}}")
+
+
+def test_an_answer_is_found_in_its_column_by_a_pattern(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", [{"problem": "p", "answer": "Half of 144 is 72.\n#### 72"}])
+    pattern = r"####\s*(.+)"
+    assert Dataset(1, path, held_out=0, answer_pattern=pattern).problem("train", 0).answer == "72"
+    with pytest.raises(TaskFileError, match=r"a\.jsonl:1: answer_pattern finds nothing"):
+        Dataset(1, path, held_out=0, answer_pattern="=(.)").read_data()
+    with pytest.raises(ValueError, match="answer_pattern is no regular expression"):
+        Dataset(1, path, answer_pattern="(")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("row", "settings", "words"),
+    [
+        ({"question": "q", "answer": "1"}, {}, "problem.*has 'question', 'answer'.*columns"),
+        (
+            {"problem": "p", "answer": "1"},
+            {"columns": {"tier": "level"}},
+            "no column 'level'.* has 'problem', 'answer'",
+        ),
+        ({"problem": "p", "answer": "1"}, {"keep": ["tests"]}, "no column 'tests'.* has 'problem', 'answer'"),
+        ({"problem": "p", "answer": "seven"}, {"scorer": "numeric"}, "the answer 'seven' is no number"),
+        ({"problem": ["p"], "answer": "1"}, {}, r"`problem` must be a non-empty string, got \['p'\]"),
+        ({"problem": "p", "answer": "("}, {"scorer": "regex"}, "is no regular expression"),
+        ({"problem": "p", "answer": "1", "kind": "odd"}, {"columns": {"scorer": "kind"}}, "no scorer 'odd'"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(
+    tmp_path: Path, form: str, row: dict[str, Any], settings: dict[str, Any], words: str
+) -> None:
+    write = {"jsonl": written, "parquet": as_parquet}[form]
+    path = write(tmp_path / f"a.{form}", [row])
+    with pytest.raises(TaskFileError, match=rf"a\.{form}(:1|, row 1|).*{words}"):
+        Dataset(1, path, held_out=0, **settings).read_data()
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_one_problem_with_two_answers_is_refused_and_with_one_is_taken_once(tmp_path: Path, form: str) -> None:
+    write = {"jsonl": written, "parquet": as_parquet}[form]
+    twice = [{"problem": "p", "answer": "7"}, {"problem": "q", "answer": "1"}, {"problem": "p", "answer": "7.0"}]
+    assert Dataset(1, write(tmp_path / f"a.{form}", twice), held_out=0).size("train") == 2
+    path = write(tmp_path / f"b.{form}", [*twice, {"problem": "p", "answer": "8"}])
+    with pytest.raises(TaskFileError, match=r"b\..*4 and .*b\..*1 hold the same problem .*'8' and '7'"):
+        Dataset(1, path, held_out=0).read_data()
+
+
+def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(tmp_path: Path) -> None:
+    for path in (written(tmp_path / "a.jsonl", []), as_parquet(tmp_path / "a.parquet", rows(1)[:1])):
+        with pytest.raises(TaskFileError, match=r"[01] different problems"):
+            Dataset(1, path, columns=COLUMNS, held_out=0.0000001).read_data()
+    for name in ("b.parquet", "b.jsonl.gz"):
+        (tmp_path / name).write_bytes(b"no such thing")
+        with pytest.raises(TaskFileError, match=f"cannot read tasks from .*{name}: "):
+            Dataset(1, str(tmp_path / name)).read_data()
+    (tmp_path / "d").mkdir()
+    with pytest.raises(TaskFileError, match="holds neither Parquet files nor"):
+        Dataset(1, str(tmp_path / "d")).read_data()
+    path = written(tmp_path / "c.jsonl", [{"problem": "p", "answer": "1"}])
+    env = Dataset(1, path, held_out=0)
+    env.read_data()
+    Path(path).write_text(Path(path).read_text().replace('"p"', '"q"'))
+    with pytest.raises(TaskFileError, match=r"c\.jsonl:1 was changed since it was first read"):
+        env.problem("train", 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"columns": {"question": "problem"}}, "columns names the columns of problem, answer, tier, solution, scorer"),
+        ({"columns": {"problem": ""}}, "columns.problem is the name of a column"),
+        ({"columns": {"answer": ""}}, "the scorer compares with an answer"),
+        ({"held_out": True}, "held_out is a share"),
+        ({"held_out": {"file": "x"}}, "held_out is a share"),
+        ({"held_out": "a.jsonl"}, "held_out names what is trained on"),
+        ({"columns": {"solution": "s"}, "held_out": 0.5, "warm_start": 0.5}, "leave none to train on"),
+        ({"columns": {"solution": "s"}, "warm_start": 0}, "warm_start is a share"),
+        ({"template": "problem"}, r"template lacks \{problem\}"),
+        ({"keep": "tests"}, "keep is a list"),
+        ({"path": 7}, "path is a text"),
+        ({"scorer": 7}, "a scorer is a name or a table with `use`"),
+        ({"scorer": {"use": "numeric", "tolerence": 1}}, "scorer numeric: .*tolerence.*it takes tolerance"),
+        ({"colums": {}}, "colums.*it takes path, split"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(EnvironmentSettingsError, match=f"environment dataset: .*{words}"):
+        load_environment("dataset", 1, {"path": "a.jsonl", **settings})
+
+
+def test_a_mixture_mixes_datasets_and_their_worked_examples(tmp_path: Path) -> None:
+    sources = [
+        {
+            "use": "dataset",
+            "name": name,
+            "weight": weight,
+            "path": written(
+                tmp_path / f"{name}.jsonl",
+                [{"problem": f"{name}{n}", "answer": str(n), "why": "so", "tests": [n]} for n in range(100)],
+            ),
+            "columns": {"solution": "why"},
+            "keep": ["tests"],
+        }
+        for name, weight in (("easy", 3), ("hard", 1))
+    ]
+    env = load_environment("mixture", 1, {"sources": sources})
+    assert isinstance(env, GivesExamples)
+    assert isinstance(env, ReadsData)
+    assert [one.rows for one in env.read_data()] == [100, 100]
+    problems = [problem_from_json(problem_to_json(env.problem("train", index))) for index in range(8)]
+    assert sum(problem.tier == "easy" for problem in problems) == 6
+    for problem in problems:
+        assert problem.extra["tests"] == [int(problem.answer)]
+        assert env.score(problem, f"\\boxed{{{problem.answer}}}").reward == 1
+    assert env.example(0).completion.startswith("so\n\\boxed{")
+
+
+# ------------------------------------------------------------------------------------------------------------- the hub
+
+
+def fake_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
+    pytest.importorskip("pyarrow", reason="the optional extra data is not installed")
+    module = ModuleType("datasets")
+    module.load_dataset = load  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+
+
+def test_a_dataset_of_the_hub_is_loaded_with_its_split_and_known_by_its_revision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def load(name: str, config: str | None, **more: Any) -> Any:
+        import pyarrow as pa
+
+        asked.append((name, config, more))
+        found = rows(30) if more["split"] == "train" else rows(40)[30:]
+        info = SimpleNamespace(download_checksums={f"hf://datasets/{name}@{'a' * 40}/train.parquet": {}})
+        return SimpleNamespace(
+            _indices=None, _fingerprint="f", info=info, data=SimpleNamespace(table=pa.Table.from_pylist(found))
+        )
+
+    fake_hub(monkeypatch, load)
+    env = Dataset(1, "hub:openai/gsm8k", config="main", columns=COLUMNS, held_out={"split": "test"})
+    assert (env.size("train"), env.size("held_out")) == (30, 10)
+    assert asked == [("openai/gsm8k", "main", {"split": split, "revision": None}) for split in ("train", "test")]
+    assert {one.content for one in env.read_data()} == {"a" * 40}
+
+
+def test_a_missing_network_or_library_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub\nTraceback")
+
+    fake_hub(monkeypatch, load)
+    with pytest.raises(TaskFileError) as raised:
+        Dataset(1, "hub:openai/gsm8k").read_data()
+    assert "\n" not in str(raised.value)
+    assert "cannot load hub:openai/gsm8k, split 'train': ConnectionError: Couldn't reach" in str(raised.value)
+    assert "in the cache of `datasets`" in str(raised.value)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(TaskFileError, match=r'needs the library datasets: pip install "headrace\[data\]"'):
+        Dataset(1, "hub:openai/gsm8k").read_data()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(TaskFileError, match=r'a\.parquet needs pyarrow: pip install "headrace\[data\]"'):
+        Dataset(1, "a.parquet").read_data()
