@@ -29,9 +29,15 @@ class MathJudge:
     Any number of threads may ask; they wait for one another when all processes are busy.
     """
 
-    def __init__(self, command: Sequence[str] = (), limit_s: float = LIMIT_S, processes: int = PROCESSES) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] = (),
+        limit_s: float = LIMIT_S,
+        processes: int = PROCESSES,
+        first_limit_s: float = FIRST_LIMIT_S,
+    ) -> None:
         self._command = list(command) or [sys.executable, "-m", "headrace.envs.math_judge"]
-        self._limit_s = limit_s
+        self._limit_s, self._first_limit_s = limit_s, first_limit_s
         self._idle: LifoQueue[subprocess.Popen[bytes] | None] = LifoQueue()
         for _ in range(processes):
             self._idle.put(None)
@@ -43,7 +49,7 @@ class MathJudge:
         try:
             limit_s = self._limit_s
             if child is None:
-                child, limit_s = self._start(), FIRST_LIMIT_S
+                child, limit_s = self._start(), self._first_limit_s
             answer = _ask(child, json.dumps([given, gold]).encode() + b"\n", limit_s)
             if answer is None:
                 _stop(child)

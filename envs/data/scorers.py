@@ -22,6 +22,9 @@ from headrace.infra.recipe.named import find_named
 
 BOX_INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
 
+EXPRESSION_LIMIT_S = 5.0
+"""For one regular expression, below the usual `rollout.score_limit_s`; the start of its process is included."""
+
 
 def _accept(_answer: str) -> str:
     return ""
@@ -112,7 +115,8 @@ def _build_regex(pattern: str = "") -> Scorer:
     wrote, and nothing interrupts them, so they run in processes of their own with a time limit.
     """
     re.compile(pattern)
-    judge = MathJudge((sys.executable, "-m", "headrace.envs.data.regex_child", pattern))
+    command = (sys.executable, "-m", "headrace.envs.data.regex_child", pattern)
+    judge = MathJudge(command, EXPRESSION_LIMIT_S, first_limit_s=EXPRESSION_LIMIT_S)
 
     def find_fault(answer: str) -> str:
         try:

@@ -147,8 +147,18 @@ def _find_named(settings: Any) -> Iterator[str]:
             inner = settings.values()
         case list() | tuple():
             inner = settings
+    if isinstance(settings, dict):
+        yield from _find_scorers(settings)
     for one in inner:
         yield from _find_named(one)
+
+
+def _find_scorers(settings: dict[str, Any]) -> Iterator[str]:
+    """Yield the scorers of a `dataset` that are given by their names alone."""
+    several = settings.get("scorers")
+    for one in (settings.get("scorer"), *(several.values() if isinstance(several, dict) else ())):
+        if isinstance(one, str):
+            yield one
 
 
 # ------------------------------------------------------------------------------------------- what the run goes by

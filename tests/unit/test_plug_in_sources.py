@@ -135,6 +135,14 @@ def test_each_component_knows_its_own_plug_ins_and_nothing_shipped_is_one() -> N
     assert {use.partition(":")[0] for use in all_plug_ins(asked)} == {
         "my_worlds", "my_plays.deep", "my_engine", "my_picks", "my_rules", "my_losses",
     }  # fmt: skip
+    scored = {
+        "use": "dataset",
+        "path": "a",
+        "scorer": "my_a:s",
+        "scorers": {"b": "my_b:s", "c": {"use": "my_c:s"}, "d": "math"},
+    }
+    judged = recipe(workflows={"sums": {"env": scored, "policies": {"solver": "solver"}}})
+    assert set(all_plug_ins(judged)) == {"my_a:s", "my_b:s", "my_c:s"}
     old = recipe(workflows={"sums": {"env": "envs.arithmetic:Arithmetic", "policies": {"solver": "solver"}}})
     chess = recipe(workflows={"sums": {"env": "reasoning_gym:chess", "policies": {"solver": "solver"}}})
     assert all_plug_ins(old) == all_plug_ins(chess) == ()

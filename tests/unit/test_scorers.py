@@ -1,0 +1,218 @@
+"""How answers of a data set are judged: by comparison, by an expression, by own functions, by a model."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.envs.contract import Problem, Score
+from headrace.envs.data.judge import JudgeError
+from headrace.envs.data.scorers import build_scorer
+from headrace.envs.dataset import Dataset
+from headrace.infra.errors import UsageError
+from headrace.infra.unreachable import is_unreachable
+
+
+def rewards(scorer: Any, answer: str, *texts: str) -> list[float]:
+    found = [build_scorer(scorer).score(Problem("t", "p", answer), text) for text in texts]
+    return [one.reward if isinstance(one, Score) else one for one in found]
+
+
+def test_numbers_are_compared_within_a_tolerance() -> None:
+    texts = (r"\boxed{3.14}", r"\boxed{22/7}", r"\boxed{pi}", "3.14")
+    assert rewards("numeric", "3.14", *texts) == [1, 0, 0, 0]
+    assert rewards({"use": "numeric", "tolerance": 0.01}, "3.14", *texts) == [1, 1, 0, 0]
+
+
+def test_an_answer_is_an_expression_or_is_found_by_one() -> None:
+    assert rewards("regex", r"(?i)\bparis\b", "It is PARIS.", "It is comparison.") == [1, 0]
+    found = {"use": "regex", "pattern": r"####\s*(\S+)"}
+    assert rewards(found, "72", "#### 3\n#### 72.0", "#### 72\n#### 3", "72") == [1, 0, 0]
+
+
+def test_an_expression_that_takes_for_ever_is_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.envs.data.scorers.EXPRESSION_LIMIT_S", 0.5)
+    assert rewards("regex", "(a+)+$", "a" * 64 + "b") == [0]
+
+
+def own(problem: Problem, text: str, factor: float = 1.0) -> float:
+    return factor * (text == problem.extra.get("tests", problem.answer))
+
+
+async def own_async(problem: Problem, text: str) -> float:
+    return 1.0
+
+
+def test_a_function_of_ones_own_judges_with_settings_and_what_was_kept_of_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.envs.permutation.own", own, raising=False)
+    monkeypatch.setattr("headrace.envs.permutation.own_async", own_async, raising=False)
+    (tmp_path / "a.jsonl").write_text('{"problem": "p", "tests": "assert"}')
+    scorer = {"use": "headrace.envs.permutation:own", "factor": 0.5}
+    columns = {"answer": ""}
+    env = Dataset(1, str(tmp_path / "a.jsonl"), held_out=0, columns=columns, scorer=scorer, keep=["tests"])
+    problem = env.problem("train", 0)
+    assert problem.prompt == "p"
+    assert [env.score(problem, text).reward for text in ("assert", "other")] == [0.5, 0]
+    with pytest.raises(ValueError, match=r"scorer .*own: got an unexpected keyword argument 'by'"):
+        build_scorer({"use": "headrace.envs.permutation:own", "by": 1})
+    with pytest.raises(ValueError, match="not an async one"):
+        build_scorer("headrace.envs.permutation:own_async")
+    with pytest.raises(UsageError, match="scorer: no 'exakt'; take one of exact"):
+        build_scorer("exakt")
+
+
+def test_each_line_may_name_its_scorer(tmp_path: Path) -> None:
+    lines = [
+        {"problem": "a", "answer": "^x+$", "kind": "regex"},
+        {"problem": "b", "answer": "100", "kind": "close"},
+        {"problem": "c", "answer": "100", "kind": None},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    env = Dataset(
+        1,
+        str(tmp_path / "a.jsonl"),
+        held_out=0,
+        columns={"scorer": "kind"},
+        scorers={"close": {"use": "numeric", "tolerance": 0.1}},
+    )
+    by_text = {problem.prompt[0]: problem for problem in (env.problem("train", index) for index in range(3))}
+    scored = {name: [env.score(by_text[name], text).reward for text in ("xx", r"\boxed{95}")] for name in "abc"}
+    assert scored == {"a": [1, 0], "b": [0, 1], "c": [0, 0]}
+    assert by_text["a"].prompt == "a"
+    assert by_text["b"].prompt.startswith("b\nReason step by step")
+
+
+# ----------------------------------------------------------------------------------------------------------- the judge
+
+
+@dataclass
+class Endpoint:
+    """A server that answers requests by what is queued, and else with `yes`."""
+
+    url: str = ""
+    queued: list[tuple[int, Any]] = field(default_factory=list)
+    asked: list[tuple[str | None, Any]] = field(default_factory=list)
+    """Authorization and body of each request."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    found = Endpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            found.asked.append((self.headers["Authorization"], body))
+            code, said = found.queued.pop(0) if found.queued else (200, "yes")
+            content = {"choices": [{"message": {"content": said}}]} if isinstance(said, str) else said
+            answer = json.dumps(content).encode()
+            self.send_response(code if self.path == "/v1/chat/completions" else 404)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        found.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        yield found
+        server.shutdown()
+        thread.join()
+
+
+PROBLEM = Problem("t", "What is {answer}?", "42")
+
+
+def test_a_judge_is_asked_with_the_key_of_the_environment_and_its_last_word_counts(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"use": "judge", "url": endpoint.url, "model": "m", "key": "MY_JUDGE_KEY"}
+    with pytest.raises(ValueError, match="environment variable MY_JUDGE_KEY, which `key` names, is not set"):
+        build_scorer(settings)
+    monkeypatch.setenv("MY_JUDGE_KEY", "secret")
+    scorer = build_scorer({**settings, "prompt": "{problem}|{answer}|{completion}", "most": 10})
+    said = {"No doubt: yes": 1.0, "yes? No.": 0.0, "Score: 7": 0.7, "7/10": 1.0, "I give 12": 1.0, "**0.5**": 0.05}
+    endpoint.queued = [(200, one) for one in said]
+    scores = [scorer.score(PROBLEM, f"{{problem}} {number}") for number in range(len(said))]
+    assert [one.reward for one in scores if isinstance(one, Score)] == list(said.values())
+    key, body = endpoint.asked[0]
+    assert key == "Bearer secret"
+    assert body["model"] == "m"
+    assert body["messages"] == [{"role": "user", "content": "What is {answer}?|42|{problem} 0"}]
+
+
+def test_a_verdict_is_asked_for_once_also_by_another_process(endpoint: Endpoint, tmp_path: Path) -> None:
+    settings = {"use": "judge", "url": endpoint.url, "model": "m", "cache": str(tmp_path / "verdicts"), "budget": 1}
+    first, second = build_scorer(settings), build_scorer(settings)
+    assert [first.score(PROBLEM, "42"), first.score(PROBLEM, "42"), second.score(PROBLEM, "42")] == [
+        Score(1.0, {"judged": 1.0})
+    ] * 3
+    assert len(endpoint.asked) == 1
+    with pytest.raises(JudgeError, match="budget of 1 requests of this worker is used up"):
+        first.score(PROBLEM, "43")
+
+
+def test_a_judge_that_is_busy_is_asked_again_and_one_that_stays_away_is_a_pause(endpoint: Endpoint) -> None:
+    scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m"})
+    endpoint.queued = [(429, {}), (503, {})]
+    assert scorer.score(PROBLEM, "42") == Score(1.0, {"judged": 1.0})
+    assert len(endpoint.asked) == 3
+    impatient = build_scorer({"use": "judge", "url": endpoint.url, "model": "m", "limit_s": 0.2})
+    endpoint.queued = [(500, {"error": "overloaded"})]
+    with pytest.raises(ConnectionError, match=r"has no time: HTTP 500: .*overloaded") as busy:
+        impatient.score(PROBLEM, "42")
+    assert is_unreachable(busy.value)
+    nobody = build_scorer({"use": "judge", "url": "http://127.0.0.1:9/v1", "model": "m", "limit_s": 0.2})
+    with pytest.raises(
+        ConnectionError, match=r"judge http://127\.0\.0\.1:9/v1/chat/completions cannot be reached"
+    ) as away:
+        nobody.score(PROBLEM, "42")
+    assert is_unreachable(away.value)
+
+
+def test_what_a_judge_refuses_or_does_not_decide_is_an_error_and_no_wrong_answer(endpoint: Endpoint) -> None:
+    scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m"})
+    endpoint.queued = [(401, {"error": "no key"}), (200, "Perhaps."), (200, {"odd": 1})]
+    for words in ("refuses: HTTP 401: .*no key", "neither yes, no nor a number: 'Perhaps.'", "no chat completion"):
+        with pytest.raises(JudgeError, match=words) as raised:
+            scorer.score(PROBLEM, "42")
+        assert not is_unreachable(raised.value)
+    assert scorer.score(PROBLEM, "42") == Score(1.0, {"judged": 1.0})
+
+
+def test_a_judge_is_asked_no_more_often_than_its_rate(endpoint: Endpoint) -> None:
+    scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m", "rate": 20})
+    began = time.monotonic()
+    for number in range(5):
+        scorer.score(PROBLEM, str(number))
+    assert time.monotonic() - began >= 4 / 20
+    slow = build_scorer({"use": "judge", "url": endpoint.url, "model": "m", "rate": 0.01, "limit_s": 1})
+    slow.score(PROBLEM, "1")
+    with pytest.raises(ConnectionError, match="rate leaves no request within"):
+        slow.score(PROBLEM, "2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"url": "host/v1"}, "url begins with http"),
+        ({"prompt": "Is it right?"}, r"prompt lacks \{completion\}"),
+        ({"rate": -1}, "rate and budget are not below 0"),
+        ({"modell": "m"}, "unexpected keyword argument 'modell'"),
+    ],
+)
+def test_settings_that_a_judge_cannot_use_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"scorer judge: .*{words}"):
+        build_scorer({"use": "judge", "url": "http://host/v1", "model": "m", **settings})
