@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import inspect
 import json
+import re
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -334,3 +337,39 @@ def test_a_missing_network_or_library_is_one_clear_sentence(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(TaskFileError, match=r'a\.parquet needs pyarrow: pip install "headrace\[data\]"'):
         Dataset(1, "a.parquet").read_data()
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    [recipe, judge] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    [code] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    for split, numbers in {"train": range(20), "test": range(20, 30)}.items():
+        found = [{"question": f"What is {n} halves?", "answer": f"so it is.\n#### {n / 2}"} for n in numbers]
+        written(tmp_path / f"{split}.jsonl", found)
+    settings = tomllib.loads(recipe.replace("/data/gsm8k", str(tmp_path)))["workflows"]["math"]["env"]
+    env = load_environment(settings.pop("use"), 1, settings)
+    assert (env.size("train"), env.size("held_out")) == (20, 10)
+    problem = env.problem("train", 0)
+    assert problem.prompt.startswith("You are a careful mathematician.\n\nWhat is ")
+    assert env.score(problem, f"\\boxed{{{problem.answer}}}").reward == 1
+
+    monkeypatch.setenv("MY_JUDGE_KEY", "k")
+    scorer = tomllib.loads(judge)["workflows"]["math"]["env"]["scorer"]
+    assert load_environment("dataset", 1, {"path": "a.jsonl", "scorer": scorer})
+
+    (tmp_path / "rules_of_the_page.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = {"use": "rules_of_the_page:grade", "limit": 100}
+    env = Dataset(1, str(tmp_path / "train.jsonl"), columns={"problem": "question"}, held_out=0, scorer=own)
+    problem = env.problem("train", 0)
+    assert [env.score(problem, text).reward for text in (problem.answer, problem.answer * 100, "no")] == [1, 0, 0]
+
+
+def test_the_page_has_every_setting_and_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    table = page.partition("## Settings")[2].partition("## Splits")[0]
+    named = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))
+    assert named == set(inspect.signature(Dataset).parameters) - {"seed"}
