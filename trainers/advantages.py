@@ -444,7 +444,10 @@ def _check_members(members: Members) -> list[Member]:
             if values is None:
                 continue
             if values.shape != (member.length,):
-                raise RewardError(f"{what} of shape {values.shape} for a sequence of {member.length} generated tokens")
+                raise RewardError(
+                    f"{what} of shape {values.shape} for a sequence of {member.length} generated tokens; give one per "
+                    "generated token"
+                )
             _check_finite(what, values, "mend what gives them")
     return known
 

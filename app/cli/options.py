@@ -27,7 +27,7 @@ RunChoice = Annotated[
     typer.Option(
         "--run",
         metavar="ADDRESS",
-        help="A running run: kafka://HOST:PORT/RUN; or its name, on the cluster of --data.",
+        help="kafka://HOST:PORT/RUN of a live run; or only RUN, if --data names the cluster's folder.",
     ),
 ]
 DataChoice = Annotated[

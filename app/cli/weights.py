@@ -20,8 +20,8 @@ PlainJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for pr
 
 @app.command()
 def encode(
-    base: Annotated[Path, typer.Argument(metavar="BASE_DIR", help="Folder of weights before.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW_DIR", help="Folder of weights after.")],
+    base: Annotated[Path, typer.Argument(metavar="BASE_DIR", help="Folder with the older weights.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW_DIR", help="Folder with the newer weights.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     policy: Annotated[str, typer.Option(help="Policy name to write into the delta.")] = "",
     version: Annotated[int, typer.Option(help="Version to write into the delta, made from the one before.")] = -1,
@@ -55,7 +55,7 @@ def apply(
         Path, typer.Argument(metavar="BASE_DIR", help="Folder of weights that the first delta was made from.")
     ],
     deltas: Annotated[list[Path], typer.Argument(metavar="DELTA...", help="Deltas, in order.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, atomically.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write; it appears only when complete.")],
     as_json: PlainJsonOption = False,
 ) -> None:
     """Apply deltas to a folder of weights and write the result as another, checked before and after.
@@ -131,7 +131,7 @@ def weights(
 
 @app.command()
 def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
-    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, atomically.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write; it appears only when complete.")],
     version: Annotated[int | None, typer.Option("--version", help="Which version; the newest if not given.")] = None,
     run: RunChoice = None,
     data: DataChoice = None,

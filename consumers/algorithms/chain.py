@@ -202,5 +202,5 @@ def _load(where: str, use: str, settings: Mapping[str, Any], seed: int) -> Algor
         raise UnknownAlgorithm(f"{where}: {error}") from error
     lacking = [name for name in ("process", "snapshot", "restore") if not callable(getattr(algorithm, name, None))]
     if lacking:
-        raise UnknownAlgorithm(f"{where}: it has no {' and no '.join(lacking)}; see docs/data-algorithms.md")
+        raise UnknownAlgorithm(f"{where}: it has no {' and no '.join(lacking)}; see docs/own-data-algorithm.md")
     return cast("Algorithm", algorithm)

@@ -240,7 +240,9 @@ class ObjectStore:
 
     def _check(self, key: str) -> None:
         if not is_key(key):
-            raise ObjectMissing(f"{self.address.endpoint}/{self.address.bucket} can hold no object {key[:200]!r}")
+            raise ObjectMissing(
+                f"{self.address.endpoint}/{self.address.bucket}: {key[:200]!r} is not a valid object key"
+            )
 
     def _is_young(self, stored: StoredObject) -> bool:
         found = self._bucket.stat(stored.key)

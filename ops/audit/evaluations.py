@@ -97,7 +97,7 @@ class Evaluations:
         if stamp is None or stamp.policy not in self._pages:
             return False
         if message.topic != self._recipe.topics.eval_groups(stamp.policy):
-            raise HeaderError(f"it is an answer of policy {stamp.policy:.60}, whose topic is another")
+            raise HeaderError(f"a group of policy {stamp.policy:.60} is on another policy's eval-groups topic")
         self._pages[stamp.policy].mark(workflow_of(stamp.stream), stamp.number, 0, PRODUCED)
         return True
 

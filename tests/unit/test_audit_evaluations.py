@@ -153,7 +153,7 @@ def test_a_result_may_come_until_the_evaluator_has_read_all_answers() -> None:
 def test_an_answer_is_on_the_topic_of_its_policy() -> None:
     two = Recipe.model_validate({**RECIPE.model_dump(), "policies": {"solver": {"path": "x"}, "judge": {"path": "y"}}})
     headers = Stamp("r", STREAM, 1, policy="judge").to_headers()
-    with pytest.raises(HeaderError, match="it is an answer of policy judge, whose topic is another"):
+    with pytest.raises(HeaderError, match="a group of policy judge is on another policy's eval-groups topic"):
         Evaluations((two,)).take_answer(Message(ANSWERS, 0, 0, b"", b"", headers), "r")
 
 

@@ -22,7 +22,10 @@ def objective_for(settings: TrainerSettings) -> Objective:
         raise UsageError("trainer.final_share has no effect on the schedule constant")
     rejects = bool(settings.correction) or settings.loss.use not in LOSSES or settings.loss.use in REJECTING
     if settings.count_rejected and not rejects:
-        raise UsageError("trainer.count_rejected has no effect: nothing here rejects tokens")
+        raise UsageError(
+            "trainer.count_rejected has no effect: nothing here rejects tokens; remove it, or add a correction that "
+            "rejects"
+        )
     in_reward = settings.kl is not None and settings.kl.settings.get("place") == "reward"
     if in_reward and (settings.batch_norm or settings.advantage.use in PER_TOKEN):
         raise UsageError(

@@ -173,6 +173,6 @@ def _choose_epoch(policy_variant: str, learner: Learner, history: History, got: 
         expected=expected,
         got=got,
         fingerprint=differing,
-        why="training goes on from weights, or with a fingerprint, other than those of the last version",
+        why="weights or fingerprint differ from the last version; training continues in a new epoch",
     )
     return epoch + 1

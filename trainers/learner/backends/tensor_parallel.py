@@ -51,8 +51,10 @@ def _plan(config: transformers.PreTrainedConfig, parts: int) -> dict[str, str]:
     plan: dict[str, str] = dict(getattr(config, "base_model_tp_plan", None) or {})
     strange = sorted(set(plan.values()) - {*_STYLES, SHARED})
     if not plan or strange:
-        why = f"is cut by {', '.join(strange)}" if strange else "does not declare how it is cut"
-        raise UsageError(f"trainer.tensor_parallel knows no way to cut {config.model_type}, which {why}: leave it at 1")
+        why = (
+            f"a tensor-parallel plan with {', '.join(strange)}" if strange else "no tensor-parallel plan in its config"
+        )
+        raise UsageError(f"model type {config.model_type} has {why}: set trainer.tensor_parallel = 1")
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if (count := getattr(config, name, parts)) % parts:
             raise UsageError(f"trainer.tensor_parallel = {parts} does not divide the model's {name}, {count}")
