@@ -125,9 +125,9 @@ def open_hub(repository: str, config: str, split: str, revision: str, columns: S
         found = datasets.load_dataset(repository, config or None, split=split, revision=revision or None)
     except Exception as error:
         raise TaskFileError(
-            f"cannot load {name}, split {split!r}: {type(error).__name__}: {_read_first_line(error)}. Without a network it "
-            "must be in the cache of `datasets` (HF_HOME) on this machine; or save it elsewhere by save_to_disk and "
-            "give that folder as `path`"
+            f"cannot load {name}, split {split!r}: {type(error).__name__}: {_read_first_line(error)}. Without a network "
+            "it must be in the cache of `datasets` (HF_HOME) on this machine; or save it elsewhere by save_to_disk "
+            "and give that folder as `path`"
         ) from error
     if found._indices is not None:  # noqa: SLF001 - a selection is no table of its own
         found = found.flatten_indices()
