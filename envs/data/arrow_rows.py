@@ -82,14 +82,14 @@ def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> Ar
             opened = [parquet.ParquetFile(path, memory_map=True) for path in paths]
             wanted = _choose_columns(name, opened[0].schema_arrow.names, columns)
             schema = pa.schema([opened[0].schema_arrow.field(one) for one in wanted])
-            with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                 for one in opened:
                     for batch in one.iter_batches(ROWS_AT_ONCE, columns=wanted):
                         writer.write_batch(batch.cast(schema))
             for one in opened:
                 one.close()
             # The mapping outlives the name of its file.
-            table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+            table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
     except (pa.ArrowException, OSError) as error:
         raise TaskFileError(f"cannot read tasks from {name}: {_take_line(error)}") from error
     return ArrowRows(name, table, columns, lambda: _hash_files(paths))
@@ -125,9 +125,9 @@ def open_hub(repository: str, config: str, split: str, revision: str, columns: S
         found = datasets.load_dataset(repository, config or None, split=split, revision=revision or None)
     except Exception as error:
         raise TaskFileError(
-            f"cannot load {name}, split {split!r}: {type(error).__name__}: {_take_line(error)}. Without a network it "
-            "must be in the cache of `datasets` (HF_HOME) on this machine; or save it elsewhere by save_to_disk and "
-            "give that folder as `path`"
+            f"cannot load {name}, split {split!r}: {type(error).__name__}: {_take_line(error)}. Without a "
+            "network it must be in the cache of `datasets` (HF_HOME) on this machine; or save it elsewhere by "
+            "save_to_disk and give that folder as `path`"
         ) from error
     if found._indices is not None:  # noqa: SLF001 - a selection is no table of its own
         found = found.flatten_indices()

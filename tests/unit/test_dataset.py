@@ -102,6 +102,16 @@ def test_the_form_of_the_file_makes_no_difference(tmp_path: Path) -> None:
         assert [one == first for one in others] == [True] * 5
 
 
+def test_columns_of_parquet_that_are_stored_as_categories_are_texts_too(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="the optional extra data is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    levels = pa.array([f"level {n % 5 + n // 30}" for n in range(60)]).dictionary_encode()
+    table = pa.table({"problem": [f"p{n}" for n in range(60)], "answer": list(range(60)), "level": levels})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=30)
+    env = Dataset(1, str(tmp_path / "a.parquet"), columns={"tier": "level"}, held_out=0)
+    assert {one.tier for one in listed(env)} == {f"level {n}" for n in range(6)}
+
+
 def test_a_dataset_draws_as_jsonl_of_earlier_builds_did(tmp_path: Path) -> None:
     found = [{"problem": f"p{n}", "answer": "1"} for n in range(40)]
     path = written(tmp_path / "a.jsonl", found)
