@@ -170,8 +170,8 @@ def measured(most_open: int, order: str, turns: int) -> Turns:
         )
         begin = time.process_time()
         for outcome in outcomes:
-            feeder.state.take_outcome(outcome)
-        feeder.state.take_batch(batch)
+            feeder.state.fold_outcome(outcome)
+        feeder.state.fold_batch(batch)
         list(feeder.tick())
         middle = time.process_time()
         waiting += [planned.task.number for planned in feeder._planned]  # noqa: SLF001

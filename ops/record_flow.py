@@ -59,11 +59,11 @@ class Flow(NamedTuple):
 TAKES: Mapping[str, tuple[Flow, ...]] = {
     "feed": (
         Flow("recipe", RecipeRevision, Feeder.handle),
-        Flow("outcomes", Outcome, FeedState.take_outcome),
-        Flow("batches", BatchTrained, FeedState.take_batch),
-        Flow("weights", WeightsPublished, FeedState.take_weights),
-        Flow("evals", EvalResult, FeedState.take_result),
-        Flow("dead-letters", DeadLetter, FeedState.take_dead_letter),
+        Flow("outcomes", Outcome, FeedState.fold_outcome),
+        Flow("batches", BatchTrained, FeedState.fold_batch),
+        Flow("weights", WeightsPublished, FeedState.fold_weights),
+        Flow("evals", EvalResult, FeedState.fold_result),
+        Flow("dead-letters", DeadLetter, FeedState.fold_dead_letter),
     ),
     "rollout": (
         Flow("tasks", Task, Concluder.conclude),

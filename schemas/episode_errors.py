@@ -12,7 +12,7 @@ LONGEST = 300
 """Characters of a text in an outcome: what a worker wrote may be of any length."""
 RAISED = ("error", "time_limit")
 """Reasons of a failure for which the environment, the workflow or the engine is to blame."""
-TOLD = (*RAISED, "unreachable", "poison")
+REPORTED = (*RAISED, "unreachable", "poison")
 """Reasons that are reported; the others belong to a run's end, or to an evaluation that came too late."""
 
 
@@ -31,7 +31,7 @@ def group_errors(failures: Iterable[Failure]) -> tuple[EpisodeError, ...]:
     first: dict[tuple[str, str, str], Failure] = {}
     counts: dict[tuple[str, str, str], int] = {}
     for failure in failures:
-        if failure.reason in TOLD:
+        if failure.reason in REPORTED:
             kind = kind_of(failure)
             first.setdefault(kind, failure)
             counts[kind] = counts.get(kind, 0) + 1

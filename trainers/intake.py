@@ -68,7 +68,7 @@ class Intake:
         """The version by which groups are old: the trainer's; of a shadow, that of the engines that play for it."""
         return self._head if self._settings.is_shadow else self._newest_version()
 
-    def decode_group(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
+    def decode_entry(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
         """Return a group as it waits in the window; a replay gets the group of its first use.
 
         A replay whose first use has left the log is evicted as `missing`. Raises Rejected as `unusable`.

@@ -82,7 +82,7 @@ class KeptWarmStart(Follower):
             "config": model.config.to_json_string(),
             "tokenizer": [type(tokenizer).__name__, tokenizer.get_vocab(), tokenizer.eos_token_id],
             "numerics": numerics(str(model.device)),
-            "source": _source(),
+            "source": _hash_own_code(),
         }
         key = blake3(json.dumps(rules, sort_keys=True).encode())
         for name, weight in self._weights.items():
@@ -176,7 +176,7 @@ def _state(tensors: Mapping[str, torch.Tensor], which: str) -> State:
     return State(part(WEIGHT), part(MOMENT))
 
 
-def _source() -> str:
+def _hash_own_code() -> str:
     """Return a hash of our code: other code may learn otherwise."""
     found, top = blake3(), Path(__file__).parents[1]
     for room in ROOMS:

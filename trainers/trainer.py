@@ -137,7 +137,7 @@ class Trainer:
                     message.value, CuratedGroup, self.run.run_id, lambda one: f"a group of run {one.run_id}"
                 )
             key = UseId.of(curated)
-            found = self._intake.decode_group(message, curated)
+            found = self._intake.decode_entry(message, curated)
         except Rejected as rejected:
             return self._messages.build_dead_letter(message, rejected.refusal, key)
         if self._has_group(key):  # without its headers the dead letter concludes nothing: the other record does
@@ -266,7 +266,7 @@ class Trainer:
         """None: BatchTrained records how far the trainer is."""
 
     @property
-    def moved(self) -> bool:
+    def needs_commit(self) -> bool:
         """Positions are committed with the next BatchTrained."""
         return False
 

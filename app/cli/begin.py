@@ -23,7 +23,7 @@ def servers(
     Example: [bold]headrace servers --data .headrace/servers[/]
     """
     from headrace.app.launcher.launcher import redirect_log
-    from headrace.app.launcher.standing_servers import keep_servers
+    from headrace.app.launcher.standing_servers import run_servers_until_signal
     from headrace.infra.embedded.data_folder import data_folder_of
 
     folder, console = data_folder_of("servers", data), open_console()
@@ -36,7 +36,7 @@ def servers(
         console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
     with redirect_log(folder.logs / "servers.log"):
-        keep_servers(folder, _say, show)
+        run_servers_until_signal(folder, _say, show)
 
 
 def begin(

@@ -20,7 +20,7 @@ KEYS = "keys.sh"
 TURN_S = 0.5
 
 
-def keep_servers(folder: DataFolder, say: Callable[[str], None], show: Callable[[str], None]) -> None:
+def run_servers_until_signal(folder: DataFolder, say: Callable[[str], None], show: Callable[[str], None]) -> None:
     """Start both servers on a folder, print what a recipe and a terminal need, and keep them running until a signal.
 
     Args:

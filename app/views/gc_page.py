@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.views.weights_page import size
+from headrace.app.views.weights_page import format_bytes
 from headrace.ops.retention.collector import Collected, RetiredVersions
 
 WHY_KEPT = {
@@ -24,11 +24,11 @@ def gc_page(done: Collected) -> RenderableType:
         column.justify = "right"
     verb = "would go" if done.dry_run else "deleted"
     for row in done.collected:
-        table.add_row(Text(verb, "yellow"), row.kind, f"{row.objects:,}", size(row.bytes), row.why)
+        table.add_row(Text(verb, "yellow"), row.kind, f"{row.objects:,}", format_bytes(row.bytes), row.why)
     for name, counted in done.kept.items():
         if counted.objects:
             why = WHY_KEPT[name].format(age=_age(done.older_than_s))
-            table.add_row("stays", "", f"{counted.objects:,}", size(counted.bytes), why)
+            table.add_row("stays", "", f"{counted.objects:,}", format_bytes(counted.bytes), why)
     parts: list[RenderableType] = [title, table]
     parts += [Text(_describe_retired(one, dry_run=done.dry_run)) for one in done.retired]
     if done.spared:

@@ -71,7 +71,7 @@ class LivePage:
         """The revision in force at the last look."""
         self._standstill_seen = ""
         """The cause of the standstill at the last look."""
-        self._told: set[tuple[str, ...]] = set()
+        self._reported: set[tuple[str, ...]] = set()
         """Lines that were printed and are printed only once."""
         self._lag = LagMeter(run)
         self._began = time.monotonic() - spent_s
@@ -132,9 +132,9 @@ class LivePage:
 
     def _tell_once(self, what: tuple[str, ...], sentence: str, style: str) -> None:
         """Print a line once, without a live page."""
-        if what not in self._told and self._live is None:
+        if what not in self._reported and self._live is None:
             self._say(sentence, style)
-        self._told.add(what)
+        self._reported.add(what)
 
     @property
     def ended(self) -> str:

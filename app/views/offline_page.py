@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.views.weights_page import size
+from headrace.app.views.weights_page import format_bytes
 from headrace.ops.offline.archiver import Archived
 from headrace.ops.offline.exporter import Table as Exported
 from headrace.ops.offline.offline_curator import Curated
@@ -24,11 +24,13 @@ def archive_page(done: Archived) -> RenderableType:
     table = _table("topic", "records", "bytes", "files", "new this time")
     for name, one in done.topics.items():
         new = f"{one.new_records:,}"
-        table.add_row(name, f"{one.records:,}", size(one.bytes), f"{one.files:,}", new)
+        table.add_row(name, f"{one.records:,}", format_bytes(one.bytes), f"{one.files:,}", new)
     objects = done.objects
     parts: list[RenderableType] = [_title("archived", done, done.archive), table]
     if objects.count:
-        parts.append(Text(f"{objects.count:,} objects, {size(objects.bytes)}, {objects.new:,} of them new this time"))
+        parts.append(
+            Text(f"{objects.count:,} objects, {format_bytes(objects.bytes)}, {objects.new:,} of them new this time")
+        )
     parts += [Text(f"An object could not be read: {why}", style="yellow") for why in objects.missing.values()]
     if done.raw:
         parts.append(Text(f"{done.raw:,} values do not have a known schema, and are kept as bytes."))
@@ -74,7 +76,7 @@ def export_page(done: Exported) -> RenderableType:
     for outcome, count in done.outcomes.items():
         table.add_row(outcome, f"{count:,}")
     what = f"  {done.topic} of {done.archive} into {done.file}"
-    title = Text.assemble(("exported", "bold"), f"{what}: {done.rows:,} rows, {size(done.bytes)}")
+    title = Text.assemble(("exported", "bold"), f"{what}: {done.rows:,} rows, {format_bytes(done.bytes)}")
     parts: list[RenderableType] = [title, table]
     if not done.texts:
         parts.append(Text("No texts: the archive holds no tokenizer, as one made with --with-weights does."))

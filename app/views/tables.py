@@ -148,18 +148,18 @@ def _describe_lost(worker: WorkerStatus) -> str:
 def audit_table(audit: AuditReport) -> RenderableType:
     """Return what `headrace audit` shows."""
     table = Table("policy", "issued", "trained", "discarded", "dead", "in flight", "lost", "doubled", box=None)
-    lines = {**audit.policies, **audit.shadows}
-    for policy, counts in lines.items():
+    policy_variants = {**audit.policies, **audit.shadows}
+    for policy_variant, counts in policy_variants.items():
         discarded = ", ".join(f"{count} {reason}" for reason, count in counts.discarded.items()) or "0"
         table.add_row(
-            policy,
+            policy_variant,
             str(counts.issued),
             str(counts.trained),
             discarded,
             *map(str, (counts.dead, counts.in_flight, counts.lost, counts.doubled)),
         )
     numbers: list[RenderableType] = [] if audit.source else [table]  # an offline experiment has none of its own
-    numbers += map(Text, replay_lines(lines))
+    numbers += map(Text, replay_lines(policy_variants))
     numbers += [
         Text(f"{stream}: recipe revision {revision} from number {first} on")
         for stream, begins in audit.revisions.items()
@@ -170,9 +170,9 @@ def audit_table(audit: AuditReport) -> RenderableType:
     return Group(*numbers, Text(_describe_reading(audit), style="dim"), *_verdict(audit))
 
 
-def replay_lines(lines: Mapping[str, PolicyAudit]) -> list[str]:
+def replay_lines(policy_variants: Mapping[str, PolicyAudit]) -> list[str]:
     """Return a line for each policy and shadow that has replays."""
-    return [_replays(line, counts) for line, counts in lines.items() if counts.replays]
+    return [_replays(policy_variant, counts) for policy_variant, counts in policy_variants.items() if counts.replays]
 
 
 def _replays(policy: str, counts: PolicyAudit) -> str:

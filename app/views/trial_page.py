@@ -55,7 +55,7 @@ def _policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
 
 
 def _describe_start(policy: PolicyTried) -> str:
-    if policy.told:
+    if policy.has_given_answers:
         return "; it gives the --answer texts"
     return "; a run warms it up before version 0" if policy.warm_start else ""
 

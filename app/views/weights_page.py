@@ -40,14 +40,16 @@ def weights_page(found: WeightsHistory) -> RenderableType:
         ratio = f"{one.ratio:.1f}" if one.ratio else ""
         changed = f"{one.density:.2%}" if one.density is not None and one.kind != "anchor" else ""
         seconds = ("" if spent is None else f"{spent:.2f} s" for spent in (one.encode_s, one.upload_s))
-        table.add_row(str(one.version), kind, size(one.bytes), ratio, changed, *seconds)
+        table.add_row(str(one.version), kind, format_bytes(one.bytes), ratio, changed, *seconds)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column()
     spent = found.bytes
-    merged = f", {size(spent[MERGED])} merged" * bool(found.merged)
-    again = f", {size(spent[WHOLE])} whole again to replace lost objects" * bool(spent[WHOLE])
-    facts.add_row("in all", f"{size(spent[ANCHOR])} whole, {size(spent[DELTA])} as deltas{merged}{again}")
+    merged = f", {format_bytes(spent[MERGED])} merged" * bool(found.merged)
+    again = f", {format_bytes(spent[WHOLE])} whole again to replace lost objects" * bool(spent[WHOLE])
+    facts.add_row(
+        "in all", f"{format_bytes(spent[ANCHOR])} whole, {format_bytes(spent[DELTA])} as deltas{merged}{again}"
+    )
     facts.add_row("to join", _join(found))
     if found.left_out:
         count = len(found.left_out)
@@ -112,10 +114,10 @@ def _join(found: WeightsHistory) -> str:
     if not way.objects:
         return "the newest version cannot be built from the objects"
     compared = f", {way.bytes / full:.2f} x whole" if full else ""
-    return f"{size(way.bytes)} in {way.objects} object{'s' * (way.objects > 1)}{compared}"
+    return f"{format_bytes(way.bytes)} in {way.objects} object{'s' * (way.objects > 1)}{compared}"
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return bytes in the largest unit in which they are at least 1."""
     unit = 0
     while count >= 1000 and unit < len(UNITS) - 1:

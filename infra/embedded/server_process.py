@@ -244,7 +244,7 @@ class ServerProcess(ABC):
             return
         if self._ports:
             for port in self._ports.values():
-                self._reserved.append(self._reserve_saved(port))
+                self._reserved.append(self._hold_saved_port(port))
             return
         for _ in self.port_names:
             self._reserved.append(draw_port())
@@ -253,7 +253,7 @@ class ServerProcess(ABC):
         }
         write_atomically(self.folder / "ports.json", json.dumps(self._ports).encode())
 
-    def _reserve_saved(self, port: int) -> socket.socket:
+    def _hold_saved_port(self, port: int) -> socket.socket:
         try:
             return hold_port(port)
         except OSError:

@@ -110,7 +110,8 @@ class TransactionalWriter:
     Args:
         connection: The cluster.
         transactional_id: An earlier holder is fenced, and its open transaction aborted.
-        topics: All that may be written to. Where a transaction of this id hangs, it is ended first; see `_sweep`.
+        topics: All that may be written to. Where a transaction of this id hangs, it is ended first
+            (`_abort_hanging_transactions`).
     """
 
     def __init__(self, connection: Connection, transactional_id: str, topics: Iterable[str] = ()) -> None:
@@ -126,12 +127,12 @@ class TransactionalWriter:
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="transaction-watch", daemon=True).start()
         try:
-            self._sweep(find_held_back(connection, topics))
+            self._abort_hanging_transactions(find_held_back(connection, topics))
         except BaseException:
             self.close()
             raise
 
-    def _sweep(self, places: list[tuple[str, int]]) -> None:
+    def _abort_hanging_transactions(self, places: list[tuple[str, int]]) -> None:
         """Write to partitions that are held back, and abort, so that a transaction that hangs there ends as aborted.
 
         A coordinator that aborts a transaction while its broker is starting has no leader yet for its partitions,

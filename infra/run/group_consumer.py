@@ -210,7 +210,7 @@ class GroupConsumer:
         return ()
 
     @property
-    def moved(self) -> bool:
+    def needs_commit(self) -> bool:
         """Whether records were handled since the last commit."""
         return any(held.handled for held in self._held.values())
 

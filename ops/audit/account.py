@@ -206,11 +206,11 @@ class RunAccount:
         redriven, dead = dead_letter.reason == REDRIVEN, self._find_concluded(dead_letter)
         if not redriven:
             place = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
-            self.unread.take_dead_letter(*place, not_issued=dead_letter.reason == NOT_ISSUED)
+            self.unread.fold_dead_letter(*place, not_issued=dead_letter.reason == NOT_ISSUED)
         elif 0 <= dead_letter.redrives < offset:
-            self.unnumbered.take_redriven(dead_letter.redrives)
+            self.unnumbered.fold_redriven(dead_letter.redrives)
         if not redriven and not dead:
-            self.unnumbered.take_dead_letter(offset, dead_letter.reason)
+            self.unnumbered.fold_dead_letter(offset, dead_letter.reason)
         for variant in dead:
             self.numbers[variant].mark_dead(
                 dead_letter.stream,

@@ -30,7 +30,11 @@ class Bounds:
         return cls(
             staleness={v: [_staleness(one, v) for one in revisions] for v in newest.policy_variants},
             waiting={v: max(_window_limits(revisions, v), default=0) for v in newest.policy_variants},
-            open={p: max(_open(one, p) for one in revisions) for p in newest.policies if _is_bounded(revisions, p)},
+            open={
+                p: max(_find_open_limit(one, p) for one in revisions)
+                for p in newest.policies
+                if _is_bounded(revisions, p)
+            },
         )
 
     def deadline(self, variant: str, revision: int, min_version: int) -> int | None:
@@ -51,7 +55,7 @@ def _window_limits(revisions: Sequence[Recipe], variant: str) -> Iterator[int]:
             yield (trainer.max_staleness + 1 + MOST_AHEAD) * trainer.groups_per_batch
 
 
-def _open(recipe: Recipe, policy: str) -> int:
+def _find_open_limit(recipe: Recipe, policy: str) -> int:
     if policy not in recipe.policies:
         return 0
     trainer = recipe.trainer_of(policy)

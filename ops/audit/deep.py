@@ -86,11 +86,11 @@ def check_task(message: Message) -> Task:
 
 
 def facts_of_outcome(outcome: Outcome) -> tuple[object, ...]:
-    """Return what an outcome says of a group, in the order of `facts_of`."""
+    """Return what an outcome says of a group, in the order of `outcome_facts_of_group`."""
     return tuple(outcome.rewards), tuple(outcome.lengths), outcome.n_asked, outcome.failures, outcome.task_id
 
 
-def facts_of(group: TrajectoryGroup) -> tuple[object, ...]:
+def outcome_facts_of_group(group: TrajectoryGroup) -> tuple[object, ...]:
     """Return what an outcome says of a group: rewards, lengths, episodes asked for and failed, and its task."""
     rewards = tuple(trajectory.reward for trajectory in group.trajectories)
     return rewards, tuple(generated_lengths(group)), group.n_asked, len(group.failures), group.task_id

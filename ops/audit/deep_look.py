@@ -21,8 +21,8 @@ from headrace.ops.audit.deep import (
     check_curated,
     check_task,
     check_trajectories,
-    facts_of,
     facts_of_outcome,
+    outcome_facts_of_group,
 )
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.findings import Deep
@@ -172,7 +172,7 @@ class DeepLook:
             raise UnfitValue(f"it leaves out {left_out} trajectories, and outcomes say so of {rejected}")
 
     def _match_facts(self, group: TrajectoryGroup) -> None:
-        digest = _digest(repr(facts_of(group)).encode())
+        digest = _digest(repr(outcome_facts_of_group(group)).encode())
         for variant in self._account.beside.get(group.policy, ()):
             if group.claim is None:
                 self._account.numbers[variant].match_facts(group.stream, group.number, digest)

@@ -28,7 +28,7 @@ from headrace.schemas.topics import is_eval
 
 WAITS = REACHED
 """Bit of an evaluation whose task the workers have not read yet."""
-Key = tuple[str, str, int]
+EvaluationId = tuple[str, str, int]
 """(workflow, policy, version)."""
 OF_ANY, OF_ANSWERS = ("problems", "samples"), ("avg_at_k", "pass_at_k", "mean_length", "failures")
 """Fields of a result that any answers of its version determine, and fields that only its own answers determine."""
@@ -65,10 +65,10 @@ class Evaluations:
         """Partition of answers to the offset after its last one."""
         self._read: Mapping[str, int] = {}
         """The evaluator's positions, as `topic[partition]`."""
-        self._results: dict[Key, EvalResult] = {}
-        self._expected: dict[Key, tuple[EvalResult, dict[str, int]]] = {}
+        self._results: dict[EvaluationId, EvalResult] = {}
+        self._expected: dict[EvaluationId, tuple[EvalResult, dict[str, int]]] = {}
         """Deep audit only: the result that the answers give, and the offsets to which they must be read for it."""
-        self._spans: dict[Key, tuple[int, int]] = {}
+        self._spans: dict[EvaluationId, tuple[int, int]] = {}
         """Deep audit only: the lowest and the highest number that was answered."""
         self._fold = EvaluationFold("", self._size)
         self._found = Problems()
@@ -87,7 +87,7 @@ class Evaluations:
             for policy in self._recipe.policies_of(workflow):
                 self._pages[policy].mark(workflow, stamp.number, 0, bits)
 
-    def take_answer(self, message: Message, run_id: str) -> bool:
+    def fold_answer(self, message: Message, run_id: str) -> bool:
         """Take in a group; False for one that names no evaluation of this run, which is a dead letter.
 
         Raises HeaderError for one that is on the topic of another policy.
@@ -101,7 +101,7 @@ class Evaluations:
         self._pages[stamp.policy].mark(workflow_of(stamp.stream), stamp.number, 0, PRODUCED)
         return True
 
-    def take_result(self, message: Message, run_id: str) -> None:
+    def fold_result(self, message: Message, run_id: str) -> None:
         """Take in a result."""
         where = name_offset(message)
         try:
@@ -228,7 +228,7 @@ class Evaluations:
             for key in sorted(self._results.keys() - self._expected.keys()):
                 yield f"{_name(key)} has a result, and not all its answers are there"
 
-    def _fields_to_compare(self, key: Key, found: EvalResult) -> tuple[str, ...]:
+    def _fields_to_compare(self, key: EvaluationId, found: EvalResult) -> tuple[str, ...]:
         """Return the fields in which a result must be what the answers give.
 
         A version that also played along in the evaluation of another policy has more answers than one evaluation: which
@@ -269,7 +269,7 @@ def _describe_differences(expected: EvalResult, found: EvalResult, names: tuple[
     )
 
 
-def _name(key: Key) -> str:
+def _name(key: EvaluationId) -> str:
     workflow, policy, version = key
     return f"the evaluation of version {version} of {policy} on {workflow}"
 

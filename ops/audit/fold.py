@@ -24,7 +24,7 @@ from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.flight import GroupStamp
 from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
 from headrace.ops.audit.weights_chain import Link
-from headrace.ops.audit.weights_events import take_event
+from headrace.ops.audit.weights_events import fold_event
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError
@@ -74,18 +74,18 @@ class AuditFold:
     def _by_topic(self) -> dict[str, Callable[[Message], bool]]:
         topics = self.recipe.topics
         takers: dict[str, Callable[[Message], bool]] = {
-            topics.dead_letters: self._take_dead_letter,
-            topics.state: self._take_state,
+            topics.dead_letters: self._fold_dead_letter,
+            topics.state: self._fold_state,
         }
         for workflow in self.recipe.workflows:
-            takers[topics.tasks(workflow)] = self._take_task
+            takers[topics.tasks(workflow)] = self._fold_task
         for variant in self.recipe.policy_variants:
             takers |= {
-                topics.outcomes(variant): self._take_outcome,
-                topics.batches(variant): self._take_batch,
-                topics.weights(variant): self._take_weights,
-                topics.trajectories(variant): self._take_trajectories,
-                topics.curated(variant): self._take_curated,
+                topics.outcomes(variant): self._fold_outcome,
+                topics.batches(variant): self._fold_batch,
+                topics.weights(variant): self._fold_weights,
+                topics.trajectories(variant): self._fold_trajectories,
+                topics.curated(variant): self._fold_curated,
             }
         return takers
 
@@ -107,7 +107,7 @@ class AuditFold:
             self.account.unread.record(message.topic, message.partition, message.offset, str(error))
             return False
 
-    def take_record(self, record: BatchTrained | Outcome | DeadLetter | Snapshot, place: Spot) -> None:
+    def fold_record(self, record: BatchTrained | Outcome | DeadLetter | Snapshot, place: Spot) -> None:
         """Take in a decoded record and its position; the snapshot must be the feeder's, the newest last."""
         if record.run_id != self.run_id:
             return
@@ -134,14 +134,14 @@ class AuditFold:
             raise HeaderError(f"it is of policy {policy_variant_of(policy, variant or ''):.60}, whose topic is another")
         return owner
 
-    def _take_outcome(self, message: Message) -> bool:
+    def _fold_outcome(self, message: Message) -> bool:
         plain = codec.decode_plain(message.value, Outcome)
         if plain["run_id"] != self.run_id:
             return False
         self.account.conclude(self._require_owner(message.topic, plain["policy"]), plain, OF_PLAIN)
         return True
 
-    def _take_batch(self, message: Message) -> bool:
+    def _fold_batch(self, message: Message) -> bool:
         plain = codec.decode_plain(message.value, BatchTrained)
         if plain["run_id"] != self.run_id:
             return False
@@ -149,7 +149,7 @@ class AuditFold:
         self.account.train(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
         return True
 
-    def _take_dead_letter(self, message: Message) -> bool:
+    def _fold_dead_letter(self, message: Message) -> bool:
         try:
             dead_letter = codec.decode(message.value, DeadLetter)
         except SchemaError:
@@ -162,7 +162,7 @@ class AuditFold:
             self.evaluations.mark_dead(dead_letter)
         return True
 
-    def _take_state(self, message: Message) -> bool:
+    def _fold_state(self, message: Message) -> bool:
         if message.key in (FEEDER_KEY, EVALUATOR_KEY) or message.key.startswith(CURATOR_KEY):
             self.snapshots[message.key] = message
             return True
@@ -176,15 +176,15 @@ class AuditFold:
         self.account.chains[variant].checkpoint(pointer.version, link)
         return True
 
-    def _take_weights(self, message: Message) -> bool:
+    def _fold_weights(self, message: Message) -> bool:
         event = codec.decode(message.value, WeightsPublished)
         if event.run_id != self.run_id:
             return False
         variant = self._require_owner(message.topic, event.policy, event.variant)
-        take_event(self.account.chains[variant], event, message)
+        fold_event(self.account.chains[variant], event, message)
         return True
 
-    def _take_task(self, message: Message) -> bool:
+    def _fold_task(self, message: Message) -> bool:
         run_id, stream, number, revision = read_task_headers(message)
         if run_id != self._run_header or is_eval(stream):
             return False
@@ -194,14 +194,14 @@ class AuditFold:
         self.account.revisions.see(message.topic, stream, number, revision)
         return True
 
-    def _take_trajectories(self, message: Message) -> bool:
+    def _fold_trajectories(self, message: Message) -> bool:
         policy, group = self._stamp(message)
         if group.number % self.recipe.kafka.partitions != message.partition:
             raise HeaderError(f"number {group.number} does not belong on this partition")
         place = (message.topic, message.partition, message.offset)
         return self.account.produce(policy, group.stream, group.number, place)
 
-    def _take_curated(self, message: Message) -> bool:
+    def _fold_curated(self, message: Message) -> bool:
         _, curated = self._stamp(message)
         flight = self.account.flights[self.account.variant_of_topic[message.topic]]
         flight.curate(curated, message.partition, message.offset, sent_back=was_sent_back(message))

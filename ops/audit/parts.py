@@ -27,14 +27,14 @@ class Parts:
     @classmethod
     def of(cls, run: Run) -> Parts:
         """Return those of a run."""
-        topics, lines = run.topics, run.recipe.policy_variants
+        topics, policy_variants = run.topics, run.recipe.policy_variants
         return cls(
-            batches=[topics.batches(line) for line in lines],
-            outcomes=[*(topics.outcomes(line) for line in lines), topics.dead_letters],
-            curated=[topics.curated(line) for line in lines],
+            batches=[topics.batches(policy_variant) for policy_variant in policy_variants],
+            outcomes=[*(topics.outcomes(policy_variant) for policy_variant in policy_variants), topics.dead_letters],
+            curated=[topics.curated(policy_variant) for policy_variant in policy_variants],
             trajectories=[topics.trajectories(policy) for policy in run.recipe.policies],
             tasks=[topics.tasks(workflow) for workflow in run.recipe.workflows],
-            weights=[topics.weights(line) for line in lines],
+            weights=[topics.weights(policy_variant) for policy_variant in policy_variants],
             state=[topics.state],
             eval_groups=[topics.eval_groups(policy) for policy in run.recipe.policies],
             eval_tasks=[topics.tasks(eval_stream(workflow)) for workflow in run.recipe.workflows],

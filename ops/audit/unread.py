@@ -28,7 +28,7 @@ class Unread:
         if len(self._whys) < MOST_LISTED:
             self._whys[topic, partition, offset] = why
 
-    def take_dead_letter(self, topic: str, partition: int, offset: int, *, not_issued: bool = False) -> None:
+    def fold_dead_letter(self, topic: str, partition: int, offset: int, *, not_issued: bool = False) -> None:
         """Take in a dead letter, by the place that it is about, and whether its number was never issued."""
         self._mark(topic, partition, offset, DEAD_LETTER | (NOT_ISSUED if not_issued else 0))
 
@@ -70,13 +70,13 @@ class Unnumbered:
         self._bytes = bytearray()
         self._codes: dict[str, int] = {}
 
-    def take_dead_letter(self, offset: int, reason: str) -> None:
+    def fold_dead_letter(self, offset: int, reason: str) -> None:
         """Take in a dead letter that concludes no number, by its offset among the dead letters."""
         is_known = reason in self._codes or len(self._codes) < MOST_REASONS - 1
         reason = reason if is_known and 0 < len(reason) <= REASON_LENGTH else OTHER
         self._mark(offset, self._codes.setdefault(reason, len(self._codes) + 1))
 
-    def take_redriven(self, offset: int) -> None:
+    def fold_redriven(self, offset: int) -> None:
         """Record that a dead letter's message was sent back, whatever dead letter it is."""
         self._mark(offset, SENT_BACK)
 

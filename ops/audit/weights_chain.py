@@ -80,7 +80,7 @@ class WeightsChain:
         if base_version >= 0:
             self._bases[version] = base_version
 
-    def take_merged(self, version: int, link: Link, base_version: int, *, final: bool = False) -> None:
+    def fold_merged(self, version: int, link: Link, base_version: int, *, final: bool = False) -> None:
         """Record that the deltas between two versions are there as one, which is reported after both are published."""
         if final:
             self.broken.add_sentence(

@@ -9,7 +9,7 @@ from headrace.ops.audit.weights_chain import Link, WeightsChain
 from headrace.schemas.records import WeightsPublished
 
 
-def take_event(chain: WeightsChain, event: WeightsPublished, message: Message) -> None:
+def fold_event(chain: WeightsChain, event: WeightsPublished, message: Message) -> None:
     """Take in the event that a message holds: a version, or a further path to one."""
     link = Link(event.epoch, event.base_hash, event.weights_hash, name_offset(message))
     if is_whole(event):
@@ -21,4 +21,4 @@ def take_event(chain: WeightsChain, event: WeightsPublished, message: Message) -
     elif event.kind == WHOLE:
         chain.take_whole(event.version, link)
     else:
-        chain.take_merged(event.version, link, event.base_version, final=event.final)
+        chain.fold_merged(event.version, link, event.base_version, final=event.final)

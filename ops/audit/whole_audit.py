@@ -104,8 +104,8 @@ class WholeAudit:
         asked = {} if offline else self._read_groups(parts, there)
         if offline:
             self._take(self.log.read(_select_existing(parts.batches, there), "batches"))
-        self._take_named(self.log.read(_select_existing(parts.weights, there), "weights"))
-        self._take_named(self.log.read(_select_existing(parts.state, there), "state"))
+        self._fold_named(self.log.read(_select_existing(parts.weights, there), "weights"))
+        self._fold_named(self.log.read(_select_existing(parts.state, there), "state"))
         for what in self.objects.find_unretired(self.log.read_retired) if self.objects else ():
             self.broken.add_sentence(what)
         self.fold.close()
@@ -141,9 +141,9 @@ class WholeAudit:
         commits_of = (one.commits.items() for group, one in asked.items() if not group.component)
         self.fold.account.known.played = {place: commit.offset for found in commits_of for place, commit in found}
         self._take(self.log.read(_select_existing(parts.outcomes, there), "outcomes"))
-        self._take_curated(self.log.read_in_order(_select_existing(parts.curated, there), "curated groups"))
-        self._take_to_the_end(self.log.read(_select_existing(parts.trajectories, there), "groups"))
-        self._take_to_the_end(self.log.read(_select_existing(parts.tasks, there), "tasks"))
+        self._fold_curated(self.log.read_in_order(_select_existing(parts.curated, there), "curated groups"))
+        self._fold_to_the_end(self.log.read(_select_existing(parts.trajectories, there), "groups"))
+        self._fold_to_the_end(self.log.read(_select_existing(parts.tasks, there), "tasks"))
         self._begin_evaluations(parts, there, asked)
         ends = self.log.ends(_select_existing(parts.curated, there))
         for chain in self.fold.account.chains.values():
@@ -177,22 +177,22 @@ class WholeAudit:
             self.fold.take(message)
             self._try_look(lambda deep, message=message: deep.look_at_record(message))  # type: ignore[misc]
 
-    def _take_to_the_end(self, messages: Iterable[Message]) -> None:
+    def _fold_to_the_end(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self.ends[message.topic, message.partition] = message.offset + 1
-            self._take_group(message)
+            self._fold_group(message)
 
-    def _take_group(self, message: Message) -> None:
+    def _fold_group(self, message: Message) -> None:
         is_new = self.fold.take(message)
         is_group = message.topic in self.fold.groups
         self._try_look(
             lambda deep: deep.look_at_group(message, is_new=is_new) if is_group else deep.look_at_record(message)
         )
 
-    def _take_curated(self, messages: Iterable[Message]) -> None:
+    def _fold_curated(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self.curated[message.topic].take(message.value, message.headers)
-            self._take_group(message)
+            self._fold_group(message)
 
     def _try_look(self, look: Callable[[DeepLook], object]) -> None:
         if self.deep is not None:
@@ -201,7 +201,7 @@ class WholeAudit:
             except StoreAway as error:
                 self._lose_store(str(error))
 
-    def _take_named(self, messages: Iterable[Message]) -> None:
+    def _fold_named(self, messages: Iterable[Message]) -> None:
         """Take in messages that name objects, and look at those of this run."""
         for message in messages:
             counts, kind = self.fold.take(message), self._names_objects(message)
@@ -258,7 +258,7 @@ class WholeAudit:
         """Read answers, and tasks; `asked` was before."""
         for message in self.log.read(_select_existing(parts.eval_groups, there), "answers"):
             try:
-                counts = self.evaluations.take_answer(message, self.run.run_id)
+                counts = self.evaluations.fold_answer(message, self.run.run_id)
             except HeaderError as error:
                 self.fold.account.unread.record(message.topic, message.partition, message.offset, str(error))
                 continue
@@ -271,7 +271,7 @@ class WholeAudit:
     def _end_evaluations(self, parts: Parts, there: set[str], scope: Scope) -> None:
         """Read results: the state was read before, so all are there that the evaluator had written by then."""
         for message in self.log.read(_select_existing(parts.evals, there), "results"):
-            self.evaluations.take_result(message, self.run.run_id)
+            self.evaluations.fold_result(message, self.run.run_id)
         self.evaluations.take_snapshots(self.fold.snapshots.get(FEEDER_KEY), self.fold.snapshots.get(EVALUATOR_KEY))
         self.other.extend(self.evaluations.problems(still=scope.still, drained=scope.drained))
 

@@ -31,7 +31,7 @@ class Compaction:
         self._merged: WeightsPublished | None = None
         self._refused: set[ClaimCheck] = set()
 
-    def take(self, event: WeightsPublished) -> None:
+    def fold_event(self, event: WeightsPublished) -> None:
         """Take in what the policy's topic says next; twice counts as once."""
         if is_whole(event):
             self._anchor, self._deltas, self._merged, self.left_out = event, [], None, ""

@@ -82,7 +82,7 @@ class Compactor:
         if event is None or event.run_id != self._run.run_id:
             return
         before = chain.left_out
-        chain.take(event)
+        chain.fold_event(event)
         if chain.left_out and not before:
             log.warning("deltas.left_out", policy=event.policy, until="the next anchor", why=chain.left_out)
 
@@ -98,7 +98,7 @@ class Compactor:
                 event = self._merge(chain, parts)
                 if event is not None:
                     self._announce(topic, event)
-                    chain.take(event)
+                    chain.fold_event(event)
                     announced.append(event)
         return announced
 

@@ -44,7 +44,7 @@ ReportLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunFolder:
     """Files of a run of a sweep."""
 
     folder: Path
@@ -86,9 +86,9 @@ class Place:
         return "\n".join(read_last_lines(self.output, LAST_LINES)) or "it printed nothing"
 
 
-def place_of(data: Path, run: SweepRun) -> Place:
+def place_of(data: Path, run: SweepRun) -> RunFolder:
     """Return where a run lies below the sweep's data folder."""
-    return Place(DataFolder(data).root / run.name)
+    return RunFolder(DataFolder(data).root / run.name)
 
 
 def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) -> dict[str, PlayedRun]:
@@ -121,7 +121,7 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
     }
 
 
-def command_of(run: SweepRun, place: Place, shared: Sequence[str], archive: str = "") -> list[str]:
+def command_of(run: SweepRun, place: RunFolder, shared: Sequence[str], archive: str = "") -> list[str]:
     """Return the words of the `headrace up` that makes a run, over an archive if there is one.
 
     Args:
@@ -154,7 +154,7 @@ def _source_of(sweep: Sweep) -> str:
     return identity(Archive(sweep.archive)) if sweep.archive else ""
 
 
-def _check_same(runs: Sequence[SweepRun], places: dict[str, Place], source: str) -> None:
+def _check_same(runs: Sequence[SweepRun], places: dict[str, RunFolder], source: str) -> None:
     """Refuse a folder that holds a run of the same name and another recipe: it would be compared with the others."""
     for run in runs:
         path = places[run.name].recipe
@@ -242,7 +242,7 @@ class _Playing:
         self._tell(run, place, code)
         self._forget(run)
 
-    def _tell(self, run: SweepRun, place: Place, code: int) -> None:
+    def _tell(self, run: SweepRun, place: RunFolder, code: int) -> None:
         summary = place.result()
         with self._telling:
             self._done += 1
@@ -265,7 +265,7 @@ class _Playing:
                     end_all([child.pid], 2 * STOP_WITHIN_S)
                     return child.wait()
 
-    def _command(self, run: SweepRun, place: Place) -> list[str]:
+    def _command(self, run: SweepRun, place: RunFolder) -> list[str]:
         return command_of(run, place, self._server_settings(), self._sweep.archive)
 
     def _server_settings(self) -> list[str]:

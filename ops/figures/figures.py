@@ -120,11 +120,11 @@ class Figures:
             self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
             self._began_ms = self._began_ms or record.created_ms
         elif isinstance(record, WeightsPublished):
-            self._take_event(record)
+            self._fold_event(record)
         elif isinstance(record, Snapshot):
             self._feeder = record, (message.topic, message.partition, message.offset)
         else:
-            self._audit.take_record(record, (message.topic, message.partition, message.offset))
+            self._audit.fold_record(record, (message.topic, message.partition, message.offset))
         if isinstance(record, Outcome):
             self._groups.take(self._variant_of(message), record, message.timestamp_ms)
             if message.topic not in self._of_shadows:
@@ -132,12 +132,12 @@ class Figures:
                 self._trouble.outcome(record, message.timestamp_ms)
         elif isinstance(record, BatchTrained):
             self._groups.take(self._variant_of(message), record, message.timestamp_ms)
-            self._take_batch(record)
+            self._fold_batch(record)
         elif isinstance(record, DeadLetter):
-            self._take_dead_letter(record, message.timestamp_ms)
+            self._fold_dead_letter(record, message.timestamp_ms)
 
-    def _take_dead_letter(self, record: DeadLetter, at_ms: int) -> None:
-        self._trouble.errors.take_dead(record)
+    def _fold_dead_letter(self, record: DeadLetter, at_ms: int) -> None:
+        self._trouble.errors.fold_dead(record)
         if record.policy and record.reason != REDRIVEN:
             self._groups.take(record.policy, record, at_ms)
 
@@ -145,7 +145,7 @@ class Figures:
         """Return the policy or shadow whose topic holds a record."""
         return self._audit.account.variant_of_topic[message.topic]
 
-    def _take_event(self, event: WeightsPublished) -> None:
+    def _fold_event(self, event: WeightsPublished) -> None:
         if not is_version(event):
             return
         self._versions.see(policy_variant_of(event.policy, event.variant), event.version)
@@ -155,15 +155,15 @@ class Figures:
         if not event.version:
             self._versions.made_ms[event.policy][0] = event.created_ms
 
-    def _take_batch(self, batch: BatchTrained) -> None:
+    def _fold_batch(self, batch: BatchTrained) -> None:
         variant = policy_variant_of(batch.policy, batch.variant)
-        self._versions.take_batch(variant, batch)
+        self._versions.fold_batch(variant, batch)
         topic = self.recipe.topics.curated(variant)
         self._positions[variant] = {(topic, p.partition): p.offset for p in batch.positions}
 
     def _reward(self, outcome: Outcome) -> None:
         if outcome.component == "train":
-            self._rewards.take_left_window(outcome)
+            self._rewards.fold_left_window(outcome)
         if not is_first_word(outcome):
             return
         self._revisions.outcome(outcome)
@@ -183,7 +183,7 @@ class Figures:
         """
         feeder: dict[str, Any] = {}
         if self._feeder is not None:
-            self._audit.take_record(*self._feeder)
+            self._audit.fold_record(*self._feeder)
             feeder = json.loads(self._feeder[0].body)
         policies = {
             policy: replace(counts, produced=self._rewards.curated[policy] + counts.dead)

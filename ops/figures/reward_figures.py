@@ -29,7 +29,7 @@ class RewardsFold:
         self.late_tokens = 0
         """Tokens of groups that left the trainer's window because they were too old or it was full."""
 
-    def take_left_window(self, outcome: Outcome) -> None:
+    def fold_left_window(self, outcome: Outcome) -> None:
         """Take in what a trainer said of a group that it did not train; of a replay nothing is lost."""
         if outcome.verdict in LATE and not outcome.use:
             self.late_tokens += sum(outcome.lengths)

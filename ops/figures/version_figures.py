@@ -21,7 +21,7 @@ class VersionsFold:
         """Take in that a version is there."""
         self.newest[variant] = max(version, self.newest.get(variant, -1))
 
-    def take_batch(self, variant: str, batch: BatchTrained) -> None:
+    def fold_batch(self, variant: str, batch: BatchTrained) -> None:
         """Take in the batch that made a version."""
         self.see(variant, batch.version)
         if batch.version > 0:

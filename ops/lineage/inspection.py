@@ -71,7 +71,9 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
     history = read_history(run, policy)
     batch = next((batch for batch in history.batches if batch.version == version), None)
     if batch is None:
-        raise UsageError(f"policy {policy} of run {run.address.run} has {_name_steps(version, history.batches)}")
+        raise UsageError(
+            f"policy {policy} of run {run.address.run} has {_explain_missing_step(version, history.batches)}"
+        )
     places = range(len(batch.groups))[chosen] if isinstance(chosen, slice) else [_place(batch, chosen)]
     groups = _add_advantages(run, policy, batch, places)
     texts = token_texts(run, policy, history.files)
@@ -105,7 +107,7 @@ def _add_advantages(
     return [found[place] for place in places]
 
 
-def _name_steps(version: int, batches: Sequence[BatchTrained]) -> str:
+def _explain_missing_step(version: int, batches: Sequence[BatchTrained]) -> str:
     if not batches:
         return f"no step {version}: nothing is trained yet"
     start = ", and version 0 is where training began" if version == 0 else ""

@@ -53,7 +53,7 @@ class GivenAnswers:
         learners: Mapping[str, Learner],
     ) -> None:
         self._engine, self._learners = engine, learners
-        self._told: dict[str, Iterator[list[int]]] = {
+        self._given: dict[str, Iterator[list[int]]] = {
             policy: cycle([_encode(text, policy, tokenizers[policy]) for text in texts])
             for policy, texts in answers.items()
         }
@@ -74,12 +74,12 @@ class GivenAnswers:
         deadline_s: float | None = None,
     ) -> Generation:
         """See `Engine.generate`: the next answer of the policy and a stop token, cut at `max_tokens`."""
-        if policy not in self._told:
+        if policy not in self._given:
             return await self._engine.generate(policy, ids, sampling, seed=seed, version=version, deadline_s=deadline_s)
         limits = self._learners[policy].limits
         context = limits.positions or len(ids) + sampling.max_tokens
         prompt, sampling = check_request(ids, sampling, vocabulary=limits.vocabulary, context=context)
-        whole = [*next(self._told[policy]), *sampling.stop_ids[:1]]
+        whole = [*next(self._given[policy]), *sampling.stop_ids[:1]]
         said = np.array(whole[: sampling.max_tokens], np.int32)
         logprobs = self._logprobs(policy, prompt, said, sampling.temperature or 1.0)
         return Generation(said, logprobs, ((0, said.size),), "stop" if len(whole) == said.size else "length")

@@ -68,7 +68,7 @@ class PolicyTried:
     """Origin of its weights, in words."""
     warm_start: bool
     """Whether a run would warm it up before version 0; here it is not."""
-    told: bool
+    has_given_answers: bool
     """Whether `--answer` gave its answers."""
     groups: tuple[GroupTried, ...]
     step: StepTried | None
@@ -76,7 +76,7 @@ class PolicyTried:
     """Why there is no step."""
 
 
-def try_policy(recipe: Recipe, start: Start, groups: Sequence[Encoded], told: bool) -> PolicyTried:
+def try_policy(recipe: Recipe, start: Start, groups: Sequence[Encoded], has_given_answers: bool) -> PolicyTried:
     """Put a policy's groups through its chain, and take one step over what is kept."""
     policy = groups[0].group.policy
     fates = _curate(recipe, policy, groups)
@@ -95,7 +95,7 @@ def try_policy(recipe: Recipe, start: Start, groups: Sequence[Encoded], told: bo
             )
         )
     has_warm_start = recipe.policies[policy].warm_start is not None
-    return PolicyTried(start.origin, has_warm_start, told, tuple(seen), step, no_step)
+    return PolicyTried(start.origin, has_warm_start, has_given_answers, tuple(seen), step, no_step)
 
 
 @dataclass(slots=True, eq=False)

@@ -42,7 +42,7 @@ from headrace.infra.run.run import Run, list_runs, read_revisions
 from headrace.infra.store.object_store import SPARED_BY_GC, ListedObject, StoreAddress
 from headrace.infra.weights.paths import RECENT
 from headrace.ops.retention.keeping import checkpoints_to_retire, ranges_of, weights_to_retire
-from headrace.ops.retention.marking import Marker, Place, Unreadable
+from headrace.ops.retention.marking import Marker, Unreadable, VersionRef
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import ObjectsRetired, RecipeRevision
@@ -277,7 +277,7 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
     at_ms = int((now - request.older_than).timestamp() * 1000)
     retired: dict[tuple[str, str], Ranges] = {}
     added: dict[tuple[str, str], Ranges] = {}
-    gone: set[Place] = set()
+    gone: set[VersionRef] = set()
     for policy, kept in marker.policies.items():
         dropped: set[int] = set()
         if request.keep_checkpoints is not None:

@@ -30,7 +30,7 @@ NAME = re.compile(rb"/([0-9a-f]{64})")
 KEY = re.compile(r"(?P<kind>[A-Za-z0-9_-]+)/(?P<name>[0-9a-f]{64})(\.[A-Za-z0-9]+)?")
 """Form of a key after the run's prefix; other keys are not ours."""
 
-Place = tuple[str, str, int]
+VersionRef = tuple[str, str, int]
 """(policy or shadow, weights | checkpoints, version)."""
 
 
@@ -75,7 +75,7 @@ class Marker:
         self._objects: defaultdict[bytes, list[ListedObject]] = defaultdict(list)
         self._named: set[bytes] = set()
         """Listed keys that are named by a record that is kept for ever."""
-        self._versions: defaultdict[bytes, set[Place]] = defaultdict(set)
+        self._versions: defaultdict[bytes, set[VersionRef]] = defaultdict(set)
         """Other keys to the versions that name them."""
         self._schemas: set[bytes] = set()
         for one in objects:
@@ -91,7 +91,7 @@ class Marker:
         if not message.value:
             return
         try:
-            if not self._take_version(message):
+            if not self._fold_version(message):
                 self._check_schema(message.value)
                 self._look_through(message.value)
         except SchemaError as error:
@@ -101,19 +101,19 @@ class Marker:
                 "builds that write to this run"
             ) from error
 
-    def _take_version(self, message: Message) -> bool:
+    def _fold_version(self, message: Message) -> bool:
         """Take in a record whose object is kept by its version, or one that retires those; return whether it is one."""
         if message.topic in self._weights:
-            return self._take_event(message, self._weights[message.topic])
+            return self._fold_event(message, self._weights[message.topic])
         if message.topic != self._state:
             return False
         if message.key.startswith(self._said):
             codec.decode(message.value, ObjectsRetired)  # raises, where `Retired` would pass it over
             return self.retired.take(message)
         found = [policy for prefix, policy in self._pointers.items() if message.key.startswith(prefix)]
-        return bool(found) and self._take_pointer(message, found[0])
+        return bool(found) and self._fold_pointer(message, found[0])
 
-    def _take_event(self, message: Message, policy: str) -> bool:
+    def _fold_event(self, message: Message, policy: str) -> bool:
         event = codec.decode(message.value, WeightsPublished)
         if (event.run_id, policy_variant_of(event.policy, event.variant)) != (self._run_id, policy):
             return False
@@ -122,7 +122,7 @@ class Marker:
         self._name(list_claims(event), (policy, WEIGHTS, event.version), message.value)
         return True
 
-    def _take_pointer(self, message: Message, policy: str) -> bool:
+    def _fold_pointer(self, message: Message, policy: str) -> bool:
         pointer = codec.decode(message.value, CheckpointPointer)
         if (pointer.run_id, policy_variant_of(pointer.policy, pointer.variant)) != (self._run_id, policy):
             return False
@@ -130,7 +130,7 @@ class Marker:
         self._name(list_claims(pointer), (policy, CHECKPOINTS, pointer.version), message.value)
         return True
 
-    def _name(self, claims: Iterable[ClaimCheck], place: Place, value: bytes) -> None:
+    def _name(self, claims: Iterable[ClaimCheck], place: VersionRef, value: bytes) -> None:
         """Take in what names objects by its version, and others (the files beside an anchor) for ever."""
         by_version = {name for claim in claims for name in NAME.findall(claim.key.encode())}
         for name in by_version & self._objects.keys():
@@ -163,7 +163,7 @@ class Marker:
             if name not in self._named and name not in self._versions:
                 yield from objects
 
-    def of_versions(self) -> Iterator[tuple[ListedObject, set[Place]]]:
+    def of_versions(self) -> Iterator[tuple[ListedObject, set[VersionRef]]]:
         """Yield the objects that only versions name, with these."""
         for name, places in self._versions.items():
             if name not in self._named:

@@ -130,7 +130,7 @@ class TorchEngine:
         request = Request(policy, prompt, sampling, seed, version, loop, loop.create_future())
         if sampling.stop and self._read_codec is not None:
             request.stop_texts = StopTexts(sampling.stop, self._read_codec(policy))
-        self._post(_Command(partial(self._admit, request), request.finish), request)
+        self._enqueue_command(_Command(partial(self._admit, request), request.finish), request)
         # All coroutines that are ready now leave their requests before the thread looks: they join together.
         loop.call_soon(self._wake.set)
         timer = loop.call_later(deadline_s, self._withdraw, request) if deadline_s is not None else None
@@ -179,7 +179,7 @@ class TorchEngine:
 
     # From here to the line below: any thread.
 
-    def _post(self, command: _Command, request: Request | None = None) -> None:
+    def _enqueue_command(self, command: _Command, request: Request | None = None) -> None:
         with self._lock:
             if self._end is not None:
                 raise self._end_error()
@@ -202,7 +202,7 @@ class TorchEngine:
             else:
                 future.set_result(result)
 
-        self._post(_Command(run, future.set_exception))
+        self._enqueue_command(_Command(run, future.set_exception))
         self._wake.set()
         return future.result()
 

@@ -73,7 +73,7 @@ class FeedState:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def take_outcome(self, outcome: Outcome) -> None:
+    def fold_outcome(self, outcome: Outcome) -> None:
         """Learn what became of a group: dropped, expired and so on conclude its number, kept does not."""
         if outcome.level != "group" or outcome.use or outcome.stream not in self.sources:
             return
@@ -83,7 +83,7 @@ class FeedState:
         if outcome.verdict != "kept":
             self.pacing.conclude(group, policy)
 
-    def take_batch(self, batch: BatchTrained) -> None:
+    def fold_batch(self, batch: BatchTrained) -> None:
         """Learn which numbers were trained, and how much of a batch was replayed."""
         self.pacing.note_batch(batch.policy, sum(group.use == 0 for group in batch.groups), len(batch.groups))
         for group in batch.groups:
@@ -91,13 +91,13 @@ class FeedState:
                 self.pacing.conclude(GroupId.of(group), batch.policy)
         self._version(batch.policy, batch.version)
 
-    def take_weights(self, weights: WeightsPublished) -> None:
+    def fold_weights(self, weights: WeightsPublished) -> None:
         """Learn of a version that can be evaluated."""
         if is_version(weights):
             self._version(weights.policy, weights.version)
             self.evaluations.note_published(weights.policy, weights.version)
 
-    def take_result(self, result: EvalResult) -> None:
+    def fold_result(self, result: EvalResult) -> None:
         """Learn that an evaluation has its result."""
         self.evaluating.take(result)
 
@@ -122,7 +122,7 @@ class FeedState:
             return False
         return record.version > max(self.pacing.versions.get(record.policy, 0), 0) + LARGEST_LEAP
 
-    def take_dead_letter(self, dead: DeadLetter) -> None:
+    def fold_dead_letter(self, dead: DeadLetter) -> None:
         """Learn of a number that is dead: for one policy, or for all when the task itself could not be read.
 
         One of reason `redriven` opens it again. One about a replay does not concern its number.

@@ -156,7 +156,7 @@ class Feeder:
         self._announcements.append(Outgoing(topic, codec.encode(ended), key, partition=0))
 
     @property
-    def moved(self) -> bool:
+    def needs_commit(self) -> bool:
         """Whether a snapshot is due."""
         is_due = time.monotonic() >= self._snapshot_due or self.state.changed >= MOST_CHANGED
         return self._changed and is_due
@@ -194,13 +194,13 @@ def _encode_json(plain: Plain) -> bytes:
 def _list_handlers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Callable[[Any], None]]]:
     """Return, by topic, the record class and what takes it."""
     takers: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
-        run.topics.dead_letters: (DeadLetter, state.take_dead_letter)
+        run.topics.dead_letters: (DeadLetter, state.fold_dead_letter)
     }
     for policy in run.recipe.policies:
-        takers[run.topics.outcomes(policy)] = (Outcome, state.take_outcome)
-        takers[run.topics.batches(policy)] = (BatchTrained, state.take_batch)
-        takers[run.topics.weights(policy)] = (WeightsPublished, state.take_weights)
-        takers[run.topics.evals(policy)] = (EvalResult, state.take_result)
+        takers[run.topics.outcomes(policy)] = (Outcome, state.fold_outcome)
+        takers[run.topics.batches(policy)] = (BatchTrained, state.fold_batch)
+        takers[run.topics.weights(policy)] = (WeightsPublished, state.fold_weights)
+        takers[run.topics.evals(policy)] = (EvalResult, state.fold_result)
     return takers
 
 

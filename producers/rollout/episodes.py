@@ -76,17 +76,17 @@ async def play_group(
     problem = problem_from_json(task.payload)
     started_ms = now_ms()
 
-    async def play(sample: int) -> Outcome:
+    async def run_sample(sample: int) -> Outcome:
         actors: list[EngineActor] = []
 
-        async def play_once() -> Outcome:
+        async def attempt_episode() -> Outcome:
             cast = _build_actors(task, sample, spec, context)
             actors.extend(cast.values())
             return await play_episode(sample, problem, spec, cast)
 
         outcome = Outcome(sample)
         try:
-            outcome = await context.reachability.play_when_reachable(play_once)
+            outcome = await context.reachability.play_when_reachable(attempt_episode)
         except asyncio.CancelledError:
             if not ending.is_set():
                 raise
@@ -96,7 +96,7 @@ async def play_group(
             on_end(outcome)
         return outcome
 
-    episodes = [asyncio.create_task(play(sample)) for sample in range(task.n_asked)]
+    episodes = [asyncio.create_task(run_sample(sample)) for sample in range(task.n_asked)]
     watcher = asyncio.create_task(_cancel_at_end(ending, episodes))
     try:
         outcomes = await asyncio.gather(*episodes)

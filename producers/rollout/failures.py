@@ -14,7 +14,7 @@ from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.rollout.actor import EngineActor
 from headrace.producers.rollout.reachability import UNREACHABLE
-from headrace.schemas.episode_errors import TOLD, kind_of
+from headrace.schemas.episode_errors import REPORTED, kind_of
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 
 DETAIL_LENGTH = 300
@@ -89,7 +89,7 @@ class FailureLog:
 
     def _note_failure(self, task: Task, failure: Failure) -> Failure:
         kind = kind_of(failure)
-        if failure.reason not in TOLD or (kind not in self.counts and len(self.counts) >= MOST_KINDS):
+        if failure.reason not in REPORTED or (kind not in self.counts and len(self.counts) >= MOST_KINDS):
             return replace(failure, traceback="")
         self.counts[kind] += 1
         times = self.counts[kind]

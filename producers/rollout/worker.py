@@ -55,7 +55,7 @@ class RolloutWorker:
         self.runtime = WorkerRuntime(run, options, spec.policies)
         self._spec = spec
 
-    async def play(self, stop: threading.Event) -> None:
+    async def serve_tasks(self, stop: threading.Event) -> None:
         """Get ready, and conclude every task that the intake starts, until `stop` is set."""
         runtime, loop = self.runtime, asyncio.get_running_loop()
         runtime.phase = "waiting"
@@ -184,4 +184,4 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
             threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine.use,), daemon=True).start()
             playing = build(joined, workflow, worker, region, concurrency)
             with Watchdog() as watchdog:
-                asyncio.run(playing.runtime.supervise(partial(playing.play, stop), watchdog))
+                asyncio.run(playing.runtime.supervise(partial(playing.serve_tasks, stop), watchdog))

@@ -100,7 +100,7 @@ def compare(loss: dict[str, Any], aggregation: dict[str, Any], correction: dict[
             loss, aggregation, correction=correction, kl=kl, entropy=0.05, count_rejected=count_rejected
         )
         bounds = objective.bounds(tokens)
-        value, _ = objective.share(tokens, objective.totals(tokens, None, bounds), bounds)
+        value, _ = objective.compute_loss_share(tokens, objective.totals(tokens, None, bounds), bounds)
         (slopes,) = torch.autograd.grad(value, tokens.logprobs)
         scale = max(1.0, abs(value.item()))
 

@@ -318,7 +318,7 @@ def routers() -> Routers:
     model = torch.nn.ModuleList([OneTopKRouter()])
     model.config = cast("Any", SimpleNamespace(model_type="one"))
     made = Routers(cast("Any", model))
-    made.use(RECIPE.trainer_of("solver"))
+    made.apply_settings(RECIPE.trainer_of("solver"))
     return made
 
 

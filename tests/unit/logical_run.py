@@ -144,7 +144,7 @@ class LogicalRun:
             else:
                 assert isinstance(record, Outcome), record
                 self.ledger.outcome(record)
-                self.feed.take_outcome(record)
+                self.feed.fold_outcome(record)
                 if record.verdict == "dropped" and not record.use:
                     self.fates[record.reason, record.tier] += 1
 
@@ -161,7 +161,7 @@ class LogicalRun:
                 run_id="run-1", stream=stream, number=number, use=use, policy=POLICY, verdict=one.verdict,
                 component="train",
             )  # fmt: skip
-            self.feed.take_outcome(told)
+            self.feed.fold_outcome(told)
             self.ledger.batch(BatchTrained(evictions=(Eviction(GroupUse(*one.entry.key), one.verdict),)))
             if not use:
                 self.fates[one.verdict, self._tiers[number]] += 1
@@ -180,11 +180,11 @@ class LogicalRun:
             if not entry.is_replay:
                 self.fates["trained", self._tiers[entry.key[1]]] += 1
         self.ledger.batch(batch)
-        self.feed.take_batch(batch)
+        self.feed.fold_batch(batch)
         self._publish(batch.version)
 
     def _publish(self, version: int) -> None:
-        self.feed.take_weights(WeightsPublished(run_id="run-1", policy=POLICY, version=version))
+        self.feed.fold_weights(WeightsPublished(run_id="run-1", policy=POLICY, version=version))
 
 
 def _level(task: Task) -> int:

@@ -47,13 +47,13 @@ class Scene:
         for offset, (number, one) in enumerate(self.answers.items()):
             headers = Stamp("r", STREAM, number, policy="solver").to_headers()
             message = Message(ANSWERS, 0, offset, b"", codec.encode(one), headers)
-            assert found.take_answer(message, "r")
+            assert found.fold_answer(message, "r")
             found.look_into(one)
         for offset, number in enumerate(self.tasks):
             message = Message(TASKS, 0, offset, b"", b"", Stamp("r", STREAM, number).to_headers())
             found.take_task(message, "r", {(TASKS, 0): self.passed})
         for offset, result in enumerate(self.results):
-            found.take_result(Message(TOPICS.evals("solver"), 0, offset, b"", codec.encode(result)), "r")
+            found.fold_result(Message(TOPICS.evals("solver"), 0, offset, b"", codec.encode(result)), "r")
         feeder = Snapshot("r", "feed", body=json.dumps({"next_evaluation": {"sums": self.issued}}).encode())
         evaluator = Snapshot("r", "evaluate", positions={f"{ANSWERS}[0]": self.read})
         found.take_snapshots(*(Message(TOPICS.state, 0, 0, b"", codec.encode(one)) for one in (feeder, evaluator)))
@@ -154,7 +154,7 @@ def test_an_answer_is_on_the_topic_of_its_policy() -> None:
     two = Recipe.model_validate({**RECIPE.model_dump(), "policies": {"solver": {"path": "x"}, "judge": {"path": "y"}}})
     headers = Stamp("r", STREAM, 1, policy="judge").to_headers()
     with pytest.raises(HeaderError, match="a group of policy judge is on another policy's eval-groups topic"):
-        Evaluations((two,)).take_answer(Message(ANSWERS, 0, 0, b"", b"", headers), "r")
+        Evaluations((two,)).fold_answer(Message(ANSWERS, 0, 0, b"", b"", headers), "r")
 
 
 def test_an_evaluation_whose_problem_is_dead_is_closed() -> None:

@@ -91,4 +91,4 @@ def test_the_code_on_the_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
     objective = objective_for(trainer(loss={"use": "my_page:squared", "scale": 3.0}))
     ones = torch.ones(2)
     tokens = TrainedTokens(ones * 0.5, ones * 0.5, ones, torch.tensor([0, 1]))
-    assert objective.share(tokens, totals_of(tokens.sequences))[0].item() == pytest.approx(-1.0)
+    assert objective.compute_loss_share(tokens, totals_of(tokens.sequences))[0].item() == pytest.approx(-1.0)

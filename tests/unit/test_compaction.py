@@ -21,7 +21,7 @@ def event(version: int, kind: str = DELTA, base: int | None = None, epoch: int =
 def told(*events: WeightsPublished, every: int = 3) -> Compaction:
     found = Compaction(every)
     for one in events:
-        found.take(one)
+        found.fold_event(one)
     return found
 
 
@@ -36,16 +36,16 @@ def deltas(first: int, last: int) -> list[WeightsPublished]:
 def test_nothing_is_due_until_more_deltas_than_a_joiner_may_take_one_by_one() -> None:
     compaction = told(event(0, ANCHOR), *deltas(1, 3))
     assert due(compaction) == []
-    compaction.take(event(4))
+    compaction.fold_event(event(4))
     assert due(compaction) == ["delta-0-1", "delta-1-2", "delta-2-3", "delta-3-4"]
 
 
 def test_the_next_merged_delta_is_made_of_the_last_and_of_what_came_since() -> None:
     compaction = told(event(0, ANCHOR), *deltas(1, 4), event(4, MERGED, base=0), *deltas(5, 7))
     assert due(compaction) == []
-    compaction.take(event(8))
+    compaction.fold_event(event(8))
     assert due(compaction) == ["merged-0-4", "delta-4-5", "delta-5-6", "delta-6-7", "delta-7-8"]
-    compaction.take(event(8, MERGED, base=0))
+    compaction.fold_event(event(8, MERGED, base=0))
     assert due(compaction) == []
 
 
@@ -88,10 +88,10 @@ def test_a_hole_in_the_chain_leaves_the_stretch_out_until_the_next_anchor() -> N
         compaction = told(event(0, ANCHOR), *deltas(1, 2), broken, *deltas(4, 9))
         assert due(compaction) == []
         assert compaction.left_out == "the delta of version 3 does not lead on from version 2"
-        compaction.take(event(10, ANCHOR))
+        compaction.fold_event(event(10, ANCHOR))
         assert compaction.left_out == ""
         for one in deltas(11, 14):
-            compaction.take(one)
+            compaction.fold_event(one)
         assert len(due(compaction)) == 4
 
 
@@ -112,7 +112,7 @@ def test_a_bad_merged_delta_is_replaced_and_a_bad_delta_waits_for_an_anchor() ->
     compaction = told(event(0, ANCHOR), *deltas(1, 4), merged, *deltas(5, 8))
     compaction.refuse(merged, "torn")
     assert due(compaction)[0] == "delta-0-1"
-    compaction.take(merged)
+    compaction.fold_event(merged)
     assert due(compaction)[0] == "delta-0-1", "said again it is as bad"
     compaction.refuse(event(2), "torn")
     assert due(compaction) == []

@@ -128,15 +128,15 @@ def test_trained_expired_and_dead_numbers_make_room() -> None:
     feed = state()
     feed.plan()
     assert feed.plan() == []
-    feed.take_outcome(Outcome(stream="debate", number=0, policy="judge", verdict="kept", component="curate"))
+    feed.fold_outcome(Outcome(stream="debate", number=0, policy="judge", verdict="kept", component="curate"))
     assert feed.plan() == []
-    feed.take_batch(BatchTrained(policy="judge", version=1, groups=(GroupUse("debate", 0),)))
+    feed.fold_batch(BatchTrained(policy="judge", version=1, groups=(GroupUse("debate", 0),)))
     assert names(feed.plan()) == [("debate", 8)]
-    feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="expired", component="train"))
+    feed.fold_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="expired", component="train"))
     assert names(feed.plan()) == [("debate", 9)]
-    feed.take_dead_letter(DeadLetter(stream="debate", number=2, policy="judge"))
+    feed.fold_dead_letter(DeadLetter(stream="debate", number=2, policy="judge"))
     assert names(feed.plan()) == [("debate", 10)]
-    feed.take_dead_letter(DeadLetter(stream="debate", number=3))  # the task itself could not be read
+    feed.fold_dead_letter(DeadLetter(stream="debate", number=3))  # the task itself could not be read
     assert names(feed.plan()) == [("debate", 11)]
 
 
@@ -149,8 +149,8 @@ def test_a_number_that_is_sent_back_is_open_again_for_its_policy_or_for_all() ->
         DeadLetter(stream="", number=-1),
         DeadLetter(stream="nowhere", number=1),
     ):
-        feed.take_dead_letter(letter)
-        feed.take_dead_letter(replace(letter, reason="redriven", partition=1, offset=70))
+        feed.fold_dead_letter(letter)
+        feed.fold_dead_letter(replace(letter, reason="redriven", partition=1, offset=70))
     assert feed.pacing.count_open("judge") == 8
     assert feed.pacing.tasks["debate", 2].open == {"solver", "judge"}
     assert feed.pacing.tasks["debate", 2].offset == -1
@@ -161,9 +161,9 @@ def test_a_lost_or_dead_number_is_asked_again_with_its_problem_and_seed_over_a_r
     first, second = state(), state()
     before = {(one.task.stream, one.task.number): one.task for one in first.plan()}
     letter = DeadLetter(stream="debate", number=3)
-    first.take_dead_letter(letter)
+    first.fold_dead_letter(letter)
     restore(second, first)
-    second.take_dead_letter(replace(letter, reason="redriven"))
+    second.fold_dead_letter(replace(letter, reason="redriven"))
     with capture_logs() as logs:
         again = [one.task for one in second.reissue_lost([GroupId("debate", 3), GroupId("debate", 4)])]
     for number, task in zip((3, 4), again, strict=True):
@@ -176,11 +176,11 @@ def test_replays_and_single_trajectories_make_no_room() -> None:
     feed = state()
     feed.plan()
     before = feed.pacing.count_open("judge")
-    feed.take_batch(BatchTrained(policy="judge", version=1, groups=(GroupUse("debate", 0, use=1),)))
-    feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="dropped", level="trajectory"))
-    feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="expired", use=1))
-    feed.take_dead_letter(DeadLetter(stream="debate", number=1, policy="judge", use=1))
-    feed.take_outcome(Outcome(stream="eval.debate", number=1, policy="judge", verdict="dropped"))
+    feed.fold_batch(BatchTrained(policy="judge", version=1, groups=(GroupUse("debate", 0, use=1),)))
+    feed.fold_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="dropped", level="trajectory"))
+    feed.fold_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="expired", use=1))
+    feed.fold_dead_letter(DeadLetter(stream="debate", number=1, policy="judge", use=1))
+    feed.fold_outcome(Outcome(stream="eval.debate", number=1, policy="judge", verdict="dropped"))
     assert feed.pacing.count_open("judge") == before
     assert feed.plan() == []
 
@@ -189,13 +189,13 @@ def test_the_selector_sees_every_finished_group_once_and_every_new_version() -> 
     feed = state()
     feed.plan()
     selector = feed.sources["debate"].selector
-    feed.take_outcome(dropped("debate", 0, 1.0))
-    feed.take_outcome(dropped("debate", 0, 1.0))
-    feed.take_outcome(dropped("debate", 0, 1.0, policy="judge", verdict="kept", reason=""))
-    feed.take_weights(version("solver", 1))
-    feed.take_batch(BatchTrained(policy="solver", version=1))
-    feed.take_weights(version("judge", 1))
-    feed.take_weights(version("judge", 2))
+    feed.fold_outcome(dropped("debate", 0, 1.0))
+    feed.fold_outcome(dropped("debate", 0, 1.0))
+    feed.fold_outcome(dropped("debate", 0, 1.0, policy="judge", verdict="kept", reason=""))
+    feed.fold_weights(version("solver", 1))
+    feed.fold_batch(BatchTrained(policy="solver", version=1))
+    feed.fold_weights(version("judge", 1))
+    feed.fold_weights(version("judge", 2))
     assert isinstance(selector, Watching)
     assert selector.seen == [0, 0, "v1", "v2"], "a version is new once, whichever policy comes to it first"
 
@@ -203,16 +203,16 @@ def test_the_selector_sees_every_finished_group_once_and_every_new_version() -> 
 def test_evaluations_have_their_own_stream_numbers_and_exact_versions() -> None:
     feed = state()
     feed.plan()
-    feed.take_weights(version("solver", 0))
-    feed.take_weights(replace(version("solver", 7), kind="merged"))
+    feed.fold_weights(version("solver", 0))
+    feed.fold_weights(replace(version("solver", 7), kind="merged"))
     assert feed.pacing.versions["solver"] == 0
     planned = feed.plan()
     assert names(planned) == [("eval.sums", n) for n in range(3)]
     task = planned[0].task
     assert (task.purpose, task.workflow, task.n_asked, task.versions) == ("eval", "sums", 2, {"solver": 0})
     assert task.task_id == "low-held_out-0"
-    feed.take_weights(version("solver", 1))
-    feed.take_weights(version("judge", 0))
+    feed.fold_weights(version("solver", 1))
+    feed.fold_weights(version("judge", 0))
     # debate waited for the judge; both its policies are now evaluated at version 0, the partner being the newest
     assert [(t.task.number, t.task.versions) for t in feed.plan()][::3] == [
         (0, {"solver": 0, "judge": 0}),
@@ -222,7 +222,7 @@ def test_evaluations_have_their_own_stream_numbers_and_exact_versions() -> None:
 
 def evaluating(feed: FeedState) -> list[tuple[str, int]]:
     feed.plan()
-    feed.take_weights(version("solver", 0))
+    feed.fold_weights(version("solver", 0))
     return names(feed.plan())
 
 
@@ -231,7 +231,7 @@ def test_a_lost_task_of_an_evaluation_is_asked_again_with_its_problem_and_versio
     assert evaluating(first) == [("eval.sums", n) for n in range(3)]
     first.evaluating.tasks[GroupId("eval.sums", 2)].offset = 7
     restore(feed, first)
-    feed.take_weights(version("solver", 1))
+    feed.fold_weights(version("solver", 1))
     place = ("eval.sums", 0)
     assert [one.group.number for one in feed.evaluating.find_passed({place: 7})] == []
     assert list(feed.evaluating.find_passed({place: 8})) == [(("eval.sums", 2), 0, ("solver",))]
@@ -251,7 +251,7 @@ def test_an_evaluation_is_closed_by_its_result_by_the_evaluators_answers_or_in_t
         {Answer("sums", "solver", 0, 1), Answer("sums", "solver", 1), Answer("sums", "judge", 0)}
     )
     assert [number for _, number in feed.evaluating.tasks] == [0, 2]
-    feed.take_result(EvalResult(policy="solver", workflow="sums", version=1))
+    feed.fold_result(EvalResult(policy="solver", workflow="sums", version=1))
     assert len(feed.evaluating.tasks) == 2, "that is another one's"
     group = GroupId("eval.sums", 2)
     for _ in range(MOST_ATTEMPTS - 1):
@@ -261,7 +261,7 @@ def test_an_evaluation_is_closed_by_its_result_by_the_evaluators_answers_or_in_t
         assert names(feed.give_up([group])) == [group]
     assert feed.reissue_lost([group]) == []
     assert [(line["event"], line["number"]) for line in logs] == [("evaluation.unanswered", 2)]
-    feed.take_result(EvalResult(policy="solver", workflow="sums", version=0))
+    feed.fold_result(EvalResult(policy="solver", workflow="sums", version=0))
     assert feed.snapshot()["evaluating"] == []
     assert feed.take_changes()["eval.sums|0"] is None
     evaluating(other := state())
@@ -272,11 +272,11 @@ def test_an_evaluation_is_closed_by_its_result_by_the_evaluators_answers_or_in_t
 def test_the_end_waits_for_the_last_versions_and_their_evaluations_and_is_said_once() -> None:
     feed = state()
     feed.plan()
-    feed.take_weights(version("solver", 3))
-    feed.take_batch(BatchTrained(policy="judge", version=3))
+    feed.fold_weights(version("solver", 3))
+    feed.fold_batch(BatchTrained(policy="judge", version=3))
     assert feed.plan() != []
     assert feed.end() == ""
-    feed.take_weights(version("judge", 3))
+    feed.fold_weights(version("judge", 3))
     assert feed.end() == ""  # an evaluation is not planned yet
     assert all(one.task.purpose == "eval" for one in feed.plan())
     assert feed.end() == "steps"
@@ -320,7 +320,7 @@ def answer_all(feed: FeedState, stream: str, reward: float, **more: Any) -> None
         feed.plan()
         for name, number in list(feed.pacing.tasks):
             if name == stream:
-                feed.take_outcome(dropped(name, number, reward, **more))
+                feed.fold_outcome(dropped(name, number, reward, **more))
             feed.pacing.conclude(GroupId(name, number))
 
 
@@ -345,7 +345,7 @@ def test_a_share_below_the_limit_is_no_verdict_and_above_it_is() -> None:
 def test_a_restored_feeder_plans_what_the_first_one_would_have() -> None:
     first = climbing()
     answer_all(first, "sums", 1.0)
-    first.take_weights(version("solver", 0))
+    first.fold_weights(version("solver", 0))
     second = climbing()
     restore(second, first)
     assert [_same(one) for one in second.plan()] == [_same(one) for one in first.plan()]
@@ -360,7 +360,7 @@ def _same(planned: Planned) -> tuple[Any, ...]:
 def test_a_run_that_ended_stays_ended_unless_a_later_revision_goes_on() -> None:
     first = state()
     for policy in ("solver", "judge"):
-        first.take_weights(version(policy, 3))
+        first.fold_weights(version(policy, 3))
     first.plan()
     assert first.end() == "steps"
     for ended in ("", "steps"):

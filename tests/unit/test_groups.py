@@ -14,9 +14,9 @@ from headrace.trainers.advantages import ADVANTAGES, RewardError
 from headrace.trainers.batches.batch import BatchError, pack
 from headrace.trainers.batches.groups import (
     DecodedGroup,
+    add_group_advantages,
     build_batch_sequences,
     build_loss_mask,
-    check_advantages,
     expand_token_versions,
     prepare_group,
     training_sequences,
@@ -182,7 +182,7 @@ def test_the_advantages_of_a_batch_are_the_same_bits_every_time_whatever_the_est
 def test_advantages_that_are_taken_when_a_group_comes_in_are_those_of_its_batch_to_the_bit(use: str) -> None:
     draw, settings = np.random.default_rng(4), TrainerSettings(advantage=Use(use=use))
     groups = [prepare_group(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
-    early = [check_advantages(group, settings) for group in groups]
+    early = [add_group_advantages(group, settings) for group in groups]
     assert all(group.has_advantages for group in early)
     then, now = build_batch_sequences(early, settings), build_batch_sequences(groups, settings)
     assert [one.advantages.tobytes() for one in then] == [one.advantages.tobytes() for one in now]
@@ -192,9 +192,9 @@ def test_advantages_that_are_taken_when_a_group_comes_in_are_those_of_its_batch_
 def test_advantages_that_depend_on_the_whole_batch_are_only_tried_when_a_group_comes_in() -> None:
     for settings in (TrainerSettings(advantage=Use(use="lite_ppo")), TrainerSettings(batch_norm=True)):
         group = prepare_group(whole((1.0, 0.0), (0, 1)))
-        assert check_advantages(group, settings) is group
+        assert add_group_advantages(group, settings) is group
         with pytest.raises(RewardError):
-            check_advantages(prepare_group(whole((float("inf"), 0.0), (0, 1))), settings)
+            add_group_advantages(prepare_group(whole((float("inf"), 0.0), (0, 1))), settings)
 
 
 def test_a_group_whose_spans_do_not_cover_its_tokens_is_refused() -> None:

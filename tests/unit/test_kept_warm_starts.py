@@ -81,7 +81,7 @@ def test_another_start_is_not_taken_for_it_nor_what_other_code_or_another_machin
     for other in others:
         assert place(tmp_path, **{"model": tiny(), **other}).take() is None
     with monkeypatch.context() as patch:
-        patch.setattr(kept_warm_starts, "_source", lambda: "other code")
+        patch.setattr(kept_warm_starts, "_hash_own_code", lambda: "other code")
         assert place(tmp_path, tiny()).take() is None
     with monkeypatch.context() as patch:
         patch.setattr(kept_warm_starts, "numerics", lambda _: {"torch": "another"})

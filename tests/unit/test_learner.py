@@ -208,7 +208,7 @@ def test_a_step_that_fails_leaves_the_reference_as_it_was(monkeypatch: pytest.Mo
 
 def test_a_recipe_of_another_seed_orders_the_groups_by_it() -> None:
     other, changed = Learner(tiny(), SETTINGS, seed=2), learner()
-    changed.use(SETTINGS, 2)
+    changed.apply_settings(SETTINGS, 2)
     for each in (other, changed):
         each.step(batch(1), 1)
     first = learner()
@@ -253,15 +253,15 @@ def test_settings_that_change_on_the_way_give_what_a_learner_of_those_settings_g
     other = {"packing": False, "activation_checkpointing": True, "fused_optimizer": True}
     one, two = learner(), learner(**other)
     one.trained.copy()
-    one.use(one.settings, 1)  # before there are any moments
+    one.apply_settings(one.settings, 1)  # before there are any moments
     one.step(batch(1), 1)
     two.load_state(one.trained.copy())
-    one.use(two.settings, 1)
+    one.apply_settings(two.settings, 1)
     two.step(batch(2), 2)
     one.step(batch(2), 2)
     assert hash_weights(one.snapshot_weights()) == hash_weights(two.snapshot_weights())
     for each in (one, two):
-        each.use(SETTINGS, 1)
+        each.apply_settings(SETTINGS, 1)
         each.step(batch(3), 3)
     assert hash_weights(one.snapshot_weights()) == hash_weights(two.snapshot_weights())
 

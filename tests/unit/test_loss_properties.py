@@ -102,12 +102,12 @@ def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(loss: dict[str, 
         objective = all_terms(loss, aggregation, correction, count_rejected=number % 2 == 1)
         bounds = objective.bounds(tokens)
         totals = objective.totals(tokens, len(LENGTHS) + 2, bounds)
-        whole, sums = objective.share(tokens, totals, bounds)
+        whole, sums = objective.compute_loss_share(tokens, totals, bounds)
         shares: Tensor = torch.zeros((), dtype=torch.float64)
         told: dict[str, Tensor] = {}
         for index in cut:
             part = bounds.part(index) if bounds is not None else None
-            share, metrics = objective.share(tokens.part(index), totals, part)
+            share, metrics = objective.compute_loss_share(tokens.part(index), totals, part)
             shares = shares + share
             told = add_metrics(told, metrics)
         assert shares.item() == pytest.approx(whole.item(), rel=1e-9, abs=1e-12)
@@ -121,7 +121,7 @@ def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(loss: dict[str, 
 def test_a_part_without_the_bounds_of_its_minibatch_is_refused() -> None:
     objective, tokens = objective_of("m2po"), random_tokens(1)
     with pytest.raises(UsageError, match="bounds of the whole minibatch are missing"):
-        objective.share(tokens, Totals(22, 7, 7))
+        objective.compute_loss_share(tokens, Totals(22, 7, 7))
 
 
 # ------------------------------------------------------------------------------------------------- finite differences
@@ -191,7 +191,7 @@ def test_one_token_is_enough_and_none_is_a_loss_of_zero() -> None:
         for number in (0, 1):
             few = tokens.part(slice(4, 4 + number))
             bounds = objective.bounds(few)
-            value, told = objective.share(few, objective.totals(few, None, bounds), bounds)
+            value, told = objective.compute_loss_share(few, objective.totals(few, None, bounds), bounds)
             assert value.isfinite(), (loss, correction, aggregation)
             assert number or value.item() == 0, (loss, correction, aggregation)
             assert all(metric.isfinite() for metric in means(told).values()), (loss, correction, aggregation)
@@ -229,6 +229,8 @@ def test_nothing_asks_the_device_for_a_number() -> None:
     for loss, aggregation, correction in cases + [(loss, AGGREGATION_TABLES[0], one) for loss, one in PAIRS]:
         objective = all_terms(loss, aggregation, correction)
         bounds = objective.bounds(tokens)
-        share, told = objective.share(tokens, objective.totals(tokens, None, bounds), bounds)  # would raise
+        share, told = objective.compute_loss_share(
+            tokens, objective.totals(tokens, None, bounds), bounds
+        )  # would raise
         assert share.is_meta
         assert means(told)["ratio_mean"].is_meta

@@ -45,7 +45,7 @@ def test_no_metric_of_a_shipped_loss_or_of_a_step_is_taken_for_an_own_one() -> N
     for objective in objectives():
         tokens = some_tokens()
         bounds = objective.bounds(tokens)
-        _, sums = objective.share(tokens, objective.totals(tokens, None, bounds), bounds)
+        _, sums = objective.compute_loss_share(tokens, objective.totals(tokens, None, bounds), bounds)
         names |= dict.fromkeys((*sums, *means(add_metrics(sums, sums))), 0.0)
     assert len(names) > 20
     for settings in (TrainerSettings(), TrainerSettings(entropy=0.1, kl={"use": "k3"})):

@@ -142,7 +142,7 @@ def loss_that_gives(what: str) -> Any:
 def test_a_metric_of_a_loss_may_be_any_number(give: str) -> None:
     objective, tokens = loss_that_gives(give), some_tokens()
 
-    _, sums = objective.share(tokens, objective.totals(tokens))
+    _, sums = objective.compute_loss_share(tokens, objective.totals(tokens))
 
     for name, value in {"mine": 2.0, "mine_max": 3.0}.items():
         assert (sums[name].dtype, sums[name].shape, sums[name].requires_grad) == (torch.float64, (), False)
@@ -164,7 +164,7 @@ def test_a_metric_of_an_own_loss_comes_out_of_a_step() -> None:
 def test_terms_alone_are_a_loss_without_metrics() -> None:
     objective, tokens = loss_that_gives("bare"), some_tokens()
 
-    loss, sums = objective.share(tokens, objective.totals(tokens))
+    loss, sums = objective.compute_loss_share(tokens, objective.totals(tokens))
 
     assert float(loss.detach()) == pytest.approx(float(-tokens.logprobs.detach().mean()))
     assert set(sums) == {"tokens"}

@@ -149,7 +149,7 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
     deltas, advantages = [math.log(1.5), math.log(0.5), 0.0], [1.0, -1.0, 1.0]
     objective = objective_of({"use": "ppo", "clip_low": 0.2, "clip_high": 0.28})
     parts = [tokens_of(deltas[:1], advantages[:1]), tokens_of(deltas[1:], advantages[1:])]
-    sums = add_metrics(*(objective.share(part, Totals(3, 2, 2))[1] for part in parts))
+    sums = add_metrics(*(objective.compute_loss_share(part, Totals(3, 2, 2))[1] for part in parts))
     got = {name: value.item() for name, value in means(sums).items()}
     assert got["tokens"] == 3
     assert got["ratio_mean"] == pytest.approx(1.0)

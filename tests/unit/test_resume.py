@@ -16,7 +16,7 @@ from headrace.infra.process.signals import MustRestart, StopRequested, begin_att
 from headrace.ops.offline.retrain import _checkpoint_at
 from headrace.schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.versions.history import History, _take_event
+from headrace.trainers.versions.history import History, _fold_event
 from headrace.trainers.versions.resume import _choose_epoch, _Progress
 
 HERE = {"torch": "2.8", "threads": "1"}
@@ -114,7 +114,7 @@ def test_a_component_that_is_told_to_stop_does_not_say_that_it_restarts(error: E
 def take_events(past: History, *events: tuple[str, int]) -> None:
     for offset, (kind, version) in enumerate(events):
         weights = ClaimCheck(size_bytes=100 + offset)
-        _take_event(past, WeightsPublished(kind=kind, version=version, weights=weights), offset)
+        _fold_event(past, WeightsPublished(kind=kind, version=version, weights=weights), offset)
 
 
 def test_a_merged_delta_is_no_version_of_a_trainers_past() -> None:

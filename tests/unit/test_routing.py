@@ -373,4 +373,4 @@ def test_routers_that_weigh_experts_in_another_way_are_not_replayed(monkeypatch:
     monkeypatch.setattr(router, "forward", lambda states: (plain(states)[0], plain(states)[1] * 2, plain(states)[2]))
     one = Learner(model, SETTINGS)
     with pytest.raises(UsageError, match="those of qwen3_moe weigh experts in another way"):
-        one.use(TrainerSettings.model_validate(SETTINGS.model_dump() | REPLAY), 1)
+        one.apply_settings(TrainerSettings.model_validate(SETTINGS.model_dump() | REPLAY), 1)

@@ -40,12 +40,12 @@ def chained(before: Recipe, *chain: Use) -> Recipe:
 
 def test_every_further_number_has_the_new_revision_and_one_that_is_lost_keeps_its_own() -> None:
     feeder = state()
-    feeder.take_weights(version("solver", 0))
+    feeder.fold_weights(version("solver", 0))
     before = feeder.plan()
     [known] = {one.task.revision for one in before}
     feeder.swap(RecipeRevision("r", known + 1), chained(feeder.recipe, Use(use="validate")))
     done = [GroupUse(stream, number) for stream, number in names(before) if stream == "debate" or number in {0, 1}]
-    feeder.take_batch(BatchTrained("r", "solver", version=1, groups=tuple(done)))
+    feeder.fold_batch(BatchTrained("r", "solver", version=1, groups=tuple(done)))
     after = [one for one in feeder.plan() if one.task.purpose == "train"]
     assert after
     assert {one.task.revision for one in after} == {known + 1}
@@ -58,7 +58,7 @@ def test_every_further_number_has_the_new_revision_and_one_that_is_lost_keeps_it
 
 def test_a_feeder_that_comes_back_under_a_later_revision_stamps_it_from_the_next_number_on() -> None:
     feeder = state()
-    feeder.take_weights(version("solver", 0))
+    feeder.fold_weights(version("solver", 0))
     first = names(feeder.plan())
     found = recipe()
     later = type(feeder)(found, replace(feeder.revision, revision=7), feeder.sources)

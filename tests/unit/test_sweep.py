@@ -22,7 +22,7 @@ from headrace.ops import opened_run as opened_runs
 from headrace.ops.compare import sweep as sweeps
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import read_result
-from headrace.ops.compare.sweep import Place, command_of, place_of, play
+from headrace.ops.compare.sweep import RunFolder, command_of, place_of, play
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, load_sweep
 
 SWEEP = """
@@ -124,7 +124,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         made.servers.append(FakeServers(*words))
         return made.servers[-1]
 
-    def scripted(run: SweepRun, place: Place, _shared: Sequence[str], archive: str = "") -> list[str]:
+    def scripted(run: SweepRun, place: RunFolder, _shared: Sequence[str], archive: str = "") -> list[str]:
         made.begun.append(run.name)
         code = f"import os, signal, sys, time\n{made.scripts[run.variant]}"
         return [sys.executable, "-c", code, str(place.folder)]

@@ -79,7 +79,7 @@ def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSett
     """Return the sequences of a whole batch, group after group, with their advantages and their groups' places.
 
     A pure function of groups and settings, so that a version made again gets the same ones. Advantages that
-    `check_advantages` has computed are not computed again.
+    `add_group_advantages` has computed are not computed again.
 
     Raises RewardError where no advantage can be computed, and what `load_estimator` raises.
     """
@@ -89,7 +89,7 @@ def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSett
     return [replace(sequence, group=place) for place, group in enumerate(batch) for sequence in group.sequences]
 
 
-def check_advantages(group: PreparedGroup, settings: TrainerSettings) -> PreparedGroup:
+def add_group_advantages(group: PreparedGroup, settings: TrainerSettings) -> PreparedGroup:
     """Return a group of which it is known that advantages follow from it.
 
     It has them already, unless they depend on the other groups of its batch: then they were only taken to see that they

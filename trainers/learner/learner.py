@@ -79,17 +79,17 @@ class Learner:
         self._spread_what_is_frozen(own, unrounded)
         self.masters = Masters(parameters, values, settings)
         self.trained = TrainedState(self.masters, parameters, self._backend)
-        self._take(settings, seed)
+        self._apply_settings(settings, seed)
 
-    def use(self, settings: TrainerSettings, seed: int) -> None:
+    def apply_settings(self, settings: TrainerSettings, seed: int) -> None:
         """Go on with other settings from the next step on; the device stays. Raises UsageError for an unknown loss."""
-        self._announce("use", settings, seed)
-        self._take(settings, seed)
+        self._announce("apply_settings", settings, seed)
+        self._apply_settings(settings, seed)
 
-    def _take(self, settings: TrainerSettings, seed: int) -> None:
-        self._passes.use(settings)
+    def _apply_settings(self, settings: TrainerSettings, seed: int) -> None:
+        self._passes.apply_settings(settings)
         self._objective = objective_for(settings)
-        self.masters.use(settings)
+        self.masters.apply_settings(settings)
         self.settings, self.seed = settings, seed
 
     def _announce(self, command: str, *arguments: object) -> None:
@@ -241,7 +241,7 @@ class Learner:
         for part, micro, counts in passes.local_micro_batches(step.micro_batches):
             logprobs, entropies = passes.score_tokens(micro)
             tokens = replace(known.part(part), logprobs=logprobs, entropies=entropies)
-            share, metrics = objective.share(tokens, totals, bounds and bounds.part(part))
+            share, metrics = objective.compute_loss_share(tokens, totals, bounds and bounds.part(part))
             if self.settings.router_aux:
                 imbalance = passes.routers.imbalance()
                 share = share + self.settings.router_aux * imbalance

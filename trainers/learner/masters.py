@@ -24,7 +24,7 @@ class Masters:
     Args:
         parameters: The compute copy's, by name; they are given the published values here.
         values: Unrounded weights, float32, by the same names and on the same device; kept and written to.
-        settings: Of the optimizer; `use` changes them.
+        settings: Of the optimizer; `apply_settings` changes them.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Masters:
         # A fused kernel takes either tensors that are whole or tensors in parts.
         decays = [{"params": some, "decays": is_matrix} for (is_matrix, _), some in groups.items() if some]
         self._optimizer = torch.optim.AdamW(decays, foreach=False, fused=False)
-        self.use(settings)
+        self.apply_settings(settings)
         self.round()
 
-    def use(self, settings: TrainerSettings) -> None:
+    def apply_settings(self, settings: TrainerSettings) -> None:
         """Go on with other settings. Weight decay is for matrices: norms and biases have none."""
         for group in self._optimizer.param_groups:
             decay = settings.weight_decay if group["decays"] else 0.0

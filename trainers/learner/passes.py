@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 class Passes:
-    """Evaluates tokens under a model; `use` must be called before the first pass."""
+    """Evaluates tokens under a model; `apply_settings` must be called before the first pass."""
 
     def __init__(self, model: transformers.PreTrainedModel, backend: Backend) -> None:
         self._model, self._backend, self._device = model, backend, backend.device
@@ -36,13 +36,13 @@ class Passes:
         """Whether micro-batches are to be packed rather than padded."""
         self._arrangement = (False, False, False)
 
-    def use(self, settings: TrainerSettings) -> None:
+    def apply_settings(self, settings: TrainerSettings) -> None:
         """Go on with other settings: make the model pack, checkpoint activations and compile as they ask.
 
         Micro-batches are padded, which is logged, where the model cannot be packed. Raises UsageError for what this
         model's routers cannot do.
         """
-        self.routers.use(settings)
+        self.routers.apply_settings(settings)
         self._settings = settings
         arrangement = settings.packing, settings.activation_checkpointing, settings.compile
         if arrangement == self._arrangement:

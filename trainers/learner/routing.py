@@ -45,7 +45,7 @@ class Routers:
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(partial(self._route, layer))
 
-    def use(self, settings: TrainerSettings) -> None:
+    def apply_settings(self, settings: TrainerSettings) -> None:
         """Go on with other settings. Raises UsageError for those that this model cannot have."""
         self._given = self._load = None
         self._replays, self._balances = settings.replay_routing, settings.router_aux > 0

@@ -106,7 +106,7 @@ def policy_loss(  # noqa: PLR0913 - one for each table of a recipe
         table, aggregation, correction=correction, kl=kl, entropy=entropy, count_rejected=count_rejected
     )
     bounds = bounds or objective.bounds(tokens)
-    loss, sums = objective.share(tokens, totals or objective.totals(tokens, None, bounds), bounds)
+    loss, sums = objective.compute_loss_share(tokens, totals or objective.totals(tokens, None, bounds), bounds)
     return loss, means(sums)
 
 
@@ -204,7 +204,7 @@ class Objective:
         kept = None if self.count_rejected else self._after_loss(tokens.detach(), bounds).tokens.kept
         return totals_of(tokens.sequences, kept, all_sequences)
 
-    def share(
+    def compute_loss_share(
         self, tokens: TrainedTokens, totals: Totals, bounds: M2Bounds | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a part's share of the loss (the shares of a minibatch add up to it), and metrics as sums over tokens.
@@ -273,7 +273,7 @@ class Objective:
         tokens, totals = _example()
         bounds = self.bounds(tokens)
         try:
-            self.share(replace(tokens, **{name: None}), totals, bounds)  # type: ignore[arg-type]  # each may be None
+            self.compute_loss_share(replace(tokens, **{name: None}), totals, bounds)  # type: ignore[arg-type]  # each may be None
         except (UsageError, TypeError, AttributeError):  # the last two: a loss of one's own that did not look
             return False
         return True
@@ -319,7 +319,7 @@ def objective_of(
     if weighing and found.func in (decoupled_ppo, m2po):
         raise UsageError(f"trainer.loss: {use} makes up for pi_b itself: a correction beside it may only reject")
     with _blame("trainer.loss"):
-        objective.share(tokens, totals, objective.bounds(tokens))
+        objective.compute_loss_share(tokens, totals, objective.bounds(tokens))
     return objective
 
 

@@ -159,13 +159,13 @@ class _Fold:
         for message in messages:
             if message.topic == batches:
                 if (batch := read_record(message, BatchTrained)) and batch.run_id == self._run_id:
-                    self._take_batch(batch, message.offset)
+                    self._fold_batch(batch, message.offset)
             elif message.topic == weights:
                 event = read_record(message, WeightsPublished)
                 if event and event.run_id == self._run_id:
-                    _take_event(history, event, message.offset)
+                    _fold_event(history, event, message.offset)
             else:
-                self._take_state(message)
+                self._fold_state(message)
         history.batches.sort(key=lambda batch: batch.version)
         checkpoints = sorted({*history.checkpoints, *history.retired})
         history.retired = tuple(v for v in checkpoints if self._retired.has(self._policy_variant, CHECKPOINTS, v))
@@ -173,7 +173,7 @@ class _Fold:
             history.checkpoints.pop(version, None)
         return history
 
-    def _take_state(self, message: Message) -> None:
+    def _fold_state(self, message: Message) -> None:
         history = self._history
         if message.key == step_key(self._policy_variant):
             begun = read_record(message, StepBegun)
@@ -183,7 +183,7 @@ class _Fold:
             if pointer and pointer.run_id == self._run_id:
                 history.checkpoints[pointer.version] = pointer
 
-    def _take_batch(self, batch: BatchTrained, offset: int) -> None:
+    def _fold_batch(self, batch: BatchTrained, offset: int) -> None:
         history, newest = self._history, self._history.checkpoint if self._recent else None
         history.last = batch
         history.offsets.conclude(batch)
@@ -204,7 +204,7 @@ class _Fold:
                 del history.batches[0]
 
 
-def _take_event(history: History, event: WeightsPublished, offset: int) -> None:
+def _fold_event(history: History, event: WeightsPublished, offset: int) -> None:
     if is_whole(event):
         history.anchor_offset = offset
     elif not is_version(event):

@@ -103,7 +103,7 @@ def train_again(
             raise LineageBroken(f"the batches of {policy_variant} lack version {learner.version + 1}")
         recipe = recipes[batch.revision]
         settings = recipe.trainer_of(policy_variant)
-        learner.use(settings, recipe.seed)
+        learner.apply_settings(settings, recipe.seed)
         sequences = build_batch_sequences(map(prepare_group, groups), settings)
         yield Remade(batch, groups, learner.step(sequences, batch.version))
 

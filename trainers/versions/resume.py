@@ -70,7 +70,7 @@ def resume(run: Run, policy_variant: str, history: History, stop: threading.Even
         _train_again(run, policy_variant, learner, history, _Progress(policy_variant, stop, beat))
     if learner.version < published.version:
         raise LineageBroken(f"{run.topics.batches(policy_variant)} holds no version {learner.version + 1}")
-    learner.use(run.recipe.trainer_of(policy_variant), run.recipe.seed)
+    learner.apply_settings(run.recipe.trainer_of(policy_variant), run.recipe.seed)
     waiting, positions = read_waiting_groups(run, policy_variant, history)
     tensors = learner.snapshot_weights()
     got = hash_weights(tensors)

@@ -39,7 +39,7 @@ class Learner:
     def fingerprint(self) -> dict[str, str]:
         return FINGERPRINT
 
-    def use(self, settings: object, seed: int) -> None:
+    def apply_settings(self, settings: object, seed: int) -> None:
         """Nothing of it depends on the recipe."""
 
     def step(self, groups: Sequence[str], version: int) -> dict[str, float]:

@@ -66,7 +66,7 @@ class Intake:
     def version_now(self) -> int:
         return self._newest_version()
 
-    def decode_group(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup]:
+    def decode_entry(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup]:
         self._arrivals += 1
         self.arrived_at = now()
         group = codec.decode(curated.group, TrajectoryGroup)

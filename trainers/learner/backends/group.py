@@ -136,17 +136,17 @@ class LeadingLearner(Learner):
             torch.get_num_threads(),
             hash_sources(trainer_plug_ins(settings)),
         )
-        super().__init__(model, settings, seed, adapter, backend=_backend(settings))
+        super().__init__(model, settings, seed, adapter, backend=_build_backend(settings))
 
     def _announce(self, command: str, *arguments: object) -> None:
         assert LeadingLearner._newest is self, "the others have built another learner since"  # noqa: S101 - a mistake
         _say(command, *arguments)
 
-    def use(self, settings: TrainerSettings, seed: int) -> None:
+    def apply_settings(self, settings: TrainerSettings, seed: int) -> None:
         """As a learner's."""
         if settings.tensor_parallel != self.settings.tensor_parallel:
             raise UsageError("trainer.tensor_parallel is fixed for a trainer's life: start it again")
-        super().use(settings, seed)
+        super().apply_settings(settings, seed)
 
     def checkpoint(self, run: Run) -> Storing:
         """As a learner's: each process copies and stores what it holds."""
@@ -273,7 +273,7 @@ def _build(
     check_sources(plug_ins, trainer_plug_ins(settings))
     model = empty_model(config)
     adapter = None if lora is None else Adapter(model, *lora)
-    return _FollowingLearner(model, settings, seed, adapter, _backend(settings))
+    return _FollowingLearner(model, settings, seed, adapter, _build_backend(settings))
 
 
 def _refuse_other_numbers(settings: TrainerSettings, processes: int) -> None:
@@ -285,7 +285,7 @@ def _refuse_other_numbers(settings: TrainerSettings, processes: int) -> None:
         )
 
 
-def _backend(settings: TrainerSettings) -> Backend:
+def _build_backend(settings: TrainerSettings) -> Backend:
     device = torch.device(settings.device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
