@@ -5,7 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, call_patiently, open_admin
@@ -29,28 +32,37 @@ class Advertised:
 
     def __str__(self) -> str:
         """Return `host:port`."""
-        return f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def look_at_advertised(connection: Connection) -> tuple[Advertised, ...]:
-    """Return every broker's advertised address, and whether it takes a connection. Raises KafkaAway."""
+    """Return every broker's advertised address, and whether a broker answers there. Raises KafkaAway."""
     admin = open_admin(connection)
     brokers = call_patiently(lambda: admin.list_topics(timeout=LISTING_S), "listing brokers", LISTING_S).brokers
-    return try_addresses((broker.host, broker.port) for broker in brokers.values())
+    return try_addresses(connection, [(broker.host, broker.port) for broker in brokers.values()])
 
 
-def try_addresses(addresses: Iterable[tuple[str, int]]) -> tuple[Advertised, ...]:
-    """Connect to each address, all at the same time; return what came of it, in their order."""
+def try_addresses(connection: Connection, addresses: Iterable[tuple[str, int]]) -> tuple[Advertised, ...]:
+    """Ask each address, all at the same time; return what came of it, in their order."""
     with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-        return tuple(pool.map(lambda address: _try(*address), addresses))
+        return tuple(pool.map(lambda address: _try(connection, *address), addresses))
 
 
-def _try(host: str, port: int) -> Advertised:
+def _try(connection: Connection, host: str, port: int) -> Advertised:
+    """Connect, and then ask: a firewall or a load balancer may take a connection and pass nothing on."""
+    found = Advertised(host, port)
     try:
         socket.create_connection((host, port), CONNECT_S).close()
     except (OSError, ValueError) as error:  # ValueError: a name that is no host name
-        return Advertised(host, port, str(error))
-    return Advertised(host, port)
+        return replace(found, error=str(error))
+    if str(found) in connection.bootstrap.split(","):
+        return found  # it has just answered
+    admin = AdminClient(replace(connection, bootstrap=str(found)).config())
+    try:
+        admin.list_topics(timeout=CONNECT_S)
+    except KafkaException:
+        return replace(found, error=f"it takes a connection, and no broker answers within {CONNECT_S:g} s")
+    return found
 
 
 def refuse_unreachable(connection: Connection) -> None:

@@ -123,8 +123,12 @@ def test_addresses_are_tried_and_those_that_do_not_answer_are_named(monkeypatch:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         here, nobody = server.getsockname()[1], closed.getsockname()[1]
-        found = try_addresses([("127.0.0.1", here), ("127.0.0.1", nobody), ("no-such-host.invalid", 9092)])
-    assert [bool(one.error) for one in found] == [False, True, True]
+        monkeypatch.setattr(advertised, "CONNECT_S", 0.5)
+        asked = [("127.0.0.1", here), ("127.0.0.1", nobody), ("no-such-host.invalid", 9092)]
+        found = try_addresses(Connection(f"127.0.0.1:{here}"), asked)
+        [mute] = try_addresses(Connection("k:1"), [("127.0.0.1", here)])
+    assert [bool(one.error) for one in found] == [False, True, True], "the first has just answered"
+    assert mute.error == "it takes a connection, and no broker answers within 0.5 s"
 
     monkeypatch.setattr(advertised, "look_at_advertised", lambda _: found)
     with pytest.raises(AddressUnreachable, match=rf"Kafka at k:1 advertises 127\.0\.0\.1:{nobody} \(.*refused"):
