@@ -48,6 +48,8 @@ WATCH_EVERY_S = 1.0
 STUCK_EXIT = os.EX_TEMPFAIL
 """The supervisor takes it for no failure."""
 LOOK_EVERY_S = 1.0
+PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
+"""Reports of records that were dropped because of another record."""
 LOST = {KafkaError.INVALID_TXN_STATE, KafkaError._STATE}  # noqa: SLF001
 """Client and broker disagree on the transaction, as after a black hole that swallowed the broker's answers."""
 
@@ -186,8 +188,8 @@ class TransactionalWriter:
                 error = KafkaError(KafkaError._TIMED_OUT, "a record has no offset: it may be lost")  # noqa: SLF001
             if error is None:
                 ticket.offset = raw.offset() or 0
-            elif self._failure is None:
-                self._failure = error, record
+            elif self._failure is None or self._failure[0].code() in PURGED:
+                self._failure = error, record  # a refused record has those after it purged, and they may report first
 
         def hand_over() -> None:
             self._producer.produce(

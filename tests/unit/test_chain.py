@@ -208,7 +208,7 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
         ("replay_prioritised", {"alpha": 11.0}, "alpha is from 0 to 10; got 11.0"),
         ("replay_prioritised", {"beta": 1.5}, "beta is from 0 to 1; got 1.5"),
         ("replay_prioritised", {"epsilon": 0.0}, "epsilon is above 0; got 0.0"),
-        (f"{ours}.contract:Stateless", {}, "Stateless: it has no process; see docs/data-algorithms.md"),
+        (f"{ours}.contract:Stateless", {}, "Stateless: it has no process; see docs/own-data-algorithm.md"),
         (f"{ours}.sizes:SMALLEST_GROUP", {}, "is neither a function nor a class but 2"),
         ("builtins:object", {}, "it has no process and no snapshot and no restore"),
         ("builtins:dict", {}, "no signature found for builtin type"),

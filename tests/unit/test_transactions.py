@@ -153,6 +153,18 @@ def test_a_record_that_is_not_delivered_aborts_and_what_is_refused_is_no_pause(
     assert producer.calls == 2, "one to begin, one to abort"
 
 
+@pytest.mark.parametrize("purged", [KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT])
+def test_a_refused_record_is_the_reason_also_where_those_purged_with_it_report_first(
+    purged: int, writer: TransactionalWriter, producer: Failing
+) -> None:
+    """Else the turn is done again for ever, and nobody hears which record is refused."""
+    writer.begin()
+    writer.produce([Outgoing("t.tasks", b"four", b"sums:7"), Outgoing("t.tasks", b"large", b"sums:8")])
+    producer.delivered = [(purged, None), (KafkaError.MSG_SIZE_TOO_LARGE, None), (purged, None)]
+    with pytest.raises(KafkaRefused, match=r"t\.tasks 'sums:8' of 5 bytes: Kafka answers MSG_SIZE_TOO_LARGE"):
+        writer.commit()
+
+
 @pytest.mark.parametrize(
     ("looks", "raised"),
     [
