@@ -54,6 +54,16 @@ LOST = {KafkaError.INVALID_TXN_STATE, KafkaError._STATE}  # noqa: SLF001
 """Client and broker disagree on the transaction, as after a black hole that swallowed the broker's answers."""
 
 
+def _find_remedy(code: int) -> str:
+    """Return what to change for an error of REFUSED."""
+    remedies = {
+        KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes",
+        KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
+        KafkaError.INVALID_TIMESTAMP: "widen the topic's message.timestamp.before.max.ms and .after.max.ms",
+    }
+    return remedies.get(code, "set the topic's limits or the rights of this client")
+
+
 class Aborted(Unavailable):
     """The transaction was aborted: nothing of it happened, and memory that ran ahead of it must be rebuilt."""
 
@@ -297,7 +307,7 @@ class TransactionalWriter:
         if cause.code() in REFUSED:
             raise KafkaRefused(
                 f"{doing}: Kafka answers {cause.name()}: {cause.str()}; the transaction was aborted, and would be each "
-                "time: set the topic's limits or the rights of this client, then start it again"
+                f"time: {_find_remedy(cause.code())}, then go on by the same command"
             ) from error
         raise Aborted(f"{doing}: {cause.str()}; the transaction was aborted") from error
 
