@@ -318,7 +318,7 @@ def store_away(scene: Scene, good: Version) -> Row:
     version = scene.delta(good)
     scene.lay(version)
     scene.between._turn("cut")
-    return Row(version, "the store does not answer", "object store is unreachable", lambda: scene.between._turn("pass"))
+    return Row(version, "the store does not answer", "is unreachable", lambda: scene.between._turn("pass"))
 
 
 ROWS = (
