@@ -21,7 +21,12 @@ WIDTH = max(LENGTHS)
 MASK = torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]
 ADVANTAGE_OF_SEQUENCE = torch.linspace(-1.5, 1.5, len(LENGTHS)) + 0.1
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
-sys.path.append(str(LIBRARIES))  # at the end: what both have is Headrace's
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find the libraries while a test of them runs, and only then: one of them brings a package called `tests`."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(LIBRARIES)])  # at the end: what both have is Headrace's
 
 
 def padded(values: Tensor) -> Tensor:
