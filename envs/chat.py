@@ -231,7 +231,8 @@ class Chat:
         self.rewrites += 1
         if self.role not in _reported:
             _reported.add(self.role)
-            at = next((at for at, (old, new) in enumerate(zip(kept, text, strict=False)) if old != new), 0)
+            shorter = min(len(kept), len(text))
+            at = next((at for at in range(shorter) if kept[at] != text[at]), shorter)
             log.warning(
                 "chat.rewritten", role=self.role, kept=kept[at : at + EXCERPT], rendered=text[at : at + EXCERPT]
             )

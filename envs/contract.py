@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, runtime_che
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.messages import Message, Prompt, check_messages, join_text
+from headrace.envs.messages import Message, Prompt, check_messages, join_text, show_value
 from headrace.infra.deprecated_names import deprecated_names
 from headrace.schemas import records
 
@@ -46,10 +46,10 @@ class Problem:
         """Raise TypeError, naming the field, for a value of another type: `score` gets what a task carries."""
         for name in ("task_id", "answer", "tier"):
             if not isinstance(value := getattr(self, name), str):
-                raise TypeError(f"Problem.{name} must be a string, got {_show_value(value)}")
+                raise TypeError(f"Problem.{name} must be a string, got {show_value(value)}")
         if not isinstance(self.prompt, str):
             if isinstance(self.prompt, Mapping) or not isinstance(self.prompt, Iterable):
-                raise TypeError(f"Problem.prompt must be a string or messages, got {_show_value(self.prompt)}")
+                raise TypeError(f"Problem.prompt must be a string or messages, got {show_value(self.prompt)}")
             object.__setattr__(self, "prompt", check_messages("Problem.prompt", self.prompt))
         object.__setattr__(self, "tools", check_tools("Problem.tools", self.tools))
 
@@ -223,17 +223,17 @@ def check_number(what: str, value: object) -> float:
     if isinstance(value, SupportsFloat) and not isinstance(value, str):
         with suppress(TypeError, ValueError, OverflowError):  # an array of several, a number that is too large
             return float(value)
-    raise TypeError(f"{what} is a number, got {_show_value(value)}")
+    raise TypeError(f"{what} is a number, got {show_value(value)}")
 
 
 def check_tools(what: str, tools: object) -> tuple[Mapping[str, Any], ...]:
     """Return JSON schemas of tools as a tuple. Raises TypeError, naming the place, for what has no name."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
-        raise TypeError(f"{what} is a list of JSON schemas, got {_show_value(tools)}")
+        raise TypeError(f"{what} is a list of JSON schemas, got {show_value(tools)}")
     found = tuple(tools)
     for at, tool in enumerate(found):
         if not isinstance(tool, Mapping) or not isinstance(tool_name(tool), str):
-            raise TypeError(f"{what}[{at}] must be a JSON schema with a name, got {_show_value(tool)}")
+            raise TypeError(f"{what}[{at}] must be a JSON schema with a name, got {show_value(tool)}")
     return found
 
 
@@ -245,10 +245,10 @@ def tool_name(tool: Mapping[str, Any]) -> Any:
 
 def _check_numbers(what: str, values: object) -> dict[str, float]:
     if not isinstance(values, Mapping):
-        raise TypeError(f"{what} is numbers by name, got {_show_value(values)}")
+        raise TypeError(f"{what} is numbers by name, got {show_value(values)}")
     for name in values:
         if not isinstance(name, str):
-            raise TypeError(f"a name in {what} must be a string, got {_show_value(name)}")
+            raise TypeError(f"a name in {what} must be a string, got {show_value(name)}")
     return {name: check_number(f"{what}[{name!r}]", value) for name, value in values.items()}
 
 
@@ -261,10 +261,6 @@ def _check_sequence(value: object) -> records.Sequence:
     if reward is value.reward and baseline is value.baseline:
         return value
     return replace(value, reward=reward, baseline=baseline)
-
-
-def _show_value(value: object) -> str:
-    return f"{type(value).__name__} {value!r:.60}"
 
 
 Episode = Mapping[str, RoleTrajectory]

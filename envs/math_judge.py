@@ -8,83 +8,15 @@ answer counts as another than the gold one.
 
 from __future__ import annotations
 
-import json
-import select
-import subprocess
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
-from queue import LifoQueue
-from weakref import finalize
 
-LIMIT_S = 5.0
-FIRST_LIMIT_S = 60.0
-"""Of the first answer of a process: it imports sympy."""
-PROCESSES = 2
+from headrace.envs.judge_processes import JudgeProcesses, answer_lines
 
 
-class MathJudge:
-    """Compares answers in child processes, which are started when they are needed, and end with this one.
-
-    Any number of threads may ask; they wait for one another when all processes are busy.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str] = (),
-        limit_s: float = LIMIT_S,
-        processes: int = PROCESSES,
-        first_limit_s: float = FIRST_LIMIT_S,
-    ) -> None:
-        self._command = list(command) or [sys.executable, "-m", "headrace.envs.math_judge"]
-        self._limit_s, self._first_limit_s = limit_s, first_limit_s
-        self._idle: LifoQueue[subprocess.Popen[bytes] | None] = LifoQueue()
-        for _ in range(processes):
-            self._idle.put(None)
-        finalize(self, _stop_all, self._idle)
-
-    def is_same(self, given: str, gold: str) -> bool:
-        """Return whether two answers mean the same; False when it does not come out in time."""
-        child = self._idle.get()
-        try:
-            limit_s = self._limit_s
-            if child is None:
-                child, limit_s = self._start(), self._first_limit_s
-            answer = _ask(child, json.dumps([given, gold]).encode() + b"\n", limit_s)
-            if answer is None:
-                _stop(child)
-                child = None
-            return answer == b"true\n"
-        finally:
-            self._idle.put(child)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-        )
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    with child:  # closes its pipes, and waits for it
-        child.kill()
-
-
-def _stop_all(idle: LifoQueue[subprocess.Popen[bytes] | None]) -> None:
-    while not idle.empty():
-        if (child := idle.get()) is not None:
-            _stop(child)
-
-
-def _ask(child: subprocess.Popen[bytes], question: bytes, limit_s: float) -> bytes | None:
-    """Return a child's answer to a line; None when it has died or the time is over."""
-    assert child.stdin is not None  # noqa: S101 - both are pipes
-    assert child.stdout is not None  # noqa: S101
-    try:
-        child.stdin.write(question)
-    except OSError:
-        return None
-    ready, _, _ = select.select([child.stdout], [], [], limit_s)
-    return (child.stdout.readline() or None) if ready else None
+def open_math_judge() -> JudgeProcesses:
+    """Return what says whether two answers are the same mathematics."""
+    return JudgeProcesses((sys.executable, "-m", "headrace.envs.math_judge"))
 
 
 def require_math_verify(setting: str) -> None:
@@ -97,10 +29,11 @@ def main() -> None:
     """Answer each line of two answers with whether they mean the same."""
     from math_verify import parse, verify
 
-    for line in sys.stdin:
-        given, gold = (parse(f"\\boxed{{{answer}}}") for answer in json.loads(line))
-        sys.stdout.write(json.dumps(bool(verify(gold, given))) + "\n")
-        sys.stdout.flush()
+    def is_same(given: str, gold: str) -> bool:
+        left, right = (parse(f"\\boxed{{{answer}}}") for answer in (given, gold))
+        return bool(verify(right, left))
+
+    answer_lines(is_same)
 
 
 if __name__ == "__main__":

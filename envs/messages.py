@@ -19,7 +19,7 @@ def check_messages(what: str, messages: object) -> tuple[dict[str, Any], ...]:
     Raises TypeError for what is no message, and for an image, a sound or a file, naming its place.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
-        raise TypeError(f"{what} is a list of messages, got {_show(messages)}")
+        raise TypeError(f"{what} is a list of messages, got {show_value(messages)}")
     return tuple(_check_message(f"{what}[{at}]", message) for at, message in enumerate(messages))
 
 
@@ -32,14 +32,14 @@ def join_text(prompt: Prompt) -> str:
 
 def _check_message(what: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-        raise TypeError(f"{what} must be a dict with a `role` of {', '.join(ROLES)}, got {_show(message)}")
+        raise TypeError(f"{what} must be a dict with a `role` of {', '.join(ROLES)}, got {show_value(message)}")
     content = message.get("content")
     if content is None and message.get("tool_calls"):
         content = ""
     if isinstance(content, list | tuple):
         content = "".join(_read_part(f"{what}.content[{at}]", part) for at, part in enumerate(content))
     if not isinstance(content, str):
-        raise TypeError(f"{what}.content must be a string, got {_show(content)}")
+        raise TypeError(f"{what}.content must be a string, got {show_value(content)}")
     return {**message, "content": content}
 
 
@@ -51,5 +51,6 @@ def _read_part(what: str, part: object) -> str:
     raise TypeError(f"{what} is of type {kind}: messages hold text only, images and other media are not supported")
 
 
-def _show(value: object) -> str:
+def show_value(value: object) -> str:
+    """Return a value's type and its beginning, for a message."""
     return f"{type(value).__name__} {value!r:.60}"

@@ -10,7 +10,6 @@ import hashlib
 import http.client
 import json
 import re
-import tempfile
 import threading
 import time
 import urllib.error
@@ -22,6 +21,9 @@ from typing import Any
 from cachetools import LRUCache
 
 from headrace.envs.contract import Problem, Score
+from headrace.envs.data.rows import fill_places
+from headrace.infra.atomic_files import write_atomically
+from headrace.infra.backoff import Backoff
 from headrace.infra.environment import read_environment
 
 PROMPT = """You judge an answer to a problem.
@@ -110,8 +112,7 @@ class Judge:
         return score
 
     def _fill_in(self, problem: Problem, text: str) -> str:
-        places = {"{problem}": str(problem.prompt), "{answer}": problem.answer, "{completion}": text}
-        return re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], self._prompt)
+        return fill_places(self._prompt, {"problem": problem.text, "answer": problem.answer, "completion": text})
 
     def _read_verdict(self, reply: str) -> Score:
         verdicts = list(_VERDICT.finditer(reply))
@@ -123,17 +124,16 @@ class Judge:
 
     def _ask(self, asked: str) -> str:
         """Ask until there is a reply or the time is over."""
-        end, pause_s = time.monotonic() + self._limit_s, FIRST_PAUSE_S
+        end, pauses = time.monotonic() + self._limit_s, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             self._allowance.take(end)
             try:
                 return self._post(asked, max(end - time.monotonic(), 0.1))
             except ConnectionError as error:
-                wanted = getattr(error, "retry_after_s", 0.0) or pause_s
+                wanted = getattr(error, "retry_after_s", 0.0) or pauses.next_s()
                 if time.monotonic() + wanted >= end:
                     raise
                 time.sleep(wanted)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _post(self, asked: str, limit_s: float) -> str:
         body = {
@@ -220,7 +220,7 @@ class _Verdicts:
         if self._folder is None:
             return None
         with suppress(OSError, UnicodeDecodeError):
-            return (self._folder / identity[:2] / identity).read_text()
+            return (self._folder / identity[:2] / identity).read_text("utf-8")
         return None
 
     def keep(self, identity: str, reply: str) -> None:
@@ -230,8 +230,6 @@ class _Verdicts:
         if self._folder is None:
             return
         with suppress(OSError):
-            place = self._folder / identity[:2]
-            place.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=place, delete=False) as file:
-                file.write(reply)
-            Path(file.name).replace(place / identity)  # whole or not at all, whoever else writes it
+            folder = self._folder / identity[:2]
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / identity, reply.encode())

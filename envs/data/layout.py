@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed
-from headrace.envs.data.rows import Row, Written, find_value, make_plain
+from headrace.envs.data.rows import Row, Written, fill_places, find_value, make_plain
 from headrace.envs.data.scorers import Scorer
 
 SCORER = "scorer"
@@ -68,13 +68,12 @@ class Layout:
     system: str = ""
     template: str = ""
     instruction: str | None = None
-    used: tuple[str, ...] = field(init=False, default=())
-    """Columns that are read."""
 
-    def __post_init__(self) -> None:
-        """Collect the columns."""
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Columns that are read."""
         named = [getattr(self.columns, one.name) for one in fields(Columns)]
-        object.__setattr__(self, "used", tuple(dict.fromkeys([*filter(None, named), *self.keep])))
+        return tuple(dict.fromkeys([*filter(None, named), *self.keep]))
 
     def read_record(self, row: Row, unit: str) -> Record:
         """Return what a row holds. Raises RowFault, with the columns that it has, for what is missing."""
@@ -99,8 +98,7 @@ class Layout:
         scorer = self.find_scorer(record.extra)
         text = record.problem
         if self.template:
-            places = {f"{{{name}}}": str(value) for name, value in record.extra.items()} | {"{problem}": text}
-            text = re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], self.template)
+            text = fill_places(self.template, {**record.extra, "problem": text})
         text += scorer.instruction if self.instruction is None else self.instruction
         return f"{self.system}\n\n{text}" if self.system else text
 

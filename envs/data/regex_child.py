@@ -1,12 +1,13 @@
-"""The process that the scorer `regex` runs its expressions in; `headrace.envs.math_judge` starts and kills it."""
+"""The process that the scorer `regex` runs its expressions in; `headrace.envs.judge_processes` starts and kills it."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
+from functools import partial
 
 from headrace.envs.answers import is_same_answer
+from headrace.envs.judge_processes import answer_lines
 
 
 def is_right(pattern: str, text: str, answer: str) -> bool:
@@ -21,11 +22,7 @@ def is_right(pattern: str, text: str, answer: str) -> bool:
 
 def main() -> None:
     """Answer each line of a text and an answer with whether it is right."""
-    pattern = sys.argv[1]
-    for line in sys.stdin:
-        text, answer = json.loads(line)
-        sys.stdout.write(json.dumps(is_right(pattern, text, answer)) + "\n")
-        sys.stdout.flush()
+    answer_lines(partial(is_right, sys.argv[1]))
 
 
 if __name__ == "__main__":

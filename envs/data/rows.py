@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -74,6 +75,12 @@ def find_value(row: Row, column: str) -> Any:
             return None
         found = found.get(name)
     return found
+
+
+def fill_places(text: str, values: Mapping[str, object]) -> str:
+    """Return a text with each `{name}` of these replaced by its value; what a value holds is not replaced again."""
+    places = {f"{{{name}}}": str(value) for name, value in values.items()}
+    return re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], text)
 
 
 def make_plain(value: Any) -> Any:

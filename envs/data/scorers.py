@@ -17,8 +17,9 @@ from typing import Any
 from headrace.envs.answers import find_last_boxed, is_same_answer, parse_number
 from headrace.envs.contract import Problem, Score
 from headrace.envs.data.judge import Judge
-from headrace.envs.math_judge import MathJudge, require_math_verify
-from headrace.infra.recipe.named import find_named
+from headrace.envs.judge_processes import JudgeProcesses
+from headrace.envs.math_judge import open_math_judge, require_math_verify
+from headrace.infra.recipe.named import check_kinds, find_named
 
 BOX_INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
 
@@ -63,11 +64,12 @@ def build_scorer(spec: str | Mapping[str, Any]) -> Scorer:
     except TypeError as error:
         takes = ", ".join(inspect.signature(build).parameters) or "no settings"
         raise ValueError(f"scorer {use}: {error}; it takes {takes}") from error
+    check_kinds(f"scorer {use}", build, settings)
     try:
-        scorer: Scorer = build(**settings)
-    except (TypeError, ValueError, re.error) as error:
+        built: Scorer | Judge = build(**settings)
+    except (ValueError, re.error) as error:
         raise ValueError(f"scorer {use}: {error}") from error
-    return scorer
+    return built if isinstance(built, Scorer) else Scorer(built.score, needs_answer=False)
 
 
 def _compare_boxed(is_same: Callable[[str, str], bool], problem: Problem, text: str) -> Score:
@@ -100,7 +102,7 @@ def _build_numeric(tolerance: float = 0.0) -> Scorer:
 def _build_math() -> Scorer:
     """Compare as `exact`, and what differs by math-verify, in processes of its own."""
     require_math_verify('scorer = "math"')
-    judge = MathJudge()
+    judge = open_math_judge()
     return Scorer(
         partial(_compare_boxed, lambda given, gold: is_same_answer(given, gold) or judge.is_same(given, gold)),
         BOX_INSTRUCTION,
@@ -116,7 +118,7 @@ def _build_regex(pattern: str = "") -> Scorer:
     """
     re.compile(pattern)
     command = (sys.executable, "-m", "headrace.envs.data.regex_child", pattern)
-    judge = MathJudge(command, EXPRESSION_LIMIT_S, first_limit_s=EXPRESSION_LIMIT_S)
+    judge = JudgeProcesses(command, EXPRESSION_LIMIT_S, first_limit_s=EXPRESSION_LIMIT_S)
 
     def find_fault(answer: str) -> str:
         try:
@@ -129,11 +131,6 @@ def _build_regex(pattern: str = "") -> Scorer:
         lambda problem, text: Score(float(judge.is_same(text, problem.answer))),
         find_fault=_accept if pattern else find_fault,
     )
-
-
-def _build_judge(**settings: Any) -> Scorer:
-    """Ask a model behind an endpoint: see `Judge`."""
-    return Scorer(Judge(**settings).score, needs_answer=False)
 
 
 def _wrap_function(use: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Scorer:
@@ -151,6 +148,6 @@ SCORERS: dict[str, str | Callable[..., Any]] = {
     "numeric": _build_numeric,
     "math": _build_math,
     "regex": _build_regex,
-    "judge": _build_judge,
+    "judge": Judge,
 }
 """What builds each shipped scorer; its keyword arguments are the settings in a recipe."""

@@ -13,7 +13,8 @@ import pytest
 
 from headrace.envs import math_judge
 from headrace.envs.jsonl import JsonLines
-from headrace.envs.math_judge import MathJudge
+from headrace.envs.judge_processes import JudgeProcesses
+from headrace.envs.math_judge import open_math_judge
 
 CHILD = """
 import json, sys, time
@@ -35,7 +36,7 @@ def a_file(folder: Path) -> str:
 
 
 def test_a_child_that_is_slow_or_dies_counts_as_another_answer_and_the_next_one_is_asked() -> None:
-    judge = MathJudge(JUDGES, limit_s=2.0, processes=1)
+    judge = JudgeProcesses(JUDGES, limit_s=2.0, processes=1)
     assert judge.is_same("X", "x")
     began = time.monotonic()
     assert not judge.is_same("slow", "slow")
@@ -46,8 +47,22 @@ def test_a_child_that_is_slow_or_dies_counts_as_another_answer_and_the_next_one_
     assert not judge.is_same("Y", "x")
 
 
+def test_the_answer_to_a_question_that_was_interrupted_meets_no_other_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = JudgeProcesses(JUDGES, processes=1)
+    assert judge.is_same("X", "x")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.envs.judge_processes.select.select", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            judge.is_same("Y", "x")
+    assert judge.is_same("X", "x"), "and not the answer of before, which is no"
+
+
 def test_many_threads_may_ask() -> None:
-    judge, found = MathJudge(JUDGES, processes=2), list[bool]()
+    judge, found = JudgeProcesses(JUDGES, processes=2), list[bool]()
     threads = [threading.Thread(target=lambda: found.append(judge.is_same("X", "x"))) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -70,7 +85,7 @@ def test_exact_comparison_is_the_default_and_the_extra_is_named_where_it_is_miss
 
 def test_what_is_not_the_same_text_goes_to_math_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math_judge, "find_spec", lambda _: True)
-    monkeypatch.setattr("headrace.envs.data.scorers.MathJudge", lambda: MathJudge(JUDGES))
+    monkeypatch.setattr("headrace.envs.data.scorers.open_math_judge", lambda: JudgeProcesses(JUDGES))
     env = JsonLines(1, a_file(tmp_path), compare="math_verify")
     problem = env.problem("train", 0)
     rewards = [env.score(problem, text).reward for text in (r"\boxed{x}", r"\boxed{X}", r"\boxed{y}", "x")]
@@ -79,7 +94,7 @@ def test_what_is_not_the_same_text_goes_to_math_verify(tmp_path: Path, monkeypat
 
 @pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed")
 def test_math_verify_itself_takes_the_same_mathematics_for_the_same() -> None:
-    judge = MathJudge()
+    judge = open_math_judge()
     assert judge.is_same(r"\frac{2}{4}", "0.5")
     assert judge.is_same("x=2", "2")
     assert not judge.is_same("3", "2")

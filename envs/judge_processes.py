@@ -1,0 +1,93 @@
+"""Judges in processes of their own, for what may compute for ever and cannot be interrupted by another thread."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from queue import LifoQueue
+from weakref import finalize
+
+LIMIT_S = 5.0
+FIRST_LIMIT_S = 60.0
+"""Of the first answer of a process, which imports what it judges by."""
+PROCESSES = 2
+
+
+class JudgeProcesses:
+    """Child processes that judge two texts at a time; they are started when they are needed, and end with this one.
+
+    Any number of threads may ask; they wait for one another when all processes are busy.
+
+    Args:
+        command: Starts a child, which answers by `answer_lines`.
+        limit_s: Seconds for an answer. A child that takes longer is killed, and its answer is no.
+        processes: Most of them.
+        first_limit_s: Seconds for the first answer of a child, its start included.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        limit_s: float = LIMIT_S,
+        processes: int = PROCESSES,
+        first_limit_s: float = FIRST_LIMIT_S,
+    ) -> None:
+        self._command = list(command)
+        self._limit_s, self._first_limit_s = limit_s, first_limit_s
+        self._idle: LifoQueue[subprocess.Popen[bytes] | None] = LifoQueue()
+        for _ in range(processes):
+            self._idle.put(None)
+        finalize(self, _stop_all, self._idle)
+
+    def is_same(self, given: str, gold: str) -> bool:
+        """Return what a child says of two texts; False when it does not come out in time."""
+        child, answer = self._idle.get(), None
+        try:
+            limit_s = self._limit_s
+            if child is None:
+                child, limit_s = self._start(), self._first_limit_s
+            answer = _ask(child, json.dumps([given, gold]).encode() + b"\n", limit_s)
+            return answer == b"true\n"
+        finally:
+            if answer is None and child is not None:  # late, dead or interrupted: no answer of it may come later
+                _stop(child)
+                child = None
+            self._idle.put(child)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+        )
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    with child:  # closes its pipes, and waits for it
+        child.kill()
+
+
+def _stop_all(idle: LifoQueue[subprocess.Popen[bytes] | None]) -> None:
+    while not idle.empty():
+        if (child := idle.get()) is not None:
+            _stop(child)
+
+
+def _ask(child: subprocess.Popen[bytes], question: bytes, limit_s: float) -> bytes | None:
+    """Return a child's answer to a line; None when it has died or the time is over."""
+    assert child.stdin is not None  # noqa: S101 - both are pipes
+    assert child.stdout is not None  # noqa: S101
+    try:
+        child.stdin.write(question)
+    except OSError:
+        return None
+    ready, _, _ = select.select([child.stdout], [], [], limit_s)
+    return (child.stdout.readline() or None) if ready else None
+
+
+def answer_lines(judge: Callable[[str, str], bool]) -> None:
+    """Be a child: answer each line of two texts with what `judge` says of them, until the parent ends."""
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(judge(*json.loads(line))) + "\n")
+        sys.stdout.flush()
