@@ -90,7 +90,7 @@ async def play(
     """Ask new problems, generate all answers at once, and score them: one group of answers per problem."""
     first, size = step * settings.problems, settings.group_size
     problems = [environment.problem("train", first + number) for number in range(settings.problems)]
-    prompts = [encode(tokenizer, problem.prompt) for problem in problems]
+    prompts = [encode(tokenizer, problem.text) for problem in problems]
     sampling = Sampling(max_tokens=settings.max_tokens, stop_ids=(tokenizer.eos_token_id,))
     asked = enumerate((prompt for prompt in prompts for _ in range(size)), first * size)
     answers = await asyncio.gather(*(engine.generate("solver", prompt, sampling, seed=seed) for seed, prompt in asked))

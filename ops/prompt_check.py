@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from headrace.envs.contract import Environment
 from headrace.infra.errors import UsageError
@@ -38,18 +37,13 @@ def check_prompts_fit(environment: Environment, name: str, policy: Policy) -> No
         return
     size = environment.size("train")
     asked = range(LOOKED_AT if size is None else min(size, LOOKED_AT))
-    prompts = (environment.problem("train", index).prompt for index in asked)
-    lengths = [count(prompt if isinstance(prompt, str) else _join_contents(prompt)) for prompt in prompts]
+    lengths = [count(environment.problem("train", index).text) for index in asked]
     if lengths and min(lengths) >= context:
         raise ValueError(
             f"the first {len(lengths)} prompts of environment {environment.name} have {min(lengths)} tokens or more, "
             f"and the context of policies.{name} is {context} (max_position_embeddings), so no answer fits: shorten "
             "the prompts, or take a model with a longer context"
         )
-
-
-def _join_contents(messages: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(str(message.get("content") or "") for message in messages)
 
 
 def _choose_counter(policy: Policy) -> Callable[[str], int] | None:

@@ -38,6 +38,7 @@ def refuse_other_media(config: Mapping[str, Any], what: str) -> None:
 
 
 def read_context(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a sequence may have; None where the config does not say."""
-    found = config.get("max_position_embeddings")
+    """Return how many tokens a sequence may have, by the model or by its text model; None where neither says."""
+    text = config.get("text_config") or {}
+    found = config.get("max_position_embeddings") or text.get("max_position_embeddings")
     return found if isinstance(found, int) else None

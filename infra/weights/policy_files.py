@@ -15,6 +15,7 @@ from blake3 import blake3
 from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.files import TOKENIZER_FILE, FilesError, choose_files_to_serve, write_files
+from headrace.infra.weights.model_config import read_context
 from headrace.infra.weights.prompt_tokens import encode_plain, encode_prompt, encode_rendered, render_messages
 from headrace.schemas.records import WeightsPublished
 
@@ -44,8 +45,8 @@ class Tokenizer:
             raise FilesError(f"no tokenizer can be made of the files published beside version 0: {error}") from error
         self.stop_ids = _stop_ids(folder, self._tokenizer.eos_token_id)
         """Tokens that end a generation, the tokenizer's own EOS first."""
-        self.context = _read_context(folder)
-        """Most tokens of one sequence, by the model's config."""
+        self.context = read_context(_read_json(folder / "config.json")) or sys.maxsize
+        """Most tokens of one sequence, by the model's config; no end where it names none."""
 
     def render(
         self,
@@ -87,13 +88,6 @@ def _stop_ids(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
         found.update(named if isinstance(named, list) else [named])
     others = sorted(stop for stop in found if stop is not None and stop != tokenizer_eos)
     return (*([] if tokenizer_eos is None else [tokenizer_eos]), *others)
-
-
-def _read_context(folder: Path) -> int:
-    """Return `max_position_embeddings` of the model, or of its text model; no end where the config names none."""
-    config = _read_json(folder / "config.json")
-    named = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
-    return int(named or sys.maxsize)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

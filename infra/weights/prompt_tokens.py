@@ -48,10 +48,7 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     The chat template is applied if there is one. The special tokens before it are those that `tokenizer(text)` puts
     there. None is put after it, as a generation goes on from here.
     """
-    if tokenizer.chat_template:
-        turn = [{"role": "user", "content": text}]
-        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    return encode_rendered(tokenizer, text)
+    return encode_rendered(tokenizer, render_messages(tokenizer, [{"role": "user", "content": text}], (), {}))
 
 
 def encode_rendered(tokenizer: Any, text: str) -> list[int]:

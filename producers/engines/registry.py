@@ -48,7 +48,9 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
     )
     if any(isinstance(source, Adapted) for source in sources.values()):
         build += f" peft {version('peft')}"
-    return TorchEngine(sources, settings, lambda policy: Tokenizer(folders[policy])), build
+    # Read now: the folders are gone when the first request has stop texts.
+    codecs = {policy: Tokenizer(folder) for policy, folder in folders.items()}
+    return TorchEngine(sources, settings, codecs), build
 
 
 def open_scripted(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int) -> Opened:

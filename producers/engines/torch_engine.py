@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -75,8 +75,8 @@ class TorchEngine:
     """See `headrace.producers.engines.contract.Engine`. Constructing it builds the models and starts the thread.
 
     A policy given by config has no weights to serve until `load`; one given by a local path serves those as version 0.
-    The number of torch threads is the process's own (OMP_NUM_THREADS). `read_codec` reads the tokenizer of a policy,
-    when a request first has stop texts; without it a generation goes on after them, and the actor cuts it.
+    The number of torch threads is the process's own (OMP_NUM_THREADS). `codecs` are the tokenizers by policy;
+    without them a generation goes on after stop texts, and the actor cuts it.
     """
 
     logprob_convention: LogprobConvention = LOGPROB_CONVENTION
@@ -86,7 +86,7 @@ class TorchEngine:
         self,
         policies: Mapping[str, ModelSource],
         settings: TorchEngineSettings | None = None,
-        read_codec: Callable[[str], TextCodec] | None = None,
+        codecs: Mapping[str, TextCodec] | None = None,
     ) -> None:
         self._settings = settings or TorchEngineSettings()
         dtype = getattr(torch, self._settings.compute_dtype)
@@ -103,7 +103,7 @@ class TorchEngine:
         for policy, source in policies.items():
             if isinstance(source, str | Path):
                 self._sets.serving_set(policy).version = 0
-        self._read_codec = cache(read_codec) if read_codec is not None else None
+        self._codecs = codecs or {}
         self._busy_s = self._swap_s = 0.0
         self._commands: deque[_Command] = deque()
         self._open: set[Request] = set()  # every call of generate that has not returned
@@ -128,8 +128,8 @@ class TorchEngine:
         prompt, sampling = check_request(ids, sampling, vocabulary=lm.vocabulary, context=lm.context)
         loop = asyncio.get_running_loop()
         request = Request(policy, prompt, sampling, seed, version, loop, loop.create_future())
-        if sampling.stop and self._read_codec is not None:
-            request.stop_texts = StopTexts(sampling.stop, self._read_codec(policy))
+        if sampling.stop and policy in self._codecs:
+            request.stop_texts = StopTexts(sampling.stop, self._codecs[policy])
         self._enqueue_command(_Command(partial(self._admit, request), request.finish), request)
         # All coroutines that are ready now leave their requests before the thread looks: they join together.
         loop.call_soon(self._wake.set)

@@ -68,7 +68,7 @@ class EngineActor:
 
     def decode(self, ids: Sequence[int] | npt.NDArray[np.int32], *, special_tokens: bool = False) -> str:
         """See `Actor.decode`."""
-        return self.tokenizer.decode(ids, special_tokens=True) if special_tokens else self.tokenizer.decode(ids)
+        return self.tokenizer.decode(ids, special_tokens=special_tokens)
 
     async def generate(
         self,

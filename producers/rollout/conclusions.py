@@ -160,10 +160,11 @@ class Concluder:
 
     async def _spec_of(self, task: Task) -> WorkflowSpec:
         """Return how a task is played; an environment may take its time to load, and the event loop goes on."""
-        async with self.building:
-            if task.revision not in self.specs:
-                recipe = self.follower.recipes[task.revision]
-                self.specs[task.revision] = await asyncio.to_thread(build_workflow_spec, recipe, self.workflow)
+        if task.revision not in self.specs:
+            async with self.building:
+                if task.revision not in self.specs:
+                    recipe = self.follower.recipes[task.revision]
+                    self.specs[task.revision] = await asyncio.to_thread(build_workflow_spec, recipe, self.workflow)
         return self.specs[task.revision]
 
     def _recipe_of(self, task: Task) -> Recipe:

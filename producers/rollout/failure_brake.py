@@ -16,7 +16,7 @@ LONGEST_S = 5.0
 class FailureBrake:
     """After some dozens of failed groups in a row each further one doubles the pause before the next task.
 
-    Any group that does not fail releases it. Belongs to one event loop.
+    Any group that does not fail releases it. `note` belongs to the event loop; any thread may ask `is_released`.
 
     Args:
         clock: Monotonic seconds.

@@ -10,7 +10,6 @@ from headrace.consumers.algorithms.contract import Candidate
 from headrace.schemas.records import Trajectory, TrajectoryGroup
 
 RENAMED = (
-    ("headrace.trainers.versions.publisher", "Publisher", "VersionUploader"),
     ("headrace.consumers.algorithms.contract", "Again", "Replay"),
     ("headrace.consumers.algorithms.replay", "Replay", "ReplayMemory"),
     ("headrace.producers.feed.selectors.draws", "Draws", "HashedDraws"),

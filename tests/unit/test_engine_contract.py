@@ -1,8 +1,10 @@
 """What every engine promises (`producers/engines/contract.py`), of those that are shipped."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +66,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         rollout = Rollout.model_validate({"engine": ENGINES[request.param]})
         engine, build = open_engine({policy: tmp_path / policy for policy in policies}, rollout, 8)
         assert build.startswith(request.param)
+        for policy in policies:
+            shutil.rmtree(tmp_path / policy)  # as a worker does
         opened.append(engine)
         for policy in policies if loaded else ():
             engine.load(policy, 0, WEIGHTS)
@@ -77,6 +81,12 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
 @pytest.fixture
 def engine(make: Make) -> Engine:
     return make("p")
+
+
+def test_a_request_may_have_stop_texts(engine: Engine) -> None:
+    asked = replace(LONG, stop=("no such text",))
+    made = asyncio.run(engine.generate("p", PROMPT, asked, seed=1))
+    assert len(made.ids) == len(asyncio.run(engine.generate("p", PROMPT, LONG, seed=1)).ids)
 
 
 class Pace:

@@ -64,7 +64,7 @@ class Digits:
 
     encode_plain = encode
 
-    def decode(self, ids: Any) -> str:
+    def decode(self, ids: Any, *, special_tokens: bool = False) -> str:
         return "".join(str(int(i)) for i in ids)
 
 

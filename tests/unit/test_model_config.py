@@ -65,12 +65,6 @@ def test_its_text_part_is_a_model(tmp_path: Path) -> None:
     assert (limits.vocabulary, limits.positions) == (len(TOKENIZER), 64)
 
 
-def test_sizes_are_read_from_the_text_part_of_a_config() -> None:
-    config = transformers.Gemma3Config(text_config=TEXT)
-    assert not hasattr(config, "vocab_size")
-    assert config.get_text_config().vocab_size == len(TOKENIZER)
-
-
 def with_context(context: int) -> Any:
     model = {"architecture": "qwen3", "max_position_embeddings": context}
     return sums_recipe(policies={"solver": {"model": model, "alphabet": ALPHABET}})

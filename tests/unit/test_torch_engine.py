@@ -425,7 +425,7 @@ def test_a_text_that_ends_a_generation_ends_it_early_and_changes_no_token_before
             return "".join(chr(int(i)) for i in ids)
 
     letters: Any = Letters()
-    engine = TorchEngine({"p": qwen3()}, read_codec=lambda _policy: letters)
+    engine = TorchEngine({"p": qwen3()}, codecs={"p": letters})
     engine.load("p", 0, weights_of(MODELS[0]))
 
     async def generate(*samplings: Sampling) -> list[Generation]:

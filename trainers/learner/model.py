@@ -20,7 +20,7 @@ from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.infra.weights.model_config import read_config, refuse_other_media
-from headrace.infra.weights.prompt_tokens import encode_plain, encode_prompt
+from headrace.infra.weights.prompt_tokens import encode_plain, encode_rendered, render_messages
 from headrace.infra.weights.tensors import Tensor
 
 TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -56,8 +56,9 @@ def encode(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> list[i
 
     Raises ModelError naming what the tokenizer cannot encode.
     """
-    with _naming_missing(tokenizer, text):
-        return encode_prompt(tokenizer, text)
+    rendered = render_messages(tokenizer, [{"role": "user", "content": text}], (), {})
+    with _naming_missing(tokenizer, rendered):
+        return encode_rendered(tokenizer, rendered)
 
 
 def encode_completion(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> list[int]:

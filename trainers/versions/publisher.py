@@ -14,7 +14,6 @@ from pathlib import PurePath
 
 import structlog
 
-from headrace.infra.deprecated_names import deprecated_names
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.transactions import TransactionalWriter
@@ -290,6 +289,3 @@ class WindowMark:
     """Offsets from which to read the curated topic again so that nothing of the window is missed."""
     batches_offset: int = -1
     """Offset from which `batches` tells what of this was concluded; -1 for the beginning."""
-
-
-__getattr__ = deprecated_names(__name__, {"Publisher": VersionUploader})
