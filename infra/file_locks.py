@@ -18,14 +18,6 @@ NO_LOCKS = (
 )
 
 
-class NoLocks(OSError):
-    """The file system does not know flock."""
-
-    def __str__(self) -> str:
-        """Return the sentence alone."""
-        return NO_LOCKS
-
-
 def take_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
     """Lock what is open, until it is closed; False while another process holds it. Raises OSError.
 
@@ -40,7 +32,7 @@ def take_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> b
         return False
     except OSError as error:
         if error.errno in WITHOUT_LOCKS:
-            raise NoLocks(error.errno, NO_LOCKS) from error
+            raise OSError(NO_LOCKS) from error
         raise
     return True
 

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import structlog
@@ -96,9 +97,9 @@ class Servers:
         named = self._named_kafka
         return Connection(self._kafka.bootstrap if self._kafka else named.bootstrap, self.client, named.compression)
 
-    @property
+    @cached_property
     def client(self) -> dict[str, str]:
-        """Further librdkafka settings: the recipe's, then those of the environment."""
+        """Further librdkafka settings: the recipe's, then those of the environment, as they were when first asked."""
         return {**self._named_kafka.client, **read_client_settings()}
 
     @property

@@ -36,10 +36,16 @@ class Advertised:
 
 
 def look_at_advertised(connection: Connection) -> tuple[Advertised, ...]:
-    """Return every broker's advertised address, and whether a broker answers there. Raises KafkaAway."""
+    """Return every broker's advertised address, and whether a broker answers there. Raises KafkaAway.
+
+    One that answers at a second look was just starting.
+    """
     admin = open_admin(connection)
     brokers = call_patiently(lambda: admin.list_topics(timeout=LISTING_S), "listing brokers", LISTING_S).brokers
-    return try_addresses(connection, [(broker.host, broker.port) for broker in brokers.values()])
+    found = try_addresses(connection, [(broker.host, broker.port) for broker in brokers.values()])
+    silent = [(one.host, one.port) for one in found if one.error]
+    again = dict(zip(silent, try_addresses(connection, silent), strict=True))
+    return tuple(again.get((one.host, one.port), one) for one in found)
 
 
 def try_addresses(connection: Connection, addresses: Iterable[tuple[str, int]]) -> tuple[Advertised, ...]:
@@ -66,14 +72,9 @@ def _try(connection: Connection, host: str, port: int) -> Advertised:
 
 
 def refuse_unreachable(connection: Connection) -> None:
-    """Raise AddressUnreachable when a broker advertises an address that does not answer from here.
-
-    One that answers at a second look was just starting. Raises KafkaAway, too.
-    """
-    if any(one.error for one in look_at_advertised(connection)):
-        silent = [one for one in look_at_advertised(connection) if one.error]
-        if silent:
-            raise AddressUnreachable(describe_unreachable(connection.bootstrap, silent))
+    """Raise AddressUnreachable when a broker advertises an address that does not answer from here, and KafkaAway."""
+    if silent := [one for one in look_at_advertised(connection) if one.error]:
+        raise AddressUnreachable(describe_unreachable(connection.bootstrap, silent))
 
 
 def describe_unreachable(bootstrap: str, silent: Iterable[Advertised]) -> str:

@@ -86,18 +86,19 @@ def look_at_cluster(
         return SeenCluster(connection.bootstrap, brokers)
     look = _Look(open_admin(connection))
     listed = call_patiently(lambda: look.admin.list_topics(timeout=REQUEST_S), "listing topics", REQUEST_S)
-    settings = look.ask("settings", lambda: look.fetch_config(ResourceType.BROKER, str(next(iter(listed.brokers)))))
-    there = [name for name in (*topics, *INTERNAL) if name in listed.topics]
-    found = {
+    broker = str(next(iter(listed.brokers), 0))
+    own = [name for name in topics if name in listed.topics]
+    configs = look.fetch_configs("topics", ResourceType.TOPIC, own)
+    rights = look.ask("topics", lambda: look.fetch_rights(own)) or {}
+    found = {name: SeenTopic(len(listed.topics[name].partitions)) for name in INTERNAL if name in listed.topics} | {
         name: SeenTopic(
             len(listed.topics[name].partitions),
             min((len(one.replicas) for one in listed.topics[name].partitions.values()), default=0),
-            look.ask("topics", lambda name=name: look.fetch_config(ResourceType.TOPIC, name)),
+            configs[name],
+            rights.get(name),
         )
-        for name in there
+        for name in own
     }
-    for name, operations in (look.ask("topics", lambda: look.fetch_rights(there)) or {}).items():
-        found[name] = SeenTopic(found[name].partitions, found[name].replicas, found[name].config, operations)
     seen = look.ask("groups", look.fetch_groups) or {}
     seen = {
         name: replace(
@@ -107,6 +108,7 @@ def look_at_cluster(
     }
     if transactional_id:
         look.ask("transactions", lambda: _try_transaction(connection, transactional_id))
+    settings = look.fetch_configs("settings", ResourceType.BROKER, [broker])[broker]
     return SeenCluster(connection.bootstrap, brokers, settings, found, seen, look.refused)
 
 
@@ -143,10 +145,14 @@ class _Look:
             self.refused.setdefault(what, str(error))
         return None
 
-    def fetch_config(self, kind: ResourceType, name: str) -> dict[str, str]:
-        resource = ConfigResource(kind, name)
-        entries = self.admin.describe_configs([resource], request_timeout=REQUEST_S)[resource].result()
-        return {key: entry.value for key, entry in entries.items() if entry.value is not None}
+    def fetch_configs(self, what: str, kind: ResourceType, names: list[str]) -> dict[str, dict[str, str] | None]:
+        """Return the settings of each, all asked for at once; None where they may not be read."""
+        resources = {name: ConfigResource(kind, name) for name in names}
+        futures = self.admin.describe_configs([*resources.values()], request_timeout=REQUEST_S) if names else {}
+        return {
+            name: self.ask(what, lambda resource=resource: _values(futures[resource].result()))
+            for name, resource in resources.items()
+        }
 
     def fetch_rights(self, names: list[str]) -> dict[str, frozenset[str] | None]:
         if not names:
@@ -168,3 +174,7 @@ class _Look:
 def _operations(described: Any) -> frozenset[str] | None:
     operations = described.authorized_operations
     return None if operations is None else frozenset(operation.name for operation in operations)
+
+
+def _values(entries: Any) -> dict[str, str]:
+    return {key: entry.value for key, entry in entries.items() if entry.value is not None}

@@ -50,18 +50,15 @@ STUCK_EXIT = os.EX_TEMPFAIL
 LOOK_EVERY_S = 1.0
 PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
 """Reports of records that were dropped because of another record."""
+REMEDIES = {
+    KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes",
+    KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
+    KafkaError.INVALID_TIMESTAMP: "widen the topic's message.timestamp.before.max.ms and .after.max.ms",
+}
+"""What to change for errors of REFUSED; for the others, OTHERWISE."""
+OTHERWISE = "set the topic's limits or the rights of this client"
 LOST = {KafkaError.INVALID_TXN_STATE, KafkaError._STATE}  # noqa: SLF001
 """Client and broker disagree on the transaction, as after a black hole that swallowed the broker's answers."""
-
-
-def _find_remedy(code: int) -> str:
-    """Return what to change for an error of REFUSED."""
-    remedies = {
-        KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes",
-        KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
-        KafkaError.INVALID_TIMESTAMP: "widen the topic's message.timestamp.before.max.ms and .after.max.ms",
-    }
-    return remedies.get(code, "set the topic's limits or the rights of this client")
 
 
 class Aborted(Unavailable):
@@ -307,7 +304,7 @@ class TransactionalWriter:
         if cause.code() in REFUSED:
             raise KafkaRefused(
                 f"{doing}: Kafka answers {cause.name()}: {cause.str()}; the transaction was aborted, and would be each "
-                f"time: {_find_remedy(cause.code())}, then go on by the same command"
+                f"time: {REMEDIES.get(cause.code(), OTHERWISE)}, then go on by the same command"
             ) from error
         raise Aborted(f"{doing}: {cause.str()}; the transaction was aborted") from error
 

@@ -226,7 +226,8 @@ class Restore:
         try:
             self._found[place].state.restore(snapshot.body)
             self._found[place].begin = snapshot.positions[name_partition(place)]
-            self._bodies[place] = snapshot.body
+            if place in self._lost:
+                self._bodies[place] = snapshot.body
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise StateLost(
                 f"the snapshot of {name_partition(place)} at {self._member.state_topic}@{message.offset} cannot be "

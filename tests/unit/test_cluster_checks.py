@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from made_recipes import sums_recipe
@@ -130,9 +131,14 @@ def test_addresses_are_tried_and_those_that_do_not_answer_are_named(monkeypatch:
     assert [bool(one.error) for one in found] == [False, True, True], "the first has just answered"
     assert mute.error == "it takes a connection, and no broker answers within 0.5 s"
 
-    monkeypatch.setattr(advertised, "look_at_advertised", lambda _: found)
+    listed = SimpleNamespace(
+        brokers={at: SimpleNamespace(host=one.host, port=one.port) for at, one in enumerate(found)}
+    )
+    monkeypatch.setattr(advertised, "open_admin", lambda _: None)
+    monkeypatch.setattr(advertised, "call_patiently", lambda *_: listed)
+    looks = iter([found, found[1:]])
+    monkeypatch.setattr(advertised, "try_addresses", lambda *_: next(looks))
     with pytest.raises(AddressUnreachable, match=rf"Kafka at k:1 advertises 127\.0\.0\.1:{nobody} \(.*refused"):
         refuse_unreachable(Connection("k:1"))
-    looks = iter([found, found[:1]])
-    monkeypatch.setattr(advertised, "look_at_advertised", lambda _: next(looks))
+    looks = iter([found, tuple(replace(one, error="") for one in found[1:])])
     refuse_unreachable(Connection("k:1"))
