@@ -6,6 +6,7 @@ No broker: each is the object that the run loop drives, and its store is a dicti
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -291,7 +292,7 @@ def test_an_evaluator_folds_a_group_or_gives_a_dead_letter(fuzz: Fuzz) -> None:
             record = fits(outgoing)
             assert isinstance(record, EvalResult | DeadLetter)
             if isinstance(record, EvalResult):
-                assert 0 <= record.avg_at_k <= 1 or not record.has_reward
+                assert 0 <= record.avg_at_k <= 1 if record.has_reward else math.isnan(record.avg_at_k)
         json.dumps(evaluator.fold.snapshot())
 
     fuzz.run("evaluator", 0.01, make, check)

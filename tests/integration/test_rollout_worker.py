@@ -380,7 +380,8 @@ def test_sigterm_ends_a_worker_in_time_and_its_open_tasks_are_not_blamed(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
     endless = {"sums": {**SLOW["sums"], "workflow": "played:endless"}}
-    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=endless))
+    rollout = {"group_size": 4, "max_tokens": 8, "concurrency": 64, "episode_limit_s": 600}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=endless, rollout=rollout))
     publish(run, 0)
     worker = work(run, "w1")
     issue(run, *(task(run, number) for number in range(4)))

@@ -20,7 +20,6 @@ from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "data-algorithms.md").read_text()
 REPLAYS = (DOCS / "replay.md").read_text()
-DISCARDS = (DOCS / "discards.md").read_text()
 EXAMPLES = [
     block.partition("```")[0] for block in (DOCS / "own-data-algorithm.md").read_text().split("```python\n")[1:]
 ]

@@ -215,7 +215,8 @@ def test_a_row_that_cannot_be_used_is_named(
 ) -> None:
     write = {"jsonl": written, "parquet": as_parquet}[form]
     path = write(tmp_path / f"a.{form}", [row])
-    with pytest.raises(TaskFileError, match=rf"a\.{form}(:1|, row 1|).*{words}"):
+    place = {"jsonl": ":1", "parquet": "" if "columns" in words or "no column" in words else ", row 1"}[form]
+    with pytest.raises(TaskFileError, match=rf"a\.{form}{place}.*{words}"):
         Dataset(1, path, held_out=0, **settings).read_data()
 
 
@@ -378,7 +379,7 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [env.score(problem, text).reward for text in (problem.answer, problem.answer * 100, "no")] == [1, 0, 0]
 
 
-def test_the_page_has_every_setting_and_its_default() -> None:
+def test_the_page_has_every_setting() -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     table = page.partition("## Settings")[2].partition("## Splits")[0]
     named = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))

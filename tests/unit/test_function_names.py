@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from test_house import ROOT, modules, tree_of
+
 ROOMS = ("app", "consumers", "envs", "infra", "ops", "producers", "schemas", "trainers")
 IRREGULAR = """
 beaten bound broken built chosen drawn due empty even fed first foreign found full given gone good held kept known
@@ -27,11 +28,17 @@ ALLOWED = {
     "single_turn": "the name of a workflow in recipes",
     "writable": "of Python's files",
     **dict.fromkeys(
-        ("chosen_experts", "curated_positions", "empty_model", "interpolated_proximal", "last_tokens"),
-        "noun: it returns what its name says",
-    ),
-    **dict.fromkeys(
-        ("_fenced_error", "_first_version_needed", "_gone_error", "_merged_weight"),
+        (
+            "_fenced_error",
+            "_first_version_needed",
+            "_gone_error",
+            "_merged_weight",
+            "chosen_experts",
+            "curated_positions",
+            "empty_model",
+            "interpolated_proximal",
+            "last_tokens",
+        ),
         "noun: it returns what its name says",
     ),
 }
@@ -44,8 +51,8 @@ def is_participle_or_adjective(word: str) -> bool:
 
 def functions_of(room: str) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Yield the functions and methods of a room; a property is named as the attribute that it stands for."""
-    for path in sorted((ROOT / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in modules(room):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 decorators = " ".join(map(ast.unparse, node.decorator_list))
                 if "property" not in decorators and not node.name.startswith("__"):

@@ -80,13 +80,6 @@ def test_a_malformed_line_is_named_by_its_number(tmp_path: Path, line: str, sent
         JsonLines(1, path)
 
 
-def test_one_problem_with_two_answers_is_refused_with_both_lines(tmp_path: Path) -> None:
-    twice = [{"problem": "p", "answer": "7"}, {"problem": "q", "answer": "1"}, {"problem": "p", "answer": "7.0"}]
-    assert JsonLines(1, written(tmp_path, *twice), held_out=0).size("train") == 2
-    with pytest.raises(TaskFileError, match=r"tasks\.jsonl:4 and .*tasks\.jsonl:1 hold .*'8' and '7'"):
-        JsonLines(1, written(tmp_path, *twice, {"problem": "p", "answer": "8"}), held_out=0)
-
-
 def test_answers_are_taken_as_they_are_written_and_out_of_their_box(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     answers = ("0.00001", r'"\\boxed{5}"', "-0.50")
