@@ -150,7 +150,7 @@ def measured(most_open: int, order: str, turns: int) -> Turns:
     run = made_run(most_open)
     own, draw = Written(run), random.Random(1)  # noqa: S311 - no secret
     feeder, offsets = made_feeder(run, own), iter(range(10**9))
-    feeder._commits = cast("Any", SimpleNamespace(overdue=lambda _: []))  # noqa: SLF001
+    feeder._commits = cast("Any", SimpleNamespace(find_overdue=lambda _: []))  # noqa: SLF001
     while feeder.state.pacing.count_open(POLICY) < most_open:
         list(feeder.tick())
         commit(feeder, own, offsets)
