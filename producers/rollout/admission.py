@@ -43,7 +43,10 @@ class Admission:
             return None
         if self.concluder.delivering >= MOST_UNDELIVERED:
             return None
-        return self.slots.reserve(task.n_asked)
+        reserved = self.slots.reserve(task.n_asked)
+        if is_training and reserved is not None:
+            self.concluder.brake.note_started()
+        return reserved
 
     def is_written(self, revision: int) -> bool:
         """See `Gate`. Raises KafkaRefused."""

@@ -14,9 +14,9 @@ LONGEST_S = 5.0
 
 
 class FailureBrake:
-    """After some dozens of failed groups in a row each further one doubles the pause before the next task.
+    """After some dozens of failed groups in a row one task is started at a time, after a pause that doubles.
 
-    Any group that does not fail releases it. `note` belongs to the event loop; any thread may ask `is_released`.
+    Any group that does not fail releases it. A task that was started is not waited for: it may never conclude.
 
     Args:
         clock: Monotonic seconds.
@@ -35,9 +35,14 @@ class FailureBrake:
             self._pauses.reset()
             return
         self._in_a_row += 1
-        if self._in_a_row > LENIENT and self.is_released():  # groups that were under way already lengthen nothing
+        if self._in_a_row == LENIENT + 1:  # further ones were under way already, and lengthen nothing
             self._until = self._clock() + self._pauses.next_s()
 
     def is_released(self) -> bool:
         """Return whether a further training task may be started."""
         return self._clock() >= self._until
+
+    def note_started(self) -> None:
+        """Take in that a training task is started."""
+        if self._in_a_row > LENIENT:
+            self._until = self._clock() + self._pauses.next_s()

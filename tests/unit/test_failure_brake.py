@@ -1,32 +1,42 @@
-"""A worker whose groups all fail goes on slowly, and at full speed after the first that does not."""
+"""A worker whose groups all fail slows down, and is at full speed again with the first that does not."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 from headrace.producers.rollout.failure_brake import LENIENT, LONGEST_S, FailureBrake
 
 
-def test_a_worker_whose_groups_all_fail_starts_fewer_and_fewer() -> None:
-    now_s, starts = 0.0, 0
+def test_after_some_dozens_of_failures_in_a_row_tasks_are_started_one_by_one_and_ever_slower() -> None:
+    now_s, started = 0.0, []
     brake = FailureBrake(lambda: now_s)
-    for _ in range(6_000):  # ten minutes
-        if brake.is_released():
-            starts += 1
-            brake.note(failed=True)
-        now_s += 0.1
-    assert LENIENT < starts < LENIENT + 10 + 600 / LONGEST_S
+    for turn in range(6000):  # a minute of turns, each with 40 tasks that wait; all that is started fails at once
+        now_s = turn / 100
+        for _ in range(40):
+            if brake.is_released():
+                brake.note_started()
+                started.append(now_s)
+                brake.note(failed=True)
+    first_s = started[: LENIENT + 1]
+    assert first_s == [0.0] * (LENIENT + 1), "a few failures slow nothing"
+    later_s = started[LENIENT + 1 :]
+    assert len(set(later_s)) == len(later_s), "one at a time"
+    pauses_s = [round(after - before, 1) for before, after in pairwise(later_s)]
+    assert pauses_s[:4] == [0.2, 0.4, 0.8, 1.6]
+    assert set(pauses_s[5:]) == {LONGEST_S}
 
-    brake.note(failed=True)
-    assert not brake.is_released()
     brake.note(failed=False)
     assert brake.is_released()
+    brake.note_started()
     brake.note(failed=True)
     assert brake.is_released()
 
 
-def test_groups_that_were_under_way_when_it_slowed_lengthen_no_pause() -> None:
+def test_groups_that_were_under_way_lengthen_no_pause() -> None:
     now_s = 0.0
     brake = FailureBrake(lambda: now_s)
-    for _ in range(LENIENT + 500):
+    for _ in range(10 * LENIENT):
         brake.note(failed=True)
+    assert not brake.is_released()
     now_s = 0.2
     assert brake.is_released()

@@ -56,7 +56,7 @@ class WorkerProcess(Process):
         objects = run.weights_cache
         self.loader = WeightLoader(self.engine, self.follower.published, objects, Pauses())  # type: ignore[arg-type]
         self.playing: list[tuple[StartedTask, TrajectoryGroup | None]] = []
-        brake = SimpleNamespace(is_released=lambda: True)
+        brake = SimpleNamespace(is_released=lambda: True, note_started=lambda: None)
         context = SimpleNamespace(engine=self.engine)
         concluder = SimpleNamespace(run=run, delivering=0, brake=brake, context=context)
         group, topics = TOPICS.rollout_group(STREAM), (TOPICS.tasks(STREAM),)
