@@ -14,7 +14,21 @@ from headrace.infra.weights.folder import write_adapter, write_weights
 from headrace.infra.weights.paths import is_version
 from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.whole_folder import write_new_folder
-from headrace.schemas.records import WeightsPublished
+from headrace.ops.figures.best_version import find_best_version
+from headrace.schemas.records import EvalResult, WeightsPublished
+
+
+def choose_best(run: Run, policy: str) -> int:
+    """Return the version with the highest held-out reward. Raises UsageError when none was evaluated."""
+    messages = read_all(run.connection, [run.topics.evals(policy)])
+    results = (read_record(message, EvalResult) for message in messages)
+    best = find_best_version(result for result in results if result is not None and result.run_id == run.run_id)
+    if best is None:
+        raise UsageError(
+            f"no version of policy {policy} of run {run.address.run} has been evaluated, so none is known to be the "
+            "best: evaluate.every sets how often, and --version names a version"
+        )
+    return best.version
 
 
 def export(run: Run, policy: str | None, version: int | None, out: Path) -> WeightsPublished:

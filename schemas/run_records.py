@@ -23,7 +23,7 @@ class RecipeRevision:
     """Address of the object store as JSON. Its keys are empty but in runs of 0.1 with an embedded one; since then
     `keys_file` is where the keys of an embedded one are, on its machine."""
     ended: str = ""
-    """Why the run has ended: steps | solved; empty before. Workers and trainers then conclude what is left."""
+    """Why the run has ended: steps | solved | early_stop; empty before. Workers and trainers conclude what is left."""
     source: str = ""
     """Offline experiments: name of the run, on the same cluster, over whose batches it was trained."""
     created_ms: int = 0

@@ -133,6 +133,7 @@ def weights(
 def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
     out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write; it appears only when complete.")],
     version: Annotated[int | None, typer.Option("--version", help="Which version; the newest if not given.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The version with the highest held-out reward.")] = False,
     run: RunChoice = None,
     data: DataChoice = None,
     policy: PolicyChoice = None,
@@ -141,13 +142,17 @@ def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
 ) -> None:
     """Write one version of a run as a folder in Hugging Face's layout, config and tokenizer beside the weights.
 
-    Example: [bold]headrace weights export trained/ --data .headrace/arithmetic[/]
+    Example: [bold]headrace weights export trained/ --best --data .headrace/arithmetic[/]
     """
+    from headrace.infra.errors import UsageError
     from headrace.ops.opened_run import open_run
-    from headrace.ops.weights_export import export
+    from headrace.ops.weights_export import choose_best, export
 
+    if best and version is not None:
+        raise UsageError("--best and --version both name the version: give one of them")
     log_quietly()
     with open_run(run, data, store=True) as opened:
-        found = export(opened.run, opened.run.resolve(policy, variant), version, out)
+        name = opened.run.resolve(policy, variant)
+        found = export(opened.run, name, choose_best(opened.run, name) if best else version, out)
     facts = {"version": found.version, "weights_hash": found.weights_hash}
     typer.echo(json.dumps(facts) if as_json else f"{out}: version {found.version}, weights hash {found.weights_hash}")

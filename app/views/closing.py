@@ -78,8 +78,9 @@ def _cause(signs: Signs, share: float, reward: float) -> str:
     return "No usual cause was found: try another trainer.learning_rate, or larger groups."
 
 
-SOLVED = "solved"
+SOLVED, EARLY_STOP = "solved", "early_stop"
 """Why a run ended before its last step."""
+ENDED = {SOLVED: "ended as solved", EARLY_STOP: "stopped early"}
 
 
 def show_summary(summary: Summary, console: Console, program: str, again: str) -> None:
@@ -102,7 +103,7 @@ def panel(summary: Summary) -> Panel:
         drawing = "\n".join(chart(by_version(block.reward_curve), CHART_WIDTH, CHART_HEIGHT))
         parts += [Text(f"reward of {policy} by version", style="bold"), Text(drawing, style="green", no_wrap=True)]
     title = f"[bold]{summary.run}[/] · {summary.versions} versions in {summary.wall_s:.0f} s"
-    title += " · ended as solved" * (summary.ended == SOLVED)
+    title += f" · {ENDED[summary.ended]}" if summary.ended in ENDED else ""
     return Panel(Group(*parts, _facts(summary)), title=title, title_align="left", expand=False)
 
 
@@ -112,10 +113,12 @@ def suggest_commands(summary: Summary, program: str, again: str) -> Text:
     policy, step = max(((name, block.versions) for name, block in summary.policies.items()), key=itemgetter(1))
     whose = f" --policy {policy}" if len(summary.policies) > 1 else ""
     text = Text("Try next:\n")
+    best = ("write the best version as a folder", f"{program} weights export trained --best{whose} --data {folder}")
     look = ("see what the last step learnt from", f"{program} inspect --step {step}{whose} --data {folder}")
     for why, command in (
         *([look] if step else []),
         ("prove it from the topics alone", f"{program} audit --data {folder}"),
+        *([best] if summary.ended == EARLY_STOP else []),
         *_suggest_ways_on(summary, again),
         ("remove what it left", f"{program} clean --data {folder}"),
     ):
@@ -125,6 +128,8 @@ def suggest_commands(summary: Summary, program: str, again: str) -> Text:
 
 def _suggest_ways_on(summary: Summary, again: str) -> list[tuple[str, str]]:
     """Return a reason to train on, and the command for it."""
+    if summary.ended == EARLY_STOP:
+        return [("train on without early stopping", _change_command(again, "evaluate.stop_after", 0))]
     if summary.ended != SOLVED:
         return [("train on from here", _change_command(again, "trainer.steps", 2 * summary.versions or 1))]
     higher = round((1 + summary.feed.solved_share) / 2, 4)
@@ -162,6 +167,8 @@ def _facts(summary: Summary) -> Table:
             f"as solved: of the last 500 groups more than {summary.feed.solved_share:.1%} (feed.solved_share) "
             "were dropped as zero_variance, most of them because every answer was correct",
         )
+    if summary.ended == EARLY_STOP:
+        table.add_row("ended", "early: the held-out reward did not rise any more (evaluate.stop_after)")
     _add_rewards(table, summary.policies)
     dropped = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
     table.add_row("groups", f"{groups.issued} issued = {groups.trained} trained + dropped ({dropped})")
@@ -202,6 +209,9 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
             whose = f"{policy}, {block.versions} versions: " if len(policies) > 1 else ""
             table.add_row(what, f"{whose}{change}")
     for policy, block in policies.items():
+        if block.best is not None and block.best.version < block.versions:
+            whose = f"{policy}: " if len(policies) > 1 else ""
+            table.add_row("best held-out", f"{whose}{block.best.reward:.2f}, version {block.best.version}")
         if block.eval_failures:
             table.add_row("held-out failed", f"{policy}: {block.eval_failures:,} episodes, which no reward includes")
 

@@ -68,9 +68,15 @@ def status_table(status: Status) -> RenderableType:
 
 
 def _describe_evaluations(status: RunFigures) -> Iterator[str]:
+    from headrace.ops.figures.best_version import find_best_version
+
     if len(status.evals) > MOST_EVALS:
         yield f"{len(status.evals)} evaluations; the newest {MOST_EVALS}:"
     yield from (f"{one.policy} {describe_evaluation(one)}" for one in status.evals[-MOST_EVALS:])
+    for policy in dict.fromkeys(one.policy for one in status.evals):
+        best = find_best_version(one for one in status.evals if one.policy == policy)
+        if best is not None and len(status.evals) > 1:
+            yield f"{policy} best {best.reward:.2f}, version {best.version}"
 
 
 def _revisions(status: RunFigures) -> Iterator[tuple[str, str]]:

@@ -345,6 +345,9 @@ class Evaluate(Settings):
 
     every: int = Field(20, ge=0)
     """Versions between evaluations; the first and the last version are evaluated too. 0 for none."""
+    stop_after: int = Field(0, ge=0)
+    """Evaluations in a row without a better held-out reward after which the run ends, as `early_stop`; with several
+    policies or workflows when none of them rises any more. 0 for never."""
     problems: int = Field(128, ge=1)
     """Held-out problems."""
     samples: int = Field(1, ge=1)
@@ -463,10 +466,8 @@ class Recipe(Settings):
         for name, workflow in self.workflows.items():
             for role, policy in workflow.policies.items():
                 if policy not in self.policies:
-                    raise ValueError(
-                        f"workflows.{name}.policies.{role} names policy {policy!r}, which is not one of "
-                        f"{', '.join(self.policies)}",
-                    )
+                    known = ", ".join(self.policies)
+                    raise ValueError(f"workflows.{name}.policies.{role} names policy {policy!r}: name one of {known}")
         return self
 
     @model_validator(mode="after")

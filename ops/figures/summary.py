@@ -13,6 +13,7 @@ from headrace.infra.stopwatch import log_share
 from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.audit.report import audit
 from headrace.ops.discards import Bias, PolicyDiscards, discards
+from headrace.ops.figures.best_version import BestVersion, find_best_version
 from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import Pulse
 from headrace.ops.figures.run_figures import GroupCounts, RewardPoint, RunFigures, Selection, ShadowFigures
@@ -67,6 +68,8 @@ class PolicySummary:
     reward_last: float | None
     eval_first: float | None
     eval_last: float | None
+    best: BestVersion | None
+    """The version with the highest held-out reward."""
     groups: PolicyAudit
     weights: WeightsFigures
     reward_curve: tuple[tuple[int, float], ...]
@@ -183,6 +186,7 @@ def policy_summary(
         reward_last=figures.reward_last.get(policy),
         eval_first=first,
         eval_last=last,
+        best=find_best_version(evals),
         groups=figures.policies[policy],
         weights=figures.weights[policy],
         reward_curve=tuple((point.version, round(point.reward, 4)) for point in rewards),

@@ -41,6 +41,7 @@ from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Ranges
 from headrace.infra.run.run import Run, list_runs, read_revisions
 from headrace.infra.store.object_store import SPARED_BY_GC, ListedObject, StoreAddress
 from headrace.infra.weights.paths import RECENT
+from headrace.ops.figures.best_version import find_best_version
 from headrace.ops.retention.keeping import checkpoints_to_retire, ranges_of, weights_to_retire
 from headrace.ops.retention.marking import Marker, Unreadable, VersionRef
 from headrace.schemas import codec
@@ -283,7 +284,14 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
         if request.keep_checkpoints is not None:
             dropped = checkpoints_to_retire(kept.checkpoints, request.keep_checkpoints, at_ms)
         dropped |= {version for version in kept.checkpoints if before.has(policy, CHECKPOINTS, version)}
-        old = weights_to_retire(kept.weights, kept.checkpoints.keys() - dropped, request.keep_versions, at_ms)
+        best = find_best_version(kept.evaluations)
+        old = weights_to_retire(
+            kept.weights,
+            kept.checkpoints.keys() - dropped,
+            request.keep_versions,
+            at_ms,
+            best.version if best else None,
+        )
         old |= {version for version in kept.weights if before.has(policy, WEIGHTS, version)}
         for what, versions, those in ((WEIGHTS, kept.weights, old), (CHECKPOINTS, kept.checkpoints, dropped)):
             gone |= {(policy, what, version) for version in those}

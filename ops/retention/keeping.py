@@ -25,18 +25,24 @@ class WrittenVersion:
 
 
 def weights_to_retire(
-    versions: Mapping[int, WrittenVersion], checkpoints: Collection[int], keep: int, before_ms: int
+    versions: Mapping[int, WrittenVersion],
+    checkpoints: Collection[int],
+    keep: int,
+    before_ms: int,
+    best: int | None = None,
 ) -> set[int]:
     """Return the versions with weights that nothing needs.
 
     Kept are the first version; the newest `keep` and what is before them back to an anchor, as a worker begins with
-    them; and whole weights at a checkpoint that is kept, which is several times as large.
+    them; the best version, back to an anchor too; and whole weights at a checkpoint that is kept, which is several
+    times as large.
 
     Args:
         versions: All that were published.
         checkpoints: Versions of the checkpoints that are kept.
         keep: Number of the newest to keep; a worker's own number if that is more.
         before_ms: Records that were written later are kept, and not counted.
+        best: Version with the highest held-out reward; None if there is none.
     """
     settled = sorted(version for version, one in versions.items() if one.written_ms <= before_ms)
     newest = settled[-max(keep, RECENT) :]
@@ -45,6 +51,8 @@ def weights_to_retire(
     if begin is None:
         return set()
     spared = {settled[0], *(version for version in anchors if version in checkpoints)}
+    if best is not None:
+        spared.update(range(max((version for version in anchors if version <= best), default=settled[0]), best + 1))
     return {version for version in settled if version < begin} - spared
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Retired
 from headrace.infra.store.object_store import ListedObject
@@ -22,7 +23,7 @@ from headrace.infra.weights.paths import is_version, list_claims
 from headrace.ops.retention.keeping import WrittenVersion
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
-from headrace.schemas.records import CheckpointPointer, ClaimCheck, ObjectsRetired, WeightsPublished
+from headrace.schemas.records import CheckpointPointer, ClaimCheck, EvalResult, ObjectsRetired, WeightsPublished
 from headrace.schemas.topics import Topics, checkpoint_prefix, policy_variant_of, prefix_of_retired
 
 NAME = re.compile(rb"/([0-9a-f]{64})")
@@ -44,6 +45,7 @@ class Kept:
 
     weights: dict[int, WrittenVersion] = field(default_factory=dict)
     checkpoints: dict[int, WrittenVersion] = field(default_factory=dict)
+    evaluations: list[EvalResult] = field(default_factory=list)
 
 
 class Marker:
@@ -70,6 +72,7 @@ class Marker:
         """Objects whose keys are not ours: they are left alone."""
         self._run_id, self._state = run_id, topics.state
         self._weights = {topics.weights(policy): policy for policy in self.policies}
+        self._evals = {topics.evals(policy): policy for policy in self.policies}
         self._pointers = {checkpoint_prefix(policy): policy for policy in self.policies}
         self._said = tuple(prefix_of_retired(policy) for policy in self.policies)
         self._objects: defaultdict[bytes, list[ListedObject]] = defaultdict(list)
@@ -92,6 +95,7 @@ class Marker:
             return
         try:
             if not self._fold_version(message):
+                self._fold_evaluation(message)
                 self._check_schema(message.value)
                 self._look_through(message.value)
         except SchemaError as error:
@@ -112,6 +116,12 @@ class Marker:
             return self.retired.take(message)
         found = [policy for prefix, policy in self._pointers.items() if message.key.startswith(prefix)]
         return bool(found) and self._fold_pointer(message, found[0])
+
+    def _fold_evaluation(self, message: Message) -> None:
+        """Take in a result; one that cannot be read makes no version the best, and names no object."""
+        result = read_record(message, EvalResult) if message.topic in self._evals else None
+        if result is not None and result.run_id == self._run_id:
+            self.policies[self._evals[message.topic]].evaluations.append(result)
 
     def _fold_event(self, message: Message, policy: str) -> bool:
         event = codec.decode(message.value, WeightsPublished)

@@ -16,6 +16,7 @@ from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.decoding import LARGEST_LEAP
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.paths import is_version
+from headrace.producers.feed.early_stop import EarlyStop
 from headrace.producers.feed.evaluation_schedule import EvaluationSchedule
 from headrace.producers.feed.open_evaluations import OpenEvaluations
 from headrace.producers.feed.open_tasks import OpenTask, Plain
@@ -64,6 +65,8 @@ class FeedState:
         self.pacing = Pacing(policies_of, quotas, recipe.feed.pace, recipe.task_partitions)
         self.evaluations = EvaluationSchedule(policies_of, steps, recipe.evaluate.every)
         self.evaluating = OpenEvaluations()
+        evaluated = frozenset((workflow, policy) for workflow, policies in policies_of.items() for policy in policies)
+        self.early_stop = EarlyStop(evaluated, recipe.evaluate.stop_after if recipe.evaluate.every else 0)
         self.watches = {workflow: SolvedWatch(recipe.feed.solved_share) for workflow in policies_of}
         self.ended = ""
         """Why the run is over, once that was announced; empty while it goes on."""
@@ -100,6 +103,7 @@ class FeedState:
     def fold_result(self, result: EvalResult) -> None:
         """Learn that an evaluation has its result."""
         self.evaluating.take(result)
+        self.early_stop.observe(result)
 
     def swap(self, revision: RecipeRevision, recipe: Recipe) -> None:
         """Stamp a later revision, which differs in its chain alone, on every further number."""
@@ -208,8 +212,8 @@ class FeedState:
 
         It is announced when the last versions are published and their evaluations are planned.
         """
-        why = "" if self.ended else self.pacing.end_reason()
-        if why == "solved":
+        why = "" if self.ended else self.pacing.end_reason() or ("early_stop" if self.early_stop.is_over else "")
+        if why in ("solved", "early_stop"):
             self.evaluations.close()
         if not why or not self.evaluations.settled:
             return ""
@@ -259,6 +263,7 @@ class FeedState:
             "evaluating": self.evaluating.snapshot(),
             "watches": {stream: watch.snapshot() for stream, watch in self.watches.items()},
             "sources": {stream: source.snapshot() for stream, source in self.sources.items()},
+            "early_stop": self.early_stop.snapshot(),
             "ended": self.ended,
         }
 
@@ -289,8 +294,10 @@ class FeedState:
             if stream in self._begins:
                 self._begins[stream] = [(revision, first) for revision, first in begins]
         self._begin_revision()
+        self.early_stop.restore(state.get("early_stop", []))
         self.ended = self.revision.ended
         if state["ended"] and not self.ended:
+            self.early_stop.clear()
             self.pacing.closed.clear()
             for watch in self.watches.values():
                 watch.clear()

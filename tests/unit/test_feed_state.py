@@ -295,6 +295,27 @@ def test_solved_tasks_close_their_stream_and_in_the_end_the_run() -> None:
     assert feed.end() == "solved"
 
 
+def test_a_run_whose_held_out_reward_rises_no_more_ends_when_its_newest_version_is_to_be_evaluated() -> None:
+    feed, again = state(steps=9), state(steps=9)
+    feed.early_stop.after = again.early_stop.after = 1
+    for number, reward in enumerate((0.4, 0.3)):
+        feed.fold_weights(version("solver", number))
+        feed.fold_weights(version("judge", number))
+        feed.plan()
+        assert feed.end() == ""
+        for workflow, policies in feed.pacing.policies_of.items():
+            for policy in policies:
+                one = EvalResult(policy=policy, workflow=workflow, version=number, avg_at_k=reward, played=2)
+                feed.fold_result(one)
+    feed.fold_weights(version("solver", 2))
+    assert feed.end() == "", "its newest version is to be evaluated first"
+    assert {one.task.purpose for one in feed.plan()} >= {"eval"}
+    assert feed.end() == "early_stop"
+    assert feed.plan() == []
+    restore(again, feed)
+    assert again.end() == "", "who goes on with it has all evaluations before it again"
+
+
 def test_solved_tasks_raise_the_tier_where_there_is_one_and_the_recipe_asks_for_it() -> None:
     unasked, feed = state(Tiered), climbing()
     answer_all(unasked, "sums", 1.0)

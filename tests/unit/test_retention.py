@@ -27,6 +27,7 @@ from headrace.schemas.records import (
     ClaimCheck,
     CuratedGroup,
     DeadLetter,
+    EvalResult,
     NamedObject,
     ObjectsRetired,
     TrajectoryGroup,
@@ -148,6 +149,19 @@ def test_what_a_worker_begins_with_stays_and_the_first_version_and_anchors_at_ch
     found = weights_to_retire(versions(200, 25), checkpoints=(0, 50, 110), keep=1, before_ms=0)
     # the newest 64 are 136 to 199, the anchor before them is 125
     assert found == set(range(1, 125)) - {50}
+
+
+def test_the_version_of_the_highest_held_out_reward_stays_with_what_leads_to_it() -> None:
+    found = weights_to_retire(versions(200, 25), (), keep=1, before_ms=0, best=53)
+    assert found == set(range(1, 125)) - {50, 51, 52, 53}
+    one = marker()
+    for version, reward in ((20, 0.5), (53, 0.6), (90, 0.4)):
+        result = EvalResult(run_id=RUN, policy="solver", version=version, avg_at_k=reward, played=8)
+        one.take(message(result, TOPICS.evals("solver")))
+    one.take(message(EvalResult(run_id="of another", version=7, avg_at_k=1.0), TOPICS.evals("solver")))
+    one.policies["solver"].weights.update(versions(200, 25))
+    plans = plan(one, CollectionRequest(keep_versions=1), datetime.now(UTC), PREFIX)
+    assert plans.added["solver", "weights"] == ((1, 49), (54, 124))
 
 
 def test_more_versions_can_be_kept_and_no_fewer_than_a_worker_reads() -> None:

@@ -1,0 +1,38 @@
+"""The version of a policy with the highest held-out reward."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+from headrace.schemas.records import EvalResult
+
+
+@dataclass(frozen=True, slots=True)
+class BestVersion:
+    """A version, and what it was seen to be worth."""
+
+    version: int
+    reward: float
+    """Held-out reward, mean over workflows."""
+
+
+def find_best_version(results: Iterable[EvalResult]) -> BestVersion | None:
+    """Return the version of one policy that was best in evaluations; None if none was evaluated.
+
+    Only versions that were evaluated in every workflow that has a result are compared. Of equally good ones it is the
+    earliest, which has moved the least from its start.
+    """
+    rewards: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    for result in results:
+        if result.has_reward and math.isfinite(result.avg_at_k):
+            rewards[result.version][result.workflow] = result.avg_at_k
+    workflows = {workflow for found in rewards.values() for workflow in found}
+    means = {version: fmean(found.values()) for version, found in rewards.items() if len(found) == len(workflows)}
+    if not means:
+        return None
+    best = min(means, key=lambda version: (-means[version], version))
+    return BestVersion(best, means[best])

@@ -1,0 +1,65 @@
+"""When held-out reward has stopped rising: pure state."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+from headrace.schemas.records import EvalResult
+
+Evaluated: TypeAlias = tuple[str, str]
+"""Workflow and policy."""
+
+
+class EarlyStop:
+    """Says that no policy's held-out reward rises any more, in any workflow: early stopping by patience.
+
+    A policy rises no more in a workflow when `after` evaluations of versions later than its best one were not better.
+    An evaluation of which no episode was played says nothing.
+
+    Args:
+        evaluated: Pairs of workflow and policy that are evaluated.
+        after: Evaluations without a better reward; 0 never stops.
+    """
+
+    def __init__(self, evaluated: frozenset[Evaluated], after: int) -> None:
+        self.after = after
+        self._best: dict[Evaluated, tuple[float, int]] = {}
+        """Highest reward, and the earliest version that has it."""
+        self._later: dict[Evaluated, set[int]] = {one: set() for one in evaluated}
+        """Versions later than the best that were evaluated."""
+
+    def observe(self, result: EvalResult) -> None:
+        """Take in a result; they may come in any order, and again."""
+        one = result.workflow, result.policy
+        if not self.after or one not in self._later or not result.has_reward or not math.isfinite(result.avg_at_k):
+            return
+        reward, version = self._best.get(one, (-math.inf, -1))
+        later = self._later[one]
+        if result.avg_at_k > reward:
+            self._best[one] = result.avg_at_k, result.version
+            later |= {version} if version > result.version else set()
+            self._later[one] = {seen for seen in later if seen > result.version}
+        elif result.version > version:
+            later.add(result.version)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing rises any more."""
+        return bool(self.after and self._later) and all(len(later) >= self.after for later in self._later.values())
+
+    def clear(self) -> None:
+        """Begin to count anew, against the best reward so far."""
+        for later in self._later.values():
+            later.clear()
+
+    def snapshot(self) -> list[Any]:
+        """Return the state as JSON has it."""
+        return [[*one, *best, sorted(self._later[one])] for one, best in self._best.items()]
+
+    def restore(self, state: list[Any]) -> None:
+        """Take the state that `snapshot` returned."""
+        for workflow, policy, reward, version, later in state:
+            if (workflow, policy) in self._later:
+                self._best[workflow, policy] = reward, version
+                self._later[workflow, policy] = set(later)
