@@ -39,6 +39,8 @@ class RecipeRevision:
     state_partitions: int = 0
     """First revision only: number of partitions of `state`; a component writes to the one that the CRC-32 of its name
     gives. 0, in older runs, means 1."""
+    parent: str = ""
+    """First revision of a branch only: id of the run whose versions it began with, and they: `RUN-ID solver@40`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from headrace.schemas.topics import policy_of, variant_of
 from headrace.trainers.batches.estimator import check_advantage
 from headrace.trainers.kept_warm_starts import KeptWarmStart
 from headrace.trainers.learner.backends.group import build_learner
+from headrace.trainers.learner.checkpoint import CHECKPOINT_FILE, decode_checkpoint
 from headrace.trainers.learner.chosen_loss import check_loss
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
@@ -97,7 +98,7 @@ def _publish_unpublished(
 
 
 def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> ResumedTrainer:
-    """Make version 0 and publish it."""
+    """Make version 0 and publish it. Raises CheckpointError for a checkpoint beside the model that is of another."""
     settings = run.recipe.policies[policy]
     model, tokenizer = build_first_model(settings, run.recipe.seed)
     if settings.warm_start is not None:
@@ -107,6 +108,9 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     base = adapter.files() if adapter is not None else {}
     files = upload_files(run, {**save_model_files(model, tokenizer), **base}, stop)
     learner = build_learner(model, run.recipe.trainer_of(policy), seed, adapter)
+    kept = Path(settings.path) / CHECKPOINT_FILE
+    if settings.path and kept.exists():
+        learner.load_state(decode_checkpoint(kept.read_bytes()))
     return _publish_first(run, policy, learner, files, writer, stop)
 
 

@@ -22,7 +22,7 @@ def servers(
 
     Example: [bold]headrace servers --data .headrace/servers[/]
     """
-    from headrace.app.launcher.launcher import redirect_log
+    from headrace.app.launcher.redirected_log import redirect_log
     from headrace.app.launcher.standing_servers import run_servers_until_signal
     from headrace.infra.embedded.data_folder import data_folder_of
 

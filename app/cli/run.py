@@ -24,7 +24,7 @@ from headrace.app.cli.options import (
 )
 
 
-def up(
+def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
     recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
     sets: SetOption = None,
     data: Annotated[
@@ -35,10 +35,20 @@ def up(
         bool, typer.Option("--new-recipe", help="Record a changed recipe as a new revision of an existing run.")
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live page.")] = False,
+    branch: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN@VERSION",
+            help="Begin with a version of another run: its data folder or address, @ and the version, or @best.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Run a recipe to its end: servers, components, live page, summary. Give the same command again to resume.
 
     Example: [bold]headrace up arithmetic --set trainer.steps=40 --summary summary.json[/]
+
+    From a version of another run: [bold]headrace up more.toml --branch .headrace/arithmetic@best[/]
 
     Over an archive, without servers: [bold]headrace offline up[/] (`headrace up RECIPE --from ARCHIVE` still works).
 
@@ -64,7 +74,7 @@ def up(
         folder = data_folder_of(resolved.name, data).root
         program = program_name()
         again = f"{program} {shlex.join(word for word in sys.argv[1:] if word != '--new-recipe')}"
-        request = UpRequest(resolved, folder, summary, new_recipe, plain, program, again, forks)
+        request = UpRequest(resolved, folder, summary, new_recipe, plain, program, again, branch, forks=forks)
         raise typer.Exit(bring_up(request, open_console(outlives_reader=True)))
     finally:
         forks.stop()

@@ -36,13 +36,14 @@ class RunOfAnother(UsageError):
     """The cluster holds a run of that name which was begun, or is running now, from somewhere else."""
 
 
-def begin_or_join(
+def begin_or_join(  # noqa: PLR0913 - all but the first three by name
     servers: Servers,
     recipe: Recipe,
     say: ReportLine,
     *,
     new_recipe: bool,
     own_run_id: str | None = None,
+    parent: str = "",
     remember: Callable[[str], None] = lambda _: None,
 ) -> Run:
     """Create the topics and write the recipe if they do not exist yet; return the run, joined.
@@ -54,6 +55,7 @@ def begin_or_join(
         new_recipe: Whether a recipe that differs from the run's becomes its next revision.
         own_run_id: Id of the run that the data folder belongs to; None for a new folder, empty if an old one does
             not record it.
+        parent: What the run begins with, if it is a branch: `RUN-ID solver@40`.
         remember: Called with the id of a new run before anything of it is written.
 
     Raises UsageError with the keys that differ unless `new_recipe`; RunOfAnother; ClusterUnfit with all that the
@@ -67,7 +69,7 @@ def begin_or_join(
         refuse_unfit(address.connection, Wanted(read_topic_specs(first, recipe)))
     if first is not None and codec.decode(first, RecipeRevision).run_id != own_run_id:
         refuse_run_of_another(join(address), recipe, own_run_id, embedded_store=servers.embedded_store)
-    settle = partial(plan_revision, address, recipe, servers.store_address, new_recipe=new_recipe)
+    settle = partial(plan_revision, address, recipe, servers.store_address, new_recipe=new_recipe, parent=parent)
     revision = settle()
     ensure_topics(address.connection, read_topic_specs(first, recipe))
     if revision is not None and first is None:

@@ -6,8 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +19,7 @@ from headrace.app.launcher.beginning import begin_or_join
 from headrace.app.launcher.components import components_of
 from headrace.app.launcher.drained import Drain, Page
 from headrace.app.launcher.early_imports import make_fork_server
+from headrace.app.launcher.redirected_log import redirect_log
 from headrace.app.views.say import say
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
@@ -29,7 +29,6 @@ from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
 from headrace.infra.kafka.clients import RunAddress
 from headrace.infra.kafka.topic_admin import fetch_session_timeout_s
-from headrace.infra.log import configure_logging
 from headrace.infra.process.child_process import build_child_environment
 from headrace.infra.process.fork_client import ForkServer
 from headrace.infra.process.patience import Patience
@@ -71,6 +70,10 @@ class UpRequest:
     """The command by which this user calls Headrace."""
     again: str = "headrace up …"
     """The command line that resumes the run."""
+    branch: str = ""
+    """What of another run it is to begin with: `RUN@VERSION`; empty for the start that the recipe names."""
+    parent: str = ""
+    """What that was found to be."""
     forks: ForkServer | None = None
     """A fork server that is already importing what every component needs; stopped if it is not used."""
 
@@ -89,6 +92,7 @@ def up(request: UpRequest, console: Console) -> int:
                 f"--data, or --set name={notes.run}"
             )
         _check_summary_path(request.summary)
+        request = _branch(request, has_begun=notes is not None)
         with redirect_log(folder.logs / "up.log"):
             launch = Launcher(request, folder, notes, console)
             try:
@@ -111,6 +115,16 @@ def up(request: UpRequest, console: Console) -> int:
             finally:
                 with ignore_signals():
                     launch.stop(STOP_WITHIN_S)
+
+
+def _branch(request: UpRequest, *, has_begun: bool) -> UpRequest:
+    """Return a request whose recipe begins with what `--branch` names, copied into its folder. Raises UsageError."""
+    if not request.branch:
+        return request
+    from headrace.ops.branch import branch
+
+    found = branch(request.recipe, request.branch, request.data, has_begun=has_begun)
+    return replace(request, recipe=found.recipe, parent=found.parent)
 
 
 def _tell_how_to_go_on(request: UpRequest, console: Console, words: str) -> None:
@@ -159,6 +173,7 @@ class Launcher:
             self._say,
             new_recipe=self._request.new_recipe,
             own_run_id=self._before.run_id if self._before else None,
+            parent=self._request.parent,
             remember=self._remember,
         )
         self._note(run)
@@ -348,16 +363,3 @@ def _check_summary_path(path: Path | None) -> None:
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(f"the summary cannot be written to {path}: {folder} is not a writable folder")
-
-
-@contextmanager
-def redirect_log(path: Path) -> Iterator[None]:
-    """Log to a file: log lines would break the page on the terminal."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", buffering=1) as file:
-        with redirect_stderr(file):  # structlog keeps the stream that it finds when it is configured
-            configure_logging("up")
-        try:
-            yield
-        finally:
-            structlog.reset_defaults()

@@ -45,7 +45,7 @@ CROPPED = ("task", "worker")
 def version_page(found: VersionLineage) -> RenderableType:
     """Return what `headrace lineage --version` shows."""
     facts = _grid()
-    base = f"version {found.base_version}  {found.base_hash}" if found.base_version >= 0 else "nothing"
+    base = f"version {found.base_version}  {found.base_hash}" if found.base_version >= 0 else found.parent or "nothing"
     facts.add_row("from", Text(base))
     facts.add_row("weights", Text(found.weights_hash))
     facts.add_row("object", Text(found.object_key or "not published"))

@@ -115,6 +115,8 @@ def _selection_rows(status: RunFigures) -> Iterator[tuple[str, str]]:
 
 def _lines(status: RunFigures) -> Iterator[tuple[str, str]]:
     """Yield the lines of every policy and shadow, first why no version comes."""
+    if status.parent:
+        yield "branch of", status.parent
     if status.standstill is not None:
         yield "no progress", status.standstill.sentence
     yield from (("error", error.sentence) for error in status.errors[:MOST_ERRORS])

@@ -50,7 +50,7 @@ log = structlog.get_logger()
 
 
 def plan_revision(
-    address: RunAddress, recipe: Recipe, where: StoreAddress, *, new_recipe: bool
+    address: RunAddress, recipe: Recipe, where: StoreAddress, *, new_recipe: bool, parent: str = ""
 ) -> RecipeRevision | None:
     """Return what is to be written to the recipe topic before the run can go on; None when nothing is.
 
@@ -71,6 +71,7 @@ def plan_revision(
             asks_for_published=True,
             asks_for_issued=True,
             state_partitions=recipe.state_partitions,
+            parent=parent,
         )
     newest = before[-1]
     store = describe_store(replace(where, prefix=parse_store(newest).prefix))

@@ -89,6 +89,8 @@ class Run:
     """Whether curators refuse groups of numbers that were never issued: not in runs of before that rule."""
     state_partitions: int = 1
     """Number of partitions of `state`; fixed for a run."""
+    parent: str = ""
+    """Of a branch: run id and versions that it began with, `RUN-ID solver@40`."""
 
     @property
     def connection(self) -> Connection:
@@ -275,6 +277,7 @@ def _join(address: RunAddress) -> Run:
         asks_for_published=found[0].asks_for_published,
         asks_for_issued=found[0].asks_for_issued,
         state_partitions=found[0].state_partitions or 1,
+        parent=found[0].parent,
     )
 
 

@@ -122,6 +122,8 @@ class RunFigures:
     """Errors of training episodes: each error once, the most frequent first."""
     advice: tuple[Advice, ...] = ()
     """Observations that something looks wrong, although the run continues; empty once it has ended."""
+    parent: str = ""
+    """Of a branch: run id and versions that it began with, `RUN-ID solver@40`."""
     standstill: Standstill | None = None
     """Cause that prevents the next version; None while versions come, and once the run has ended."""
 

@@ -93,6 +93,8 @@ class VersionLineage:
     created_ms: int
     groups: tuple[MadeOf, ...]
     """Groups in the order in which they were trained."""
+    parent: str = ""
+    """Of version 0 of a branch: run id and versions that the run began with, `RUN-ID solver@40`."""
 
 
 def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
@@ -122,6 +124,7 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
         metrics=batch.metrics,
         created_ms=batch.created_ms or event.created_ms,
         groups=tuple(_describe_groups(find_groups_run(run), policy, batch.groups)),
+        parent="" if version else run.parent,
     )
 
 

@@ -875,7 +875,7 @@ def mp15_last_version_of_one_policy_not_marked(j: Hand) -> None:
     j.put(message, replace(event, final=False))
 
 
-@pair("whose topic is another")
+@pair("is on another policy.s eval-groups topic")
 def mp16_answer_of_another_policy(hand: Hand) -> None:
     j = judge(hand)
     message = hand.all(hand.eval_groups)[0]

@@ -20,6 +20,8 @@ from headrace.schemas.records import ClaimCheck, NamedObject
 Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], None]  # noqa: UP007  # forward references
 
 _KEY = "headrace.checkpoint"
+CHECKPOINT_FILE = "headrace-checkpoint.safetensors"
+"""File beside a model's weights whose masters and moments its first learner takes over: of a branch."""
 
 
 class CheckpointError(HeadraceError):

@@ -1,0 +1,137 @@
+"""The beginning of a run with a version of another one: its weights, and its optimizer where a checkpoint is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Policy, Recipe
+from headrace.infra.run.run import Run
+from headrace.infra.weights.files import ADAPTER_WEIGHTS
+from headrace.infra.whole_folder import write_new_folder
+from headrace.ops.opened_run import open_run
+from headrace.ops.weights_export import choose_best, export
+from headrace.schemas.records import CheckpointPointer
+
+FOLDER = "branch"
+"""Folder in a data folder, with a folder for each policy."""
+BEGAN = "parent.json"
+BEST = "best"
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPoint:
+    """What `--branch` names."""
+
+    run: str
+    """Address of a run, or its data folder."""
+    version: int | None
+    """None for the best."""
+
+    @classmethod
+    def of(cls, text: str) -> BranchPoint:
+        """Read `RUN@VERSION` or `RUN@best`. Raises UsageError."""
+        run, at, version = text.rpartition("@")
+        if not run or not at or not (version == BEST or (version.isascii() and version.isdigit())):
+            raise UsageError(
+                f"--branch {text}: name a run by its data folder or address, and a version of it: "
+                ".headrace/arithmetic@40, kafka://HOST:PORT/RUN@40, or @best for the highest held-out reward"
+            )
+        return cls(run, None if version == BEST else int(version))
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A recipe whose policies begin with versions of another run."""
+
+    recipe: Recipe
+    parent: str
+    """Run id of the other, and the version of each policy: `arithmetic-1a2b3c4d solver@40`."""
+
+
+def branch(recipe: Recipe, text: str, data: Path, *, has_begun: bool) -> Branch:
+    """Copy a version of another run into a data folder; return the recipe that begins with it.
+
+    Given again for the same folder, it copies nothing, and needs the other run no more.
+
+    Args:
+        recipe: Recipe of the run that is to begin.
+        text: The other run and its version.
+        data: Data folder of the run that is to begin.
+        has_begun: Whether that folder holds a run already.
+
+    Raises:
+        UsageError: There is no such run or version, it has not all policies of the recipe, or trains an adapter; or
+            the run in the data folder began with something else.
+    """
+    point, folder = BranchPoint.of(text), data / FOLDER
+    if not folder.exists():
+        if has_begun:
+            raise UsageError(
+                f"the run in {data} did not begin as a branch: leave out --branch to resume it, or begin another run "
+                "by --set name="
+            )
+        data.mkdir(parents=True, exist_ok=True)
+        _copy(recipe, point, text, folder)
+    began = json.loads((folder / BEGAN).read_text())
+    if began["branch"] != text:
+        raise UsageError(f"the run in {data} began with --branch {began['branch']}: give that one, or --set name=")
+    return Branch(_begin_at(recipe, folder), began["parent"])
+
+
+def _copy(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:
+    is_address = "://" in point.run
+    with open_run(point.run if is_address else None, None if is_address else Path(point.run), store=True) as opened:
+        run = opened.run
+        if unknown := recipe.policies.keys() - run.recipe.policies.keys():
+            raise UsageError(
+                f"run {run.address.run} has no policy {', '.join(sorted(unknown))}: it has "
+                f"{', '.join(run.recipe.policies)}; a branch has the policies of its parent, or some of them"
+            )
+        with write_new_folder(folder) as growing:
+            versions = {
+                policy: _copy_policy(run, policy, point.version, growing / policy) for policy in recipe.policies
+            }
+            parent = " ".join([run.run_id, *(f"{policy}@{version}" for policy, version in versions.items())])
+            (growing / BEGAN).write_text(json.dumps({"branch": text, "parent": parent}))
+
+
+def _copy_policy(run: Run, policy: str, version: int | None, out: Path) -> int:
+    found = export(run, policy, choose_best(run, policy) if version is None else version, out)
+    if (out / ADAPTER_WEIGHTS).exists():
+        raise UsageError(
+            f"policy {policy} of run {run.address.run} is an adapter, and a branch of one is not supported: merge it "
+            "into its base first, and name that folder as policies.NAME.path"
+        )
+    _copy_optimizer(run, policy, found.version, out)
+    return found.version
+
+
+def _copy_optimizer(run: Run, policy: str, version: int, out: Path) -> None:
+    """Put the checkpoint of a version beside its weights, if the run keeps one that is a single object."""
+    from headrace.trainers.learner.checkpoint import CHECKPOINT_FILE, decode_checkpoint, encode_checkpoint
+    from headrace.trainers.versions.history import read_history
+
+    pointers: Mapping[int, CheckpointPointer] = read_history(run, policy).checkpoints
+    pointer = pointers.get(version)
+    if pointer is None or pointer.checkpoint is None or pointer.parts:
+        return
+    kept = decode_checkpoint(run.get(pointer.checkpoint))
+    own = {name: tensor for name, tensor in kept.tensors.items() if not name.startswith("reference/")}
+    begin = replace(kept, tensors=own, metadata={**kept.metadata, "version": 0})  # its reference is its own start
+    with (out / CHECKPOINT_FILE).open("wb") as file:
+        file.writelines(encode_checkpoint(begin))
+
+
+def _begin_at(recipe: Recipe, folder: Path) -> Recipe:
+    """Return a recipe whose policies come from folders. Their settings are checked again."""
+
+    def from_folder(name: str, policy: Policy) -> Policy:
+        settings = policy.model_dump(exclude={"model", "alphabet", "warm_start"})
+        return Policy.model_validate({**settings, "path": str((folder / name).resolve())})
+
+    policies = {name: from_folder(name, policy) for name, policy in recipe.policies.items()}
+    return recipe.model_copy(update={"policies": policies})

@@ -1,0 +1,50 @@
+"""What `up --branch` begins with, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.ops.branch import BEGAN, FOLDER, BranchPoint, branch
+
+RECIPE = load_recipe("arithmetic")
+
+
+@pytest.mark.parametrize(
+    ("text", "point"),
+    [
+        (".headrace/sums@40", BranchPoint(".headrace/sums", 40)),
+        ("kafka://user@host:9092/sums@best", BranchPoint("kafka://user@host:9092/sums", None)),
+    ],
+)
+def test_a_branch_names_a_run_and_a_version(text: str, point: BranchPoint) -> None:
+    assert BranchPoint.of(text) == point
+
+
+@pytest.mark.parametrize("text", ["sums", "@40", "sums@", "sums@newest", "sums@-1", "sums@²"])
+def test_what_names_no_run_and_version_is_refused_with_the_forms_that_there_are(text: str) -> None:
+    with pytest.raises(UsageError, match=r"name a run by its data folder or address.*@best"):
+        BranchPoint.of(text)
+
+
+def test_a_folder_that_holds_a_branch_needs_its_parent_no_more_and_takes_no_other(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / BEGAN).write_text(json.dumps({"branch": "gone@4", "parent": "gone-1 solver@4"}))
+
+    found = branch(RECIPE, "gone@4", tmp_path, has_begun=True)
+
+    policy = found.recipe.policies["solver"]
+    assert found.parent == "gone-1 solver@4"
+    assert (policy.path, policy.model, policy.warm_start) == (str(tmp_path / FOLDER / "solver"), {}, None)
+    assert found.recipe.trainer == RECIPE.trainer
+    with pytest.raises(UsageError, match=r"began with --branch gone@4: give that one"):
+        branch(RECIPE, "gone@5", tmp_path, has_begun=True)
+
+
+def test_a_run_that_began_otherwise_becomes_no_branch(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="did not begin as a branch: leave out --branch"):
+        branch(RECIPE, "other@4", tmp_path, has_begun=True)
