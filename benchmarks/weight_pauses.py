@@ -18,7 +18,7 @@ from headrace.infra.weights.coding import find_changes
 from headrace.infra.weights.delta import items_of
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.causal_lm import CausalLM
-from headrace.trainers.learner.model import publish_weights
+from headrace.trainers.learner.model import round_to_bf16
 
 DENSITY = 0.01
 
@@ -55,9 +55,9 @@ def measure_learner(parameters: float, rounds: int, tell: Tell) -> LearnerPause:
     """Publish the fp32 masters of a model of this size, as a learner does after each step."""
     shapes = qwen3_shapes(parameters)
     masters = {name: torch.empty(shape).uniform_(-0.1, 0.1) for name, shape in shapes.items()}
-    first, before = _best(1, lambda: publish_weights(masters))
-    again, spare = _best(1, lambda: publish_weights(masters))
-    again, spare = _best(rounds, lambda: publish_weights(masters, spare))
+    first, before = _best(1, lambda: round_to_bf16(masters))
+    again, spare = _best(1, lambda: round_to_bf16(masters))
+    again, spare = _best(rounds, lambda: round_to_bf16(masters, spare))
     copy, _ = _best(rounds, lambda: _copy(spare, before))
     new, _ = _best(rounds, lambda: {name: np.array(items_of(tensor)) for name, tensor in spare.items()})
     found = LearnerPause(sum(master.numel() for master in masters.values()), again, first, copy, new)

@@ -4,10 +4,10 @@ Every tier is a bijection from range(space) to prompts, so a split is a set of c
 the first eighth to `held_out`, the next quarter to `warm_start` and the rest to `train`. No prompt is in two splits,
 and `held_out` is the same for every seed; the seed only orders `train` and `warm_start`.
 
-`sum1` is the tier that a model of 100,000 parameters learns in minutes. There are only 100 sums of two digits, so its
-problems also carry the name of the unknown (`kx=3+4?`), which must be ignored: a held-out problem was never seen, but
-its sum has been, under other names. It measures whether the sums are learnt, not whether unseen sums can be inferred;
-for that take `sum2` or higher.
+`sum1` is the tier that a model of 100,000 parameters learns in minutes. There are only 100 sums of two one-digit
+numbers, so its problems also carry the name of the unknown (`kx=3+4?`), which must be ignored: a held-out problem was
+never seen, but its sum has been, under other names. It measures whether the sums are learnt, not whether unseen sums
+can be inferred; for that take `sum2` or higher.
 """
 
 from __future__ import annotations

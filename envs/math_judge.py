@@ -1,4 +1,4 @@
-r"""Judging answers by math-verify, in processes of their own: `pip install headrace[math]`.
+r"""Judging answers by math-verify, in processes of their own: `make install EXTRAS=math`.
 
 math-verify reads an answer as mathematics, so that `x=2` is `2` and `\frac{2}{4}` is `0.5` (Hugging Face,
 https://github.com/huggingface/Math-Verify). It uses sympy, which may compute for ever, and signals for its own time
@@ -22,7 +22,7 @@ def open_math_judge() -> JudgeProcesses:
 def require_math_verify(setting: str) -> None:
     """Raise ValueError, with the setting that asks for it and what to install, where math-verify is missing."""
     if find_spec("math_verify") is None:
-        raise ValueError(f'{setting} needs math-verify: pip install "headrace[math]"')
+        raise ValueError(f"{setting} needs math-verify: make install EXTRAS=math")
 
 
 def main() -> None:

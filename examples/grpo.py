@@ -26,7 +26,7 @@ from headrace.producers.engines.contract import Generation, Sampling
 from headrace.producers.engines.torch_engine import TorchEngine
 from headrace.trainers.advantages import grpo
 from headrace.trainers.learner.masters import Masters
-from headrace.trainers.learner.model import build_model, character_tokenizer, encode, publish_weights
+from headrace.trainers.learner.model import build_model, character_tokenizer, encode, round_to_bf16
 from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, warm_start
 from headrace.trainers.losses import TrainedTokens, policy_loss
 
@@ -151,7 +151,7 @@ def run(settings: Settings) -> Iterator[tuple[float, list[float]]]:
     engine = TorchEngine({"solver": model.config})
     try:
         for step in range(settings.steps):
-            engine.load("solver", step, publish_weights(masters.values))
+            engine.load("solver", step, round_to_bf16(masters.values))
             groups = asyncio.run(play(engine, tokenizer, environment, step, settings))
             rewards = [answer.reward for group in groups for answer in group]
             yield sum(rewards) / len(rewards), train(model, masters, drop_zero_variance(groups), step, settings)

@@ -56,10 +56,17 @@ def findings(recent: Iterable[Metrics]) -> list[Finding]:
     if not metrics:
         return []
     now = metrics[-1]
-    return [*_not_finite(now), *_collapse(metrics), *_steep(metrics), *_mismatch(now), *_off_policy(now), *_idle(now)]
+    return [
+        *_find_not_finite(now),
+        *_find_reward_collapse(metrics),
+        *_find_steep_gradient(metrics),
+        *_find_mismatch(now),
+        *_find_off_policy(now),
+        *_find_idle_data(now),
+    ]
 
 
-def _not_finite(now: Metrics) -> Iterator[Finding]:
+def _find_not_finite(now: Metrics) -> Iterator[Finding]:
     if skipped := now.get("steps_skipped", 0.0):
         yield Finding(
             "not_finite",
@@ -68,7 +75,7 @@ def _not_finite(now: Metrics) -> Iterator[Finding]:
         )
 
 
-def _collapse(metrics: Sequence[Metrics]) -> Iterator[Finding]:
+def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[Finding]:
     entropies = [one["entropy"] for one in metrics if "entropy" in one]
     first = max(entropies[0], metrics[-1].get(ENTROPY_FIRST, 0.0)) if entropies else 0.0
     if len(entropies) > EDGE and entropies[-1] < ENTROPY_LEFT * first:
@@ -87,7 +94,7 @@ def _collapse(metrics: Sequence[Metrics]) -> Iterator[Finding]:
         )
 
 
-def _steep(metrics: Sequence[Metrics]) -> Iterator[Finding]:
+def _find_steep_gradient(metrics: Sequence[Metrics]) -> Iterator[Finding]:
     usual = sorted(one["grad_norm_mean"] for one in metrics[:-1] if "grad_norm_mean" in one)
     largest = metrics[-1].get("grad_norm_max", 0.0)
     if len(usual) >= EDGE and largest > STEEP * usual[len(usual) // 2]:
@@ -98,7 +105,7 @@ def _steep(metrics: Sequence[Metrics]) -> Iterator[Finding]:
         )
 
 
-def _mismatch(now: Metrics) -> Iterator[Finding]:
+def _find_mismatch(now: Metrics) -> Iterator[Finding]:
     gap = now.get("logprob_gap_mean", 0.0)
     if gap > LARGE_GAP:
         yield Finding(
@@ -109,7 +116,7 @@ def _mismatch(now: Metrics) -> Iterator[Finding]:
         )
 
 
-def _off_policy(now: Metrics) -> Iterator[Finding]:
+def _find_off_policy(now: Metrics) -> Iterator[Finding]:
     sample, divergence = now.get("ess_share", 1.0), now.get("kl_k3", 0.0)
     if sample < SMALL_SAMPLE or divergence > LARGE_KL:
         yield Finding(
@@ -133,7 +140,7 @@ def _off_policy(now: Metrics) -> Iterator[Finding]:
         )
 
 
-def _idle(now: Metrics) -> Iterator[Finding]:
+def _find_idle_data(now: Metrics) -> Iterator[Finding]:
     truncated, equal = now.get("truncated_share", 0.0), now.get("zero_variance_share", 0.0)
     if truncated > MANY_TRUNCATED:
         yield Finding(

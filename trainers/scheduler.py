@@ -161,7 +161,7 @@ class Scheduler(Generic[T]):
 
     # ---------------------------------------------------------------------------------------------- what has happened
 
-    def take(self, group: Waiting[T] | Eviction[T]) -> None:
+    def add_group(self, group: Waiting[T] | Eviction[T]) -> None:
         """Take a group into the window, or one that never gets there."""
         self._evictions.add(self.window.add(group) if isinstance(group, Waiting) else [group])
 

@@ -64,9 +64,9 @@ def begin_or_resume(
     check_loss(run.recipe, policy_variant)
     history = read_history(run, policy_variant, recent=True)
     if history.checkpoint is not None:
-        incarnation = resume(run, policy_variant, history, stop)
-        _publish_unpublished(incarnation, history, writer, stop)
-        return incarnation
+        resumed = resume(run, policy_variant, history, stop)
+        _publish_unpublished(resumed, history, writer, stop)
+        return resumed
     if history.published is not None or history.last is not None:
         raise NoCheckpoint(
             f"{policy_variant} has been trained, and {run.topics.state} holds no checkpoint of it: was the topic "
@@ -79,21 +79,21 @@ def begin_or_resume(
 
 
 def _publish_unpublished(
-    incarnation: ResumedTrainer, history: History, writer: TransactionalWriter, stop: threading.Event
+    resumed: ResumedTrainer, history: History, writer: TransactionalWriter, stop: threading.Event
 ) -> None:
-    """Publish the newest version if it is not: it was to be part of the next, which died with the last incarnation.
+    """Publish the newest version if it is not: it was to be part of the next, which died with the last resumed.
 
     After the end of a run there is no next one. Weights that came out otherwise, of a new epoch, are not that version.
     """
-    learner = incarnation.learner
+    learner = resumed.learner
     assert history.published is not None  # noqa: S101 - it came with the first checkpoint
-    is_known = bool(history.batches) and history.batches[-1].epoch == incarnation.epoch
+    is_known = bool(history.batches) and history.batches[-1].epoch == resumed.epoch
     if not is_known or learner.version <= history.published.version:
         return
-    event = incarnation.uploader.upload_version(
-        learner.snapshot_weights(), learner.version, epoch=incarnation.epoch, given_up=stop
+    event = resumed.uploader.upload_version(
+        learner.snapshot_weights(), learner.version, epoch=resumed.epoch, given_up=stop
     )
-    incarnation.announcer.announce(writer, event)
+    resumed.announcer.announce(writer, event)
     log.info("version.published", policy=event.policy, version=event.version)
 
 

@@ -1,7 +1,8 @@
 """The trainer process: `headrace train --run kafka://host:port/run --policy NAME [--variant NAME]`.
 
-From here to the loss: `main`, whose run loop calls `Trainer.tick` (trainer.py) every turn; `Pipeline.begin`
-(versions/pipeline.py), whose thread calls `Learner.step` (learner/learner.py).
+From here to `backward()`: `main`, whose run loop calls `Trainer.tick` (trainer.py) every turn; `Pipeline.begin`
+(versions/pipeline.py), whose thread calls `Learner.step` (learner/learner.py), and that `Learner._optimize`. It calls
+the loss, `Objective.compute_loss_share` (losses/objective.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from headrace.schemas.topics import policy_of
 
 
 def main(run: str, policy: str | None = None, variant: str | None = None) -> None:
-    """Train one policy of a run until a signal stops it, or a shadow, by the name of its variant.
+    """Train one policy of a run until a signal stops it or, with `variant`, one of its shadows.
 
     What was begun then is committed, if that takes no longer than FINISH_S.
     """
@@ -36,8 +37,8 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
         bind_to_log(policy=policy_of(name))
         writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}", joined.topic_names)
         with closing(writer):
-            incarnation = begin_or_resume(joined, name, writer, stop)
-            with closing(Trainer(joined, name, incarnation, watch)) as trainer:
+            resumed = begin_or_resume(joined, name, writer, stop)
+            with closing(Trainer(joined, name, resumed, watch)) as trainer:
                 if run_loop(trainer, writer, stop, watch):
                     run_loop(trainer, writer, trainer.finish(), watch)
 

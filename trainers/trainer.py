@@ -72,28 +72,28 @@ class Trainer:
     freshest. When the run is over it trains on until no batch can be cut any more.
     """
 
-    def __init__(self, run: Run, policy_variant: str, incarnation: ResumedTrainer, watch: Stopwatch) -> None:
+    def __init__(self, run: Run, policy_variant: str, resumed: ResumedTrainer, watch: Stopwatch) -> None:
         self.run = run
         self.policy_variant = policy_variant
         self.settings = run.recipe.trainer_of(policy_variant)
-        learner, uploader = incarnation.learner, incarnation.uploader
-        self._announcer = incarnation.announcer
-        positions = {**incarnation.positions, (run.topics.recipe, 0): run.recipe_end}
+        learner, uploader = resumed.learner, resumed.uploader
+        self._announcer = resumed.announcer
+        positions = {**resumed.positions, (run.topics.recipe, 0): run.recipe_end}
         self._reader = TopicReader(run.connection, positions, f"train.{policy_variant}")
-        self._waiting = incarnation.waiting
-        """Records that the last incarnation's window held: they come before all others."""
-        every, past = run.recipe.evaluate.every, build_trials(self.settings, incarnation)
+        self._waiting = resumed.waiting
+        """Records that the last resumed's window held: they come before all others."""
+        every, past = run.recipe.evaluate.every, build_trials(self.settings, resumed)
         self.scheduler = Scheduler[WindowedGroup](self.settings, every, run.recipe.seed, past, run.ended)
         self._messages = TrainerMessages(
             run,
             policy_variant,
-            incarnation.epoch,
+            resumed.epoch,
             learner.fingerprint(),
-            incarnation.weights_hash,
+            resumed.weights_hash,
             self._reader.positions,
-            incarnation.offsets,
+            resumed.offsets,
         )
-        self._metrics = VersionMetrics(policy_variant, incarnation.recent, watch)
+        self._metrics = VersionMetrics(policy_variant, resumed.recent, watch)
         self._watch = watch
         self._end_logged = False
         self._announced: WeightsPublished | None = None
@@ -145,7 +145,7 @@ class Trainer:
             return self._messages.build_dead_letter(
                 unnamed, Refusal("unusable", f"another record of {key} is here, and not trained yet")
             )
-        self.scheduler.take(found)
+        self.scheduler.add_group(found)
         return ()
 
     def _has_group(self, key: UseId) -> bool:
@@ -305,12 +305,12 @@ class Trainer:
         self._reader.close()
 
 
-def build_trials(settings: Settings, incarnation: ResumedTrainer) -> Trials:
+def build_trials(settings: Settings, resumed: ResumedTrainer) -> Trials:
     """Return how a trainer comes past a batch that ended the processes of those before it."""
-    begun = incarnation.begun or StepBegun()
+    begun = resumed.begun or StepBegun()
     full, unit = settings.groups_per_batch, settings.minibatches
-    version = incarnation.learner.version + 1
-    return Trials(full, unit, version, begun.times, begun.suspects, is_noted=incarnation.resumed)
+    version = resumed.learner.version + 1
+    return Trials(full, unit, version, begun.times, begun.suspects, is_noted=resumed.resumed)
 
 
 def build_handlers(trainer: Trainer) -> Mapping[str, Handler]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headrace.infra.recipe.settings import TrainerSettings
 from headrace.trainers.batches.batch import BatchError
-from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup, add_group_advantages, prepare_group
+from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup, compute_or_check_advantages, prepare_group
 from headrace.trainers.learner.limits import Limits
 
 
@@ -55,7 +55,7 @@ def build_windowed_group(
     """
     if group.group.tokenizer_hash and group.group.tokenizer_hash != tokenizer_hash():
         raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is not this policy's")
-    ready = add_group_advantages(prepare_group(group), settings)
+    ready = compute_or_check_advantages(prepare_group(group), settings)
     if not any(sequence.mask.any() for sequence in ready.sequences):
         raise BatchError("it has no token to train on")
     for sequence in ready.sequences:

@@ -78,7 +78,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     log_quietly()
     _check_retrain((begin, end), into, sets or ())
     found: Retrained | Experiment
-    with _continue_in_one_process(), or_no_verdict(), open_run(run, data, store=True) as opened:
+    with _continue_in_leading_process(), or_no_verdict(), open_run(run, data, store=True) as opened:
         policy_variant = opened.run.resolve(policy, variant)
         with open_progress("versions trained again") as tell:
             if into is None:
@@ -122,7 +122,7 @@ def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: 
             raise UsageError(f"--into {into}: {error}") from error
 
 
-def _continue_in_one_process() -> AbstractContextManager[None]:
+def _continue_in_leading_process() -> AbstractContextManager[None]:
     """Continue in one of the processes that torchrun started; without torchrun nothing heavy is imported."""
     from headrace.infra.environment import is_alone
 

@@ -189,7 +189,7 @@ def _facts(summary: Summary) -> Table:
     table.add_row("speed", f"{summary.samples_per_s:,.0f} trajectories/s, {summary.tokens_per_s:,.0f} tokens/s")
     table.add_row("wasted", describe_waste(summary.wasted_tokens, summary.tokens, is_all=not groups.in_flight))
     table.add_row(
-        "the log's share",
+        "Kafka overhead",
         f"{summary.log_share:.1%} of the loops' time, {summary.log_cpu_share:.1%} of all CPU time",
     )
     for policy, block in summary.policies.items():

@@ -58,9 +58,9 @@ LARGEST_MESSAGE = 7 << 20
 
 
 def main(run: str, policy: str | None = None, slot: str | None = None, variant: str | None = None) -> None:
-    """Curate one policy's groups until a signal stops it, or a shadow's, by the name of its variant.
+    """Curate one policy's groups until a signal stops it or, with `variant`, a shadow's.
 
-    `slot` names a place under a supervisor: a later process of the same name fences it.
+    `slot` is the supervisor's slot: a later process with the same slot fences this one.
     """
     configure_logging("curate", **{name: given for name, given in (("policy", policy), ("variant", variant)) if given})
     address, stop = parse_run(run), stop_on_signals()

@@ -91,7 +91,7 @@ def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> Ar
             # The mapping outlives the name of its file.
             table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise TaskFileError(f"cannot read tasks from {name}: {_take_line(error)}") from error
+        raise TaskFileError(f"cannot read tasks from {name}: {_read_first_line(error)}") from error
     return ArrowRows(name, table, columns, lambda: _hash_files(paths))
 
 
@@ -109,7 +109,7 @@ def open_saved(folder: Path, split: str, columns: Sequence[str]) -> ArrowRows:
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, TaskFileError):
             raise
-        raise TaskFileError(f"{folder} is no folder that `datasets` saved: {_take_line(error)}") from error
+        raise TaskFileError(f"{folder} is no folder that `datasets` saved: {_read_first_line(error)}") from error
     return ArrowRows(str(folder), pa.concat_tables(tables), columns, lambda: _hash_files(files))
 
 
@@ -120,12 +120,12 @@ def open_hub(repository: str, config: str, split: str, revision: str, columns: S
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise TaskFileError(f'{name} needs the library datasets: pip install "headrace[data]"') from error
+        raise TaskFileError(f"{name} needs the library datasets: make install EXTRAS=data") from error
     try:
         found = datasets.load_dataset(repository, config or None, split=split, revision=revision or None)
     except Exception as error:
         raise TaskFileError(
-            f"cannot load {name}, split {split!r}: {type(error).__name__}: {_take_line(error)}. Without a "
+            f"cannot load {name}, split {split!r}: {type(error).__name__}: {_read_first_line(error)}. Without a "
             "network it must be in the cache of `datasets` (HF_HOME) on this machine; or save it elsewhere by "
             "save_to_disk and give that folder as `path`"
         ) from error
@@ -141,7 +141,7 @@ def _import_pyarrow(name: str) -> Any:
     try:
         import pyarrow as pa
     except ModuleNotFoundError as error:
-        raise TaskFileError(f'{name} needs pyarrow: pip install "headrace[data]"') from error
+        raise TaskFileError(f"{name} needs pyarrow: make install EXTRAS=data") from error
     return pa
 
 
@@ -164,5 +164,5 @@ def _hash_files(paths: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _take_line(error: Exception) -> str:
+def _read_first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")

@@ -80,8 +80,8 @@ def run_loop(
 
     One turn:
 
-    1. poll: up to 64 records or 150 ms. Rebalances happen in here, and partitions that are new are restored. A
-       group's metadata is taken right after; no other poll comes before the commit.
+    1. poll: some records (a curator: up to 64, or 150 ms). Rebalances happen in here, and partitions that are new are
+       restored. A group's metadata is taken right after; no other poll comes before the commit.
     2. handle: every record, then the tick. No step after this one changes the component's memory.
     3. produce: all that followed, in one transaction, and flush: it yields their offsets.
     4. before_commit: what rests on these offsets and snapshots that are due, in the same transaction, and flush.

@@ -320,25 +320,25 @@ class TransactionalWriter:
         except KafkaRefused:
             raise
         except HeadraceError as error:
-            if self._is_gone(record):
+            if not self._wait_for_topic(record):
                 raise KafkaRefused(f"{doing}: {describe_deleted(_partition_of(record), GONE_S)}") from error
             raise
 
-    def _is_gone(self, record: Outgoing) -> bool:
-        """Wait for the topic of a record as long as Kafka answers, GONE_S at most; return whether it stays away."""
+    def _wait_for_topic(self, record: Outgoing) -> bool:
+        """Wait for the topic of a record while Kafka answers, GONE_S at most; return False if it stays away."""
         begun, said = time.monotonic(), False
         while True:
             try:
                 topics = self._producer.list_topics(timeout=CALL_S).topics  # naming one might make it anew
             except KafkaException:
-                return False
+                return True
             if record.topic in topics and (record.partition < 0 or record.partition in topics[record.topic].partitions):
-                return False
+                return True
             if not said:
                 said = True
                 log.warning("topic.gone", topic=record.topic, partition=record.partition, patience_s=GONE_S)
             if time.monotonic() - begun >= GONE_S:
-                return True
+                return False
             time.sleep(LOOK_EVERY_S)
 
 

@@ -194,7 +194,7 @@ def _text_of(name: str, beside: Path | None) -> tuple[str, str]:
     short = name.removesuffix(".toml")
     if short in shipped:
         return name, shipped[short].read_text(encoding="utf-8")
-    hint = "" if path.suffix == ".toml" else f"; {_nearest(short, shipped)}"
+    hint = "" if path.suffix == ".toml" else f"; {_suggest_nearest(short, shipped)}"
     raise UsageError(
         f"there is no recipe {name!r}: no file {path.absolute()}, and none of that name is shipped "
         f"({', '.join(shipped) or 'none at all'}){hint.rstrip('; ')}"
@@ -346,12 +346,12 @@ def _name_location(location: Location) -> str:
 def _describe_unknown(above: Sequence[str], key: str, allowed: Sequence[str]) -> str:
     """Return that a key is unknown, with the nearest known one and those that are allowed in its place."""
     table = f"[{'.'.join(above)}]" if above else "A recipe"
-    hint = _find_elsewhere(key) or _nearest(key, allowed)
+    hint = _find_elsewhere(key) or _suggest_nearest(key, allowed)
     unknown = f"`{_join_keys((*above, key))}` is not known{f': {hint}' if hint else '.'}"
     return f"{unknown} {table} has {', '.join(sorted(allowed))}"
 
 
-def _nearest(key: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+def _suggest_nearest(key: str, known: Mapping[str, Any] | Sequence[str]) -> str:
     near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
     return f"did you mean `{near[0]}`?" if near else ""
 

@@ -54,7 +54,7 @@ Uses: TypeAlias = Annotated[tuple[Use, ...], BeforeValidator(_wrap_single)]
 
 
 class WarmStart(Settings):
-    """Supervised steps before version 0, until the measured exact match with worked examples is in a band."""
+    """Supervised steps before version 0, until the share of held-out examples that it completes is in a band."""
 
     reward_low: float = Field(0.30, ge=0, lt=1)
     """Lower edge of the band: share of held-out examples that the policy completes word by word. Not a reward."""

@@ -135,16 +135,16 @@ class GroupConsumer:
 
     # --------------------------------------------------------------------------------------------------------- restore
 
-    def _go_on_restoring(self) -> None:
+    def _continue_restore(self) -> None:
         """Restore partitions that are new for a while; hold those that are restored, and read them from now on."""
         if self._restore is None:
             if not (new := self._owned - self._held.keys()):
                 return
             self._restore = Restore(self.membership, self._fetch_committed(new), self._make_state)
-        restored = self._restore.go_on(RESTORE_S)
+        restored = self._restore.continue_for(RESTORE_S)
         if restored is None:
             return
-        self._drop_restore()
+        self._close_restore()
         for place, one in restored.items():
             self._hold(place, one)
         with translate_kafka_errors("reading on"):
@@ -153,7 +153,7 @@ class GroupConsumer:
                     self._consumer.seek(TopicPartition(*place, one.end))
             self._consumer.resume([TopicPartition(*place) for place in restored])
 
-    def _drop_restore(self) -> None:
+    def _close_restore(self) -> None:
         if self._restore is not None:
             self._restore.close()
         self._restore = None
@@ -173,7 +173,7 @@ class GroupConsumer:
             with watch.measure("wait"):
                 raw += self._consumer.consume(most - len(raw), TURN_S)
         self._metadata = self._consumer.consumer_group_metadata()
-        self._go_on_restoring()
+        self._continue_restore()
         found = take_good_messages(raw, f"reading {', '.join(self.membership.topics)}")
         left, self._left = self._left, []
         messages = [m for m in (*left, *found) if (m.topic, m.partition) in self._held]
@@ -186,7 +186,7 @@ class GroupConsumer:
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
         """Hand the record to its partition's state, or keep it for the next turn where this one is full."""
-        if self._turn_is_full:
+        if self._is_turn_full:
             self._left.append(message)
             return ()
         held = self._held[message.topic, message.partition]
@@ -201,7 +201,7 @@ class GroupConsumer:
         return outgoing
 
     @property
-    def _turn_is_full(self) -> bool:
+    def _is_turn_full(self) -> bool:
         late = time.monotonic() - self._turn_began > MOST_S
         return bool(self._left) or self._turn_bytes >= MOST_BYTES or late
 
@@ -251,7 +251,7 @@ class GroupConsumer:
         """Drop all memory, ask again for the committed offsets, and go on from there."""
         self._held.clear()
         self._left.clear()
-        self._drop_restore()
+        self._close_restore()
         if self._owned:
             committed = self._fetch_committed(self._owned)
             with translate_kafka_errors("going back"):
@@ -262,7 +262,7 @@ class GroupConsumer:
 
     def close(self) -> None:
         """Leave the group."""
-        self._drop_restore()
+        self._close_restore()
         self._consumer.close()
 
 

@@ -125,7 +125,7 @@ class Restore:
             self._committed.pop(place, None)
             self._found.pop(place, None)
 
-    def go_on(self, most_s: float) -> dict[PartitionId, Restored] | None:
+    def continue_for(self, most_s: float) -> dict[PartitionId, Restored] | None:
         """Go on for so many seconds, or a step more; return all when they are restored, until then None.
 
         Raises StateLost, LogTruncated, KafkaAway, KafkaRefused, and whatever a state raises.

@@ -243,7 +243,7 @@ def find_differences(old: Recipe, new: Recipe) -> list[str]:
     ]
 
 
-def differs_by_chain_only(old: Recipe, new: Recipe) -> bool:
+def is_chain_change(old: Recipe, new: Recipe) -> bool:
     """Return whether two recipes are the same but for their chains, so that a run can go over while it goes on."""
     return replace_chain(new, old) == old
 

@@ -346,7 +346,7 @@ def refuse_replaced(run: Run) -> None:
     """
     found = join(run.address).run_id
     if found != run.run_id:
-        raise MustRestart(f"{run.address} is run {found} by now, and this process joined run {run.run_id}")
+        raise MustRestart(f"{run.address} is now a newer run, {found}; this process joined run {run.run_id}")
 
 
 def read_revision(message: Message) -> RecipeRevision | None:

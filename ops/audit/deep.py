@@ -145,7 +145,7 @@ def _group(value: bytes, store: ObjectStore | None) -> TrajectoryGroup:
     except SchemaError as error:
         raise UnfitValue(str(error)) from error
     if whole.claim is not None or replace(whole, trajectories=(), claim=group.claim) != group:
-        raise UnfitValue("the group behind its claim check says other things of itself than the record that names it")
+        raise UnfitValue("the group in the object store does not match the record that points to it")
     return whole
 
 

@@ -36,7 +36,7 @@ class FailingFold:
         self._counts: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
 
     @property
-    def any_success(self) -> bool:
+    def has_success(self) -> bool:
         """Whether an episode has ever succeeded, of any policy."""
         return bool(self._succeeded_ms)
 

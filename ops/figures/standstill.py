@@ -203,7 +203,7 @@ class _Stand:
         lately_ms = max(LEAST_MS, round(2000 * recipe.rollout.episode_limit_s))
         if found is None or variant_of(self.variant) or self.around.silent or self.now_ms - found.last_ms > lately_ms:
             return None
-        limit_s, never = recipe.launch.all_failed_limit_s, not self.seen.episodes.any_success
+        limit_s, never = recipe.launch.all_failed_limit_s, not self.seen.episodes.has_success
         hopeless = never and 0 < limit_s <= (found.last_ms - found.first_ms) / 1000
         since = self._format_time(found.first_ms)
         what = f"gets no episode: all {found.episodes:,} since {since} failed"

@@ -104,7 +104,7 @@ class Summary:
     selection: dict[str, Selection]
     audit: Verdict
     log_share: float
-    """The log's share in what workers' and trainers' loops did."""
+    """Kafka's share in what workers' and trainers' loops did."""
     log_cpu_share: float
     """Kafka's share of all CPU seconds."""
     tokens_per_s: float
@@ -232,7 +232,7 @@ def mean_of(values: Iterable[float | None]) -> float | None:
 
 
 def log_share_of(figures: RunFigures, pulse: Pulse) -> float:
-    """Return the log's share in what workers' and trainers' loops did, waiting apart."""
+    """Return Kafka's share in what workers' and trainers' loops did, waiting apart."""
     total: dict[str, float] = {}
     parts: list[Mapping[str, float]] = [worker.seconds for worker in figures.workers]
     parts += [

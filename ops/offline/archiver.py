@@ -167,7 +167,7 @@ def _location(run: Run, out: Path | str) -> Location:
         prefix = found.address.prefix
         if prefix.startswith(own.prefix) or own.prefix.startswith(prefix):
             raise UsageError(
-                f"{found} is among the objects of run {run.address.run}, of which `headrace gc` deletes what no record "
+                f"{found} overlaps the objects of run {run.address.run}, where `headrace gc` deletes what no record "
                 "names: give another prefix"
             )
     return found

@@ -247,8 +247,8 @@ def _pass_over(connection: Connection, place: PartitionId, archived: Iterator[Me
             same = next(archived, None)
             if same is None or _content(same) != _content(message):
                 raise UsageError(
-                    f"{place[0]}[{place[1]}] on {connection.bootstrap} holds at offset {message.offset} another record "
-                    "than the archive: replay into a Kafka that has no topics of this run"
+                    f"{place[0]}[{place[1]}] on {connection.bootstrap} already holds a record at offset "
+                    f"{message.offset} that is not the archive's: replay into a Kafka without topics of this run"
                 )
             count += 1
     return count

@@ -109,7 +109,7 @@ def _build_light_norm(norm: Any) -> torch.nn.Module:
     return light if torch.equal(light(states), norm(states)) else norm
 
 
-def find_plain_head(model: Any) -> Any:
+def find_unscaled_output_layer(model: Any) -> Any:
     """Return the output layer if logits are just that of the base model's states, tried on one input; else None.
 
     Some models scale or cap their logits; for those the whole forward has to run.

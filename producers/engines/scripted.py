@@ -61,8 +61,8 @@ class ScriptedSettings:
     def __post_init__(self) -> None:
         if not self.tokens or len(self.tokens) != len(self.difficulties):
             raise EngineError(
-                f"difficulties ({list(self.difficulties)}) and tokens ({list(self.tokens)}) each have a value for "
-                "every level"
+                "difficulties and tokens must have the same number of values, one for each level; got "
+                f"{list(self.difficulties)} and {list(self.tokens)}"
             )
         if min(self.tokens) < SHORTEST or self.seconds_per_token < 0:
             raise EngineError(

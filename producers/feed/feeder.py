@@ -26,7 +26,7 @@ from headrace.infra.process.signals import MustRestart
 from headrace.infra.recipe.plug_in_sources import check_sources, feeder_plug_ins
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Role, run_alone
-from headrace.infra.run.revisions import differs_by_chain_only
+from headrace.infra.run.revisions import is_chain_change
 from headrace.infra.run.run import Run, read_revision, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.feed.feed_state import FeedState
@@ -108,7 +108,7 @@ class Feeder:
         if revision is None or revision.run_id != known.run_id or revision.revision <= known.revision:
             return
         recipe = Recipe.from_json(revision.recipe)
-        if not differs_by_chain_only(self.state.recipe, recipe):
+        if not is_chain_change(self.state.recipe, recipe):
             raise MustRestart(f"revision {revision.revision} of the recipe changes more than its chain")
         check_sources(revision.plug_ins, feeder_plug_ins(recipe))
         self.state.swap(revision, recipe)

@@ -114,7 +114,9 @@ class Concluder:
                     spec = await self._spec_of(task)
                     wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
                     async with self.holds.hold(wanted):
-                        groups = await play_group(task, spec, self.context, ending, partial(self._free_place, started))
+                        groups = await play_group(
+                            task, spec, self.context, ending, partial(self._release_slot, started)
+                        )
                 except (UsageError, EngineError, ValueError) as error:
                     groups = self._conclude_unplayed(task, build_failure(0, error))
                 if all(group.reason == "failed" for group in groups.values()):
@@ -126,7 +128,7 @@ class Concluder:
             groups = self.failures.note(task, groups)
             reach("rollout.played")  # 1
         finally:
-            started.give_places_back()
+            started.release_slots()
         self.delivering += 1
         try:
             if started.verdict == "poison":
@@ -144,11 +146,11 @@ class Concluder:
         dead = build_dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.refusal)
         await self._send([dead])
 
-    def _free_place(self, started: StartedTask, outcome: Outcome) -> None:
+    def _release_slot(self, started: StartedTask, outcome: Outcome) -> None:
         """Count an episode that has ended, and let another one begin in its place."""
         self.tally.count_episode(outcome)
         if started.reservation is not None:
-            started.reservation.give_one()
+            started.reservation.release_one()
 
     def _build_poison_dead_letter(self, started: StartedTask) -> Outgoing:
         """Return the dead letter beside a poisoned task's groups: its bytes, for people.

@@ -34,7 +34,7 @@ class Pauses:
             log.info("worker.resumed", what=what)
 
     @property
-    def hold_tasks(self) -> bool:
+    def has_to_hold_tasks(self) -> bool:
         """Whether something that running tasks may wait for is unreachable."""
         return not HOLD_TASKS.isdisjoint(self._why.copy())
 

@@ -117,7 +117,7 @@ class WorkerRuntime:
         for error in errors:
             raise error
 
-    def take_loader(self, loader: WeightLoader) -> None:
+    def set_loader(self, loader: WeightLoader) -> None:
         """Take the loader, with the engine, which is closed at the end."""
         self.loader = loader
 
@@ -184,7 +184,7 @@ class WorkerRuntime:
 
         New weights that cannot be fetched do not count as a wait: they hold no task up.
         """
-        may_wait = not self.tasks or self.pauses.hold_tasks or self.engine is None
+        may_wait = not self.tasks or self.pauses.has_to_hold_tasks or self.engine is None
         made = (self.engine.stats().generated_tokens if self.engine else 0, self.tally.groups_done)
         silent_s = self._stall_watch.silent_s(now_s, made, may_wait=may_wait)
         self._stall_watch.refuse_stall(silent_s, self.follower.recipe.rollout.episode_limit_s, len(self.tasks))

@@ -103,7 +103,7 @@ class ScoreThreads:
         assert call.limit is not None  # noqa: S101 - set before the call began
         call.limit.cancel()
         self._idle.append(call.thread)
-        self._free_place()
+        self._start_replacement_thread()
         if call.answer.done():  # its episode was cancelled
             return
         if error is None:
@@ -117,14 +117,14 @@ class ScoreThreads:
         """Fail a call, interrupt what of it is Python, and let another thread take its place."""
         call.given_up = True
         self.stuck += 1
-        self._free_place()
+        self._start_replacement_thread()
         why = f"environment {self._scorer} did not score within {self._limit_s:g} s (rollout.score_limit_s)"
         log.warning("score.overdue", scorer=self._scorer, limit_s=self._limit_s, stuck=self.stuck)
         call.thread.interrupt()
         if not call.answer.done():
             call.answer.set_exception(ScoreTimeLimit(why))
 
-    def _free_place(self) -> None:
+    def _start_replacement_thread(self) -> None:
         self._running -= 1
         self._room.release()
 

@@ -32,7 +32,7 @@ class Reservation:
     def __init__(self, slots: Slots, n: int) -> None:
         self._slots, self._left = slots, n
 
-    def give_one(self) -> None:
+    def release_one(self) -> None:
         """Give one place back."""
         self._give(min(1, self._left))
 

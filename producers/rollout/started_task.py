@@ -32,7 +32,7 @@ class StartedTask:
     ownership: int = 0
     """Number of the intake's ownership that it was started in; in a later one its offset may be another run's task."""
 
-    def give_places_back(self) -> None:
+    def release_slots(self) -> None:
         """Free the places of the episodes that have not ended."""
         if self.reservation is not None:
             self.reservation.close()

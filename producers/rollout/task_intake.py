@@ -215,7 +215,7 @@ class TaskIntake(threading.Thread):
         self.owned.disown(places)
         self.queue.remove(places)
         for started in (started for started in self._starting if started.place in places):
-            started.give_places_back()
+            started.release_slots()
         self._starting = [started for started in self._starting if started.place not in places]
         log.info("partitions.revoked", partitions=_name_partitions(places))
         self._after_revoke(places)

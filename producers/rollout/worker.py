@@ -3,6 +3,10 @@
 Five threads meet here. The event loop, in the main thread, plays episodes; the task intake owns the consumer; the
 follower reads weights and recipe; the producer's thread takes acknowledgements; the engine computes. None calls into
 another's state: tasks come by `call_soon_threadsafe`, acknowledged tasks go by a queue, the rest is read as it is.
+
+From here to generation: `main`, `WorkerRuntime.supervise` (runtime.py), `RolloutWorker.serve_tasks`,
+`Concluder.conclude` (conclusions.py), `play_group` and `play_episode` (episodes.py), the workflow,
+`EngineActor.generate` (actor.py).
 """
 
 from __future__ import annotations
@@ -109,7 +113,7 @@ class RolloutWorker:
             region=self.options.region,
             follower=self.runtime.follower,
             pauses=self.runtime.pauses,
-            on_loader=self.runtime.take_loader,
+            on_loader=self.runtime.set_loader,
             on_step=self.runtime.note_step,
         )
 

@@ -74,13 +74,13 @@ def publish(run: Run, version: int, *, corrupt: bool = False) -> None:
     from headrace.trainers.learner.model import (  # torch is slow
         build_model,
         character_tokenizer,
-        publish_weights,
+        round_to_bf16,
         save_model_files,
     )
 
     tokenizer = character_tokenizer(ALPHABET)
     model = build_model(TINY_MODEL, tokenizer, seed=version)
-    weights = publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()})
+    weights = round_to_bf16({name: tensor.detach() for name, tensor in model.named_parameters()})
     claim = run.put(write_safetensors(weights), "weights")
     if corrupt:
         claim = replace(claim, key=f"{claim.key}-gone")

@@ -407,7 +407,7 @@ def cl6_claim_altered_in_the_curated_record(hand: Hand) -> None:
     put_claim(hand, group.number, stored(hand, codec.encode(better(behind(hand, group)))), hand.curated)
 
 
-@rich("behind its claim check says other things of itself")
+@rich("the group in the object store does not match")
 def cl7_claim_of_another_group(hand: Hand) -> None:
     _, group = claimed(hand)
     others = (codec.decode(m.value, TrajectoryGroup) for m in hand.all(hand.trajectories))
@@ -422,13 +422,13 @@ def cl8_better_group_in_the_store(hand: Hand) -> None:
     put_claim(hand, group.number, claim, hand.trajectories, hand.curated)
 
 
-@rich("behind its claim check says other things of itself")
+@rich("the group in the object store does not match")
 def cl9_record_of_a_claim_says_other_things(hand: Hand) -> None:
     _, group = claimed(hand)
     change_stubs(hand, group.number, lambda stub: replace(stub, task_id="another"), hand.trajectories, hand.curated)
 
 
-@rich("behind its claim check says other things of itself")
+@rich("the group in the object store does not match")
 def cl10_group_of_another_run_in_the_store(hand: Hand) -> None:
     _, group = claimed(hand)
     claim = stored(hand, codec.encode(replace(behind(hand, group), run_id="another")))
@@ -464,7 +464,7 @@ def cl14_object_that_is_no_group(hand: Hand) -> None:
     put_claim(hand, group.number, stored(hand, b"no group"), hand.trajectories, hand.curated)
 
 
-@rich("behind its claim check says other things of itself")
+@rich("the group in the object store does not match")
 def cl15_claim_behind_a_claim(hand: Hand) -> None:
     _, group = claimed(hand)
     put_claim(hand, group.number, stored(hand, codec.encode(group)), hand.trajectories, hand.curated)
@@ -648,7 +648,7 @@ def sh11_batch_of_the_policy_among_the_shadows(hand: Hand) -> None:
     o.append(o.batch()[0], batch, headers=message.headers)
 
 
-@shadow("none of those that its workers produced|behind its claim check says other things of itself")
+@shadow("none of those that its workers produced|the group in the object store does not match")
 def sh12_bytes_of_a_shadows_group_altered(o: Hand) -> None:
     message, curated = o.curated_record()
     group = replace(codec.decode(curated.group, TrajectoryGroup), worker="another")

@@ -358,7 +358,7 @@ def test_a_replay_refuses_topics_that_hold_anything_else(run: Run, keys: None, t
     replay(tmp_path, str(run.address), None)
     say(run, *played(run, [3]))
 
-    with pytest.raises(UsageError, match="another record than the archive"):
+    with pytest.raises(UsageError, match="that is not the archive's"):
         replay(tmp_path, str(run.address), None)
     with pytest.raises(UsageError, match=f"the archive is of run {run.address.run}"):
         replay(tmp_path, "kafka://127.0.0.1:1/other", None)

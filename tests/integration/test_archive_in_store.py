@@ -226,7 +226,7 @@ def test_a_file_that_is_gone_or_changed_is_told(run: Run, place: str, act: str, 
 
 REFUSED: list[tuple[Callable[[Run], str], str]] = [
     (lambda run: f"s3://{run.store_address.bucket}", "name a prefix of the archive's own"),
-    (lambda run: f"store:{run.store_address.prefix}archive", "is among the objects of run"),
+    (lambda run: f"store:{run.store_address.prefix}archive", "overlaps the objects of run"),
     (lambda run: "http://127.0.0.1:1", "is not an object store's address"),
     (lambda run: f"store:others-{run.address.run}", "holds other things"),
 ]

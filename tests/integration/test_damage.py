@@ -39,7 +39,7 @@ from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished, WorkerStatus
-from headrace.trainers.learner.model import build_model, character_tokenizer, publish_weights, save_model_files
+from headrace.trainers.learner.model import build_model, character_tokenizer, round_to_bf16, save_model_files
 
 Weights = dict[str, Tensor]
 BEHIND = 3
@@ -75,7 +75,7 @@ class Scene:
         self.played = 0
         tokenizer = character_tokenizer(ALPHABET)
         model = build_model(TINY_MODEL, tokenizer, seed=1)
-        weights = publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()})
+        weights = round_to_bf16({name: tensor.detach() for name, tensor in model.named_parameters()})
         self.files = tuple(
             NamedObject(name, self.put(data, "files")) for name, data in save_model_files(model, tokenizer).items()
         )

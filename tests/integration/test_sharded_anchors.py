@@ -27,7 +27,7 @@ from headrace.ops.retention.collector import CollectionRequest, collect
 from headrace.ops.weights_export import export
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, WeightsPublished
-from headrace.trainers.learner.model import build_model, character_tokenizer, publish_weights, save_model_files
+from headrace.trainers.learner.model import build_model, character_tokenizer, round_to_bf16, save_model_files
 from headrace.trainers.versions.publisher import VersionAnnouncer, VersionUploader, upload_files
 
 SHARD_BYTES = 8_000
@@ -37,7 +37,7 @@ def weights(version: int) -> dict[str, Tensor]:
     tokenizer = character_tokenizer(ALPHABET)
     model = build_model(TINY_MODEL, tokenizer, seed=0)
     model.model.norm.weight.data += version
-    return publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()})
+    return round_to_bf16({name: tensor.detach() for name, tensor in model.named_parameters()})
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_worker_joins_by_the_files_of_an_anchor_and_a_folder_of_them_is_a_mode
         (tmp_path / name).write_bytes(run.get(claim))
     write_files(anchor.files, tmp_path, run.get)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="bfloat16")
-    assert same(publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()}), 0)
+    assert same(round_to_bf16({name: tensor.detach() for name, tensor in model.named_parameters()}), 0)
 
 
 @pytest.mark.weights

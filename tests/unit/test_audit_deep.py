@@ -226,7 +226,7 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
     (replaced("first", weight=0.5), "it is a first use, and has the weight or the way back of a replay"),
     (
         lambda scene: claimed(scene, worker="another"),
-        "the group behind its claim check says other things of itself than the record that names it",
+        "the group in the object store does not match the record that points to it",
     ),
     (task_of_another, "it is of task 'q0', and another record of sums:0 is of another"),
     (other_use, r"its headers say use, recipe revision and oldest version \(0, 0, 3\), its value \(2, 0, 3\)"),

@@ -343,10 +343,10 @@ def test_a_missing_network_or_library_is_one_clear_sentence(monkeypatch: pytest.
     assert "cannot load hub:openai/gsm8k, split 'train': ConnectionError: Couldn't reach" in str(raised.value)
     assert "in the cache of `datasets`" in str(raised.value)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(TaskFileError, match=r'needs the library datasets: pip install "headrace\[data\]"'):
+    with pytest.raises(TaskFileError, match=r"needs the library datasets: make install EXTRAS=data"):
         Dataset(1, "hub:openai/gsm8k").read_data()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(TaskFileError, match=r'a\.parquet needs pyarrow: pip install "headrace\[data\]"'):
+    with pytest.raises(TaskFileError, match=r"a\.parquet needs pyarrow: make install EXTRAS=data"):
         Dataset(1, "a.parquet").read_data()
 
 

@@ -34,8 +34,8 @@ def test_a_step_of_grpo_in_one_file_moves_the_weights_by_a_finite_loss(
     monkeypatch.setattr(example.Arithmetic, "score", lambda _self, _problem, text: Score(1.0 - len(text) % 2))
     settings = example.Settings(steps=2, problems=4, group_size=4, minibatches=2, hidden=16, examples=0)
     served: list[dict[str, torch.Tensor]] = []
-    publish = example.publish_weights
-    monkeypatch.setattr(example, "publish_weights", lambda values: served.append(publish(values)) or served[-1])
+    publish = example.round_to_bf16
+    monkeypatch.setattr(example, "round_to_bf16", lambda values: served.append(publish(values)) or served[-1])
 
     (reward, losses), _ = example.run(settings)
 

@@ -11,9 +11,9 @@ from test_house import ROOT, modules, tree_of
 ROOMS = ("app", "consumers", "envs", "infra", "ops", "producers", "schemas", "trainers")
 IRREGULAR = """
 beaten bound broken built chosen drawn due empty even fed first foreign found full given gone good held kept known
-last leading left loose lost made met missing most new odd old other ours paid same sent short shown single
-sold spelt spent stood sure taken there told torn tried true unnamed unreachable visible whole woken writable written
-wrong
+idle last leading left loose lost made met missing most nearest new odd old other ours paid same sent short shown
+single sold spelt spent steep stood sure taken there told torn tried true unnamed unreachable visible whole woken
+writable written wrong
 """
 """Participles that do not end in -ed, and adjectives."""
 VERBS_IN_ED = frozenset({"embed", "exceed", "feed", "need", "proceed", "seed", "speed", "succeed"})

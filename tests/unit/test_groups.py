@@ -11,17 +11,20 @@ import pytest
 from headrace.infra.recipe.settings import TrainerSettings, Use
 from headrace.schemas.records import CuratedGroup, Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.trainers.advantages import ADVANTAGES, RewardError
-from headrace.trainers.batches.batch import BatchError, pack
+from headrace.trainers.batches.batch import BatchError, TrainingSequence, pack
 from headrace.trainers.batches.groups import (
     DecodedGroup,
-    add_group_advantages,
     build_batch_sequences,
     build_loss_mask,
+    compute_or_check_advantages,
     expand_token_versions,
     prepare_group,
-    training_sequences,
 )
 from headrace.trainers.learner.step_metrics import group_metrics
+
+
+def training_sequences(found: DecodedGroup, settings: TrainerSettings) -> list[TrainingSequence]:
+    return build_batch_sequences([prepare_group(found)], settings)
 
 
 def sequence(role: str = "", reward: float | None = None, temperature: float = 0.7) -> Sequence:
@@ -182,7 +185,7 @@ def test_the_advantages_of_a_batch_are_the_same_bits_every_time_whatever_the_est
 def test_advantages_that_are_taken_when_a_group_comes_in_are_those_of_its_batch_to_the_bit(use: str) -> None:
     draw, settings = np.random.default_rng(4), TrainerSettings(advantage=Use(use=use))
     groups = [prepare_group(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
-    early = [add_group_advantages(group, settings) for group in groups]
+    early = [compute_or_check_advantages(group, settings) for group in groups]
     assert all(group.has_advantages for group in early)
     then, now = build_batch_sequences(early, settings), build_batch_sequences(groups, settings)
     assert [one.advantages.tobytes() for one in then] == [one.advantages.tobytes() for one in now]
@@ -192,9 +195,9 @@ def test_advantages_that_are_taken_when_a_group_comes_in_are_those_of_its_batch_
 def test_advantages_that_depend_on_the_whole_batch_are_only_tried_when_a_group_comes_in() -> None:
     for settings in (TrainerSettings(advantage=Use(use="lite_ppo")), TrainerSettings(batch_norm=True)):
         group = prepare_group(whole((1.0, 0.0), (0, 1)))
-        assert add_group_advantages(group, settings) is group
+        assert compute_or_check_advantages(group, settings) is group
         with pytest.raises(RewardError):
-            add_group_advantages(prepare_group(whole((float("inf"), 0.0), (0, 1))), settings)
+            compute_or_check_advantages(prepare_group(whole((float("inf"), 0.0), (0, 1))), settings)
 
 
 def test_a_group_whose_spans_do_not_cover_its_tokens_is_refused() -> None:

@@ -25,14 +25,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from headrace.trainers.learner.model import (  # torch is slow
         build_model,
         character_tokenizer,
-        publish_weights,
+        round_to_bf16,
         save_model_files,
     )
 
     recipe, made = load_recipe("arithmetic", ()), tmp_path_factory.mktemp("model")
     tokenizer = character_tokenizer(ALPHABET)
     model = build_model(recipe.policies["solver"].model, tokenizer, seed=1)
-    weights = publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()})
+    weights = round_to_bf16({name: tensor.detach() for name, tensor in model.named_parameters()})
     write_weights(weights, made, hash_weights(weights))
     for name, data in save_model_files(model, tokenizer).items():
         (made / name).write_bytes(data)

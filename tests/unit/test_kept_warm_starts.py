@@ -15,7 +15,7 @@ from headrace.infra.weights.tensors import hash_weights
 from headrace.trainers import kept_warm_starts
 from headrace.trainers.kept_warm_starts import KeptWarmStart
 from headrace.trainers.learner import warm_start as search
-from headrace.trainers.learner.model import build_model, character_tokenizer, publish_weights
+from headrace.trainers.learner.model import build_model, character_tokenizer, round_to_bf16
 from headrace.trainers.learner.warm_start import WarmStart, WarmStartSettings, WorkedExample, warm_start
 
 TOKENIZER = character_tokenizer("0123456789=")
@@ -38,7 +38,7 @@ def tiny(seed: int = 1) -> transformers.PreTrainedModel:
 
 
 def hash_of(model: transformers.PreTrainedModel) -> str:
-    return hash_weights(publish_weights(dict(model.named_parameters())))
+    return hash_weights(round_to_bf16(dict(model.named_parameters())))
 
 
 def place(

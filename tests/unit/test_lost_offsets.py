@@ -79,7 +79,7 @@ def restored(monkeypatch: pytest.MonkeyPatch, committed: int = OFFSET_INVALID, m
     restore = Restore(member, [TopicPartition(*IN, committed, metadata)], lambda _: Summing())
     found: Any = None
     while found is None:
-        found = restore.go_on(10)
+        found = restore.continue_for(10)
     one: Restored = found[IN]
     return one
 

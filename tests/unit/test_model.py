@@ -13,7 +13,7 @@ from headrace.trainers.learner.model import (
     deterministic,
     encode,
     load_model,
-    publish_weights,
+    round_to_bf16,
     save_model_files,
     to_torch,
 )
@@ -31,7 +31,7 @@ def test_a_character_is_a_token_and_comes_back_as_itself() -> None:
 
 def test_the_published_folder_is_read_by_plain_transformers(tmp_path: Path) -> None:
     model = build_model(TINY, TOKENIZER, seed=1)
-    published = publish_weights(dict(model.named_parameters()))
+    published = round_to_bf16(dict(model.named_parameters()))
     for name, content in save_model_files(model, TOKENIZER).items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "model.safetensors").write_bytes(write_safetensors(published))
@@ -50,9 +50,7 @@ def test_the_published_folder_is_read_by_plain_transformers(tmp_path: Path) -> N
 
 def test_a_model_is_the_same_for_a_seed_and_leaves_the_random_state_alone() -> None:
     before = torch.random.get_rng_state()
-    one, two, other = (
-        publish_weights(dict(build_model(TINY, TOKENIZER, seed=s).named_parameters())) for s in (1, 1, 2)
-    )
+    one, two, other = (round_to_bf16(dict(build_model(TINY, TOKENIZER, seed=s).named_parameters())) for s in (1, 1, 2))
     assert one == two
     assert one != other
     assert torch.equal(before, torch.random.get_rng_state())

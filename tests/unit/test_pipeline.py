@@ -186,5 +186,5 @@ def test_after_the_end_no_publication_is_begun() -> None:
     until(lambda: scene.begun == [1])
     scene.pipeline.close()
     scene.may_publish.release(2)
-    until(lambda: not scene.pipeline._publications._thread.is_alive())
+    until(lambda: not scene.pipeline._upload_thread._thread.is_alive())
     assert scene.begun == scene.published == [1], "it was under way"

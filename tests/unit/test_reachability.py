@@ -88,13 +88,13 @@ def test_the_wait_is_reported_once_it_has_lasted_and_until_it_is_over() -> None:
     assert all(not words for at_s, words in said if at_s - 100 < SAID_AFTER_S)
     assert said[-1][1] == "environment: ConnectionRefusedError: no at own.py:5 in judge"
     assert world.pauses.detail == ""
-    assert not world.pauses.hold_tasks
+    assert not world.pauses.has_to_hold_tasks
 
 
 def test_tasks_may_wait_for_their_environment_without_being_taken_for_stalled() -> None:
     pauses = Pauses()
     pauses.begin("environment", "away")
-    assert pauses.hold_tasks
+    assert pauses.has_to_hold_tasks
 
 
 def test_an_episode_that_alone_cannot_reach_it_fails_after_some_times() -> None:

@@ -36,11 +36,11 @@ def test_places_are_given_back_one_by_one_and_never_twice() -> None:
     first = slots.reserve(3)
     assert first is not None
     assert slots.reserve(2) is None
-    first.give_one()
+    first.release_one()
     second = slots.reserve(2)
     assert second is not None
     for _ in range(5):
-        first.give_one()
+        first.release_one()
     first.close()
     second.close()
     assert slots.taken == 0

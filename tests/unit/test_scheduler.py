@@ -49,7 +49,7 @@ class Scene:
 
     def waits(self, *numbers: int) -> None:
         for number in numbers:
-            self.scheduler.take(group(number))
+            self.scheduler.add_group(group(number))
 
     def next(self, **changed: object) -> Action[None]:
         self.at = replace(self.at, **changed)  # type: ignore[arg-type]  # by name
@@ -97,7 +97,7 @@ def test_what_is_ready_comes_before_what_is_begun() -> None:
 
 def test_evictions_wait_for_the_version_on_its_way_and_leave_with_it() -> None:
     scene = Scene()
-    scene.scheduler.take(group(0, deadline=0))
+    scene.scheduler.add_group(group(0, deadline=0))
     assert scene.next(version=1, version_now=1, is_empty=False) == Rest()
     scene.now = WAIT_S + 1
     assert scene.next() == Rest()
@@ -108,7 +108,7 @@ def test_evictions_wait_for_the_version_on_its_way_and_leave_with_it() -> None:
 
 def test_evictions_without_a_version_on_its_way_are_reported_by_themselves() -> None:
     scene = Scene()
-    scene.scheduler.take(group(0, deadline=0))
+    scene.scheduler.add_group(group(0, deadline=0))
     assert scene.next(version=1, version_now=1) == Rest()
     scene.now = WAIT_S + 1
     reported = scene.next()
@@ -177,6 +177,6 @@ def test_a_trainer_that_is_to_stop_commits_what_it_has_begun_and_takes_no_batch(
 
 def test_a_successor_reads_from_the_first_group_that_is_not_on_the_log() -> None:
     scene = Scene()
-    scene.scheduler.take(group(7))
-    scene.scheduler.take(group(3, partition=1))
+    scene.scheduler.add_group(group(7))
+    scene.scheduler.add_group(group(3, partition=1))
     assert scene.scheduler.find_first_needed({0: 9, 1: 9, 2: 9}, [[group(5)], [group(8)]]) == {0: 5, 1: 3, 2: 9}

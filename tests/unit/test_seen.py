@@ -17,7 +17,7 @@ from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
 from headrace.ops.lineage.seen import Advantages, advantages_of, see_group, see_sequence
 from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import CuratedGroup, Failure, Sequence, Span, Trajectory, TrajectoryGroup
-from headrace.trainers.batches.groups import DecodedGroup, training_sequences
+from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences, prepare_group
 from headrace.trainers.batches.token_texts import TokenTexts
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -96,7 +96,7 @@ def test_advantages_are_those_of_the_trainer_and_stand_with_their_sequences(toke
     found = taken(whole)
 
     assert list(found) == [(0, 0), (0, 1), (3, 0)]
-    trained = training_sequences(whole, TrainerSettings())
+    trained = build_batch_sequences([prepare_group(whole)], TrainerSettings())
     assert [each[-1] for each in found.values()] == [one.advantage for one in trained]
     assert [each[0] for each in found.values()] == [0, 0, 0], "of a prompt"
     assert found[0, 0][-1] > 0 > found[3, 0][-1]

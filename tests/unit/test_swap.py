@@ -224,9 +224,9 @@ def test_recipes_that_differ_in_more_than_the_chain_are_told_apart(tmp_path: Pat
     file.write_text('[[curate.chain]]\nuse = "validate"\n')
     swapped = replace_chain(RECIPE, file)
     assert swapped != RECIPE
-    assert revisions.differs_by_chain_only(RECIPE, swapped)
+    assert revisions.is_chain_change(RECIPE, swapped)
     slower = swapped.model_copy(update={"trainer": swapped.trainer.model_copy(update={"learning_rate": 1e-9})})
-    assert not revisions.differs_by_chain_only(RECIPE, slower)
+    assert not revisions.is_chain_change(RECIPE, slower)
 
 
 def test_every_form_in_which_the_pages_write_a_chain_is_one(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import transformers
 
 from headrace.infra.weights.tensors import hash_weights
-from headrace.trainers.learner.model import build_model, character_tokenizer, publish_weights
+from headrace.trainers.learner.model import build_model, character_tokenizer, round_to_bf16
 from headrace.trainers.learner.warm_start import (
     BandNotReached,
     Follower,
@@ -37,7 +37,7 @@ def tiny(seed: int = 1) -> transformers.PreTrainedModel:
 def warmed(settings: WarmStartSettings, examples: list[WorkedExample]) -> tuple[WarmStart, str]:
     model = tiny()
     done = warm_start(model, TOKENIZER, examples, examples, settings)
-    return done, hash_weights(publish_weights(dict(model.named_parameters())))
+    return done, hash_weights(round_to_bf16(dict(model.named_parameters())))
 
 
 @pytest.mark.numerics

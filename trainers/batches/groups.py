@@ -79,7 +79,7 @@ def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSett
     """Return the sequences of a whole batch, group after group, with their advantages and their groups' places.
 
     A pure function of groups and settings, so that a version made again gets the same ones. Advantages that
-    `add_group_advantages` has computed are not computed again.
+    `compute_or_check_advantages` has computed are not computed again.
 
     Raises RewardError where no advantage can be computed, and what `load_estimator` raises.
     """
@@ -89,7 +89,7 @@ def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSett
     return [replace(sequence, group=place) for place, group in enumerate(batch) for sequence in group.sequences]
 
 
-def add_group_advantages(group: PreparedGroup, settings: TrainerSettings) -> PreparedGroup:
+def compute_or_check_advantages(group: PreparedGroup, settings: TrainerSettings) -> PreparedGroup:
     """Return a group of which it is known that advantages follow from it.
 
     It has them already, unless they depend on the other groups of its batch: then they were only taken to see that they
@@ -120,11 +120,6 @@ def _add_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> li
         for place, group in enumerate(batch)
         for sequence in group.sequences
     ]
-
-
-def training_sequences(whole: DecodedGroup, settings: TrainerSettings) -> list[TrainingSequence]:
-    """Return the sequences of a batch of one group. Raises BatchError and RewardError."""
-    return build_batch_sequences([prepare_group(whole)], settings)
 
 
 def _spread_advantage(sequence: TrainingSequence, found: np.float32 | Float32s) -> float | Float32s:

@@ -27,7 +27,7 @@ from headrace.trainers.learner.chosen_loss import objective_for
 from headrace.trainers.learner.limits import Limits
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.masters import Masters
-from headrace.trainers.learner.model import deterministic, publish_weights, to_torch
+from headrace.trainers.learner.model import deterministic, round_to_bf16, to_torch
 from headrace.trainers.learner.numerics import compute_dtype, numerics, plug_in_parts
 from headrace.trainers.learner.passes import Passes
 from headrace.trainers.learner.reference import ReferencePolicy
@@ -125,7 +125,7 @@ class Learner:
         for name, master in self.masters.values.items():
             whole = self._backend.gather(master.detach(), torch.bfloat16)
             if self._backend.leads:
-                published |= publish_weights({name: whole}, into)
+                published |= round_to_bf16({name: whole}, into)
         return published
 
     def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:

@@ -26,7 +26,7 @@ from headrace.infra.weights.folder import files_of, open_weights
 from headrace.infra.weights.lora import ADAPTER, add_adapter, base_name, build_adapter_config
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.trainers.learner.layers import decoder_of
-from headrace.trainers.learner.model import ModelError, config_of, empty_model, publish_weights, to_torch
+from headrace.trainers.learner.model import ModelError, config_of, empty_model, round_to_bf16, to_torch
 
 
 class Adapter:
@@ -57,11 +57,11 @@ class Adapter:
                 layer.forward = partial(_forward_with_adapter, layer)
 
     def merge(self, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """Return a version's whole weights as bf16; `into` as of `publish_weights`. What is frozen is not copied."""
+        """Return a version's whole weights as bf16; `into` as of `round_to_bf16`. What is frozen is not copied."""
         merged: dict[str, Tensor] = {}
         with torch.no_grad():
             for name, layer in self._layers.items():
-                merged |= publish_weights({f"{name}.weight": _merged_weight(layer)}, into)
+                merged |= round_to_bf16({f"{name}.weight": _merged_weight(layer)}, into)
         return {**self._frozen, **merged}
 
     def files(self) -> dict[str, Content]:
@@ -78,7 +78,7 @@ class Adapter:
 
     def _base(self) -> dict[str, Tensor]:
         base = {base_name(in_model): parameter for in_model, parameter in self._model.named_parameters()}
-        return publish_weights({name: parameter for name, parameter in base.items() if name is not None})
+        return round_to_bf16({name: parameter for name, parameter in base.items() if name is not None})
 
 
 def load_base(model: transformers.PreTrainedModel, folder: Path) -> None:

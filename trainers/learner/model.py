@@ -163,7 +163,7 @@ def save_model_files(
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
-def publish_weights(masters: Mapping[str, torch.Tensor], into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+def round_to_bf16(masters: Mapping[str, torch.Tensor], into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Copy fp32 masters, rounded to bf16 as they are published; tied weights are there once, as in `masters`.
 
     Names and shapes are those of Hugging Face files: of experts, a matrix each.

@@ -58,7 +58,7 @@ class StepRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class UploadedVersion:
     """What a version's transaction needs."""
 
     weights_hash: str
@@ -73,7 +73,7 @@ class MadeVersion:
 
     planned: StepRequest
     metrics: StepMetrics
-    published: Published
+    published: UploadedVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ class _Copied:
     planned: StepRequest
     snapshot: dict[str, Tensor]
     storing: Storing | None
-    future: Future[Published]
+    future: Future[UploadedVersion]
 
 
 @dataclass(frozen=True, slots=True)
 class _Stepped:
     metrics: StepMetrics
-    publishing: Future[Published]
+    publishing: Future[UploadedVersion]
 
 
 class Pipeline:
@@ -107,9 +107,9 @@ class Pipeline:
         """The newest version that the learner has made; set in the step thread."""
         threads = torch.get_num_threads()
         self._steps = SerialExecutor("step", lambda: pin_threads(threads))
-        self._publications = SerialExecutor("publish")
+        self._upload_thread = SerialExecutor("publish")
         self._lock = threading.Lock()
-        self._publishing = 0
+        self._uploading = 0
         """Number of publications that are running or queued; changed by both threads, under the lock."""
         self._waiting: _Copied | None = None
         """The version to publish next, unless a newer one is made first."""
@@ -150,7 +150,7 @@ class Pipeline:
                 storing = self._learner.checkpoint(self._run) if planned.checkpoint else None
                 reach("train.copied")
                 metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
-                return self._enqueue_publish(_Copied(planned, snapshot, storing, Future()), metrics)
+                return self._enqueue_upload(_Copied(planned, snapshot, storing, Future()), metrics)
             finally:
                 self.free_since = time.monotonic()
 
@@ -187,7 +187,7 @@ class Pipeline:
         """Check in the publish thread whether the store still has what was published, unless a check is running."""
         if self._look is None:
             look = partial(self._uploader.reupload_lost_version, read=read, apply=apply, given_up=self._closed)
-            self._look = self._publications.submit(look)
+            self._look = self._upload_thread.submit(look)
 
     def take_whole(self) -> WeightsPublished | None:
         """Return the event of whole weights that a look has published, if any. Call it before `take_version`."""
@@ -204,19 +204,19 @@ class Pipeline:
         The publish thread ends when its current request ends, whether the store is reachable or not.
         """
         self._closed.set()
-        self._publications.close(wait=False)
+        self._upload_thread.close(wait=False)
         self._steps.close(wait=True)
 
-    def _enqueue_publish(self, version: _Copied, metrics: StepMetrics) -> _Stepped:
+    def _enqueue_upload(self, version: _Copied, metrics: StepMetrics) -> _Stepped:
         """Queue a version for publishing, or let it wait for the running one. The one that waited is only hashed."""
         with self._lock:
             left_out, self._waiting = self._waiting, None
             if left_out is not None:
-                self._publications.submit(lambda: self._hash_only(left_out))
-            if self._publishing and not version.planned.must_publish and version.storing is None:
+                self._upload_thread.submit(lambda: self._hash_only(left_out))
+            if self._uploading and not version.planned.must_publish and version.storing is None:
                 self._waiting = version
             else:
-                self._start_publish(version)
+                self._start_upload(version)
         return _Stepped(metrics, version.future)
 
     def _take_buffer(self) -> Mapping[str, Tensor] | None:
@@ -225,20 +225,20 @@ class Pipeline:
         except IndexError:
             return None
 
-    def _start_publish(self, version: _Copied) -> None:
+    def _start_upload(self, version: _Copied) -> None:
         """Queue a publication. The caller holds the lock."""
-        self._publishing += 1
-        self._publications.submit(lambda: self._publish(version))
+        self._uploading += 1
+        self._upload_thread.submit(lambda: self._upload(version))
 
     def _hash_only(self, version: _Copied) -> None:
         """Hash a version without publishing it, in the publish thread."""
         if self._closed.is_set():
             version.future.cancel()
             return
-        version.future.set_result(Published(hash_weights(version.snapshot), None, None))
+        version.future.set_result(UploadedVersion(hash_weights(version.snapshot), None, None))
         self._free_buffers.append(version.snapshot)
 
-    def _publish(self, version: _Copied) -> None:
+    def _upload(self, version: _Copied) -> None:
         """Publish a version in the publish thread, then queue the one that waits."""
         if self._closed.is_set():
             version.future.cancel()
@@ -251,11 +251,11 @@ class Pipeline:
             if base is not None:
                 self._free_buffers.append(base.tensors)
             stored = upload_checkpoint(version.storing, self._closed) if version.storing else None
-            version.future.set_result(Published(event.weights_hash, event, stored))
+            version.future.set_result(UploadedVersion(event.weights_hash, event, stored))
         except BaseException as error:  # noqa: BLE001 - `take_version` raises it
             version.future.set_exception(error)
         with self._lock:
-            self._publishing -= 1
-            if self._waiting is not None and not self._publishing:
+            self._uploading -= 1
+            if self._waiting is not None and not self._uploading:
                 waiting, self._waiting = self._waiting, None
-                self._start_publish(waiting)
+                self._start_upload(waiting)

@@ -19,7 +19,7 @@ from headrace.infra.store.object_store import StoreUnavailable
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import BatchTrained, CheckpointPointer, WeightsPublished
 from headrace.trainers.learner.checkpoint import Stored
-from headrace.trainers.versions.pipeline import MOST_AHEAD, MadeVersion, Published, StepRequest
+from headrace.trainers.versions.pipeline import MOST_AHEAD, MadeVersion, StepRequest, UploadedVersion
 from headrace.trainers.versions.publisher import VersionUploader
 from protocol.broker import now
 
@@ -99,7 +99,7 @@ class Flight:
     tensors: dict[str, Tensor]
     stored: Learner | None
     """What the checkpoint is to hold."""
-    published: Published | None = None
+    published: UploadedVersion | None = None
 
 
 class Pipeline:
@@ -145,7 +145,7 @@ class Pipeline:
 
     def _leave_out(self, flight: Flight) -> None:
         if not (flight.planned.must_publish or flight.stored):
-            flight.published = Published(hash_weights(flight.tensors), None, None)
+            flight.published = UploadedVersion(hash_weights(flight.tensors), None, None)
 
     def list_under_way(self) -> Iterator[StepRequest]:
         return (flight.planned for flight in self.flights)
@@ -180,7 +180,7 @@ class Pipeline:
         version, epoch = flight.planned.version, flight.planned.epoch
         event = self._uploader.upload_version(flight.tensors, version, epoch=epoch)
         stored = flight.stored.store(self._run) if flight.stored else None
-        flight.published = Published(event.weights_hash, event, stored)
+        flight.published = UploadedVersion(event.weights_hash, event, stored)
 
     def close(self) -> None:
         """Nothing runs."""

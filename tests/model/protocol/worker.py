@@ -107,7 +107,7 @@ class WorkerProcess(Process):
         if self.hangs:
             self.end()
             return
-        started.give_places_back()
+        started.release_slots()
         self.intake.report_done(started)
 
     def _record(self, started: StartedTask, group: TrajectoryGroup | None) -> Outgoing:
