@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -32,14 +33,22 @@ def archive(
     data: DataChoice = None,
     topics: TopicsOption = None,
     with_weights: Annotated[
-        bool, typer.Option("--with-weights", help="Also copy the objects of weights and checkpoints, and `state`.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--with-weights/--without-weights",
+            help="Also copy the objects of weights and checkpoints, and `state`. If not given: a new archive of all "
+            "topics copies them below 1 GiB, and asks above.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy topics of a run into Avro files; given again, only what is new since.
 
-    Any Avro tool reads the files. Objects that trajectories need are copied too, so the archive is complete. Beside a
-    running run or after it; killed at any moment, it continues with the same records, none missing, none twice.
+    Any Avro tool reads the files. Objects that trajectories need are copied too, and weights and checkpoints, so that
+    one can train over the archive. Beside a running run or after it; killed at any moment, it continues with the same
+    records, none missing, none twice. What the store did not have, or an earlier --without-weights left out, is added
+    by the same command.
 
     Example: [bold]headrace archive --data .headrace/arithmetic --out sums.archive[/]
 
@@ -47,12 +56,18 @@ def archive(
     """
     from headrace.app.views.offline_page import archive_page
     from headrace.ops.offline.archiver import archive as archive_run
+    from headrace.ops.offline.archiver import refuse_to_choose
     from headrace.ops.opened_run import open_run
 
     log_quietly()
     with open_run(run, data, store=True) as opened:
-        done = archive_run(opened.run, out, topics or (), with_weights=with_weights)
+        ask = _ask_for_weights if sys.stdin.isatty() else refuse_to_choose
+        done = archive_run(opened.run, out, topics or (), with_weights=with_weights, ask=ask)
         answer(done, archive_page, as_json=as_json)
+
+
+def _ask_for_weights(size_bytes: int) -> bool:
+    return typer.confirm(f"Weights and checkpoints of this run are {size_bytes / 1e9:.1f} GB. Copy them too?", err=True)
 
 
 def replay(
@@ -93,7 +108,7 @@ def export_trajectories(
     """Write an archive's trajectories as a Parquet file, with the outcome of each; needs the extra parquet.
 
     A row has ids, tokens, log-probabilities, versions, rewards, outcome and reason of one sequence. Texts are there
-    where the archive was made with --with-weights, as the tokenizer lies beside the weights.
+    where the archive has weights, as the tokenizer lies beside them.
 
     Example: [bold]headrace export sums.archive --to sums.parquet[/]
     """

@@ -79,7 +79,7 @@ def export_page(done: Exported) -> RenderableType:
     title = Text.assemble(("exported", "bold"), f"{what}: {done.rows:,} rows, {format_bytes(done.bytes)}")
     parts: list[RenderableType] = [title, table]
     if not done.texts:
-        parts.append(Text("No texts: the archive holds no tokenizer, as one made with --with-weights does."))
+        parts.append(Text("No texts: the archive holds no tokenizer. `headrace archive --with-weights` adds it."))
     parts += [Text(f"{count:,} left out: {why}", style="yellow") for why, count in done.skipped.items()]
     return Group(*parts)
 

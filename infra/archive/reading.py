@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headrace.infra.archive.container import Container
-from headrace.infra.archive.locations import IN_A_STORE, OBJECTS, location_of
+from headrace.infra.archive.locations import IN_A_STORE, OBJECTS, Location, location_of
 from headrace.infra.archive.manifest import ArchiveCorrupt, ArchivedFile, Manifest, read_manifest
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
@@ -35,8 +35,8 @@ class Archive:
     Raises UsageError when the folder holds none, ArchiveCorrupt when its manifest is damaged.
     """
 
-    def __init__(self, root: Path | str) -> None:
-        self.root = location_of(root)
+    def __init__(self, root: Path | str | Location) -> None:
+        self.root = location_of(root) if isinstance(root, Path | str) else root
         self.manifest: Manifest = read_manifest(self.root)
 
     @property

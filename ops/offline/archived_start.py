@@ -25,7 +25,7 @@ from headrace.trainers.learner.model import load_model, save_model_files
 from headrace.trainers.start import build_first_model
 from headrace.trainers.versions.remake import load_learner_at
 
-HOW = "name by --start an archive made with `headrace archive --with-weights`, or a folder in Hugging Face's layout"
+HOW = "name by --start an archive made with weights, or a folder in Hugging Face's layout"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from headrace.infra.archive.locations import InStore, Location, location_of
+from headrace.infra.archive.manifest import ArchivedObject
+from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import KafkaRefused, LogTruncated, fetch_begin_offsets, fetch_end_offsets
 from headrace.infra.kafka.topic_admin import fetch_topic_ids
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics, refuse_lost_tail
 from headrace.infra.progress import open_progress
-from headrace.infra.run.run import Run
+from headrace.infra.run.run import STORE_NAME, Run
 from headrace.ops.reading import list_topics
 from headrace.schemas import codec
 from headrace.schemas.avro import Plain, SchemaError
@@ -28,6 +30,10 @@ REPORT_EVERY = 2_000
 CLAIM_FIELDS = {"store", "key", "sha256", "size_bytes"}
 GROUPS = {TrajectoryGroup.__name__, CuratedGroup.__name__}
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+WHOLE_BELOW_BYTES = 1 << 30
+"""Objects of weights and checkpoints with fewer bytes are archived without a question."""
+COPIED_ANYWAY = "groups"
+"""Kind of the objects that trajectories need."""
 
 
 class NoRoom(HeadraceError):
@@ -120,18 +126,35 @@ def _claims_in(value: Any) -> Iterator[ClaimCheck]:
             yield from _claims_in(inner)
 
 
-def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weights: bool = False) -> Archived:
+def refuse_to_choose(size_bytes: int) -> bool:
+    """Raise UsageError: nobody is there to be asked about so many bytes."""
+    raise UsageError(
+        f"weights and checkpoints of this run are {size_bytes / 1e9:.1f} GB: say --with-weights to copy them too, so "
+        "that training can begin from the archive, or --without-weights"
+    )
+
+
+def archive(
+    run: Run,
+    out: Path | str,
+    topics: Iterable[str] = (),
+    *,
+    with_weights: bool | None = None,
+    ask: Callable[[int], bool] = refuse_to_choose,
+) -> Archived:
     """Archive what is new of a run's topics, up to their ends of this moment; return what there is now.
 
     Args:
         run: The run.
         out: Where the archive is to lie, as `location_of` takes it.
         topics: Names without the run's; by default all but the compacted ones, which hold places in this cluster.
-        with_weights: Whether a new archive copies the objects of weights and checkpoints too, and `state`, which names
-            the latter; one that is there goes on as it began.
+        with_weights: Whether to copy the objects of weights and checkpoints too, and `state`, which names the latter.
+            An archive that was begun without them gets those that it skipped. None: as the archive began; a new one
+            of all topics copies them if they have less than `WHOLE_BELOW_BYTES`.
+        ask: Decides for a new archive with more, given their bytes.
 
     Raises:
-        UsageError: A topic that is not there, a folder that cannot be used.
+        UsageError: A topic that is not there, a folder that cannot be used, nobody to ask.
         ArchiveBusy, ArchiveCorrupt: As `ArchiveWriter`.
         NoRoom, KafkaAway, StoreUnavailable: What was archived before is complete; the next call continues from there.
     """
@@ -145,8 +168,11 @@ def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weigh
 
     try:
         with ArchiveWriter(_location(run, out), run.address.run, run.run_id, fetch, claims) as writer:
+            named = list(topics)
+            if with_weights is None and not writer.manifest.topics:
+                with_weights = not named and _are_weights_wanted(run, ask)
             _agree_on_weights(writer, with_weights=with_weights)
-            specs = choose_topics(run, topics, with_weights=writer.manifest.with_weights)
+            specs = choose_topics(run, named, with_weights=writer.manifest.with_weights)
             reading = _begin(run, writer, specs)
             writer.look_again()
             _read(run, writer, reading)
@@ -173,15 +199,37 @@ def _location(run: Run, out: Path | str) -> Location:
     return found
 
 
-def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool) -> None:
-    """Go on as the archive began. Raises UsageError when weights are asked for that it has skipped."""
+def _are_weights_wanted(run: Run, ask: Callable[[int], bool]) -> bool:
+    prefix = run.store_address.prefix
+    kinds = ((one, one.key.removeprefix(prefix).partition("/")[0]) for one in run.store.list_objects())
+    size_bytes = sum(one.size_bytes for one, kind in kinds if kind != COPIED_ANYWAY)
+    return size_bytes < WHOLE_BELOW_BYTES or ask(size_bytes)
+
+
+def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool | None) -> None:
+    """Go on as the archive began, or with weights from now on. Raises UsageError for one that is to lose them."""
+    if with_weights is None or writer.manifest.with_weights == with_weights:
+        return
+    if not with_weights:
+        raise UsageError(f"the archive {writer.location} holds weights: leave out --without-weights, or begin another")
+    _note_skipped(writer)
+    writer.manifest.with_weights = True
+
+
+def _note_skipped(writer: ArchiveWriter) -> None:
+    """Count the objects that archived records name, and that the archive was begun without, as missing."""
     if not writer.manifest.topics:
-        writer.manifest.with_weights = with_weights
-    elif with_weights and not writer.manifest.with_weights:
-        raise UsageError(
-            f"the archive {writer.location} was begun without weights, so it lacks the earlier ones: "
-            "archive with weights into another folder"
-        )
+        return
+    held = Archive(writer.location)
+    for topic in held.manifest.topics:
+        for message in (message for place in held.places(topic) for message in held.messages(place)):
+            with suppress(SchemaError):  # kept as bytes
+                schema, fields = codec.decode_as_written(message.value)
+                for claim in claims_of_any(str(schema["name"]).rpartition(".")[2], fields):
+                    if claim.key not in writer.manifest.objects and claim.store == STORE_NAME:
+                        why = "the archive was begun without weights"
+                        found = ArchivedObject(sha256=claim.sha256, size_bytes=claim.size_bytes, why=why)
+                        writer.manifest.missing.setdefault(claim.key, found)
 
 
 def choose_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False) -> list[TopicSpec]:

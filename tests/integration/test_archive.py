@@ -222,20 +222,29 @@ def test_a_second_time_adds_what_is_new_and_a_third_nothing(run: Run, tmp_path: 
 
 
 @pytest.mark.tools
-def test_weights_are_copied_with_the_records_that_name_them_when_the_archive_began_so(
-    run: Run, store: ObjectStore, tmp_path: Path
+def test_weights_are_copied_with_the_records_that_name_them_unless_they_are_large_or_not_wanted(
+    run: Run, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = run.put(b"weights", "weights")
     event = WeightsPublished(run_id=run.run_id, policy="solver", version=0, weights=weights)
     say(run, Outgoing(run.topics.weights("solver"), codec.encode(event), partition=0))
 
-    without, whole = plain(archive(run, tmp_path / "plain")), plain(archive(run, tmp_path / "whole", with_weights=True))
+    without = plain(archive(run, tmp_path / "plain", with_weights=False))
+    whole = plain(archive(run, tmp_path / "whole"))
 
     assert (without["objects"]["count"], whole["objects"]["count"]) == (0, 1)
     assert ("state" in without["topics"], "state" in whole["topics"]) == (False, True)
     assert Archive(tmp_path / "whole").get(weights) == b"weights"
-    with pytest.raises(UsageError, match="begun without weights"):
-        archive(run, tmp_path / "plain", with_weights=True)
+    mended = plain(archive(run, tmp_path / "plain", with_weights=True))
+    assert (mended["objects"]["new"], mended["objects"]["missing"], "state" in mended["topics"]) == (1, {}, True)
+    assert Archive(tmp_path / "plain").get(weights) == b"weights"
+    with pytest.raises(UsageError, match="holds weights: leave out --without-weights"):
+        archive(run, tmp_path / "plain", with_weights=False)
+    monkeypatch.setattr("headrace.ops.offline.archiver.WHOLE_BELOW_BYTES", 1)
+    with pytest.raises(UsageError, match=r"are 0\.0 GB: say --with-weights"):
+        archive(run, tmp_path / "large")
+    asked = plain(archive(run, tmp_path / "large", ask=lambda size_bytes: size_bytes == len(b"weights")))
+    assert asked["objects"]["count"] == 1
     more = run.put(b"more", "weights")
     say(run, Outgoing(run.topics.weights("solver"), codec.encode(replace(event, weights=more)), partition=0))
     assert plain(archive(run, tmp_path / "whole"))["objects"]["new"] == 1
