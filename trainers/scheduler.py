@@ -214,6 +214,11 @@ class Scheduler(Generic[T]):
             checkpoint=is_last or version % self._settings.checkpoint_every == 0,
         )
 
+    def withdraw_step(self) -> NoteStep | None:
+        """Return the note of a step as it was before it was begun; None if this life noted none."""
+        trials = self._trials
+        return None if trials.noted < 0 else NoteStep(trials.noted, trials.died, 0, trials.suspects)
+
     def _leave(self, at: Progress) -> Action[T]:
         """Return what is left to be written before a trainer stops."""
         if not at.is_empty:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from headrace.infra.kafka.clients import parse_run
+from headrace.infra.kafka.clients import KafkaRefused, parse_run
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import bind_to_log, configure_logging
@@ -39,8 +39,12 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
         with closing(writer):
             resumed = begin_or_resume(joined, name, writer, stop)
             with closing(Trainer(joined, name, resumed, watch)) as trainer:
-                if run_loop(trainer, writer, stop, watch):
-                    run_loop(trainer, writer, trainer.finish(), watch)
+                try:
+                    if run_loop(trainer, writer, stop, watch):
+                        run_loop(trainer, writer, trainer.finish(), watch)
+                except KafkaRefused:
+                    trainer.withdraw_step(writer)
+                    raise
 
     with lead_group():
         for attempt in begin_attempts(stop):

@@ -10,10 +10,11 @@ from typing import TypeAlias
 
 import structlog
 
+from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.decoding import Refusal, Rejected, decode_own
 from headrace.infra.kafka.topic_reader import TopicReader
-from headrace.infra.kafka.transactions import Ticket
+from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.infra.run.run import Run, read_revision
@@ -298,6 +299,20 @@ class Trainer:
         timer.daemon = True
         timer.start()
         return self._finished
+
+    def withdraw_step(self, writer: TransactionalWriter) -> None:
+        """Take back the note of a step before this process ends: Kafka refused what followed, and no group is at fault.
+
+        What prevents that is logged: the next processes then count one more step that never ended.
+        """
+        if (step := self.scheduler.withdraw_step()) is None:
+            return
+        try:
+            writer.begin()
+            writer.produce([self._messages.build_step_begun(step.version, step.times, step.suspects)])
+            writer.commit()
+        except HeadraceError as error:
+            log.warning("step.not_withdrawn", policy=self.policy_variant, version=step.version, why=str(error))
 
     def close(self) -> None:
         """Leave, after the step under way."""

@@ -209,6 +209,12 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
             f"{doing}: another process has taken over, or a transaction was open for longer than Kafka allows "
             f"({cause.str()}); this process ends, and its successor begins from what is committed"
         )
+    if cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
+        return KafkaAway(
+            f"{doing}: Kafka has not ended its last transaction yet. If that lasts, a topic refuses the marker that "
+            "ends it (message.timestamp.before.max.ms, ...after.max.ms), or one of its brokers is down: correct that, "
+            "and start the brokers again"
+        )
     if cause.code() in AWAY or cause.retriable():
         return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
     return KafkaRefused(f"{doing}: Kafka answers {cause.name()}: {cause.str()}")

@@ -119,8 +119,10 @@ def test_evictions_without_a_version_on_its_way_are_reported_by_themselves() -> 
 def test_a_step_after_a_start_is_noted_before_it_begins_and_nothing_begins_beside_it() -> None:
     scene = Scene(trials=Trials(2, 1, 1, is_noted=True))
     scene.waits(0, 1, 2, 3)
+    assert scene.scheduler.withdraw_step() is None
     assert scene.next() == NoteStep(1, 1, 2, 2)
     assert isinstance(scene.next(), BeginStep)
+    assert scene.scheduler.withdraw_step() == NoteStep(1, 0, 0, 2), "as if it had not begun"
     assert scene.next(version=1, is_empty=False) == Rest(), "the noted one is on its way"
     assert isinstance(scene.next(is_empty=True), BeginStep)
 

@@ -236,7 +236,13 @@ def test_what_time_does_not_heal_is_told(writer: TransactionalWriter, producer: 
 
 @pytest.mark.parametrize(
     "code",
-    [KafkaError._WAIT_COORD, KafkaError.KAFKA_STORAGE_ERROR, KafkaError._TRANSPORT, KafkaError.NETWORK_EXCEPTION],
+    [
+        KafkaError._WAIT_COORD,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError._TRANSPORT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.CONCURRENT_TRANSACTIONS,
+    ],
 )
 def test_errors_that_time_heals_are_a_kafka_that_is_away(code: int) -> None:
     assert isinstance(translate_error(KafkaException(KafkaError(code)), "asking"), KafkaAway)
