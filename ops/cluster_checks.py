@@ -21,6 +21,12 @@ LEAST = {
 }
 """Settings of topics. Kafka's default of the size: what is smaller was set by somebody, and refuses ordinary records. A
 record may be an hour old when it reaches its topic, as it waits while a server is away."""
+BROKERS_NAME = {
+    "max.message.bytes": "message.max.bytes",
+    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
+    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+}
+"""Setting of a topic to the brokers' one that a new topic takes."""
 PATIENCE_S = 10.0
 RIGHTS = frozenset({"READ", "WRITE", "DESCRIBE"})
 """Of the parts of a run together, on every topic."""
@@ -113,6 +119,7 @@ def _transactions(seen: SeenCluster) -> Finding:
 def _topics(seen: SeenCluster, specs: Sequence[TopicSpec]) -> Finding:
     there = [spec for spec in specs if spec.name in seen.topics]
     lacking = [words for spec in there for words in _differences(spec, seen.topics[spec.name])]
+    lacking += _wrong_defaults(seen.settings or {}, [spec for spec in specs if spec.name not in seen.topics])
     if lacking:
         return Finding("topics", ok=False, detail="; ".join(lacking))
     missing = len(specs) - len(there)
@@ -121,6 +128,21 @@ def _topics(seen: SeenCluster, specs: Sequence[TopicSpec]) -> Finding:
     words += [f"{missing} are to be made"] if missing else []
     words += [f"settings of {unread} may not be read ({seen.refused.get('topics', '')})"] if unread else []
     return Finding("topics", ok=True, detail=", ".join(words) or "none is asked for")
+
+
+def _wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[TopicSpec]) -> Iterator[str]:
+    """Yield which of the brokers' settings would make new topics that refuse ordinary records."""
+    for key, least in LEAST.items():
+        name = BROKERS_NAME[key]
+        taking = [spec.name for spec in to_be_made if key not in spec.config]
+        if taking and int(settings.get(name, least)) < least:
+            yield f"the brokers have {name}={settings[name]}, which {taking[0]} would take: set it to {least} or more"
+    replicas = int(settings.get("default.replication.factor", 1))
+    if to_be_made and int(settings.get("min.insync.replicas", 1)) > replicas:
+        yield (
+            f"the brokers have min.insync.replicas={settings['min.insync.replicas']} and default.replication.factor="
+            f"{replicas}, so new topics take no record: lower the first, or raise the other"
+        )
 
 
 def _differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:

@@ -58,15 +58,22 @@ def groups_drain_s(session_s: float) -> float:
     return max(GROUPS_DRAIN_S, session_s + AFTER_SESSION_S)
 
 
-def is_drained(page: Page, since_end_s: float, drain_s: float = GROUPS_DRAIN_S) -> bool:
-    """Return whether a run that has ended has also drained."""
-    if page.in_flight and since_end_s < drain_s:
+def is_drained(page: Page, since_end_s: float, since_concluded_s: float, drain_s: float = GROUPS_DRAIN_S) -> bool:
+    """Return whether a run that has ended has also drained.
+
+    Args:
+        page: Follows the run.
+        since_end_s: Seconds since its end.
+        since_concluded_s: Seconds since the last group was concluded, or since the end.
+        drain_s: Seconds without a conclusion after which no further one is expected.
+    """
+    if page.in_flight and since_concluded_s < drain_s:
         return False
     return not (page.awaits_evaluation and since_end_s < EVALUATION_DRAIN_S)
 
 
 class Drain:
-    """The time from the end of a run until it has drained.
+    """The time from the end of a run until it has drained. Slow curators may take any time, as long as they conclude.
 
     Args:
         page: Follows the run.
@@ -76,6 +83,7 @@ class Drain:
     def __init__(self, page: Page, session_s: Callable[[], float]) -> None:
         self._page, self._session_s = page, session_s
         self._ended_at: float | None = None
+        self._in_flight, self._concluded_at = 0, 0.0
         self._drain_s = GROUPS_DRAIN_S
 
     def is_over(self) -> bool:
@@ -85,4 +93,7 @@ class Drain:
                 return False
             self._ended_at = time.monotonic()
             self._drain_s = groups_drain_s(self._session_s())
-        return is_drained(self._page, time.monotonic() - self._ended_at, self._drain_s)
+        now = time.monotonic()
+        if self._page.in_flight != self._in_flight:
+            self._in_flight, self._concluded_at = self._page.in_flight, now
+        return is_drained(self._page, now - self._ended_at, now - self._concluded_at, self._drain_s)

@@ -72,6 +72,17 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
     ("topics", lambda: with_topic(BATCHES, min_insync_replicas="2"), "takes no record"),
     (
         "topics",
+        lambda: replace(SOUND, topics={}, settings={"message.max.bytes": "20000"}),
+        "the brokers have message.max.bytes=20000, which t.tasks.sums would take: set it to 1048588",
+    ),
+    (
+        "topics",
+        lambda: replace(SOUND, topics={}, settings={"log.message.timestamp.before.max.ms": "1"}),
+        "before.max.ms=1, which",
+    ),
+    ("topics", lambda: replace(SOUND, topics={}, settings={"min.insync.replicas": "2"}), "new topics take no record"),
+    (
+        "topics",
         lambda: replace(SOUND, topics={**SOUND.topics, BATCHES: SeenTopic(4)}),
         f"{BATCHES} has 4 partitions, the run has 1",
     ),

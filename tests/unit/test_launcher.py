@@ -13,7 +13,7 @@ from rich.console import Console
 
 from headrace.app.launcher import launcher
 from headrace.app.launcher.components import components_of
-from headrace.app.launcher.drained import groups_drain_s, is_drained
+from headrace.app.launcher.drained import GROUPS_DRAIN_S, Drain, Page, groups_drain_s, is_drained
 from headrace.app.launcher.launcher import UpRequest
 from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
@@ -108,9 +108,22 @@ def test_the_drain_at_the_end_of_a_run_outlasts_the_session_of_a_dead_worker() -
     page = SimpleNamespace(in_flight=1, awaits_evaluation=False)
     assert groups_drain_s(8.0) == 30.0
     assert groups_drain_s(45.0) == 65.0
-    assert is_drained(page, 31.0, 30.0)
-    assert not is_drained(page, 31.0, 65.0)
-    assert is_drained(SimpleNamespace(in_flight=0, awaits_evaluation=False), 0.0, 65.0)
+    assert is_drained(page, 31.0, 31.0, 30.0)
+    assert not is_drained(page, 31.0, 31.0, 65.0)
+    assert is_drained(SimpleNamespace(in_flight=0, awaits_evaluation=False), 0.0, 0.0, 65.0)
+
+
+def test_a_run_whose_curators_are_slow_drains_as_long_as_groups_are_concluded(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("headrace.app.launcher.drained.time.monotonic", lambda: now_s)
+    page = SimpleNamespace(in_flight=40, awaits_evaluation=False, ended="steps")
+    drain = Drain(cast("Page", page), lambda: 8.0)
+    for _ in range(10):
+        now_s += GROUPS_DRAIN_S - 1
+        page.in_flight -= 1
+        assert not drain.is_over()
+    now_s += GROUPS_DRAIN_S + 1
+    assert drain.is_over(), "nothing was concluded for so long"
 
 
 @pytest.mark.parametrize(("closes", "code"), [(True, 0), (False, launcher.AUDIT_OPEN)])
