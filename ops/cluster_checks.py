@@ -119,7 +119,7 @@ def _transactions(seen: SeenCluster) -> Finding:
 def _topics(seen: SeenCluster, specs: Sequence[TopicSpec]) -> Finding:
     there = [spec for spec in specs if spec.name in seen.topics]
     lacking = [words for spec in there for words in _differences(spec, seen.topics[spec.name])]
-    lacking += _wrong_defaults(seen.settings or {}, [spec for spec in specs if spec.name not in seen.topics])
+    lacking += _find_wrong_defaults(seen.settings or {}, [spec for spec in specs if spec.name not in seen.topics])
     if lacking:
         return Finding("topics", ok=False, detail="; ".join(lacking))
     missing = len(specs) - len(there)
@@ -130,7 +130,7 @@ def _topics(seen: SeenCluster, specs: Sequence[TopicSpec]) -> Finding:
     return Finding("topics", ok=True, detail=", ".join(words) or "none is asked for")
 
 
-def _wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[TopicSpec]) -> Iterator[str]:
+def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[TopicSpec]) -> Iterator[str]:
     """Yield which of the brokers' settings would make new topics that refuse ordinary records."""
     for key, least in LEAST.items():
         name = BROKERS_NAME[key]

@@ -6,22 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.envs.contract import Environment
-from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy
-from headrace.infra.weights.model_config import read_config, read_context, refuse_other_media
+from headrace.infra.weights.model_config import read_config, read_context
+from headrace.ops.model_check import read_tokenizer
 
 LOOKED_AT = 16
 """Prompts of a workflow that are measured."""
-
-
-def check_model(name: str, policy: Policy) -> None:
-    """Raise UsageError for a folder whose model cannot be trained, as far as its config tells.
-
-    A folder that is not here may be there where the trainer runs.
-    """
-    config = read_config(policy.path) if policy.path else policy.model
-    if config is not None:
-        refuse_other_media(config, f"policy {name}: {policy.path or 'its model'}")
 
 
 def check_prompts_fit(environment: Environment, name: str, policy: Policy) -> None:
@@ -50,15 +40,9 @@ def _choose_counter(policy: Policy) -> Callable[[str], int] | None:
     """Return what counts the tokens of a prompt; None where the tokenizer is not here."""
     if policy.alphabet:
         return len  # a character is a token
-    file = Path(policy.path) / "tokenizer.json"
-    if not file.is_file():
+    tokenizer = read_tokenizer(Path(policy.path)) if policy.path else None
+    if tokenizer is None:
         return None
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the tokenizers library raises bare Exception
-        raise UsageError(f"{file} is no tokenizer: {error}") from error
 
     def count(text: str) -> int:
         try:

@@ -1,15 +1,33 @@
-"""The check of all that a recipe names, before anything is started."""
+"""The checks of a recipe before anything is started: a table, read from top to bottom.
+
+A check is a function of what is asked, which returns all that it finds wrong.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
 from headrace.consumers.curate.revision_chains import load_policy_chain
+from headrace.envs.contract import Environment
 from headrace.envs.data.rows import read_data_of
 from headrace.envs.registry import check_characters, load_environment, load_workflow
 from headrace.infra.errors import UsageError
+from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
-from headrace.ops.prompt_check import check_model, check_prompts_fit
+from headrace.ops.device_check import find_devices, probe_devices, refuse_devices
+from headrace.ops.doctor import Finding
+from headrace.ops.faults import Fault, catching, refuse
+from headrace.ops.model_check import check_model, check_model_files, check_tokenizer
+from headrace.ops.prompt_check import check_prompts_fit
+from headrace.ops.room_check import find_lack_of_disk, find_lack_of_memory
 from headrace.producers.engines.contract import EngineError, Sampling, check_sampling
 from headrace.producers.engines.registry import check_engine
+from headrace.producers.feed.selectors.registry import load_selectors
+from headrace.producers.feed.task_source import refuse_small_held_out
+from headrace.producers.feed.worked_examples import find_first_environment
 from headrace.schemas.topics import policy_of
 from headrace.trainers.batches.estimator import check_advantage
 
@@ -19,56 +37,145 @@ SINGLE_TURN = "single_turn"
 """The workflow that only sends the environment's messages to its policies."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is checked."""
+
+    recipe: Recipe
+    folder: Path | None = None
+    """Where embedded servers keep their data; None where none is started."""
+    has_begun: bool = False
+    """Whether the run has begun: version 0 was made, and the models' folders may be gone."""
+    environments: dict[str, Environment] = field(default_factory=dict)
+    """Workflow to its environment, its data read: what the checks have built."""
+
+
+Check: TypeAlias = Callable[[Asked], list[Fault]]
+
+
 def check_names(recipe: Recipe) -> None:
-    """Find all that the recipe names, from algorithms to environments, before anything is started for it.
+    """Find all that a recipe names, from algorithms to environments, on whatever machine it runs.
 
-    Raises UsageError, with what there is instead.
+    Raises RecipeUnfit with all that is wrong, and with what there is instead.
     """
-    check_engine(recipe)
-    _check_sampling(recipe)
-    for policy_variant in recipe.policy_variants:
-        load_policy_chain(recipe, policy_variant)
-        check_advantage(recipe, policy_variant)
-        trainer = recipe.trainer_of(policy_variant)
-        _check_processes(policy_variant, trainer, recipe.policies[policy_of(policy_variant)].lora)
-        if any(getattr(trainer, key) != TrainerSettings.model_fields[key].default for key in LOSS_KEYS):
-            from headrace.trainers.learner.chosen_loss import check_loss
-
-            check_loss(recipe, policy_variant)
-        if trainer.replay_routing or trainer.router_aux:
-            from headrace.trainers.learner.routing import check_experts
-
-            check_experts(recipe, policy_of(policy_variant))
-    for policy in recipe.policies:
-        check_model(policy, recipe.policies[policy])
-        if (lora := recipe.policies[policy].lora) is not None and lora.targets:
-            from headrace.trainers.learner.lora import check_targets
-
-            check_targets(recipe, policy)
-    for name, workflow in recipe.workflows.items():
-        try:
-            load_workflow(workflow.workflow)
-            environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
-            read_data_of(environment)
-            for policy in recipe.policies_of(name) if workflow.workflow == SINGLE_TURN else ():
-                check_characters(environment, policy, recipe.policies[policy].alphabet)
-                check_prompts_fit(environment, policy, recipe.policies[policy])
-        except ValueError as error:
-            raise UsageError(f"workflows.{name}: {error}") from error
+    asked = Asked(recipe)
+    refuse([fault for check in CHECKS_OF_NAMES.values() for fault in check(asked)])
 
 
-def _check_sampling(recipe: Recipe) -> None:
-    """Refuse what every engine would refuse for each episode."""
-    rollout, evaluate = recipe.rollout, recipe.evaluate
+def examine(asked: Asked) -> list[Fault]:
+    """Return all that is wrong with a recipe that is to run on this machine, or may be."""
+    return [fault for check in CHECKS.values() for fault in check(asked)]
+
+
+def examine_trial(recipe: Recipe) -> list[Fault]:
+    """Return all that is wrong with a recipe of which a few episodes are played: nothing is fed, and nothing kept."""
+    asked = Asked(recipe)
+    return [fault for what, check in CHECKS.items() if what not in RUN_ONLY for fault in check(asked)]
+
+
+def list_findings(asked: Asked) -> Iterator[Finding]:
+    """Yield what `headrace doctor RECIPE` shows: every check, with all that it found."""
+    for what, check in CHECKS.items():
+        faults = check(asked)
+        detail = f"\n{' ' * 20}".join(f"{'maybe: ' * fault.is_doubt}{fault.sentence}" for fault in faults)
+        yield Finding(what, all(fault.is_doubt for fault in faults), detail)
+
+
+# ----------------------------------------------------------------------------------------------------- of any machine
+
+
+def _check_engine(asked: Asked) -> list[Fault]:
+    faults: list[Fault] = []
+    with catching(faults):
+        check_engine(asked.recipe)
+    rollout, evaluate = asked.recipe.rollout, asked.recipe.evaluate
     samplings = {
         "rollout": Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, rollout.max_tokens),
         "evaluate": Sampling(evaluate.temperature, evaluate.top_p, max_tokens=rollout.max_tokens),
     }
     for table, sampling in samplings.items():
-        try:
-            check_sampling(sampling)
-        except EngineError as error:
-            raise UsageError(f"{table}: {str(error).removeprefix('sampling.')}") from error
+        with catching(faults):
+            try:
+                check_sampling(sampling)
+            except EngineError as error:
+                raise UsageError(f"{table}: {str(error).removeprefix('sampling.')}") from error
+    return faults
+
+
+def _check_models(asked: Asked) -> list[Fault]:
+    faults: list[Fault] = []
+    for name, policy in asked.recipe.policies.items():
+        with catching(faults):
+            check_model(name, policy)
+        with catching(faults):
+            check_tokenizer(name, policy)
+        if policy.lora is not None and policy.lora.targets:
+            from headrace.trainers.learner.lora import check_targets
+
+            with catching(faults):
+                check_targets(asked.recipe, name)
+    return faults
+
+
+def _check_workflows(asked: Asked) -> list[Fault]:
+    """Check environments, their data and their prompts, and the functions that play them."""
+    recipe, faults = asked.recipe, list[Fault]()
+    for name, workflow in recipe.workflows.items():
+        where = f"workflows.{name}: "
+        with catching(faults, where):
+            load_workflow(workflow.workflow)
+        with catching(faults, where):
+            environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
+            read_data_of(environment)
+            asked.environments[name] = environment
+        if name not in asked.environments:
+            continue
+        for policy in recipe.policies_of(name) if workflow.workflow == SINGLE_TURN else ():
+            with catching(faults, where):
+                check_characters(environment, policy, recipe.policies[policy].alphabet)
+                check_prompts_fit(environment, policy, recipe.policies[policy])
+    return faults
+
+
+def _check_feed(asked: Asked) -> list[Fault]:
+    """Check what the feeder asks of selectors and of environments."""
+    recipe, faults = asked.recipe, list[Fault]()
+    with catching(faults):
+        selectors = load_selectors(recipe.feed.selector, recipe.seed)
+        if selectors.chooser and recipe.feed.raise_tier:
+            raise UsageError(f"feed.raise_tier and feed.selector {selectors.chooser} both choose the tier: keep one")
+    for name, environment in asked.environments.items() if recipe.evaluate.every else ():
+        with catching(faults):
+            refuse_small_held_out(name, environment, recipe.evaluate.problems)
+    for name, policy in recipe.policies.items():
+        if policy.warm_start is not None and asked.environments.keys() >= set(recipe.streams_of(name)):
+            with catching(faults):
+                find_first_environment(recipe, name, asked.environments)
+    return faults
+
+
+def _check_algorithms(asked: Asked) -> list[Fault]:
+    """Check what curators and trainers are made of."""
+    recipe, faults = asked.recipe, list[Fault]()
+    for policy_variant in recipe.policy_variants:
+        trainer = recipe.trainer_of(policy_variant)
+        with catching(faults):
+            load_policy_chain(recipe, policy_variant)
+        with catching(faults):
+            check_advantage(recipe, policy_variant)
+        with catching(faults):
+            _check_processes(policy_variant, trainer, recipe.policies[policy_of(policy_variant)].lora)
+        if any(getattr(trainer, key) != TrainerSettings.model_fields[key].default for key in LOSS_KEYS):
+            from headrace.trainers.learner.chosen_loss import check_loss
+
+            with catching(faults):
+                check_loss(recipe, policy_variant)
+        if trainer.replay_routing or trainer.router_aux:
+            from headrace.trainers.learner.routing import check_experts
+
+            with catching(faults):
+                check_experts(recipe, policy_of(policy_variant))
+    return faults
 
 
 def _check_processes(policy: str, trainer: TrainerSettings, lora: Lora | None) -> None:
@@ -84,3 +191,63 @@ def _check_processes(policy: str, trainer: TrainerSettings, lora: Lora | None) -
             f"policy {policy}: a lora that is published merged, or beside trainer.tensor_parallel, is for a trainer of "
             "one process so far: leave trainer.processes and trainer.tensor_parallel at 1"
         )
+
+
+# --------------------------------------------------------------------------------- of the machine where processes start
+
+
+def _check_own_engine(asked: Asked) -> list[Fault]:
+    """Import an engine of the user's own: only a machine that plays needs it."""
+    faults: list[Fault] = []
+    if asked.recipe.launch.workers and ":" in asked.recipe.rollout.engine.use:
+        with catching(faults):
+            find_named("rollout.engine", asked.recipe.rollout.engine.use, {})
+    return faults
+
+
+def _check_devices(asked: Asked) -> list[Fault]:
+    wanted = find_devices(asked.recipe)
+    return refuse_devices(wanted, probe_devices(wanted)) if wanted else []
+
+
+def _check_model_files(asked: Asked) -> list[Fault]:
+    """Check the folders that trainers on this machine read; once a run has begun, they take the files of version 0."""
+    recipe, faults = asked.recipe, list[Fault]()
+    for name, policy in recipe.policies.items():
+        if policy.path and recipe.trainer_of(name).processes:
+            found: list[Fault] = []
+            with catching(found):
+                check_model_files(name, policy)
+            faults += [Fault(fault.sentence, asked.has_begun, fault.cause) for fault in found]
+    return faults
+
+
+def _check_memory(asked: Asked) -> list[Fault]:
+    return find_lack_of_memory(asked.recipe)
+
+
+def _check_disk(asked: Asked) -> list[Fault]:
+    if asked.folder is None:
+        return []
+    return find_lack_of_disk(asked.recipe, asked.folder, has_begun=asked.has_begun)
+
+
+CHECKS_OF_NAMES: Mapping[str, Check] = {
+    "engine": _check_engine,
+    "models": _check_models,
+    "workflows": _check_workflows,
+    "feed": _check_feed,
+    "algorithms": _check_algorithms,
+}
+"""What holds on any machine. Workflows come before what feeds them: their environments are built once."""
+CHECKS: Mapping[str, Check] = {
+    "devices": _check_devices,
+    "model files": _check_model_files,
+    **CHECKS_OF_NAMES,
+    "own engine": _check_own_engine,
+    "memory": _check_memory,
+    "disk": _check_disk,
+}
+"""All, for the machine where the processes start, in the order in which their sentences are listed."""
+RUN_ONLY = frozenset({"feed", "disk"})
+"""Checks of what only a run does."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.app.cli.options import FAILED, DataChoice, RunChoice, SetOption, log_quietly, open_console
 from headrace.infra.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.ops.doctor import Finding
 
 
 def topics(
@@ -53,6 +57,10 @@ def store_policy(
 
 
 def doctor(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Check a recipe instead, as `up` does before it starts anything.")
+    ] = None,
+    sets: SetOption = None,
     run: Annotated[
         str | None,
         typer.Option("--run", metavar="ADDRESS", help="Check a cluster instead: kafka://HOST:PORT/RUN, begun or not."),
@@ -60,9 +68,13 @@ def doctor(
 ) -> None:
     """Check whether this machine can run Headrace, and show how to get what is missing.
 
+    With a recipe, check all that it names and needs here: devices, model, data, your own modules, memory, disk.
+
     With --run, check whether a Kafka cluster can carry that run, as `up` does before it starts anything.
 
     Example: [bold]headrace doctor[/]
+
+    Example: [bold]headrace doctor my-run.toml[/]
 
     Example: [bold]headrace doctor --run kafka://broker:9092/my-run[/]
     """
@@ -71,18 +83,34 @@ def doctor(
     from headrace.app.views.variables import variables_table
     from headrace.ops.doctor import examine
 
+    if sets and recipe is None:
+        raise UsageError("--set needs a recipe")
+    if recipe is not None and run is not None:
+        raise UsageError("give either a recipe, as in `headrace doctor my-run.toml`, or a cluster by --run")
     lacking = 0
     console = open_console()
-    if run is not None:
+    findings: Iterable[Finding] = ()
+    if recipe is not None:
+        from headrace.infra.embedded.data_folder import data_folder_of
+        from headrace.infra.recipe.recipe_file import load_recipe
+        from headrace.ops.recipe_check import Asked, list_findings
+
+        log_quietly()
+        loaded = load_recipe(recipe, sets or ())
+        findings = list_findings(Asked(loaded, data_folder_of(loaded.name, None).root))
+    elif run is not None:
         from headrace.ops.cluster_checks import examine_run
 
         log_quietly()
-    for finding in examine() if run is None else examine_run(run):
+        findings = examine_run(run)
+    else:
+        findings = examine()
+    for finding in findings:
         lacking += not finding.ok
         mark = "[green]ok  [/]" if finding.ok else "[red]lack[/]"
         line = f"{mark} [bold]{finding.what:<14}[/] {escape(finding.detail)}"
         console.print(line, highlight=False, soft_wrap=True)
-    if run is None:
+    if run is None and recipe is None:
         console.print(variables_table(), soft_wrap=True)
     if lacking:
         raise typer.Exit(FAILED)

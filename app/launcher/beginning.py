@@ -52,7 +52,8 @@ def begin_or_join(  # noqa: PLR0913 - all but the first three by name
         servers: Servers that answer.
         recipe: Recipe of the run.
         say: Reports the address and the revision that was written.
-        new_recipe: Whether a recipe that differs from the run's becomes its next revision.
+        new_recipe: Whether a recipe that differs from the run's becomes its next revision. It does anyway as long as
+            the run has trained nothing.
         own_run_id: Id of the run that the data folder belongs to; None for a new folder, empty if an old one does
             not record it.
         parent: What the run begins with, if it is a branch: `RUN-ID solver@40`.
@@ -69,6 +70,7 @@ def begin_or_join(  # noqa: PLR0913 - all but the first three by name
         refuse_unfit(address.connection, Wanted(read_topic_specs(first, recipe)))
     if first is not None and codec.decode(first, RecipeRevision).run_id != own_run_id:
         refuse_run_of_another(join(address), recipe, own_run_id, embedded_store=servers.embedded_store)
+    newest_before = 0 if first is None else read_known_revisions(address)[-1].revision
     settle = partial(plan_revision, address, recipe, servers.store_address, new_recipe=new_recipe, parent=parent)
     revision = settle()
     ensure_topics(address.connection, read_topic_specs(first, recipe))
@@ -82,6 +84,8 @@ def begin_or_join(  # noqa: PLR0913 - all but the first three by name
         refuse_run_of_another(run, recipe, own_run_id, embedded_store=servers.embedded_store)
     if revision is not None and revision.revision and new_recipe and not revision.ended:
         say(f"recipe revision {revision.revision} is written")
+    elif revision is not None and revision.revision > newest_before and not revision.ended:
+        say(f"the recipe was changed, and this run has trained nothing yet: revision {revision.revision} is written")
     say(f"address: [bold]{address}[/]")
     return run
 

@@ -19,6 +19,7 @@ from headrace.app.launcher.beginning import begin_or_join
 from headrace.app.launcher.components import components_of
 from headrace.app.launcher.drained import Drain, Page
 from headrace.app.launcher.early_imports import make_fork_server
+from headrace.app.launcher.look_before import look_before
 from headrace.app.launcher.redirected_log import redirect_log
 from headrace.app.views.say import say
 from headrace.infra.atomic_files import write_atomically
@@ -26,7 +27,6 @@ from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, PLUG_INS_VARIABLE
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
-from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
 from headrace.infra.kafka.clients import RunAddress
 from headrace.infra.kafka.topic_admin import fetch_session_timeout_s
 from headrace.infra.process.child_process import build_child_environment
@@ -38,7 +38,6 @@ from headrace.infra.recipe.plug_ins import search_folders
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, join
 from headrace.ops.figures.standstill import Surroundings
-from headrace.ops.recipe_check import check_names
 from headrace.schemas.ids import now_ms
 
 TURN_S = 0.25
@@ -81,9 +80,8 @@ class UpRequest:
 def up(request: UpRequest, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
-    check_names(request.recipe)
-    client = {**request.recipe.kafka.client, **read_client_settings()}
-    check_client_settings(client, f"kafka.client and {KAFKA_CLIENT_VARIABLE}")
+    for doubt in look_before(request.recipe, folder, request.summary):
+        say(console, escape(doubt), "yellow")
     with folder.hold(UP), interrupt_on_signals():
         notes = folder.read()
         if notes is not None and notes.run != request.recipe.name:
@@ -91,7 +89,6 @@ def up(request: UpRequest, console: Console) -> int:
                 f"{folder.root} holds run {notes.run}, the recipe's name is {request.recipe.name}: give another "
                 f"--data, or --set name={notes.run}"
             )
-        _check_summary_path(request.summary)
         request = _branch(request, has_begun=notes is not None)
         with redirect_log(folder.logs / "up.log"):
             launch = Launcher(request, folder, notes, console)
@@ -354,12 +351,3 @@ class Launcher:
 
     def _say(self, words: str) -> None:
         say(self._console, words)
-
-
-def _check_summary_path(path: Path | None) -> None:
-    """Refuse an unwritable summary file before the run, not after it."""
-    if path is None:
-        return
-    folder = path.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"the summary cannot be written to {path}: {folder} is not a writable folder")

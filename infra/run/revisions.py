@@ -25,6 +25,7 @@ from headrace.infra.recipe.plug_in_sources import (
     sources_of,
 )
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.progress import read_progress
 from headrace.infra.run.run import (
     LISTING_S,
     Run,
@@ -56,8 +57,9 @@ def plan_revision(
 
     A first revision begins a run, whose objects are under its run id: runs that share a bucket, also from several
     clusters, are distinguished by it. A changed recipe, or one whose plug-ins have another source, becomes the next
-    revision if the user says so; a store at another address, and sources without a record, are recorded by
-    the same revision once more. A recipe whose chain `headrace swap` replaced does not count as changed.
+    revision if the user says so, or if the run has trained nothing yet. A store at another address, and sources without
+    a record, are recorded by the same revision once more. A recipe whose chain `headrace swap` replaced does not count
+    as changed.
     Raises UsageError with the keys that differ.
     """
     before = read_known_revisions(address)
@@ -79,7 +81,7 @@ def plan_revision(
     known, here = newest_sources(before), sources_of(all_plug_ins(recipe))
     hashes = {top: source.hash for top, source in here.items()}
     differing = [*find_differences(Recipe.from_json(newest.recipe), recipe), *find_source_differences(known, here)]
-    if differing and not new_recipe:
+    if differing and not new_recipe and not read_progress(address, Recipe.from_json(newest.recipe)).allows(differing):
         raise UsageError(
             f"run {address.run} has another recipe (revision {newest.revision}):\n"
             + "\n".join(f"  {line}" for line in differing)

@@ -18,11 +18,12 @@ from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import cut_traceback, cut_traceback_text
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.policy_files import Tokenizer
+from headrace.ops.faults import refuse
 from headrace.ops.offline.archived_start import Start, start_from_model
 from headrace.ops.offline.given_answers import GivenAnswers, answers_by_policy
 from headrace.ops.offline.held_out import play_all
 from headrace.ops.offline.tried_policy import RUN_ID, PolicyTried, try_policy
-from headrace.ops.recipe_check import check_names
+from headrace.ops.recipe_check import examine_trial
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.feed.feeder import build_task_source
@@ -88,7 +89,7 @@ def try_recipe(request: TrialRequest) -> Tried:
     """
     recipe, began = request.recipe, time.monotonic()
     with report_own_code(), tempfile.TemporaryDirectory() as folder:
-        check_names(recipe)
+        refuse(examine_trial(recipe))
         workflows = _workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = answers_by_policy(policies, request.answers)

@@ -39,6 +39,16 @@ class Drawn:
     problem: Problem
 
 
+def refuse_small_held_out(workflow: str, environment: Environment, count: int) -> None:
+    """Raise UsageError when an environment holds out fewer problems than are evaluated."""
+    size = environment.size("held_out")
+    if size is not None and size < count:
+        raise UsageError(
+            f"evaluate.problems is {count}, and the environment of workflow {workflow} holds out {size}: set "
+            f"evaluate.problems to at most {size}"
+        )
+
+
 class TaskSource:
     """Draws problems in order, over and over when they come to an end; every tier has its own order and cursor.
 
@@ -83,12 +93,7 @@ class TaskSource:
 
     def list_held_out(self, count: int) -> list[Problem]:
         """Return the first held-out problems, in the recipe's own tiers. Raises UsageError when there are fewer."""
-        size = self.environment.size("held_out")
-        if size is not None and size < count:
-            raise UsageError(
-                f"evaluate.problems is {count}, and the environment of workflow {self.workflow} holds out {size}: set "
-                f"evaluate.problems to at most {size}"
-            )
+        refuse_small_held_out(self.workflow, self.environment, count)
         return [self.build_held_out_problem(index) for index in range(count)]
 
     def build_held_out_problem(self, index: int) -> Problem:

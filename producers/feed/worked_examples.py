@@ -12,6 +12,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.topic_reader import read_partition
 from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.records import WarmStartExamples
@@ -40,7 +41,7 @@ def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[s
         return
     records = []
     for policy, warm in missing.items():
-        source = _find_first_environment(run, policy, environments)
+        source = find_first_environment(run.recipe, policy, environments)
         claim = run.put("".join(_write_lines(source, warm.examples)).encode(), "examples", ".jsonl")
         record = WarmStartExamples(run_id=run.run_id, policy=policy, examples=claim)
         topic, partition = places[policy]
@@ -51,15 +52,19 @@ def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[s
     writer.commit()
 
 
-def _find_first_environment(run: Run, policy: str, environments: Mapping[str, Environment]) -> GivesExamples:
-    workflow = next((name for name in environments if policy in run.recipe.policies_of(name)), None)
+def find_first_environment(recipe: Recipe, policy: str, environments: Mapping[str, Environment]) -> GivesExamples:
+    """Return what a policy's worked examples come from: the environment of the first workflow that it plays in.
+
+    Raises UsageError when there is none, or when it gives none.
+    """
+    workflow = next((name for name in environments if policy in recipe.policies_of(name)), None)
     if workflow is None:
         raise UsageError(f"policies.{policy}.warm_start needs worked examples, and no workflow names {policy}: drop it")
     found = environments[workflow]
     if not isinstance(found, GivesExamples):
         raise UsageError(
             f"policies.{policy}.warm_start needs worked examples, and environment "
-            f"{run.recipe.workflows[workflow].env.use!r} of workflow {workflow} gives none: name a trained checkpoint "
+            f"{recipe.workflows[workflow].env.use!r} of workflow {workflow} gives none: name a trained checkpoint "
             "as `path` and drop warm_start, or take an environment with a method `example`"
         )
     return found

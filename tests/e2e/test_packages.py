@@ -128,8 +128,8 @@ def test_a_folder_with_packages_called_as_the_rooms_is_served_with_its_plug_ins(
 ) -> None:
     scripts, _ = installed
     code = (
-        "import sys; from headrace.app.launcher import launcher; from headrace.infra.recipe import recipe_file;"
-        "launcher.check_names(recipe_file.load_recipe('run.toml'));"
+        "import sys; from headrace.app.launcher import beginning; from headrace.infra.recipe import recipe_file;"
+        "beginning.check_names(recipe_file.load_recipe('run.toml'));"
         "from envs import coins; print(coins.__file__, 'infra' in sys.modules)"
     )
 

@@ -34,6 +34,7 @@ from headrace.infra.recipe.plug_in_sources import (
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
 from headrace.infra.run import revisions
+from headrace.infra.run.progress import Progress
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops import swap
@@ -238,6 +239,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecipeRevision | N
 
     def ask(asked: Recipe, *before: RecipeRevision, new_recipe: bool = False) -> RecipeRevision | None:
         monkeypatch.setattr(revisions, "read_known_revisions", lambda _: before)
+        monkeypatch.setattr(revisions, "read_progress", lambda *_: Progress(has_trained=True))
         return revisions.plan_revision(ADDRESS, asked, WHERE, new_recipe=new_recipe)
 
     return ask

@@ -18,16 +18,19 @@ from headrace.consumers.curate.context import CuratorContext
 from headrace.consumers.curate.curator import CuratorPartition
 from headrace.consumers.curate.revision_chains import find_first_of_chain, load_policy_chain
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Connection, RunAddress
+from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.recipe.recipe_file import replace_chain
 from headrace.infra.recipe.settings import Recipe, Use
-from headrace.infra.run import revisions
+from headrace.infra.run import progress, revisions
+from headrace.infra.run.progress import Progress
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.audit.revisions import RevisionSpans
+from headrace.schemas import codec
 from headrace.schemas.ids import GroupId
-from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, RecipeRevision
+from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import Topics
 
+TRAINED = Progress(has_trained=True)
 REPLAYING = (Use(use="validate"), Use.model_validate({"use": "replay_latest", "ratio": 0.5, "max_uses": 2}))
 
 
@@ -189,12 +192,18 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     where = StoreAddress("127.0.0.1:1", "b", "key", "secret", prefix="run-1/", keys_file="/store.json")
     store = revisions.describe_store(where)
 
-    def ask(recipe: Recipe, *before: tuple[Recipe, bool], new_recipe: bool = False) -> RecipeRevision | None:
+    def ask(
+        recipe: Recipe,
+        *before: tuple[Recipe, bool],
+        new_recipe: bool = False,
+        come: Progress = TRAINED,
+    ) -> RecipeRevision | None:
         told = [
             replace(revisions.build_revision("run-1", number, one, store), swapped=swapped)
             for number, (one, swapped) in enumerate(before)
         ]
         monkeypatch.setattr(revisions, "read_known_revisions", lambda _: told)
+        monkeypatch.setattr(revisions, "read_progress", lambda *_: come)
         address = RunAddress(Connection("127.0.0.1:1"), "t")
         return revisions.plan_revision(address, recipe, where, new_recipe=new_recipe)
 
@@ -217,6 +226,46 @@ def test_the_command_that_began_a_run_goes_on_with_the_chain_that_it_was_swapped
     third = chained(RECIPE, Use(use="validate"))
     with pytest.raises(UsageError, match=r"curate\.chain"):
         settled(third, (RECIPE, False), (other, True))
+
+
+def test_a_corrected_recipe_of_a_run_that_trained_nothing_is_the_next_revision(settled: Callable[..., Any]) -> None:
+    faster = RECIPE.model_copy(update={"trainer": RECIPE.trainer.model_copy(update={"learning_rate": 1e-3})})
+    policies = {name: policy.model_copy(update={"path": "/models/other"}) for name, policy in RECIPE.policies.items()}
+    other_model = RECIPE.model_copy(update={"policies": policies})
+    made = settled(faster, (RECIPE, False), come=Progress())
+    assert (made.revision, Recipe.from_json(made.recipe)) == (1, faster)
+    assert settled(faster, (RECIPE, False), come=Progress(begun=frozenset(policies))).revision == 1
+    assert settled(other_model, (RECIPE, False), come=Progress()).revision == 1
+    with pytest.raises(UsageError, match=r"trainer\.learning_rate"):
+        settled(faster, (RECIPE, False), come=Progress(has_trained=True))
+    with pytest.raises(UsageError, match=r"policies\.\w+\.path"):  # its version 0 is of the model before, and stays
+        settled(other_model, (RECIPE, False), come=Progress(begun=frozenset(policies)))
+
+
+def test_how_far_a_run_has_come_is_read_from_its_batches_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics, address = RECIPE.topics, RunAddress(Connection("127.0.0.1:1"), RECIPE.name)
+    [policy, *_] = RECIPE.policies
+
+    def so_far(*records: BatchTrained | WeightsPublished, torn: bytes = b"") -> Progress:
+        held = {topics.batches(policy): BatchTrained, topics.weights(policy): WeightsPublished}
+        values = {
+            topic: [codec.encode(one) for one in records if isinstance(one, kind)] for topic, kind in held.items()
+        }
+        if torn:
+            values[topics.batches(policy)].append(torn)
+        monkeypatch.setattr(
+            progress,
+            "read_all",
+            lambda _, asked: [Message(one, 0, 0, b"", value) for one in asked for value in values.get(one, ())],
+        )
+        return progress.read_progress(address, RECIPE)
+
+    assert so_far() == Progress()
+    first = WeightsPublished(policy=policy, version=0)
+    assert so_far(BatchTrained(policy=policy, version=-1), first) == Progress(begun=frozenset({policy}))
+    for further in (BatchTrained(policy=policy, version=1), WeightsPublished(policy=policy, version=1)):
+        assert so_far(first, further).has_trained
+    assert so_far(first, torn=b"torn").has_trained, "what cannot be read may be a version"
 
 
 def test_recipes_that_differ_in_more_than_the_chain_are_told_apart(tmp_path: Path) -> None:

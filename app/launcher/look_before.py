@@ -1,0 +1,38 @@
+"""One look, before anything is started, at all that a run needs of this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from headrace.infra.embedded.data_folder import DataFolder
+from headrace.infra.environment import KAFKA_CLIENT_VARIABLE
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.faults import catching, list_doubts, refuse
+from headrace.ops.recipe_check import Asked, examine
+
+
+def look_before(recipe: Recipe, folder: DataFolder, summary: Path | None) -> list[str]:
+    """Return what may go wrong with a run in a data folder. Raises RecipeUnfit with all that is wrong."""
+    notes = folder.read()
+    is_embedded = not (recipe.kafka.bootstrap and recipe.store.endpoint)
+    has_begun = notes is not None and notes.run == recipe.name
+    faults = examine(Asked(recipe, folder.root if is_embedded else None, has_begun))
+    with catching(faults):
+        client = {**recipe.kafka.client, **read_client_settings()}
+        check_client_settings(client, f"kafka.client and {KAFKA_CLIENT_VARIABLE}")
+    with catching(faults):
+        _check_summary_path(summary)
+    refuse(faults)
+    return list_doubts(faults)
+
+
+def _check_summary_path(path: Path | None) -> None:
+    """Refuse an unwritable summary file before the run, not after it."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"the summary cannot be written to {path}: {folder} is not a writable folder")

@@ -1,0 +1,138 @@
+"""Whether this machine has the devices that a recipe names. Only a recipe that names another than the CPU asks torch.
+
+Torch is asked in a process that ends: what it sets up on a GPU would stay for as long as this one lives.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from headrace.infra.process.child_process import PYTHON
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.faults import Fault
+
+CPU = "cpu"
+TORCH = "torch"
+"""The engine that computes on `rollout.device`."""
+PROBE_LIMIT_S = 60.0
+"""Importing torch takes seconds, on a cold disk many."""
+PROBE = """
+import json, sys
+import torch
+
+def ask(name):
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        if device.type != "cuda":
+            return {}
+        free, total = torch.cuda.mem_get_info(device)
+        return {"free": free, "total": total}
+    except Exception as error:
+        return {"error": str(error).splitlines()[0]}
+
+print(json.dumps({"gpus": torch.cuda.device_count(), "devices": {name: ask(name) for name in sys.argv[1:]}}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedDevice:
+    """A device that a recipe names."""
+
+    key: str
+    """Key of the recipe."""
+    name: str
+    processes: int = 1
+    """Processes of a trainer: on CUDA each has a GPU of its own."""
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a GPU, or several."""
+        return self.name.partition(":")[0] == "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDevice:
+    """What torch says of a device."""
+
+    error: str = ""
+    free: int = 0
+    """Free bytes of a GPU."""
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDevices:
+    """What torch says of this machine."""
+
+    gpus: int = 0
+    devices: Mapping[str, SeenDevice] | None = None
+    """By name; None where torch gave no answer."""
+    error: str = ""
+    """Why it gave none."""
+
+
+def find_devices(recipe: Recipe) -> tuple[WantedDevice, ...]:
+    """Return the devices other than the CPU that the processes use which `headrace up` starts."""
+    found = []
+    if recipe.launch.workers and recipe.rollout.engine.use == TORCH:
+        found.append(WantedDevice("rollout.device", recipe.rollout.device))
+    for policy_variant in recipe.policy_variants:
+        trainer = recipe.trainer_of(policy_variant)
+        if trainer.processes:
+            found.append(WantedDevice(f"trainer.device of {policy_variant}", trainer.device, trainer.processes))
+    return tuple(one for one in found if one.name != CPU)
+
+
+def probe_devices(wanted: Sequence[WantedDevice]) -> SeenDevices:
+    """Ask torch for devices, in a process of its own; the answer is kept for as long as this process lives."""
+    return _probe(tuple(sorted({one.name for one in wanted})))
+
+
+@lru_cache(maxsize=8)
+def _probe(names: tuple[str, ...]) -> SeenDevices:
+    try:
+        done = subprocess.run(
+            [*PYTHON, "-c", PROBE, *names], check=False, capture_output=True, text=True, timeout=PROBE_LIMIT_S
+        )
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return SeenDevices(error=f"no answer within {PROBE_LIMIT_S:.0f} s")
+    except (ValueError, IndexError):
+        return SeenDevices(error=(done.stderr.strip().splitlines() or ["it said nothing"])[-1])
+    return SeenDevices(found["gpus"], {name: SeenDevice(**one) for name, one in found["devices"].items()})
+
+
+def refuse_devices(wanted: Sequence[WantedDevice], seen: SeenDevices) -> list[Fault]:
+    """Return what is wrong with the devices that a recipe names, by what torch says of this machine."""
+    if seen.devices is None:
+        return [Fault(f"torch was asked for {wanted[0].name} and gave no answer ({seen.error})", is_doubt=True)]
+    faults = []
+    if not seen.gpus and (in_vain := [one for one in wanted if one.is_cuda]):
+        keys = " and ".join(f'{one.key} is "{one.name}"' for one in in_vain)
+        why = seen.devices[in_vain[0].name].error.partition(". ")[0]
+        faults.append(Fault(f'{keys}, and torch finds no GPU here ({why}): take "cpu", or run this where a GPU is'))
+    for one in wanted:
+        device = seen.devices[one.name]
+        if one.is_cuda and not seen.gpus:
+            continue
+        if device.error and one.is_cuda:
+            known = f"cuda:0 to cuda:{seen.gpus - 1}" if seen.gpus > 1 else "cuda:0"
+            faults.append(
+                Fault(f'{one.key} is "{one.name}", and torch finds {known} here ({device.error}): name one of these')
+            )
+        elif device.error:
+            faults.append(Fault(f'{one.key} is "{one.name}": {device.error}; name "cpu", "cuda" or "cuda:1"'))
+        elif one.is_cuda and one.processes > seen.gpus:
+            faults.append(
+                Fault(
+                    f"{one.key} is a GPU for each of {one.processes} processes (trainer.processes), and torch finds "
+                    f"{seen.gpus} here: set trainer.processes to at most that"
+                )
+            )
+    return faults

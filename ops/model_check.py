@@ -1,0 +1,155 @@
+"""What a policy's folder must hold before a trainer reads it: model, weights, tokenizer, chat template.
+
+Neither torch nor transformers is imported: headers of files tell all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Policy
+from headrace.infra.weights.files import ADAPTER_CONFIG, TOKENIZER_FILE
+from headrace.infra.weights.folder import INDEX, SINGLE, open_weights
+from headrace.infra.weights.model_config import read_config, refuse_other_media
+from headrace.infra.weights.tensors import Tensor, WeightsError
+
+if TYPE_CHECKING:  # it takes a moment, and a recipe with an alphabet needs none
+    from tokenizers import Tokenizer
+
+TOKENIZERS = (TOKENIZER_FILE, "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+"""Files, one of which every tokenizer has."""
+TRAINABLE = frozenset({"F64", "F32", "BF16", "F16"})
+GENERATION_TAG = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
+"""A tag that transformers adds to Jinja, around what an assistant says."""
+
+
+def check_model(name: str, policy: Policy) -> None:
+    """Raise UsageError for a folder whose model cannot be trained, as far as its config tells.
+
+    A folder that is not here may be there where the trainer runs.
+    """
+    config = read_config(policy.path) if policy.path else policy.model
+    if config is not None:
+        refuse_other_media(config, f"policy {name}: {policy.path or 'its model'}")
+
+
+def check_model_files(name: str, policy: Policy) -> None:
+    """Raise UsageError for a folder that no trainer on this machine can begin with. A quick look: no weight is read."""
+    where, folder = f"policies.{name}.path", Path(policy.path)
+    if not folder.is_dir():
+        looks_like_hub = not folder.is_absolute() and policy.path.count("/") == 1
+        hint = f": nothing is fetched from the hub, so download it (`hf download {policy.path} --local-dir DIR`) and "
+        raise UsageError(
+            f"{where}: there is no folder {policy.path}{hint if looks_like_hub else ': '}name a folder with "
+            "config.json, tokenizer and safetensors"
+        )
+    config = _read_object(folder / "config.json", where)
+    if (folder / ADAPTER_CONFIG).exists():
+        raise UsageError(
+            f"{where}: {policy.path} holds an adapter beside its model: merge the two, as peft's merge_and_unload does"
+        )
+    if "quantization_config" in config:
+        raise UsageError(
+            f"{where}: the weights of {policy.path} are quantized (quantization_config in config.json), and cannot be "
+            "trained: name a folder of bf16, fp16 or fp32 weights"
+        )
+    if not any((folder / file).exists() for file in TOKENIZERS):
+        raise UsageError(
+            f"{where}: {policy.path} holds no tokenizer ({', '.join(TOKENIZERS[:3])}): copy that of the model there"
+        )
+    _check_weights(folder, where)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor] | None:
+    """Return the tensors of a folder, as views of mapped files: their shapes are known and nothing is read.
+
+    None where the weights are no safetensors. Raises WeightsError for what is torn, and OSError.
+    """
+    if not (folder / SINGLE).exists() and not (folder / INDEX).exists() and any(folder.glob("pytorch_model*.bin")):
+        return None
+    return open_weights(folder / SINGLE if (folder / SINGLE).exists() else folder).tensors
+
+
+def _check_weights(folder: Path, where: str) -> None:
+    try:
+        tensors = read_tensors(folder) or {}
+    except (WeightsError, OSError) as error:
+        raise UsageError(f"{where}: the weights cannot be read: {error}") from error
+    odd = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in TRAINABLE}
+    if odd:
+        first, dtype = next(iter(odd.items()))
+        raise UsageError(
+            f"{where}: {len(odd)} weights of {folder} are neither bf16, fp16 nor fp32, and cannot be trained (tensor "
+            f"{first} is {dtype}): name a folder of whole weights"
+        )
+
+
+def check_tokenizer(name: str, policy: Policy) -> None:
+    """Raise UsageError for a tokenizer or a chat template that cannot be read, or is of another model.
+
+    What is not here may be there where the trainer runs.
+    """
+    folder = Path(policy.path)
+    if not policy.path or not folder.is_dir():
+        return
+    tokenizer, config = read_tokenizer(folder), read_config(folder) or {}
+    vocabulary = (config.get("text_config") or config).get("vocab_size")
+    if tokenizer is not None and isinstance(vocabulary, int) and tokenizer.get_vocab_size() > vocabulary:
+        raise UsageError(
+            f"policies.{name}.path: the tokenizer of {folder} has {tokenizer.get_vocab_size()} tokens, the model "
+            f"{vocabulary}: not made for each other; copy the tokenizer of this model there"
+        )
+    for text in _read_templates(folder, f"policies.{name}.path"):
+        _check_template(text, f"policies.{name}.path: the chat template in {folder}")
+
+
+def read_tokenizer(folder: Path) -> Tokenizer | None:
+    """Return the tokenizer of a folder; None where it has no `tokenizer.json`. Raises UsageError for a broken one."""
+    file = folder / TOKENIZER_FILE
+    return _load_tokenizer(file, file.stat().st_mtime_ns) if file.is_file() else None
+
+
+@lru_cache(maxsize=8)
+def _load_tokenizer(file: Path, _changed_ns: int) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise UsageError(f"{file} is no tokenizer: {error}") from error
+
+
+def _read_templates(folder: Path, where: str) -> list[str]:
+    if (file := folder / "chat_template.jinja").is_file():
+        return [file.read_text(errors="replace")]
+    file = folder / "tokenizer_config.json"
+    found = _read_object(file, where).get("chat_template") if file.is_file() else None
+    if isinstance(found, list):  # several, by name
+        return [one["template"] for one in found if isinstance(one, dict) and isinstance(one.get("template"), str)]
+    return [found] if isinstance(found, str) else []
+
+
+def _check_template(text: str, what: str) -> None:
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION_TAG.sub("", text))  # noqa: S701 - no HTML
+    except TemplateSyntaxError as error:
+        raise UsageError(f"{what} cannot be used: {error.message} (line {error.lineno}); mend it") from error
+
+
+def _read_object(file: Path, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{where}: cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{where}: {file} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{where}: {file} holds no object")
+    return found

@@ -1,0 +1,233 @@
+"""Whether memory and disk have room for what a recipe starts here: estimates from shapes alone.
+
+Activations, logits, prompts, the reference policy of a KL term and the servers are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from headrace.infra.errors import HeadraceError
+from headrace.infra.recipe.settings import Policy, Recipe
+from headrace.infra.weights.model_config import read_config
+from headrace.ops.device_check import CPU, TORCH, find_devices, probe_devices
+from headrace.ops.doctor import DISK_BYTES, GIB
+from headrace.ops.faults import Fault
+from headrace.ops.model_check import read_tensors
+from headrace.producers.engines.registry import MOST_ROWS
+from headrace.schemas.topics import policy_of
+
+LEAST_DISK_BYTES = 256 << 20
+"""With less the embedded servers do not come up, or stop within minutes."""
+MASTERS_BYTES, MOMENTS_BYTES, FP32_BYTES, BF16_BYTES = 4, 8, 4, 2
+"""Of each weight: its fp32 master, AdamW's two moments, and what is computed with on a CPU, or on a GPU."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What of a model takes memory."""
+
+    parameters: int
+    is_exact: bool
+    """Whether they were counted in its files, and not derived from its config."""
+    cache_values: int
+    """Values that a token has in the KV cache, over all layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Memory that a part of a process takes."""
+
+    device: str
+    who: str
+    what: str
+    size: float
+    """Bytes."""
+    is_sure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory of a device, in bytes."""
+
+    free: int
+    total: int
+
+
+def measure_model(policy: Policy) -> ModelSize | None:
+    """Return the size of a policy's model; None where config and files do not tell."""
+    config = read_config(policy.path) if policy.path else policy.model
+    if config is None:
+        return None
+    text = config.get("text_config") or config
+    try:
+        tensors = read_tensors(Path(policy.path)) if policy.path else None
+        cache = 2 * int(text["num_hidden_layers"]) * _count_key_values(text)
+        if tensors is not None:
+            return ModelSize(sum(math.prod(one.shape) for one in tensors.values()), True, cache)
+        return ModelSize(_derive_parameters({"vocab_size": len(policy.alphabet) + 2, **text}), False, cache)
+    except (HeadraceError, OSError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None  # what is wrong with it is for other checks to say
+
+
+def _count_key_values(text: Mapping[str, Any]) -> int:
+    heads = int(text["num_attention_heads"])
+    return int(text.get("num_key_value_heads") or heads) * _head_size(text)
+
+
+def _head_size(text: Mapping[str, Any]) -> int:
+    return int(text.get("head_dim") or int(text["hidden_size"]) // int(text["num_attention_heads"]))
+
+
+def _derive_parameters(text: Mapping[str, Any]) -> int:
+    """Return the matrices of a decoder with gated MLPs, as Llama and Qwen have them."""
+    hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
+    queries = int(text["num_attention_heads"]) * _head_size(text)
+    attention = 2 * hidden * (queries + _count_key_values(text))
+    experts = next((int(text[key]) for key in EXPERTS if text.get(key)), 0)
+    width = experts * int(text["moe_intermediate_size"]) if experts else int(text["intermediate_size"])
+    embeddings = int(text["vocab_size"]) * hidden * (1 if text.get("tie_word_embeddings") else 2)
+    return layers * (attention + 3 * hidden * width) + embeddings
+
+
+def list_needs(recipe: Recipe, sizes: Mapping[str, ModelSize]) -> list[Need]:
+    """Return what the trainers and rollout workers that `headrace up` starts take at least, by device."""
+    needs = [need for one in recipe.policy_variants for need in _list_trainer_needs(recipe, one, sizes)]
+    if recipe.rollout.engine.use == TORCH and recipe.launch.workers:
+        for workflow in recipe.workflows:
+            known = [sizes[policy] for policy in recipe.policies_of(workflow) if policy in sizes]
+            needs += _list_engine_needs(recipe, workflow, known)
+    return needs
+
+
+def _list_trainer_needs(recipe: Recipe, policy_variant: str, sizes: Mapping[str, ModelSize]) -> Iterator[Need]:
+    trainer, policy = recipe.trainer_of(policy_variant), policy_of(policy_variant)
+    size = sizes.get(policy)
+    if size is None or not trainer.processes:
+        return
+    is_gpu = trainer.device != CPU
+    computed = BF16_BYTES if is_gpu else FP32_BYTES
+    per_weight = {"weights": computed + MASTERS_BYTES, "gradients": computed + FP32_BYTES, "optimizer": MOMENTS_BYTES}
+    if recipe.policies[policy].lora is not None:  # what an adapter itself takes is small
+        per_weight = {"weights": computed}
+    shared = trainer.processes if is_gpu else 1
+    devices = [f"cuda:{rank}" for rank in range(shared)] if shared > 1 else [_name_device(trainer.device)]
+    for device in devices:
+        for what, weight in per_weight.items():
+            yield Need(device, f"trainer of {policy_variant}", what, size.parameters * weight / shared, size.is_exact)
+
+
+def _list_engine_needs(recipe: Recipe, workflow: str, sizes: Sequence[ModelSize]) -> Iterator[Need]:
+    rollout, workers = recipe.rollout, recipe.launch.workers
+    device, who = _name_device(rollout.device), f"rollout of {workflow}"
+    weights = sum(size.parameters for size in sizes) * FP32_BYTES * workers
+    yield Need(device, who, "weights", weights, all(size.is_exact for size in sizes))
+    if recipe.evaluate.every:
+        yield Need(device, who, "weights of an evaluation", weights, is_sure=False)
+    rows = min(rollout.concurrency, MOST_ROWS)
+    cache = sum(size.cache_values for size in sizes) * FP32_BYTES * rows * rollout.max_tokens * workers
+    yield Need(device, who, f"KV of {rows} sequences of {rollout.max_tokens:,} tokens", cache, is_sure=False)
+
+
+def _name_device(device: str) -> str:
+    return "cuda:0" if device == "cuda" else device
+
+
+def judge_memory(needs: Sequence[Need], rooms: Mapping[str, Room]) -> list[Fault]:
+    """Return what does not fit: a fault where it is sure and the device could never hold it, else a doubt."""
+    faults = []
+    for device, room in rooms.items():
+        here = [need for need in needs if need.device == device]
+        least, wanted = (sum(need.size for need in some) for some in ([n for n in here if n.is_sure], here))
+        if wanted <= room.free:
+            continue
+        parts = "; ".join(
+            f"{who}: " + ", ".join(f"{need.what} {_gib(need.size)}" for need in some)
+            for who, some in groupby(here, key=lambda need: need.who)
+        )
+        is_doubt = least <= room.total
+        faults.append(
+            Fault(
+                f"memory of {device}: about {_gib(wanted)} GiB are needed ({parts} GiB; activations and prompts "
+                f"come on top), and {_gib(room.free)} of {_gib(room.total)} GiB are free: lower rollout.concurrency or "
+                "rollout.max_tokens, train a lora, or take a smaller model",
+                is_doubt=is_doubt,
+            )
+        )
+    return faults
+
+
+def find_lack_of_memory(recipe: Recipe) -> list[Fault]:
+    """Hold what a recipe starts here against the memory of this machine and of its GPUs."""
+    sizes = {name: size for name, policy in recipe.policies.items() if (size := measure_model(policy)) is not None}
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    rooms = {CPU: Room(memory.available + swap.free, memory.total + swap.total)}
+    if wanted := find_devices(recipe):
+        for name, seen in (probe_devices(wanted).devices or {}).items():
+            if seen.total:
+                rooms[_name_device(name)] = Room(seen.free, seen.total)
+    return judge_memory(list_needs(recipe, sizes), rooms)
+
+
+# ---------------------------------------------------------------------------------------------------------------- disk
+
+
+def estimate_objects(recipe: Recipe, sizes: Mapping[str, ModelSize]) -> float:
+    """Return the bytes of the checkpoints and whole weights of a run, as long as `headrace gc` deletes none."""
+    found = 0.0
+    for policy_variant in recipe.policy_variants:
+        size, trainer = sizes.get(policy_of(policy_variant)), recipe.trainer_of(policy_variant)
+        if size is None or recipe.policies[policy_of(policy_variant)].lora is not None:
+            continue
+        checkpoints, anchors = (
+            1 + trainer.steps // every for every in (trainer.checkpoint_every, trainer.anchor_every)
+        )
+        found += size.parameters * (checkpoints * (MASTERS_BYTES + MOMENTS_BYTES) + anchors * BF16_BYTES)
+    return found
+
+
+def judge_disk(recipe: Recipe, folder: Path, free: int, objects: float) -> list[Fault]:
+    """Return what the disk of the embedded servers lacks."""
+    if free < LEAST_DISK_BYTES:
+        return [
+            Fault(
+                f"{folder} has {free / (1 << 20):.0f} MiB of disk left, with which embedded servers do not run: make "
+                "room, or name another folder by --data"
+            )
+        ]
+    held = 0.0 if recipe.store.endpoint else objects
+    if free >= DISK_BYTES + held:
+        return []
+    parts = f" ({_gib(held)} for checkpoints and whole weights over all versions)" if held >= GIB / 10 else ""
+    return [
+        Fault(
+            f"{folder} has {_gib(free)} GiB of disk left, and this run may need {_gib(DISK_BYTES + held)}{parts}: make "
+            "room, name another folder by --data, or delete old checkpoints while it runs (`headrace gc "
+            "--keep-checkpoints`)",
+            is_doubt=True,
+        )
+    ]
+
+
+def find_lack_of_disk(recipe: Recipe, folder: Path, *, has_begun: bool) -> list[Fault]:
+    """Hold what the embedded servers keep of a run against the disk of their folder, which may not be there yet.
+
+    Of a run that has begun, some is there already: it is not counted.
+    """
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    sizes = {name: size for name, policy in recipe.policies.items() if (size := measure_model(policy)) is not None}
+    objects = 0.0 if has_begun else estimate_objects(recipe, sizes)
+    return judge_disk(recipe, folder, shutil.disk_usage(nearest).free, objects)
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f}"

@@ -1,0 +1,332 @@
+"""What `headrace up` finds wrong before it starts anything: one list, and what may go wrong beside it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_recipes import sums_recipe
+from rich.console import Console
+from tiny_models import TOKENIZER
+from typer.testing import CliRunner
+
+from headrace.app.cli.main import app
+from headrace.app.launcher import launcher
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.recipe.settings import Policy, Recipe
+from headrace.infra.weights.folder import write_weights
+from headrace.infra.weights.tensors import Tensor
+from headrace.ops import recipe_check, room_check
+from headrace.ops.device_check import SeenDevice, SeenDevices, WantedDevice, find_devices, refuse_devices
+from headrace.ops.doctor import DISK_BYTES, GIB
+from headrace.ops.faults import Fault, RecipeUnfit, catching, list_doubts, refuse
+from headrace.ops.model_check import check_model_files, check_tokenizer
+from headrace.ops.recipe_check import Asked, examine
+from headrace.ops.room_check import ModelSize, Need, Room, judge_disk, judge_memory, list_needs, measure_model
+from headrace.trainers.start import build_first_model
+
+NO_GPU = SeenDevices(0, {"cuda": SeenDevice("Torch not compiled with CUDA enabled")})
+TWO_GPUS = SeenDevices(
+    2, {"cuda": SeenDevice(free=4, total=8), "cuda:3": SeenDevice("CUDA error: invalid device ordinal")}
+)
+
+
+def sentences(recipe: Recipe, **more: Any) -> list[str]:
+    return [fault.sentence for fault in examine(Asked(recipe, **more)) if not fault.is_doubt]
+
+
+# ------------------------------------------------------------------------------------------------------------ the list
+
+
+def test_all_that_is_wrong_is_one_list_with_exit_code_2_and_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe_check, "probe_devices", lambda _: NO_GPU)
+    monkeypatch.setattr(room_check, "probe_devices", lambda _: NO_GPU)
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"problem": "1 + 1?", "answer": "2"}\n{"problem": "no answer"}\n')
+    workflows = {
+        "math": {"env": {"use": "dataset", "path": str(data)}, "policies": {"solver": "solver"}},
+        "own": {"env": "no_such_module:Env", "policies": {"solver": "solver"}},
+    }
+    recipe = sums_recipe(
+        policies={"solver": {"path": str(tmp_path / "none")}},
+        workflows=workflows,
+        trainer={"device": "cuda", "advantage": "groop"},
+        feed={"selector": "gresso"},
+        kafka={"client": {"no.such.setting": "1"}},
+    )
+    request = launcher.UpRequest(recipe, tmp_path / "run", tmp_path / "no" / "summary.json")
+
+    with pytest.raises(RecipeUnfit) as refused:
+        launcher.up(request, Console(file=io.StringIO()))
+
+    assert refused.value.exit_code == 2
+    first, *lines = str(refused.value).splitlines()
+    assert first == f"{len(lines)} things are wrong with this recipe:"
+    for said in (
+        'trainer.device of solver is "cuda", and torch finds no GPU here',
+        f"policies.solver.path: there is no folder {tmp_path / 'none'}",
+        f"workflows.math: {data}:2: `answer` must be a non-empty string",
+        "workflows.own: environment: there is no module no_such_module",
+        "feed.selector: no 'gresso'; take one of greso",
+        "trainer.advantage: no 'groop'",
+        "no.such.setting",
+        "the summary cannot be written",
+    ):
+        assert [line for line in lines if said in line], said
+    assert len(lines) == 8
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_thing_that_is_wrong_is_one_sentence_and_what_is_doubted_refuses_nothing() -> None:
+    refuse([Fault("it may be small", is_doubt=True)])
+    with pytest.raises(RecipeUnfit, match=r"^it is wrong$"):
+        refuse([Fault("it is wrong"), Fault("it is wrong"), Fault("it may be small", is_doubt=True)])
+
+
+def test_what_own_code_raises_is_a_fault_with_its_line_and_one_out_of_reach_a_doubt() -> None:
+    faults: list[Fault] = []
+    with catching(faults, "workflows.own: "):
+        raise LookupError("no such table")
+    with catching(faults, "workflows.own: "):
+        raise ConnectionRefusedError("the judge is away")
+    [fault] = [one for one in faults if not one.is_doubt]
+    assert fault.sentence.startswith("workflows.own: LookupError: no such table at ")
+    assert "test_recipe_checks.py:" in fault.sentence
+    [doubt] = list_doubts(faults)
+    assert doubt.endswith("it cannot be reached now")
+
+
+def test_a_recipe_that_needs_neither_is_judged_without_torch_and_transformers(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from headrace.infra.recipe.recipe_file import load_recipe;"
+        "from headrace.ops.recipe_check import Asked, examine;"
+        f"print(examine(Asked(load_recipe('arithmetic'), Path({str(tmp_path)!r}))),"
+        "{'torch', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "[] set()\n"
+
+
+def test_what_the_feeder_would_refuse_is_refused_at_the_start() -> None:
+    few = sums_recipe(
+        workflows={"sums": {"env": "arithmetic", "policies": {"solver": "solver"}}},
+        evaluate={"problems": 10_000_000},
+        feed={"selector": "tiers", "raise_tier": True},
+    )
+    assert [one for one in sentences(few) if one.startswith("feed.raise_tier and feed.selector tiers both choose")]
+    scripted = {"path": "/models/any", "warm_start": {}}
+    cold = sums_recipe(
+        policies={"solver": scripted}, workflows={"sums": {"env": "scripted", "policies": {"solver": "solver"}}}
+    )
+    assert [one for one in sentences(cold) if "needs worked examples, and environment 'scripted'" in one]
+
+
+def test_an_engine_of_the_users_own_is_imported_where_workers_start() -> None:
+    def own(workers: int) -> list[str]:
+        recipe = load_recipe("arithmetic", ["rollout.engine=no_such_engine:open", f"launch.workers={workers}"])
+        return [one for one in sentences(recipe) if one.startswith("rollout.engine: there is no module no_such_engine")]
+
+    assert (len(own(1)), len(own(0))) == (1, 0)
+
+
+def test_doctor_shows_every_check_of_a_recipe() -> None:
+    good = CliRunner().invoke(app, ["doctor", "arithmetic"])
+    assert good.exit_code == 0, good.output
+    bad = CliRunner().invoke(app, ["doctor", "arithmetic", "--set", "trainer.advantage=groop"])
+    assert bad.exit_code == 1
+    assert "trainer.advantage: no 'groop'" in bad.output
+    assert all(what in bad.output for what in recipe_check.CHECKS)
+
+
+# --------------------------------------------------------------------------------------------------------- the devices
+
+
+def test_only_devices_of_what_starts_here_are_asked_for() -> None:
+    assert find_devices(sums_recipe()) == ()
+    both = {"rollout": {"device": "cuda:1"}, "trainer": {"device": "cuda", "processes": 2}}
+    assert find_devices(sums_recipe(**both)) == (
+        WantedDevice("rollout.device", "cuda:1"),
+        WantedDevice("trainer.device of solver", "cuda", 2),
+    )
+    both["trainer"]["processes"] = 0
+    assert find_devices(sums_recipe(**both, launch={"workers": 0})) == ()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen", "said"),
+    [
+        (WantedDevice("a", "cuda", 2), TWO_GPUS, ""),
+        (WantedDevice("a", "cuda", 3), TWO_GPUS, "a is a GPU for each of 3 processes"),
+        (WantedDevice("a", "cuda:3"), TWO_GPUS, 'a is "cuda:3", and torch finds cuda:0 to cuda:1 here'),
+        (WantedDevice("a", "cuda"), NO_GPU, 'a is "cuda", and torch finds no GPU here (Torch not compiled'),
+        (WantedDevice("a", "gpu"), SeenDevices(0, {"gpu": SeenDevice("Expected one of cpu")}), 'name "cpu", "cuda"'),
+    ],
+)
+def test_a_device_that_is_not_there_is_named_with_those_that_are(
+    wanted: WantedDevice, seen: SeenDevices, said: str
+) -> None:
+    found = [fault.sentence for fault in refuse_devices([wanted], seen)]
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
+def test_a_torch_that_says_nothing_is_a_doubt() -> None:
+    [fault] = refuse_devices([WantedDevice("a", "cuda")], SeenDevices(error="no answer within 60 s"))
+    assert fault.is_doubt
+
+
+# ----------------------------------------------------------------------------------------------------------- the model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that passes every check: config, tokenizer and weights of 12 parameters."""
+    made = tmp_path / "model"
+    made.mkdir()
+    config = {"vocab_size": len(TOKENIZER), "hidden_size": 4, "num_attention_heads": 2, "num_hidden_layers": 3}
+    (made / "config.json").write_text(json.dumps(config))
+    TOKENIZER.save_pretrained(made)
+    values = np.zeros(12, np.float32)
+    write_weights({"w": Tensor("F32", (3, 4), memoryview(values).cast("B"))}, made, "0" * 64)
+    return made
+
+
+def policy_of(folder: Path) -> Policy:
+    return Policy(path=str(folder))
+
+
+def test_a_sound_folder_passes_and_its_size_is_counted(folder: Path) -> None:
+    check_model_files("solver", policy_of(folder))
+    check_tokenizer("solver", policy_of(folder))
+    assert measure_model(policy_of(folder)) == ModelSize(12, True, 2 * 3 * 4)
+
+
+def break_weights(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(90)
+
+
+def write_int8(folder: Path) -> None:
+    write_weights({"w": Tensor("I8", (4,), memoryview(bytes(4)))}, folder, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json: No such file"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda folder: (folder / "config.json").write_text('{"quantization_config": {}}'), "are quantized"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter beside its model"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is not there"),
+        (break_weights, "the weights cannot be read: .*model.safetensors"),
+        (write_int8, r"neither bf16, fp16 nor fp32.*\(tensor w is I8\)"),
+    ],
+)
+def test_a_folder_that_no_trainer_can_begin_with_is_refused_by_what_it_lacks(
+    folder: Path, spoil: Callable[[Path], None], said: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(UsageError, match=f"^policies.solver.path: .*{said}"):
+        check_model_files("solver", policy_of(folder))
+
+
+def test_a_folder_that_is_not_there_is_refused_unless_the_run_has_begun() -> None:
+    recipe = sums_recipe(policies={"solver": {"path": "Qwen/Qwen3-1.7B"}})
+    [said] = sentences(recipe)
+    assert "there is no folder Qwen/Qwen3-1.7B: nothing is fetched from the hub, so download it" in said
+    assert sentences(recipe, has_begun=True) == []
+    elsewhere = sums_recipe(policies={"solver": {"path": "Qwen/Qwen3-1.7B"}}, trainer={"processes": 0})
+    assert sentences(elsewhere) == []
+
+
+def test_a_tokenizer_of_another_model_and_a_broken_template_are_refused(folder: Path) -> None:
+    template = folder / "chat_template.jinja"
+    template.write_text("{% for m in messages %}{% generation %}{{ m }}{%- endgeneration %}{% break %}{% endfor %}")
+    check_tokenizer("solver", policy_of(folder))
+    template.write_text("{% for m in messages %}")
+    with pytest.raises(UsageError, match=r"^policies.solver.path: the chat template in .* \(line 1\)"):
+        check_tokenizer("solver", policy_of(folder))
+    (folder / "config.json").write_text('{"vocab_size": 3}')
+    with pytest.raises(UsageError, match="not made for each other"):
+        check_tokenizer("solver", policy_of(folder))
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match="is no tokenizer"):
+        check_tokenizer("solver", policy_of(folder))
+
+
+# ---------------------------------------------------------------------------------------------------- memory and disk
+
+
+def test_the_parameters_of_a_config_are_near_those_of_its_model() -> None:
+    recipe = load_recipe("arithmetic")
+    policy = recipe.policies["solver"]
+    model, _ = build_first_model(policy, 1)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    size = measure_model(policy)
+    assert size is not None
+    assert not size.is_exact
+    assert size.parameters == pytest.approx(counted, rel=0.05)
+
+
+def test_what_a_recipe_needs_is_counted_by_device_and_part() -> None:
+    sizes = {"solver": ModelSize(1000, True, 10)}
+
+    def needs(**tables: Any) -> dict[tuple[str, str, str], float]:
+        found = list_needs(sums_recipe(**tables), sizes)
+        return {(need.device, need.who.partition(" ")[0], need.what.partition(" of ")[0]): need.size for need in found}
+
+    cpu = needs(rollout={"concurrency": 4, "max_tokens": 100}, evaluate={"every": 0})
+    assert cpu == {
+        ("cpu", "trainer", "weights"): 8000,
+        ("cpu", "trainer", "gradients"): 8000,
+        ("cpu", "trainer", "optimizer"): 8000,
+        ("cpu", "rollout", "weights"): 4000,
+        ("cpu", "rollout", "KV"): 10 * 4 * 4 * 100,
+    }
+    shared = needs(trainer={"device": "cuda", "processes": 2}, launch={"workers": 0})
+    assert shared["cuda:1", "trainer", "weights"] == 3000
+    assert sum(shared.values()) == 20_000
+    adapter = needs(policies={"solver": {"path": "/models/any", "lora": {}}}, launch={"workers": 0})
+    assert adapter == {("cpu", "trainer", "weights"): 4000}
+
+
+def test_memory_that_can_never_suffice_is_refused_and_memory_that_is_short_now_is_doubted() -> None:
+    needs = [
+        Need("cpu", "trainer of solver", "weights", 6 * GIB, is_sure=True),
+        Need("cpu", "trainer of solver", "optimizer", 2 * GIB, is_sure=True),
+        Need("cpu", "rollout of math", "KV of 128 sequences", 4 * GIB, is_sure=False),
+    ]
+    assert judge_memory(needs, {"cpu": Room(12 * GIB, 16 * GIB)}) == []
+    [short] = judge_memory(needs, {"cpu": Room(10 * GIB, 16 * GIB)})
+    [never] = judge_memory(needs, {"cpu": Room(2 * GIB, 7 * GIB)})
+    assert (short.is_doubt, never.is_doubt) == (True, False)
+    assert "about 12.0 GiB are needed (trainer of solver: weights 6.0, optimizer 2.0; rollout of math: KV" in (
+        short.sentence
+    )
+    assert "10.0 of 16.0 GiB are free" in short.sentence
+
+
+def test_a_disk_that_is_nearly_full_is_refused_and_one_that_may_fill_is_doubted(tmp_path: Path) -> None:
+    recipe = sums_recipe(trainer={"steps": 100, "checkpoint_every": 10, "anchor_every": 50})
+    objects = room_check.estimate_objects(recipe, {"solver": ModelSize(1_000_000, True, 1)})
+    assert objects == 1_000_000 * (11 * 12 + 3 * 2)
+    [full] = judge_disk(recipe, tmp_path, 100 << 20, 0.0)
+    assert not full.is_doubt
+    assert "100 MiB of disk left" in full.sentence
+    [doubt] = judge_disk(recipe, tmp_path, DISK_BYTES + GIB, 2.0 * GIB)
+    assert doubt.is_doubt
+    assert "may need 4.0 (2.0 for checkpoints" in doubt.sentence
+    assert judge_disk(recipe, tmp_path, DISK_BYTES + GIB, 0.5 * GIB) == []
+    elsewhere = sums_recipe(store={"endpoint": "s3:1"})
+    assert judge_disk(elsewhere, tmp_path, DISK_BYTES + GIB, 2.0 * GIB) == [], "objects are in another store"
