@@ -10,7 +10,7 @@ from headrace.ops.episode_errors import ErrorSeen
 from headrace.ops.figures.revision_figures import RevisionFigures
 from headrace.ops.figures.standstill import Standstill
 from headrace.ops.figures.weights_figures import WeightsFigures
-from headrace.schemas.records import EvalResult, WorkerStatus
+from headrace.schemas.records import EvalResult, UsedEnvironment, WorkerStatus
 
 RunState: TypeAlias = Literal["running", "finished", "stopped"]
 
@@ -122,6 +122,8 @@ class RunFigures:
     """Errors of training episodes: each error once, the most frequent first."""
     advice: tuple[Advice, ...] = ()
     """Observations that something looks wrong, although the run continues; empty once it has ended."""
+    environments: tuple[UsedEnvironment, ...] = ()
+    """Environment and data of each workflow, as the newest revision records them; only `headrace status` has them."""
     standstill: Standstill | None = None
     """Cause that prevents the next version; None while versions come, and once the run has ended."""
 

@@ -29,6 +29,7 @@ from headrace.schemas.records import (
     GroupUse,
     Trajectory,
     TrajectoryGroup,
+    UsedEnvironment,
     WeightsPublished,
 )
 
@@ -93,6 +94,8 @@ class VersionLineage:
     created_ms: int
     groups: tuple[MadeOf, ...]
     """Groups in the order in which they were trained."""
+    environments: tuple[UsedEnvironment, ...] = ()
+    """Environment and data of each workflow under that revision."""
 
 
 def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
@@ -122,6 +125,7 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
         metrics=batch.metrics,
         created_ms=batch.created_ms or event.created_ms,
         groups=tuple(_describe_groups(find_groups_run(run), policy, batch.groups)),
+        environments=run.environments_at(batch.revision),
     )
 
 
