@@ -13,6 +13,7 @@ from typing import TypeAlias
 from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.contract import Environment
 from headrace.envs.data.rows import read_data_of
+from headrace.envs.identity import identify_environment
 from headrace.envs.registry import check_characters, load_environment, load_workflow
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import find_named
@@ -28,6 +29,7 @@ from headrace.producers.engines.registry import check_engine
 from headrace.producers.feed.selectors.registry import load_selectors
 from headrace.producers.feed.task_source import refuse_small_held_out
 from headrace.producers.feed.worked_examples import find_first_environment
+from headrace.schemas.records import UsedEnvironment
 from headrace.schemas.topics import policy_of
 from headrace.trainers.batches.estimator import check_advantage
 
@@ -53,13 +55,19 @@ class Asked:
 Check: TypeAlias = Callable[[Asked], list[Fault]]
 
 
-def check_names(recipe: Recipe) -> None:
+def check_names(recipe: Recipe) -> tuple[UsedEnvironment, ...]:
     """Find all that a recipe names, from algorithms to environments, on whatever machine it runs.
 
-    Raises RecipeUnfit with all that is wrong, and with what there is instead.
+    Return its environments and their data. Raises RecipeUnfit with all that is wrong, and with what there is instead.
     """
     asked = Asked(recipe)
     refuse([fault for check in CHECKS_OF_NAMES.values() for fault in check(asked)])
+    return list_environments(asked)
+
+
+def list_environments(asked: Asked) -> tuple[UsedEnvironment, ...]:
+    """Return the environments that the checks have built, and the data that these have read."""
+    return tuple(identify_environment(name, environment) for name, environment in asked.environments.items())
 
 
 def examine(asked: Asked) -> list[Fault]:

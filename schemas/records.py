@@ -24,9 +24,11 @@ from headrace.schemas.group_records import (
 )
 from headrace.schemas.run_records import (
     DeadLetter,
+    ReadData,
     RecipeRevision,
     Snapshot,
     TakenWeights,
+    UsedEnvironment,
     WarmStartExamples,
     WorkerStatus,
 )
@@ -61,6 +63,7 @@ __all__ = [
     "ObjectsRetired",
     "Outcome",
     "Position",
+    "ReadData",
     "RecipeRevision",
     "Routing",
     "Sampling",
@@ -72,6 +75,7 @@ __all__ = [
     "Task",
     "Trajectory",
     "TrajectoryGroup",
+    "UsedEnvironment",
     "WarmStartExamples",
     "WeightsPublished",
     "WorkerStatus",

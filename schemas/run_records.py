@@ -8,6 +8,33 @@ from headrace.schemas.field_types import ClaimCheck
 
 
 @dataclass(frozen=True, slots=True)
+class ReadData:
+    """Rows that problems come from."""
+
+    path: str = ""
+    """File, folder, or `hub:owner/name`, as the recipe has it."""
+    rows: int = 0
+    """Rows, those that hold the same problem included."""
+    content: str = ""
+    """SHA-256 in hexadecimal of a JSONL file's plain text, of a Parquet file or of a folder's Arrow files in their
+    order; or the revision of the hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsedEnvironment:
+    """What a workflow's problems come from, when a revision was written."""
+
+    workflow: str = ""
+    """Name of the workflow."""
+    name: str = ""
+    """Name that the environment gives itself."""
+    version: str = ""
+    """Package and version that it comes from; empty for a module of the user's own, whose source is in `plug_ins`."""
+    data: tuple[ReadData, ...] = ()
+    """The data that it reads; none where it makes its problems."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecipeRevision:
     """One revision of a run's resolved recipe, or the mark of its end. launcher, feeder, swap → everybody."""
 
@@ -41,6 +68,8 @@ class RecipeRevision:
     gives. 0, in older runs, means 1."""
     parent: str = ""
     """First revision of a branch only: id of the run whose versions it began with, and they: `RUN-ID solver@40`."""
+    environments: tuple[UsedEnvironment, ...] = ()
+    """Environment and data of every workflow; none where they are as in the revision before, and in older runs."""
 
 
 @dataclass(frozen=True, slots=True)

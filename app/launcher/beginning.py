@@ -29,19 +29,20 @@ from headrace.ops.lineage.lineage import read_records
 from headrace.ops.recipe_check import check_names
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
-from headrace.schemas.records import RecipeRevision, WorkerStatus
+from headrace.schemas.records import RecipeRevision, UsedEnvironment, WorkerStatus
 
 
 class RunOfAnother(UsageError):
     """The cluster holds a run of that name which was begun, or is running now, from somewhere else."""
 
 
-def begin_or_join(  # noqa: PLR0913 - all but the first three by name
+def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
     servers: Servers,
     recipe: Recipe,
     say: ReportLine,
     *,
     new_recipe: bool,
+    environments: tuple[UsedEnvironment, ...] = (),
     own_run_id: str | None = None,
     parent: str = "",
     remember: Callable[[str], None] = lambda _: None,
@@ -54,6 +55,7 @@ def begin_or_join(  # noqa: PLR0913 - all but the first three by name
         say: Reports the address and the revision that was written.
         new_recipe: Whether a recipe that differs from the run's becomes its next revision. It does anyway as long as
             the run has trained nothing.
+        environments: Environment and data of each workflow, as they are here.
         own_run_id: Id of the run that the data folder belongs to; None for a new folder, empty if an old one does
             not record it.
         parent: What the run begins with, if it is a branch: `RUN-ID solver@40`.
@@ -71,7 +73,15 @@ def begin_or_join(  # noqa: PLR0913 - all but the first three by name
     if first is not None and codec.decode(first, RecipeRevision).run_id != own_run_id:
         refuse_run_of_another(join(address), recipe, own_run_id, embedded_store=servers.embedded_store)
     newest_before = 0 if first is None else read_known_revisions(address)[-1].revision
-    settle = partial(plan_revision, address, recipe, servers.store_address, new_recipe=new_recipe, parent=parent)
+    settle = partial(
+        plan_revision,
+        address,
+        recipe,
+        servers.store_address,
+        environments,
+        new_recipe=new_recipe,
+        parent=parent,
+    )
     revision = settle()
     ensure_topics(address.connection, read_topic_specs(first, recipe))
     if revision is not None and first is None:
@@ -134,6 +144,6 @@ def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
             f"the recipe lacks {' and '.join(unnamed)}, and servers that `begin` started would end with it: `headrace "
             "servers` starts a Kafka and an object store and prints the lines for a recipe; or `headrace up` runs all"
         )
-    check_names(recipe)
+    environments = check_names(recipe)
     servers.start()
-    return begin_or_join(servers, recipe, say, new_recipe=new_recipe)
+    return begin_or_join(servers, recipe, say, new_recipe=new_recipe, environments=environments)

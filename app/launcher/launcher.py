@@ -39,6 +39,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, join
 from headrace.ops.figures.standstill import Surroundings
 from headrace.schemas.ids import now_ms
+from headrace.schemas.records import UsedEnvironment
 
 TURN_S = 0.25
 AWAY_PAUSE_S = 1.0
@@ -80,7 +81,8 @@ class UpRequest:
 def up(request: UpRequest, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
-    for doubt in look_before(request.recipe, folder, request.summary):
+    looked = look_before(request.recipe, folder, request.summary)
+    for doubt in looked.doubts:
         say(console, escape(doubt), "yellow")
     with folder.hold(UP), interrupt_on_signals():
         notes = folder.read()
@@ -91,7 +93,7 @@ def up(request: UpRequest, console: Console) -> int:
             )
         request = _branch(request, has_begun=notes is not None)
         with redirect_log(folder.logs / "up.log"):
-            launch = Launcher(request, folder, notes, console)
+            launch = Launcher(request, folder, notes, console, looked.environments)
             try:
                 return launch.run()
             except KeyboardInterrupt:
@@ -131,8 +133,15 @@ def _tell_how_to_go_on(request: UpRequest, console: Console, words: str) -> None
 class Launcher:
     """One `headrace up`, from the first server to the last."""
 
-    def __init__(self, request: UpRequest, folder: DataFolder, notes: RunNotes | None, console: Console) -> None:
-        self._request = request
+    def __init__(
+        self,
+        request: UpRequest,
+        folder: DataFolder,
+        notes: RunNotes | None,
+        console: Console,
+        environments: tuple[UsedEnvironment, ...] = (),
+    ) -> None:
+        self._request, self._environments = request, environments
         self._recipe = request.recipe
         self._folder = folder
         self._before = notes
@@ -169,6 +178,7 @@ class Launcher:
             self._recipe,
             self._say,
             new_recipe=self._request.new_recipe,
+            environments=self._environments,
             own_run_id=self._before.run_id if self._before else None,
             parent=self._request.parent,
             remember=self._remember,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.infra.embedded.data_folder import DataFolder
@@ -11,22 +12,34 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.faults import catching, list_doubts, refuse
-from headrace.ops.recipe_check import Asked, examine
+from headrace.ops.recipe_check import Asked, examine, list_environments
+from headrace.schemas.records import UsedEnvironment
 
 
-def look_before(recipe: Recipe, folder: DataFolder, summary: Path | None) -> list[str]:
-    """Return what may go wrong with a run in a data folder. Raises RecipeUnfit with all that is wrong."""
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was seen of a recipe that can run here."""
+
+    doubts: tuple[str, ...]
+    """What may go wrong."""
+    environments: tuple[UsedEnvironment, ...]
+    """Environment and data of each workflow."""
+
+
+def look_before(recipe: Recipe, folder: DataFolder, summary: Path | None) -> Looked:
+    """Look at all that a run in a data folder needs. Raises RecipeUnfit with all that is wrong."""
     notes = folder.read()
     is_embedded = not (recipe.kafka.bootstrap and recipe.store.endpoint)
     has_begun = notes is not None and notes.run == recipe.name
-    faults = examine(Asked(recipe, folder.root if is_embedded else None, has_begun))
+    asked = Asked(recipe, folder.root if is_embedded else None, has_begun)
+    faults = examine(asked)
     with catching(faults):
         client = {**recipe.kafka.client, **read_client_settings()}
         check_client_settings(client, f"kafka.client and {KAFKA_CLIENT_VARIABLE}")
     with catching(faults):
         _check_summary_path(summary)
     refuse(faults)
-    return list_doubts(faults)
+    return Looked(tuple(list_doubts(faults)), list_environments(asked))
 
 
 def _check_summary_path(path: Path | None) -> None:

@@ -10,6 +10,7 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from headrace.app.views.environment_lines import environment_lines
 from headrace.ops.lineage.group_fate import Attempt, Concluded, GroupFate, GroupLineage, Use
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage
 from headrace.schemas.episode_errors import describe_error
@@ -50,6 +51,8 @@ def version_page(found: VersionLineage) -> RenderableType:
     facts.add_row("weights", Text(found.weights_hash))
     facts.add_row("object", Text(found.object_key or "not published"))
     facts.add_row("made", Text(", ".join(filter(None, (_time(found.created_ms), _hardware(found.fingerprint))))))
+    for line in environment_lines(found.environments):
+        facts.add_row("data", Text(line))
     title = Text.assemble(
         (f"version {found.version} of {found.policy}", "bold"),
         f"  run {found.run}, epoch {found.epoch}, recipe revision {found.revision}",

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.dead_letters import describe_unnumbered
+from headrace.app.views.environment_lines import environment_lines
 from headrace.app.views.evaluation_words import describe_evaluation
 from headrace.app.views.weights_page import in_words
 from headrace.schemas.records import WorkerStatus
@@ -47,7 +48,8 @@ def status_table(status: Status) -> RenderableType:
         {**found.policies, **{variant: shadow.groups for variant, shadow in found.shadows.items()}}
     ):
         table.add_row("replays", Text(line))
-    for word, line in (*_revisions(found), *_selection_rows(found)):
+    data = (("data", line) for line in environment_lines(found.environments))
+    for word, line in (*_revisions(found), *_selection_rows(found), *data):
         table.add_row(word, Text(line))
     if found.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(found.unnumbered_letters)))

@@ -26,6 +26,7 @@ from headrace.infra.recipe.plug_in_sources import (
 )
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.progress import read_progress
+from headrace.infra.run.recorded_data import find_data_differences, newest_environments
 from headrace.infra.run.run import (
     LISTING_S,
     Run,
@@ -40,7 +41,7 @@ from headrace.infra.run.run import (
 from headrace.infra.store.object_store import StoreAddress
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
-from headrace.schemas.records import RecipeRevision
+from headrace.schemas.records import RecipeRevision, UsedEnvironment
 from headrace.schemas.topics import Topics, TopicSpec
 
 WRITE_TIMEOUT_S = 30
@@ -51,7 +52,13 @@ log = structlog.get_logger()
 
 
 def plan_revision(
-    address: RunAddress, recipe: Recipe, where: StoreAddress, *, new_recipe: bool, parent: str = ""
+    address: RunAddress,
+    recipe: Recipe,
+    where: StoreAddress,
+    environments: tuple[UsedEnvironment, ...] = (),
+    *,
+    new_recipe: bool,
+    parent: str = "",
 ) -> RecipeRevision | None:
     """Return what is to be written to the recipe topic before the run can go on; None when nothing is.
 
@@ -60,7 +67,15 @@ def plan_revision(
     revision if the user says so, or if the run has trained nothing yet. A store at another address, and sources without
     a record, are recorded by the same revision once more. A recipe whose chain `headrace swap` replaced does not count
     as changed.
+    Data that has another content than recorded counts as a changed recipe, as other problems would be drawn from it.
     Raises UsageError with the keys that differ.
+
+    Args:
+        address: The run.
+        recipe: As the user gives it.
+        where: The store.
+        environments: Environment and data of each workflow, as they are here.
+        new_recipe: Whether the user says so.
     """
     before = read_known_revisions(address)
     if not before:
@@ -70,6 +85,7 @@ def plan_revision(
         return replace(
             first,
             plug_ins=hash_sources(all_plug_ins(recipe)),
+            environments=environments,
             asks_for_published=True,
             asks_for_issued=True,
             state_partitions=recipe.state_partitions,
@@ -81,17 +97,18 @@ def plan_revision(
     known, here = newest_sources(before), sources_of(all_plug_ins(recipe))
     hashes = {top: source.hash for top, source in here.items()}
     differing = [*find_differences(Recipe.from_json(newest.recipe), recipe), *find_source_differences(known, here)]
+    differing += find_data_differences(newest_environments(one.environments for one in before), environments)
     if differing and not new_recipe and not read_progress(address, Recipe.from_json(newest.recipe)).allows(differing):
         raise UsageError(
             f"run {address.run} has another recipe (revision {newest.revision}):\n"
             + "\n".join(f"  {line}" for line in differing)
-            + "\nGo on with the old recipe and its plug-ins, record the new one as a revision of this run by "
+            + "\nGo on with the old recipe, its plug-ins and its data, record the new one as a revision of this run by "
             "--new-recipe, begin another run by --data or --set name=, or remove this one by `headrace clean`"
         )
     if differing:
         _refuse_other_adapters(Recipe.from_json(newest.recipe), recipe)
         made = build_revision(newest.run_id, newest.revision + 1, recipe, store)
-        return replace(made, swapped=swapped, plug_ins=hashes)
+        return replace(made, swapped=swapped, plug_ins=hashes, environments=environments)
     if newest.store != store or find_missing_schemas(before) or hashes.keys() - known.keys():
         # The recipe's own text: another build may not know the keys that this one has.
         resent = replace(newest, store=store, schemas=codec.schema_texts(), plug_ins=hashes)

@@ -32,12 +32,13 @@ from headrace.infra.kafka.topic_reader import PartitionId, read_all, read_range
 from headrace.infra.process.signals import MustRestart, StopRequested
 from headrace.infra.recipe.plug_in_sources import newest_sources
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.recorded_data import newest_environments
 from headrace.infra.store.object_cache import ObjectCache, Uncached
 from headrace.infra.store.object_store import Content, Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
 from headrace.infra.store.store_address import read_kept_keys
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
-from headrace.schemas.records import ClaimCheck, RecipeRevision
+from headrace.schemas.records import ClaimCheck, RecipeRevision, UsedEnvironment
 from headrace.schemas.topics import Topics, TopicSpec, policy_of, state_partition, variant_of
 
 log = structlog.get_logger()
@@ -83,6 +84,8 @@ class Run:
     """Offline experiments: name of the run, on the same cluster, over whose batches it was trained."""
     plug_ins: Mapping[str, str] = field(default_factory=dict)
     """Sources of plug-ins that the run goes by: the newest hash that its revisions record of each top-level module."""
+    environments: Mapping[int, tuple[UsedEnvironment, ...]] = field(default_factory=dict)
+    """Revision to what it records of environments and their data; none in runs of before these records."""
     asks_for_published: bool = False
     """Whether curators refuse groups that name a version which is not published: not in runs of before that rule."""
     asks_for_issued: bool = False
@@ -106,6 +109,11 @@ class Run:
     def revision(self) -> int:
         """Number of the revision in force."""
         return len(self.revisions) - 1
+
+    def environments_at(self, revision: int) -> tuple[UsedEnvironment, ...]:
+        """Return the environment and data of each workflow under a revision; none where nothing is recorded."""
+        numbers = sorted(number for number in self.environments if number <= revision)
+        return newest_environments(self.environments[number] for number in numbers)
 
     @property
     def topics(self) -> Topics:
@@ -274,6 +282,7 @@ def _join(address: RunAddress) -> Run:
         recipe_end=end,
         source=source,
         plug_ins=newest_sources(found),
+        environments={one.revision: one.environments for one in found if one.environments},
         asks_for_published=found[0].asks_for_published,
         asks_for_issued=found[0].asks_for_issued,
         state_partitions=found[0].state_partitions or 1,

@@ -98,4 +98,5 @@ def _describe_differences(one: RecipeRevision, other: RecipeRevision) -> Iterato
 
 
 def _with_sources(one: RecipeRevision, other: RecipeRevision) -> RecipeRevision:
-    return replace(one, plug_ins={**other.plug_ins, **one.plug_ins})
+    environments = one.environments or other.environments
+    return replace(one, plug_ins={**other.plug_ins, **one.plug_ins}, environments=environments)

@@ -10,7 +10,7 @@ from headrace.ops.episode_errors import ErrorSeen
 from headrace.ops.figures.revision_figures import RevisionFigures
 from headrace.ops.figures.standstill import Standstill
 from headrace.ops.figures.weights_figures import WeightsFigures
-from headrace.schemas.records import EvalResult, WorkerStatus
+from headrace.schemas.records import EvalResult, UsedEnvironment, WorkerStatus
 
 RunState: TypeAlias = Literal["running", "finished", "stopped"]
 
@@ -124,6 +124,8 @@ class RunFigures:
     """Observations that something looks wrong, although the run continues; empty once it has ended."""
     parent: str = ""
     """Of a branch: run id and versions that it began with, `RUN-ID solver@40`."""
+    environments: tuple[UsedEnvironment, ...] = ()
+    """Environment and data of each workflow, as the newest revision records them; only `headrace status` has them."""
     standstill: Standstill | None = None
     """Cause that prevents the next version; None while versions come, and once the run has ended."""
 

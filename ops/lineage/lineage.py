@@ -29,6 +29,7 @@ from headrace.schemas.records import (
     GroupUse,
     Trajectory,
     TrajectoryGroup,
+    UsedEnvironment,
     WeightsPublished,
 )
 
@@ -95,6 +96,8 @@ class VersionLineage:
     """Groups in the order in which they were trained."""
     parent: str = ""
     """Of version 0 of a branch: run id and versions that the run began with, `RUN-ID solver@40`."""
+    environments: tuple[UsedEnvironment, ...] = ()
+    """Environment and data of each workflow under that revision."""
 
 
 def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
@@ -125,6 +128,7 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
         created_ms=batch.created_ms or event.created_ms,
         groups=tuple(_describe_groups(find_groups_run(run), policy, batch.groups)),
         parent="" if version else run.parent,
+        environments=run.environments_at(batch.revision),
     )
 
 

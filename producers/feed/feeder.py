@@ -16,6 +16,7 @@ import structlog
 
 from headrace.envs.contract import Environment
 from headrace.envs.data.rows import read_data_of
+from headrace.envs.identity import identify_environment
 from headrace.envs.registry import load_environment
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
@@ -26,6 +27,7 @@ from headrace.infra.process.signals import MustRestart
 from headrace.infra.recipe.plug_in_sources import check_sources, feeder_plug_ins
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Role, run_alone
+from headrace.infra.run.recorded_data import check_data
 from headrace.infra.run.revisions import is_chain_change
 from headrace.infra.run.run import Run, read_revision, read_revisions
 from headrace.infra.stopwatch import Stopwatch
@@ -207,12 +209,14 @@ def _list_handlers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Cal
 def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
     """Build the feeder of a run from what is committed; the writer, built before, has fenced any other.
 
-    Raises UsageError when the recipe asks for what its environments or selectors cannot give, and OtherSource or
-    SourceChanged where these are not those that the run goes by.
+    Raises UsageError when the recipe asks for what its environments or selectors cannot give, OtherSource or
+    SourceChanged where these are not those that the run goes by, and OtherData where their data is not.
     """
     recipe, revision = run.recipe, read_revisions(run.address)[-1]
     check_sources(run.plug_ins, feeder_plug_ins(recipe))
     sources = {name: build_task_source(recipe, name) for name in recipe.workflows}
+    here = [identify_environment(name, source.environment) for name, source in sources.items()]
+    check_data(run.environments_at(run.revision), here)
     send_examples(run, writer, {name: source.environment for name, source in sources.items()})
     for source in sources.values() if recipe.evaluate.every else ():
         source.list_held_out(recipe.evaluate.problems)

@@ -1,0 +1,35 @@
+"""Which environment and which data a workflow's problems come from, as a run's record has it."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from headrace.envs.contract import Environment
+from headrace.envs.data.rows import read_data_of
+from headrace.schemas.records import ReadData, UsedEnvironment
+
+LIBRARY = "reasoning_gym"
+"""A package whose generators make the problems of a shipped environment."""
+
+
+def identify_environment(workflow: str, environment: Environment) -> UsedEnvironment:
+    """Return name and version of an environment, and what its data is; read now if it was not. Raises TaskFileError."""
+    data = tuple(ReadData(one.path, one.rows, one.content) for one in read_data_of(environment))
+    return UsedEnvironment(workflow, str(environment.name), find_version(environment), data)
+
+
+def find_version(environment: Environment) -> str:
+    """Return the package that an environment comes from, with its version; empty for one that was not installed.
+
+    A version of its own, as an attribute `version`, comes before that.
+    """
+    own = getattr(environment, "version", "")
+    if isinstance(own, str) and own:
+        return own
+    top = type(environment).__module__.partition(".")[0]
+    for package in (LIBRARY if str(environment.name).startswith(LIBRARY) else top, top):
+        try:
+            return f"{package} {metadata.version(package)}"
+        except (metadata.PackageNotFoundError, ValueError):
+            continue
+    return ""
