@@ -30,7 +30,6 @@ from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, outcome_stamp
 from headrace.schemas.records import (
-    Attachment,
     BatchTrained,
     CheckpointPointer,
     ClaimCheck,
@@ -337,88 +336,6 @@ def test_a_store_that_does_not_answer_is_a_problem_and_not_a_crash(made: Made) -
     assert [problem.partition(" (")[0] for problem in found["problems"]] == [
         "the object store is unreachable, so no object is checked"
     ]
-
-
-@pytest.mark.tools
-def test_a_commit_before_its_snapshot_or_outside_its_topic_is_named(made: Made) -> None:
-    topic = made.run.topics.trajectories("solver")
-    for partition, position in ((1, 2), (2, 2)):
-        place = f"{topic}[{partition}]"
-        snapshot = Snapshot(made.run.run_id, "curate.solver", topic, partition, {place: position}, b"{}")
-        key = f"curate.solver|{topic}|{partition}".encode()
-        made.say(f"snapshot {partition}", made.run.topics.state, snapshot, key=key)
-    made.produce()
-    made.commit(of_curator=1)
-    state = made.run.topics.state
-    group = made.run.topics.curate_group("solver")
-    assert problems(made) == [
-        f"group {group} has committed offset 1 of {topic}[1], and its snapshot {state}[0]@4 is of 2",
-        f"group {group} has committed offset 1 of {topic}[2], and its snapshot {state}[0]@5 is of 2",
-    ]
-    made.commit(of_curator=-3)
-    found = problems(made)
-    assert f"group {group} has committed offset 5 of {topic}[0], which holds 0 to 2" in found
-    assert (
-        f"group {group} restores {topic}[1] from snapshot -1, and {state}[0]@4 is newer: written without the offset "
-        "that belongs to it"
-    ) in found
-
-
-@pytest.mark.tools
-def test_garbage_needs_a_dead_letter_once_its_reader_has_passed_it(made: Made) -> None:
-    topic = made.run.topics.trajectories("solver")
-    made.records["garbage"] = Outgoing(topic, b"garbage", b"sums:0", [], 3)
-    made.produce()
-    (problem,) = problems(made)
-    assert problem.startswith(f"{topic}[3]@1 cannot be used, and no dead letter says so: header 'run_id' is missing")
-    letter = DeadLetter(made.run.run_id, "curate.solver", topic, 3, 1, "undecodable")
-    made.records.clear()
-    made.say("letter", made.run.topics.dead_letters, letter)
-    made.produce()
-    assert problems(made) == []
-
-
-DEEP = {
-    "another number": "its headers name ('run-1', 'sums', 1), its value ('run-1', 'sums', 2)",
-    "another policy": "its headers say policy 'solver', its value 'judge'",
-    "no such attachment": "attachment mask:",
-    "no such claim": "does not exist",
-}
-
-
-@pytest.mark.tools
-@pytest.mark.parametrize("case", DEEP)
-def test_a_value_that_is_not_what_its_headers_say_is_found_by_a_deep_audit(made: Made, case: str) -> None:
-    nowhere = ClaimCheck("main", f"{made.run.store_address.prefix}groups/nowhere", "00", 2)
-    group = {
-        "another number": made.group(2),
-        "another policy": made.group(1, policy="judge"),
-        "no such attachment": made.group(1, attachments=(Attachment("mask", nowhere),)),
-        "no such claim": made.group(1, trajectories=(), claim=nowhere),
-    }[case]
-    made.say_group(1, group)
-    made.produce()
-    assert problems(made) == []
-    topic = made.run.topics.trajectories("solver")
-    assert any(f"{topic}[1]@0" in problem and DEEP[case] in problem for problem in problems(made, deep=True))
-
-
-@pytest.mark.tools
-def test_a_kept_reward_that_is_not_finite_is_found_by_a_deep_audit(made: Made) -> None:
-    stamp = Stamp(made.run.run_id, "sums", 1, policy="solver")
-    odd = replace(made.curated(1, made.group(1)), rewards=(0.0, float("nan")))
-    made.say("curated 1", made.run.topics.curated("solver"), odd, stamp, partition=1)
-    made.produce()
-    (problem,) = problems(made, deep=True)
-    assert "the rewards of its kept trajectories [1] are not finite" in problem
-
-
-@pytest.mark.tools
-def test_a_group_behind_a_claim_check_is_fetched_by_a_deep_audit(made: Made) -> None:
-    whole = made.group(1)
-    made.say_group(1, replace(whole, trajectories=(), claim=made.run.put(codec.encode(whole), "groups")))
-    made.produce()
-    assert problems(made, deep=True) == []
 
 
 @pytest.mark.tools
