@@ -1,4 +1,4 @@
-"""Dead letters and their way back on a real broker and store: once, after a fix, beside good events that never stop."""
+"""Dead letters and their way back on a real broker and store: once, after a fix, beside good events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process.signals import begin_attempts
-from headrace.infra.run.run import STORE_NAME, Run, RunEnded, join, read_revisions
+from headrace.infra.run.run import STORE_NAME, Run, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import audit
@@ -43,7 +43,6 @@ from headrace.schemas.records import (
     CuratedGroup,
     DeadLetter,
     GroupUse,
-    Outcome,
     Sampling,
     Sequence,
     Span,
@@ -57,7 +56,6 @@ from headrace.trainers.trainer import Trainer
 QUOTA = 8
 """(max_staleness 1 + 1) * 4 groups per batch."""
 PATIENCE_S = 240.0
-BAD, GOOD = 2500, 25
 
 
 @pytest.fixture
@@ -317,55 +315,3 @@ def test_a_dead_curated_group_that_is_sent_back_is_trained_once_over_restarts_be
     assert Counter(use.number for batch in versions(run) for use in batch.groups) == Counter(range(16))
     assert {batch.epoch for batch in versions(run)} == {0}
     assert sorted(one["reason"] for one in plain(listing(run))) == ["undecodable", "unusable"], "no letter came again"
-
-
-@pytest.mark.curation
-def test_nothing_is_sent_back_into_a_run_that_has_ended(make: Callable[..., Run]) -> None:
-    run = make()
-    with curating(run):
-        say(run, sent(run, claimed(run, group(run, 1))))
-        until(lambda: len(plain(listing(run))) == 1, "letter")
-    over = replace(read_revisions(run.address)[-1], ended="steps")
-    say(run, Outgoing(run.topics.recipe, codec.encode(over), partition=0))
-    ended = join(run.address)
-    for dry_run in (True, False):
-        with pytest.raises(RunEnded, match="has ended"):
-            redrive(ended, (), None, dry_run=dry_run)
-        assert plain(redrive(ended, (), "poison", dry_run=dry_run))["redriven"] == []
-
-
-@pytest.mark.curation
-def test_thousands_of_bad_messages_amid_good_ones_stop_none_of_them(make: Callable[..., Run]) -> None:
-    run = make()
-    draw = np.random.default_rng(1)
-    topic = run.topics.trajectories("solver")
-    valid = codec.encode(group(run, 0))
-    stamp = Stamp(run.run_id, "sums", 0, policy="solver")
-    bad: list[Outgoing] = []
-    for index in range(BAD):
-        cut = int(draw.integers(0, len(valid)))
-        value = bytes(draw.bytes(40)) if index % 2 else valid[:cut]
-        headers = replace(stamp, run_id="another").to_headers() if index % 3 else []
-        bad.append(Outgoing(topic, value, b"sums:x", headers, index % 4))
-    good = [sent(run, group(run, number)) for number in range(GOOD)]
-    mixed = [record for index, one in enumerate(good) for record in (*bad[index::GOOD], one)]
-    with curating(run), curating(run, "1"):
-        say(run, *mixed)
-        until(lambda: len(kept(run)) == GOOD, "every good group")
-        until(lambda: len(plain(listing(run))) == BAD, "every letter")
-    assert kept(run) == list(range(GOOD))
-    assert Counter(o.number for o in of(run, run.topics.outcomes("solver"), Outcome)) == Counter(range(GOOD))
-    places = Counter((one["topic"], one["partition"], one["source_offset"]) for one in plain(listing(run)))
-    assert set(places.values()) == {1}
-    begin = time.monotonic()
-    done = plain(redrive(run, (), "undecodable"))
-    assert time.monotonic() - begin < PATIENCE_S
-    with curating(run):
-        until(lambda: len(plain(listing(run))) == BAD + len(done["redriven"]), "what is still bad is a letter again")
-    letters = {one["offset"]: one for one in plain(listing(run))}
-    again = [one for one in letters.values() if one["copy_of"] is not None]
-    assert len(again) == len(done["redriven"])
-    assert all(letters[one["copy_of"]]["failed_again"] == one["offset"] for one in again)
-    found = audit(run, drained=False)
-    assert sum(found.unnumbered_letters.values()) + found.groups.dead == BAD, "none is counted twice"
-    assert kept(run) == list(range(GOOD))
