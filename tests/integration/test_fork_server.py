@@ -245,15 +245,6 @@ def test_a_fork_server_that_is_killed_costs_nobody_his_life_and_what_follows_is_
 
 
 @pytest.mark.servers
-def test_a_crash_loop_of_forks_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
-    with supervised(tmp_path, child("torn", "raise")) as (supervisor, _):
-        wait_for(lambda: supervisor.states()["torn"].state == "failed")
-
-        with pytest.raises(Exception, match=r"torn died 3 times.*exit code 1(.|\n)*no spoon"):
-            supervisor.raise_failure()
-
-
-@pytest.mark.servers
 def test_stop_leaves_no_fork_and_no_server_behind_even_in_the_middle_of_an_import(tmp_path: Path) -> None:
     before = children_of_this()
     slow = child("slow", imports=("slow_to_import",))

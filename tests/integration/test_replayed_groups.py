@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,7 +21,6 @@ from trained_run import (
     curated_message,
     feed,
     outcomes,
-    published,
     replay,
     start_trainer,
     until,
@@ -53,7 +51,6 @@ TRAINER = {
     "advantage": {"use": "lite_ppo"},
 }
 """Advantages that depend on the whole batch."""
-KILLS = ("committing 3", "stepped 2", "after_checkpoint", "handled 2")
 
 
 def script() -> list[CuratedGroup]:
@@ -78,10 +75,6 @@ def keys(groups: list[CuratedGroup]) -> list[tuple[int, int]]:
 
 def trained(run: Run) -> list[tuple[int, int]]:
     return [(use.number, use.use) for batch in batches(run) for use in batch.groups]
-
-
-def hashes(run: Run) -> list[str]:
-    return [published(run)[0].weights_hash, *(batch.weights_hash for batch in batches(run))]
 
 
 def scripted_run(bootstrap: str, store: ObjectStore, name: str) -> Run:
@@ -116,25 +109,6 @@ def test_every_use_is_trained_once_and_in_order_as_the_curator_said(undisturbed:
     share = sum(use.use > 0 for use in batch.groups) / BATCH
     assert batch.metrics["replay_share"] == share
     assert batch.metrics["replay_age_mean"] == batch.version - 1, "all are of version 0"
-
-
-@pytest.mark.training
-def test_a_trainer_killed_amid_replays_makes_what_an_undisturbed_one_makes(
-    bootstrap: str, store: ObjectStore, run_name: str, tmp_path: Path, trainers: list[BaseProcess], undisturbed: Run
-) -> None:
-    run = scripted_run(bootstrap, store, run_name)
-    for kill in KILLS:
-        point, _, count = kill.partition(" ")
-        (tmp_path / f"train.{point}").write_text(f"kill {count or 1}")
-        trainers.append(start_trainer(run, tmp_path))
-        trainers[-1].join(120)
-        assert trainers[-1].exitcode == -signal.SIGKILL, kill
-        (tmp_path / f"train.{point}.hit").unlink()
-    assert 0 < len(batches(run)) < STEPS, "the kills came while it was at work"
-    trainers.append(start_trainer(run, tmp_path))
-    until(lambda: len(batches(run)) == STEPS, trainers[-1])
-    assert trained(run) == trained(undisturbed), "each use once"
-    assert hashes(run) == hashes(undisturbed)
 
 
 @pytest.mark.training

@@ -16,12 +16,10 @@ from made_run import TINY_MODEL, make_run, tiny_recipe
 from trained_run import Answer, batches, command, curated, feed, published, start_trainer, until
 
 from headrace.envs.arithmetic import ALPHABET
-from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, RunAddress, open_producer
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run, join
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
-from headrace.ops import opened_run
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, CheckpointPointer
 
@@ -132,16 +130,6 @@ def test_a_part_is_trained_again_from_the_newest_checkpoint_at_or_below_it(train
     )
 
 
-@pytest.mark.training
-def test_a_run_that_is_not_there_is_told_at_once_with_those_that_are(
-    trained: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opened_run, "join", lambda *_given: pytest.fail("it waits for a run that no topic tells of"))
-    typo = f"kafka://{trained.connection.bootstrap}/typo"
-    with pytest.raises(UsageError, match=f"no run 'typo' .*: there are .*{trained.address.run}"):
-        opened_run.open_run(typo, None).__enter__()
-
-
 def test_one_altered_hash_is_found(trained: Run, run_name: str, tmp_path: Path) -> None:
     def alter(batch: BatchTrained) -> BatchTrained:
         return replace(batch, weights_hash="0" * 64) if batch.version == 5 else batch
@@ -245,29 +233,3 @@ def test_other_settings_over_the_same_batches_make_a_run_of_their_own_the_same_e
         assert told.code == 0, told.err + told.out
     told = command(tmp_path, "lineage", "--group", named, "--run", str(made[0].address))
     assert (told.code, trained.address.run in told.err) == (2, True)
-
-
-@pytest.mark.training
-def test_an_experiment_without_other_settings_gives_the_same_weights(
-    trained: Run, run_name: str, tmp_path: Path
-) -> None:
-    answer, found = retrain(trained, tmp_path, "--into", run_name, "--from", "4", "--to", "6")
-    assert answer.code == 0, answer.err
-    assert [(one["version"], one["equal"]) for one in found["versions"]] == [(4, True), (5, True), (6, True)]
-
-
-@pytest.mark.training
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("--into", "x", "--set", "trainer.minibatches=3"), "must be a multiple of minibatches"),
-        (("--into", "x", "--set", "trainer.advantage.use=gpro"), "no 'gpro'; take one of grpo"),
-        (("--policy", "nobody"), "name one of the run's policies"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_what_would_be_right(
-    trained: Run, tmp_path: Path, words: tuple[str, ...], sentence: str
-) -> None:
-    answer, _ = retrain(trained, tmp_path, *words)
-    assert answer.code == 2
-    assert sentence in answer.err

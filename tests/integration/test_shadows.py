@@ -32,7 +32,7 @@ from headrace.ops.figures.status import status
 from headrace.ops.offline.retrain import retrain
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
-from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, Snapshot
+from headrace.schemas.records import BatchTrained, Outcome, Snapshot
 
 STEPS, BATCH, NUMBERS = 6, 4, 78
 """Of the groups every third has signal: those of six batches, and two that are left over."""
@@ -231,31 +231,6 @@ def test_a_swap_of_the_policys_chain_leaves_the_shadow_its_own(
     assert (found["shadows"][FREE]["trained"], found["shadows"][FREE]["in_flight"]) == (28, 2)
     assert plain(retrain(run, "solver", (None, None)))["ok"]
     assert plain(retrain(run, FREE, (None, None)))["ok"]
-
-
-@pytest.mark.training
-def test_what_nobody_can_read_is_a_letter_of_the_policy_and_an_outcome_of_the_shadow(
-    bootstrap: str, store: ObjectStore, run_name: str, start: Start, trainers: list[BaseProcess]
-) -> None:
-    run = make_run(bootstrap, store, tiny_recipe(run_name, kafka={"partitions": 1}, shadows={"free": UNFILTERED}))
-    issued = Snapshot(run_id=run.run_id, component="feed", body=json.dumps({"next": {"sums": 6}}).encode())
-    broken, *whole = played(run, range(6))
-    say(run, Outgoing(run.topics.state, codec.encode(issued), b"feed", partition=0))
-    say(run, replace(broken, value=broken.value[:-5]), *whole)
-    curate(start, run)
-    curate(start, run, "--variant", "free")
-    trainers += [start_trainer(run), start_trainer(run, variant="free")]
-    until(lambda: len(batches(run, FREE)) == 1, "the shadow trains on what it can read")
-    until(lambda: len(outcomes(run)) == 5, "the policy's curator is done")
-
-    letters = [codec.decode(value, DeadLetter) for value in values(run, run.topics.dead_letters)]
-    assert [(letter.component, letter.number) for letter in letters] == [("curate.solver", 0)]
-    lost = [one for one in outcomes(run, FREE) if one.verdict == "dropped"]
-    assert [(one.number, one.reason, one.component) for one in lost] == [(0, "undecodable", "curate")]
-    found = plain(report(run, rests=True))
-    assert found["ok"], found["problems"]
-    assert found["policies"]["solver"]["dead"] == 1
-    assert (found["shadows"][FREE]["dead"], found["shadows"][FREE]["discarded"]) == (0, {"undecodable": 1})
 
 
 @pytest.fixture
