@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from made_run import make_run, tiny_recipe
 from said import say
+from stoppable import until
 
 from headrace.consumers.curate.curator import open_curator
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
@@ -61,13 +61,6 @@ PATIENCE_S = 240.0
 @pytest.fixture
 def make(bootstrap: str, store: ObjectStore, run_name: str) -> Callable[..., Run]:
     return lambda **tables: make_run(bootstrap, store, tiny_recipe(run_name, **tables))
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, f"not in time: {what}"
-        time.sleep(0.2)
 
 
 @contextmanager

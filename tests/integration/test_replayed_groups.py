@@ -23,6 +23,7 @@ from trained_run import (
     outcomes,
     replay,
     start_trainer,
+    train_to,
     until,
 )
 
@@ -93,10 +94,7 @@ def undisturbed(bootstrap: str, store_address: StoreAddress) -> Iterator[Run]:
     name = f"replayed-{uuid.uuid4().hex[:8]}"
     with ObjectStore(replace(store_address, prefix=f"{name}/")) as store:
         run = scripted_run(bootstrap, store, name)
-        process = start_trainer(run)
-        until(lambda: len(batches(run)) == STEPS, process)
-        process.kill()
-        process.join()
+        train_to(run, STEPS)
         yield run
 
 

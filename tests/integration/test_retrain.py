@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from made_run import TINY_MODEL, make_run, tiny_recipe
-from trained_run import Answer, batches, command, curated, feed, published, start_trainer, until
+from trained_run import Answer, batches, command, curated, feed, published, train_to
 
 from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.kafka.clients import Connection, Message, RunAddress, open_producer
@@ -46,10 +46,7 @@ def trained(bootstrap: str, store_address: StoreAddress) -> Iterator[Run]:
     with ObjectStore(replace(store_address, prefix=f"{name}/")) as store:
         run = make_run(bootstrap, store, tiny_recipe(name, trainer=TRAINER, policies=POLICIES))
         feed(run, [curated(number, stale=100) for number in range(4 * STEPS)])
-        process = start_trainer(run)
-        until(lambda: len(batches(run)) == STEPS, process)
-        process.kill()
-        process.join()
+        train_to(run, STEPS)
         yield run
 
 
@@ -104,10 +101,7 @@ def test_what_a_gpu_trained_it_trains_again_to_the_same_hashes(
 ) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=TRAINER | {"device": "cuda"}, policies=POLICIES))
     feed(run, [curated(number, stale=100) for number in range(4 * STEPS)])
-    process = start_trainer(run)
-    until(lambda: len(batches(run)) == STEPS, process)
-    process.kill()
-    process.join()
+    train_to(run, STEPS)
     answer, found = retrain(run, tmp_path)
     assert answer.code == 0, answer.err
     assert [version["equal"] for version in found["versions"]] == [True] * STEPS

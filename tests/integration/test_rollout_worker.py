@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +15,11 @@ from confluent_kafka import TopicPartition
 from forked import Forked
 from made_run import make_run, publish, tiny_recipe
 from said import say
+from stoppable import until
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.payload import problem_to_json
 from headrace.infra.kafka.clients import (
-    KafkaAway,
-    KafkaRefused,
     Message,
     Outgoing,
     open_admin,
@@ -100,16 +97,6 @@ def issue(run: Run, *tasks: Task) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ what there is
-
-
-def until(found: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        with suppress(KafkaAway, KafkaRefused):  # a broker that has just started refuses epochs that it forgot
-            if found():
-                return
-        assert time.monotonic() < end, f"no {what} within {PATIENCE_S} s"
-        time.sleep(0.05)
 
 
 def groups(run: Run, topic: str = "") -> list[TrajectoryGroup]:
