@@ -130,28 +130,3 @@ def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_th
     shown = headrace("dead-letters", "--data", tmp_path / "data", "--offset", str(found[0]["offset"]))
     assert "sums:" in shown.stdout
     assert "Task" in shown.stdout
-
-
-@pytest.mark.runs
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (("up", "arithmetik"), 2, "arithmetic"),
-        (("up", "arithmetic", "--set", "trainer.stepps=3"), 2, "did you mean `steps`"),
-        (("up", "arithmetic", "--set", "trainer.steps=many"), 2, "trainer.steps"),
-        (("up", "arithmetic", "--set", "rollout.top_p=0.9"), 2, "log-probabilities"),
-        (("up", "arithmetic", "--set", 'workflows.sums.env.use="arithmetics"'), 2, "arithmetic"),
-        (("up", "arithmetic", "--set", 'kafka.bootstrap="127.0.0.1:1"'), 1, "no Kafka answers at 127.0.0.1:1"),
-        (("up", "arithmetic", "--set", 'policies.solver.alphabet="abc"'), 2, "alphabet"),
-        (("rollout", "--run", "localhost:9092/x"), 2, "kafka://"),
-        (("audit", "--data", "/nowhere/at/all"), 2, "holds no run"),
-    ],
-)
-def test_bad_input_gets_one_sentence_and_its_exit_code(
-    words: tuple[str, ...], code: int, says: str, tmp_path: Path
-) -> None:
-    data = ("--data", tmp_path / "data") if words[0] == "up" else ()
-    done = headrace(*words, *data)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr

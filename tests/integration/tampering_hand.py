@@ -268,11 +268,6 @@ class Hand:
                 change(body)
                 self.put(message, replace(snapshot, body=json.dumps(body).encode()))
 
-    def flip(self, claim: ClaimCheck | None) -> None:
-        assert claim is not None
-        data = self.run.objects[claim.key]
-        self.run.objects[claim.key] = data[:-1] + bytes([data[-1] ^ 1])
-
     def lose(self, claim: ClaimCheck | None) -> None:
         assert claim is not None
         del self.run.objects[claim.key]

@@ -160,31 +160,6 @@ def test_live_archived_and_replayed_runs_give_the_same_curated_bytes(run: Run, k
 
 
 @pytest.mark.tools
-def test_another_chain_gives_what_it_would_have_given(run: Run, tmp_path: Path) -> None:
-    roll_out(run, range(GROUPS))
-    archive(run, tmp_path / "a")
-    chain = tmp_path / "chain.toml"
-    watch = 'use = "repetition"\nrun = 1\nprobability = 1e-6\nmonitor = true\n'
-    chain.write_text(f'[[curate.chain]]\nuse = "validate"\n\n[[curate.chain]]\n{watch}')
-
-    own = plain(curate_offline(tmp_path / "a", "solver", None, tmp_path / "own"))
-    other = plain(curate_offline(tmp_path / "a", "solver", chain, tmp_path / "other"))
-
-    assert own["dropped"] == {"zero_variance": GROUPS / 3}
-    assert (other["kept"], other["dropped"]) == (GROUPS, {})
-    assert own["flagged"] == {}
-    assert other["flagged"]["repetition"] > GROUPS
-    assert own["sha256"] != other["sha256"]
-    for text in ('[[curate.chain]]\nuse = "no_such"\n', "[trainer]\nsteps = 3\n", '[curate]\nchain = "validate"\n'):
-        chain.write_text(text)
-        with pytest.raises(UsageError, match=r"no_such|chain\.toml"):
-            curate_offline(tmp_path / "a", "solver", chain, tmp_path / "refused")
-    with pytest.raises(UsageError, match="exists: name a folder that does not"):
-        curate_offline(tmp_path / "a", None, None, tmp_path / "own")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "chain.toml", "other", "own"]
-
-
-@pytest.mark.tools
 def test_weights_are_copied_with_the_records_that_name_them_when_the_archive_began_so(
     run: Run, store: ObjectStore, tmp_path: Path
 ) -> None:

@@ -107,29 +107,6 @@ def assert_curated_exactly_once(run: Run) -> None:
     assert found == wanted
 
 
-@pytest.mark.faults
-def test_a_curator_that_wakes_after_its_partitions_moved_changes_nothing(make: Make, start: Start) -> None:
-    points = ["curate.handled", "curate.begun", "curate.produced", "curate.offsets_sent", "curate.committing"]
-    runs = [make(f"-{i}") for i in range(len(points))]
-    pairs = [Pair(run, point, curate(start, run, "a")) for run, point in zip(runs, points, strict=True)]
-    for pair in pairs:
-        say(pair.run, *played(pair.run, range(60)))
-    for pair in pairs:
-        pair.until(lambda run=pair.run: concluded(run) == 60, "the first groups are concluded")
-        pair.first.arm(pair.point)
-        say(pair.run, *played(pair.run, range(30, 120), attempt=1))
-        curate(start, pair.run, "b")  # it takes longer to start than the first takes to get there
-    for pair in pairs:
-        pair.until(pair.stopped, "the curator stands")
-    for pair in pairs:
-        pair.until(lambda run=pair.run: concluded(run) == 120, "the successor concludes all")
-        pair.first.wake()
-        say(pair.run, *played(pair.run, range(90, 180), attempt=2))
-    for pair in pairs:
-        pair.until(lambda run=pair.run: concluded(run) == 180, "all groups are concluded")
-        assert_curated_exactly_once(pair.run)
-
-
 @pytest.mark.kafka
 def test_a_transaction_that_the_broker_aborts_leaves_no_mark_in_a_curators_memory(
     kafka: EmbeddedKafka, make: Make, start: Start

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -41,21 +40,16 @@ from headrace.schemas.records import (
     BatchTrained,
     ClaimCheck,
     CuratedGroup,
-    DeadLetter,
     GroupUse,
     Sampling,
     Sequence,
     Span,
-    Task,
     Trajectory,
     TrajectoryGroup,
 )
-from headrace.trainers.start import begin_or_resume
-from headrace.trainers.trainer import Trainer
 
 QUOTA = 8
 """(max_staleness 1 + 1) * 4 groups per batch."""
-PATIENCE_S = 240.0
 
 
 @pytest.fixture
@@ -99,29 +93,6 @@ def feeding(run: Run) -> Iterator[Callable[[], Pacing]]:
     finally:
         stop.set()
         loop.join(120)
-
-
-@contextmanager
-def training(run: Run) -> Iterator[None]:
-    """A trainer, in a thread; at its end nothing is saved that its transactions did not save before."""
-    stop, watch = threading.Event(), Stopwatch()
-
-    def train() -> None:
-        for attempt in begin_attempts(stop):
-            with attempt:
-                writer = TransactionalWriter(run.connection, f"{run.address.run}.train.solver")
-                with closing(writer):
-                    incarnation = begin_or_resume(run, "solver", writer, stop)
-                    with closing(Trainer(run, "solver", incarnation, watch)) as trainer:
-                        run_loop(trainer, writer, stop, watch)
-
-    loop = threading.Thread(target=train)
-    loop.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        loop.join(60)
 
 
 def group(run: Run, number: int) -> TrajectoryGroup:
@@ -212,41 +183,6 @@ def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trai
 
 
 @pytest.mark.curation
-def test_a_task_that_is_sent_back_is_looked_for_at_its_new_place(make: Callable[..., Run]) -> None:
-    run = make(feed={"reissue_after_s": 3600})
-    topic = run.topics.tasks("sums")
-    with feeding(run) as pacing:
-        until(lambda: pacing().count_open("solver") == QUOTA, "tasks")
-        until(lambda: len(of(run, topic, Task)) == QUOTA, "tasks on their topic")
-        source = next(m for m in read_all(run.connection, [topic]) if m.key == b"sums:5")
-        record = DeadLetter(
-            run_id=run.run_id,
-            component="rollout",
-            topic=topic,
-            partition=source.partition,
-            offset=source.offset,
-            reason="undecodable",
-            stream="sums",
-            number=5,
-            key=source.key,
-            headers=dict(source.headers),
-            value=source.value,
-        )
-        letter = Outgoing(run.topics.dead_letters, codec.encode(record), partition=0)
-        say(run, letter, letter)  # a worker that was killed wrote it twice
-        until(lambda: 5 not in open_numbers(pacing()), "the number is dead")
-        [done] = plain(redrive(run, (), "undecodable"))["redriven"]
-        assert done["offsets"] == [0, 1]
-        until(lambda: 5 in open_numbers(pacing()), "the number is open again")
-        task = pacing().tasks["sums", 5]
-        assert (task.partition, task.offset) == (source.partition, done["stands_at"])
-        until(lambda: len(of(run, topic, Task)) == QUOTA + 2, "the task that took the place of the dead one")
-    assert Counter(task.number for task in of(run, topic, Task)) == {**dict.fromkeys(range(9), 1), 5: 2}
-    [last] = [m for m in read_all(run.connection, [topic]) if m.offset == done["stands_at"] and m.key == b"sums:5"]
-    assert (last.value, last.headers[:-1]) == (source.value, source.headers)
-
-
-@pytest.mark.curation
 def test_of_two_redrives_at_once_one_sends_and_one_is_fenced(make: Callable[..., Run]) -> None:
     run = make()
     with curating(run):
@@ -263,48 +199,3 @@ def test_of_two_redrives_at_once_one_sends_and_one_is_fenced(make: Callable[...,
         first.close()
     topic = run.topics.trajectories("solver")
     assert len(list(read_all(run.connection, [topic]))) == 2, "the letter's message and one copy"
-
-
-def curated(run: Run, made: TrajectoryGroup) -> Outgoing:
-    record = CuratedGroup(
-        run_id=run.run_id,
-        stream="sums",
-        number=made.number,
-        group=codec.encode(made),
-        deadline_version=100,
-        kept=(0, 1, 2, 3),
-        rewards=(0.0, 1.0, 0.0, 1.0),
-    )
-    stamp = Stamp(run.run_id, "sums", made.number, policy="solver", min_version=0, max_version=0, head_version=0)
-    topic = run.topics.curated("solver")
-    return Outgoing(topic, codec.encode(record), stamp.key, stamp.to_headers(), made.number % 4)
-
-
-def versions(run: Run) -> list[BatchTrained]:
-    return [batch for batch in of(run, run.topics.batches("solver"), BatchTrained) if batch.version >= 0]
-
-
-@pytest.mark.curation
-def test_a_dead_curated_group_that_is_sent_back_is_trained_once_over_restarts_before_and_after(
-    make: Callable[..., Run],
-) -> None:
-    trainer = {"steps": 5, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 8, "checkpoint_every": 2}
-    run = make(trainer=trainer)
-    wholes = [group(run, number) for number in range(16)]
-    garbage = Outgoing(run.topics.curated("solver"), b"garbage", partition=0)
-    first = (curated(run, wholes[n]) for n in (0, 1, 2, 4, 5, 6, 7, 8))
-    say(run, curated(run, claimed(run, wholes[3])), garbage, *first)
-    with training(run):  # version 2 has a checkpoint, which begins to read behind group 3
-        until(lambda: len(versions(run)) == 2 and len(plain(listing(run))) == 2, "two versions and two letters")
-    run.put(codec.encode(wholes[3]), "groups")  # the fix
-    assert [one["number"] for one in plain(redrive(run, (), "unusable"))["redriven"]] == [3]
-    say(run, *(curated(run, wholes[n]) for n in (9, 10, 11)))
-    with training(run):
-        until(lambda: len(versions(run)) == 3, "a version with the group that was sent back")
-    say(run, *(curated(run, wholes[n]) for n in (12, 13, 14, 15)))
-    with training(run):  # reads all since version 2 again
-        until(lambda: len(versions(run)) == 4, "a fourth version")
-
-    assert Counter(use.number for batch in versions(run) for use in batch.groups) == Counter(range(16))
-    assert {batch.epoch for batch in versions(run)} == {0}
-    assert sorted(one["reason"] for one in plain(listing(run))) == ["undecodable", "unusable"], "no letter came again"

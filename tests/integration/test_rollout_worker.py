@@ -33,7 +33,6 @@ from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import (
     DeadLetter,
-    RecipeRevision,
     Task,
     TrajectoryGroup,
     WorkerStatus,
@@ -311,24 +310,6 @@ def test_what_is_no_task_of_this_run_becomes_a_dead_letter(
     failed = next(group for group in groups(run) if group.number == 2)
     assert (failed.reason, len(failed.failures), failed.failures[0].reason) == ("failed", 2, "error")
     assert "payload" in failed.failures[0].detail
-
-
-@pytest.mark.rollout
-def test_after_the_end_what_was_not_started_and_what_does_not_end_concludes_as_run_end(
-    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
-) -> None:
-    endless = {"sums": {**SLOW["sums"], "workflow": "played:endless"}}
-    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=endless))
-    publish(run, 0)
-    work(run, "w1", 4)
-    issue(run, *(task(run, number) for number in range(6)))
-    until(lambda: "w1" in statuses(run) and statuses(run)["w1"].episodes_running == 4, "running episodes")
-    ended = RecipeRevision(run_id=run.run_id, recipe=run.recipe.to_json(), ended="steps")
-    say(run, Outgoing(run.topics.recipe, codec.encode(ended), partition=0))
-    until(lambda: len(messages(run)) >= 4, "tasks that were not started")
-    until(lambda: len(messages(run)) >= 6, "tasks that ran")
-    assert numbers(run) == Counter(range(6))
-    assert {(group.reason, group.failures[0].reason) for group in groups(run)} == {("run_end", "run_end")}
 
 
 IMPATIENT = """
