@@ -5,9 +5,7 @@ The tests and their own fixtures are taken from there; `bootstrap` and `store` a
 
 from test_feeder import (
     make,
-    test_a_killed_process_is_taken_over_and_its_successor_ends_on_sigterm,
     test_an_evaluation_concludes_once_over_restarts_claims_and_bytes_that_cannot_be_read,
-    test_audit_and_figures_are_read_from_the_topics_alone,
     test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given_twice,
 )
 from test_large_objects import (

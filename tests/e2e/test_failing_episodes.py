@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import textwrap
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command import free_port, headrace
-from test_faults import started, until
+from command import headrace
 
 pytestmark = pytest.mark.runs
 PROJECT = Path(__file__).parent / "own_project"
@@ -24,21 +19,6 @@ BUG = """
     async def play(problem, env, actors):
         episode = await single_turn(problem, env, actors)
         return {"solver": episode["answer"]}
-"""
-JUDGE = """
-    import socket
-
-    from envs.coins import Coins
-
-
-    class Remote(Coins):
-        def __init__(self, seed, port):
-            super().__init__(seed)
-            self.port = port
-
-        def score(self, problem, text):
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5):
-                return super().score(problem, text)
 """
 
 
@@ -84,37 +64,3 @@ def test_a_bug_in_an_own_workflow_is_told_with_its_line_and_ends_the_run_with_ex
     seen = headrace("inspect", "--trajectory", f"{first}:0", "--data", data)
     assert seen.returncode == 2
     assert error in " ".join(seen.stderr.split())
-
-
-@contextmanager
-def answering(port: int) -> Iterator[None]:
-    """A judge at that port."""
-    with socket.create_server(("127.0.0.1", port)) as server:
-
-        def answer() -> None:
-            while True:
-                try:
-                    server.accept()[0].close()
-                except OSError:
-                    return
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        yield
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-
-
-def test_a_judge_that_cannot_be_reached_is_waited_for_and_no_episode_fails(project: Path, tmp_path: Path) -> None:
-    data, output, port = tmp_path / "data", tmp_path / "up.txt", free_port()
-    (project / "judge.py").write_text(textwrap.dedent(JUDGE))
-    words = ("up", project / "run.toml", "--set", f'workflows.coins.env={{use="judge:Remote",port={port}}}')
-    words = (*words, "--set", "launch.all_failed_limit_s=1", "--set", "trainer.steps=2", "--data", data, "--plain")
-    with started(output, *words) as up:
-        until(lambda: "solver waits: its environment cannot be reached (" in output.read_text(), "it is told")
-        with answering(port):
-            assert up.wait(300) == 0, output.read_text()
-    assert "ConnectionRefusedError" in output.read_text()
-    status = json.loads(headrace("status", "--data", data, "--json").stdout)
-    assert (status["errors"], status["versions"]) == ([], {"solver": 2})
-    assert not status["groups"]["discarded"].get("failed")

@@ -15,11 +15,11 @@ import pytest
 from command import UNLEARNED, command, headrace, words_of
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import open_producer, parse_run
+from headrace.infra.kafka.clients import parse_run
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run, join
 from headrace.schemas import codec
-from headrace.schemas.records import WeightsPublished, WorkerStatus
+from headrace.schemas.records import WeightsPublished
 
 STEPS, GROUPS = 40, 8
 PATIENCE_S = 300.0
@@ -79,12 +79,6 @@ def version(run: Run) -> int:
     return max((event.version for event in found), default=-1)
 
 
-def groups_done(run: Run, worker: str) -> int:
-    said = [m.value for m in read_all(run.connection, [run.topics.workers]) if m.value]
-    found = [codec.decode(value, WorkerStatus) for value in said]
-    return max((status.groups_done for status in found if status.worker == worker), default=0)
-
-
 def end_one(process: subprocess.Popen[bytes], component: str, number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to the one process of a component."""
     the_one(process, component).send_signal(number)
@@ -114,52 +108,6 @@ def command_of(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.faults
-def test_a_run_that_is_joined_vandalised_killed_and_interrupted_ends_with_a_closed_audit(tmp_path: Path) -> None:
-    data, summary = tmp_path / "data", tmp_path / "summary.json"
-    words = ("up", "arithmetic", "--set", f"trainer.steps={STEPS}", "--set", "evaluate.every=0", "--data", data)
-    words = (*words, "--set", f"trainer.groups_per_batch={GROUPS}", *UNLEARNED, "--summary", summary, "--plain")
-    with started(tmp_path / "up.txt", *words) as up:
-        run = joined(data)
-        with started(tmp_path / "second.txt", "rollout", "--run", str(run.address), "--name", "second"):
-            until(lambda: groups_done(run, "second") > 0, "the second worker takes work")
-        vandal = open_producer(run.connection, "vandal")
-        vandal.produce(run.topics.trajectories("solver"), b"garbage", b"sums:0", 0)
-        assert vandal.flush(120) == 0
-        for component in ("rollout", "train", "curate"):
-            end_one(up, component)
-        end_one(up, "feed", signal.SIGTERM)
-        at = version(run)
-        until(lambda: version(run) > at, "the killed components came back")
-        up.send_signal(signal.SIGINT)
-        assert up.wait(120) == 130, "Ctrl-C takes ten seconds at most, and some more on a busy machine"
-    assert at < STEPS
-    again = headrace(*words)
-    assert again.returncode == 0, again.stdout + again.stderr
-    told = json.loads(summary.read_text())
-    assert told["versions"] == STEPS
-    assert told["audit"] == {"ok": True, "lost": 0, "doubled": 0}
-    assert told["groups"]["trained"] == STEPS * GROUPS
-    assert (told["dead_letters"], told["unnumbered_letters"]) == (1, {"undecodable": 1})
-
-
-@pytest.mark.faults
-def test_an_environment_that_raises_or_never_returns_gives_failed_groups_and_the_run_goes_on(tmp_path: Path) -> None:
-    summary = tmp_path / "summary.json"
-    done = headrace(
-        *("up", "arithmetic", "--data", tmp_path / "data", "--summary", summary, "--plain"),
-        *("--set", "trainer.steps=2", "--set", "evaluate.every=0", "--set", "rollout.episode_limit_s=2", *UNLEARNED),
-        *("--set", 'workflows.sums.env={ use = "faulty_sums:FaultySums" }'),
-        *("--set", 'workflows.sums.workflow="faulty_sums:faulty_turn"'),
-        where=Path(__file__).parent,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(summary.read_text())
-    assert told["audit"]["ok"]
-    assert told["versions"] == 2
-    assert told["groups"]["discarded"]["failed"] > 0
-
-
-@pytest.mark.faults
 def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_the_run_goes_on(tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     done = headrace(
@@ -182,28 +130,3 @@ def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_th
     shown = headrace("dead-letters", "--data", tmp_path / "data", "--offset", str(found[0]["offset"]))
     assert "sums:" in shown.stdout
     assert "Task" in shown.stdout
-
-
-@pytest.mark.runs
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (("up", "arithmetik"), 2, "arithmetic"),
-        (("up", "arithmetic", "--set", "trainer.stepps=3"), 2, "did you mean `steps`"),
-        (("up", "arithmetic", "--set", "trainer.steps=many"), 2, "trainer.steps"),
-        (("up", "arithmetic", "--set", "rollout.top_p=0.9"), 2, "log-probabilities"),
-        (("up", "arithmetic", "--set", 'workflows.sums.env.use="arithmetics"'), 2, "arithmetic"),
-        (("up", "arithmetic", "--set", 'kafka.bootstrap="127.0.0.1:1"'), 1, "no Kafka answers at 127.0.0.1:1"),
-        (("up", "arithmetic", "--set", 'policies.solver.alphabet="abc"'), 2, "alphabet"),
-        (("rollout", "--run", "localhost:9092/x"), 2, "kafka://"),
-        (("audit", "--data", "/nowhere/at/all"), 2, "holds no run"),
-    ],
-)
-def test_bad_input_gets_one_sentence_and_its_exit_code(
-    words: tuple[str, ...], code: int, says: str, tmp_path: Path
-) -> None:
-    data = ("--data", tmp_path / "data") if words[0] == "up" else ()
-    done = headrace(*words, *data)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr

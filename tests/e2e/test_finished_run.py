@@ -130,21 +130,6 @@ def test_a_whole_run_trained_again_gives_every_hash(finished: Finished, run: Run
     assert (told["ok"], [one["version"] for one in told["versions"]]) == (True, list(range(1, VERSIONS + 1)))
 
 
-@pytest.mark.runs
-def test_other_settings_over_the_same_batches_make_a_run_beside_it(finished: Finished, run: Run) -> None:
-    words = ("--into", "slower", "--set", "trainer.learning_rate=1e-5", "--to", "3")
-    other = headrace("retrain", "--data", finished.data, *words, "--json")
-    assert other.returncode == 0, other.stderr
-    assert [one["equal"] for one in json.loads(other.stdout)["versions"]] == [False] * 3
-    status = headrace("status", "--data", finished.data, "--run", "slower", "--json")
-    assert status.returncode == 0, status.stderr
-    assert json.loads(status.stdout)["versions"] == {"solver": 3}
-    made = headrace("lineage", "--data", finished.data, "--run", "slower", "--version", "3", "--json")
-    assert not any(group["missing"] for group in json.loads(made.stdout)["groups"]), "they are on its source's topics"
-    typo = headrace("status", "--data", finished.data, "--run", "typo")
-    assert (typo.returncode, "there are arithmetic, slower" in typo.stderr) == (2, True)
-
-
 def test_a_consumer_of_thirty_lines_prints_the_reward_of_every_version(run: Run) -> None:
     script = Path(__file__).parents[2] / "examples" / "metrics_consumer.py"
     words = [sys.executable, script, str(run.address), "solver", "--once"]
@@ -232,16 +217,6 @@ def test_a_version_is_followed_back_to_its_groups_and_to_every_token_of_one(fini
     assert of_one.version == VERSIONS
     each = of_one.group.trajectories[0].sequences[0].each
     assert re.fullmatch(r"[a-z]{2}=\d\+\d\?\\boxed{\d*}?.*", "".join(token.text for token in each))
-
-
-@pytest.mark.runs
-def test_what_made_a_version_is_told_as_json_and_an_unknown_one_in_a_sentence(finished: Finished, run: Run) -> None:
-    told = headrace("lineage", "--data", finished.data, "--version", "3", "--json")
-    unknown = headrace("inspect", "--data", finished.data, "--step", "99")
-    assert told.returncode == 0, told.stderr
-    assert len(json.loads(told.stdout)["groups"]) == 32
-    assert unknown.returncode == 2
-    assert f"no step 99: there are 1 to {VERSIONS}" in unknown.stderr
 
 
 def test_what_was_discarded_is_told_and_drawn_and_adds_up_to_the_summary(

@@ -95,10 +95,3 @@ def named(line: tuple[str, str]) -> tuple[str, str]:
     """Return a line of a recipe as an option of the command line."""
     key, value = line
     return "--set", f"{'kafka' if key == 'bootstrap' else 'store'}.{key}={value}"
-
-
-def test_nobody_watches_a_run_that_is_not_there(tmp_path: Path) -> None:
-    done = headrace("watch", "--run", "kafka://127.0.0.1:1/none", where=tmp_path)
-
-    assert done.returncode == 1
-    assert "127.0.0.1:1" in done.stderr

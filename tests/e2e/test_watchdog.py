@@ -66,16 +66,3 @@ def test_frozen_servers_and_workers_are_told_and_so_is_that_the_run_goes_on(tmp_
         until(says("versions come again", told), "versions come again")
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 130
-
-
-def test_a_chain_that_drops_every_group_is_told_with_its_reason(tmp_path: Path) -> None:
-    data, output, recipe = tmp_path / "data", tmp_path / "up.txt", tmp_path / "recipe.toml"
-    (tmp_path / "drops_all.py").write_text((Path(__file__).parent / "drops_all.py").read_text())
-    recipe.write_text('extends = "efficient-data/fifo"\n[curate]\nchain = [{use = "drops_all:Unwanted"}]\n')
-    with started(output, "up", recipe, *ENDLESS, "--data", data) as up:
-        until(lambda: "solver is trained on hardly any group since " in output.read_text(), "it is reported")
-        told = standstill(data)
-        assert told["cause"] == "dropped"
-        assert "as unwanted. By itself: the feeder issues further tasks." in told["sentence"]
-        up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 130

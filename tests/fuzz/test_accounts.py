@@ -9,10 +9,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from made_recipes import sums_recipe
 from mutations import Fuzz, altered, altered_headers, distorted, example
 
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
-from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.audit.broken_numbers import Scope
@@ -41,13 +41,7 @@ from headrace.schemas.topics import checkpoint_key
 
 pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "/models/any"}},
-        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-    }
-)
+RECIPE = sums_recipe()
 RUN = Run(RunAddress(Connection("127.0.0.1:1"), "t"), "run-1", (RECIPE,), StoreAddress("127.0.0.1:1", "b", "a", "b"))
 TOPICS = RUN.topics
 KEY, STAMP = task_key("sums", 1), Stamp("run-1", "sums", 1, policy="solver")

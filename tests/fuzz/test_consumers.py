@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from made_recipes import sums_recipe
 from minio.error import S3Error
 from mutations import INTS, TEXTS, Fuzz, altered, altered_headers, altered_json, distorted, example, memory_limit
 
@@ -93,16 +94,11 @@ from headrace.trainers.versions.pipeline import Pipeline
 
 pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "/models/any"}},
-        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-        "rollout": {"record_routing": True},
-        "trainer": {"max_staleness": 2, "groups_per_batch": 2, "minibatches": 1, "replay_routing": True},
-        "evaluate": {"problems": 3, "samples": 2},
-        "store": {"cache_gib": 0},
-    }
+RECIPE = sums_recipe(
+    rollout={"record_routing": True},
+    trainer={"max_staleness": 2, "groups_per_batch": 2, "minibatches": 1, "replay_routing": True},
+    evaluate={"problems": 3, "samples": 2},
+    store={"cache_gib": 0},
 )
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +31,6 @@ async def slow(problem: Problem, env: Environment, actors: Mapping[str, Actor]) 
     return {role: RoleTrajectory(score.reward, (transcript.sequence(),), score.parts)}
 
 
-async def deadly(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
-    """Kill the worker for one problem."""
-    if problem.extra.get("deadly"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return await single_turn(problem, env, actors)
-
-
 async def held(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
     """Wait, for some problems, until a file is there."""
     go = Path(problem.extra["until"]) if "until" in problem.extra else None
@@ -62,15 +51,6 @@ async def stalling(problem: Problem, env: Environment, actors: Mapping[str, Acto
 async def _never(*_: object, **__: object) -> Generation:
     await asyncio.Event().wait()
     raise AssertionError
-
-
-async def stubborn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
-    """Never come to an end, and do not let oneself be cancelled, or block in a thread."""
-    if problem.task_id.endswith(("1", "3", "5", "7", "9")):
-        await asyncio.to_thread(threading.Event().wait)
-    while True:
-        with suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
 
 
 async def endless(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -252,12 +252,6 @@ class Hand:
             group = change(codec.decode(curated.group, TrajectoryGroup))
             self.put(message, replace(curated, group=codec.encode(group)), headers=self.renumber(message, **headers))
 
-    def change_revision(self, number: int, **fields: Any) -> None:
-        """Change every record of a recipe revision."""
-        for message, revision in self.decoded(self.recipe, RecipeRevision):
-            if revision.revision == number:
-                self.put(message, replace(revision, **fields))
-
     def change_recipes(self, change: Callable[[dict[str, Any]], object], only: int | None = None) -> None:
         """Change the recipe of every revision, or of one."""
         for message, revision in self.decoded(self.recipe, RecipeRevision):
@@ -273,17 +267,6 @@ class Hand:
                 body = json.loads(snapshot.body)
                 change(body)
                 self.put(message, replace(snapshot, body=json.dumps(body).encode()))
-
-    def objects(self) -> Iterator[ClaimCheck]:
-        """The claims of all events and pointers."""
-        for _, event in self.decoded(self.weights, WeightsPublished):
-            if event.weights is not None:
-                yield event.weights
-
-    def flip(self, claim: ClaimCheck | None) -> None:
-        assert claim is not None
-        data = self.run.objects[claim.key]
-        self.run.objects[claim.key] = data[:-1] + bytes([data[-1] ^ 1])
 
     def lose(self, claim: ClaimCheck | None) -> None:
         assert claim is not None

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fastavro
 import pytest
 from confluent_kafka import TopicPartition
 from made_records import played, tasks
@@ -161,67 +160,6 @@ def test_live_archived_and_replayed_runs_give_the_same_curated_bytes(run: Run, k
 
 
 @pytest.mark.tools
-def test_another_chain_gives_what_it_would_have_given(run: Run, tmp_path: Path) -> None:
-    roll_out(run, range(GROUPS))
-    archive(run, tmp_path / "a")
-    chain = tmp_path / "chain.toml"
-    watch = 'use = "repetition"\nrun = 1\nprobability = 1e-6\nmonitor = true\n'
-    chain.write_text(f'[[curate.chain]]\nuse = "validate"\n\n[[curate.chain]]\n{watch}')
-
-    own = plain(curate_offline(tmp_path / "a", "solver", None, tmp_path / "own"))
-    other = plain(curate_offline(tmp_path / "a", "solver", chain, tmp_path / "other"))
-
-    assert own["dropped"] == {"zero_variance": GROUPS / 3}
-    assert (other["kept"], other["dropped"]) == (GROUPS, {})
-    assert own["flagged"] == {}
-    assert other["flagged"]["repetition"] > GROUPS
-    assert own["sha256"] != other["sha256"]
-    for text in ('[[curate.chain]]\nuse = "no_such"\n', "[trainer]\nsteps = 3\n", '[curate]\nchain = "validate"\n'):
-        chain.write_text(text)
-        with pytest.raises(UsageError, match=r"no_such|chain\.toml"):
-            curate_offline(tmp_path / "a", "solver", chain, tmp_path / "refused")
-    with pytest.raises(UsageError, match="exists: name a folder that does not"):
-        curate_offline(tmp_path / "a", None, None, tmp_path / "own")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "chain.toml", "other", "own"]
-
-
-@pytest.mark.tools
-def test_an_archive_holds_every_committed_record_as_it_stands(run: Run, tmp_path: Path) -> None:
-    roll_out(run, range(GROUPS))
-    say(run, Outgoing(run.topics.trajectories("solver"), b"", b"tombstone", partition=1, is_null=True))
-
-    done = plain(archive(run, tmp_path))
-
-    names = [run.topics.trajectories("solver"), run.topics.tasks("sums"), run.topics.recipe]
-    assert archived(tmp_path, *names) == there(run, *names)
-    assert done["raw"] == 1
-    assert done["topics"]["trajectories.solver"]["records"] == GROUPS + 3
-    for path in (tmp_path / "topics" / names[0]).rglob("*.avro"):
-        with path.open("rb") as file:
-            for row in fastavro.reader(file):
-                assert isinstance(row, dict)
-                if isinstance(row["value"], dict):
-                    assert row["value"]["number"] == int(row["key"].decode().partition(":")[2])
-
-
-@pytest.mark.tools
-def test_a_second_time_adds_what_is_new_and_a_third_nothing(run: Run, tmp_path: Path) -> None:
-    roll_out(run, range(GROUPS))
-    archive(run, tmp_path)
-    roll_out(run, range(GROUPS, 2 * GROUPS))
-
-    second = plain(archive(run, tmp_path))
-    manifest = (tmp_path / "manifest.json").read_bytes()
-    third = plain(archive(run, tmp_path))
-
-    names = [run.topics.trajectories("solver"), run.topics.tasks("sums")]
-    assert archived(tmp_path, *names) == there(run, *names)
-    assert second["topics"]["trajectories.solver"]["new_records"] == GROUPS + 2
-    assert {topic["new_records"] for topic in third["topics"].values()} == {0}
-    assert (tmp_path / "manifest.json").read_bytes() == manifest
-
-
-@pytest.mark.tools
 def test_weights_are_copied_with_the_records_that_name_them_unless_they_are_large_or_not_wanted(
     run: Run, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,28 +244,6 @@ def test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused(run: R
 
 
 # --------------------------------------------------------------------------------------------------------------- replay
-
-
-@pytest.mark.tools
-def test_a_replay_brings_back_every_record_and_object(run: Run, store: ObjectStore, keys: None, tmp_path: Path) -> None:
-    roll_out(run, range(GROUPS))
-    held, _ = behind_claims(run)
-    say(run, held, Outgoing(run.topics.trajectories("solver"), b"", b"tombstone", partition=1, is_null=True))
-    claim = codec.decode(held.value, TrajectoryGroup).claim
-    assert claim is not None
-    archive(run, tmp_path)
-    names = [run.topics.trajectories("solver"), run.topics.tasks("sums"), run.topics.recipe]
-    before = there(run, *names)
-    delete_topics(run)
-    store.delete(claim.key)
-
-    done = plain(replay(tmp_path, str(run.address), None))
-
-    assert without_offsets(there(run, *names)) == without_offsets(before)
-    assert done["objects"] == 1
-    assert store.get(claim.key, claim.sha256, claim.size_bytes)
-    again = plain(replay(tmp_path, str(run.address), None))
-    assert {one["new_records"] for one in again["topics"].values()} == {0}
 
 
 KILLED = """

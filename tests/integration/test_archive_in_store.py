@@ -20,7 +20,6 @@ from test_archive import archived, behind_claims, delete_topics, headrace, roll_
 
 from headrace.infra.archive import locations
 from headrace.infra.archive.locations import MOST_MANIFESTS, ArchiveBusy, InStore, location_of
-from headrace.infra.archive.manifest import ArchiveCorrupt
 from headrace.infra.archive.reading import Archive, is_archive
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
@@ -202,26 +201,6 @@ def test_old_manifests_go_and_so_does_what_a_killed_writer_left_long_ago(
     archive(run, place)
     assert left not in keys(place)
     assert archived(place, *names(run)) == there(run, *names(run))
-
-
-@pytest.mark.tools
-@pytest.mark.parametrize("act", ["remove", "change"])
-def test_a_file_that_is_gone_or_changed_is_told(run: Run, place: str, act: str, tmp_path: Path) -> None:
-    roll_out(run, range(GROUPS))
-    archive(run, place)
-    location = location_of(place)
-    assert isinstance(location, InStore)
-    [name, *_] = [name for name in keys(place) if name.startswith(f"topics/{run.topics.trajectories('solver')}/")]
-    key = f"{location.address.prefix}{name}"
-    location._store.delete(key)
-    if act == "change":
-        location._store.put_named(locations.StoredObject(key, "", 7), b"changed")
-
-    with pytest.raises(ArchiveCorrupt, match=name):
-        curate_offline(place, None, None, tmp_path / "out")
-    with pytest.raises(ArchiveCorrupt, match=name):
-        archive(run, place)
-    assert not (tmp_path / "out").exists()
 
 
 REFUSED: list[tuple[Callable[[Run], str], str]] = [

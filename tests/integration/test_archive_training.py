@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from made_run import TINY_MODEL, make_run, tiny_recipe
-from trained_run import Answer, batches, command, curated, feed, replay, start_trainer, until
+from trained_run import Answer, batches, command, curated, feed, replay, train_to
 
 from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.run.run import Run
@@ -43,10 +42,7 @@ def trained(bootstrap: str, store_address: StoreAddress) -> Iterator[Run]:
         run = make_run(bootstrap, store, tiny_recipe(name, trainer=TRAINER, policies=POLICIES))
         groups = [curated(number, stale=100) for number in range(4 * STEPS - 4)]
         feed(run, [*groups, *(replay(groups[number], 1, back=2, weight=0.5) for number in (3, 8, 9, 14))])
-        process = start_trainer(run)
-        until(lambda: len(batches(run)) == STEPS, process)
-        process.kill()
-        process.join()
+        train_to(run, STEPS)
         yield run
 
 
@@ -99,22 +95,6 @@ def test_batches_cut_anew_are_the_same_every_time_and_other_settings_are_not(who
     shown = command(tmp_path, "train", "--from", str(whole), "--out", str(tmp_path / "fourth"))
     assert "grad norm" in shown.out
     assert found["weights_hash"] in shown.out
-
-
-@pytest.mark.tools
-def test_killed_it_leaves_nothing_and_given_again_begins_anew(whole: Path, tmp_path: Path) -> None:
-    (tmp_path / "points").mkdir()
-    (tmp_path / "points" / "folder.made").write_text("kill")
-
-    answer, _ = train(tmp_path, whole, "out", failpoints=tmp_path / "points")
-    assert answer.code == -signal.SIGKILL
-    assert not (tmp_path / "out").exists()
-
-    answer, found = train(tmp_path, whole, "out")
-    assert answer.code == 0, answer.err
-    _, undisturbed = train(tmp_path, whole, "other")
-    assert found["weights_hash"] == undisturbed["weights_hash"]
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 @pytest.mark.tools

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import subprocess
@@ -20,7 +19,6 @@ from made_run import but_for_checkpoints, make_run, tiny_recipe
 from said import say
 
 from headrace.infra.environment import FAILPOINTS_VARIABLE
-from headrace.infra.errors import Unavailable
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
@@ -33,7 +31,7 @@ from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
-from headrace.ops.compaction.compactor import Compactor, compact
+from headrace.ops.compaction.compactor import compact
 from headrace.ops.figures.weights_history import weights_history
 from headrace.ops.lineage.lineage import version_lineage
 from headrace.ops.opened_run import OpenedRun
@@ -165,10 +163,6 @@ def object_of(event: WeightsPublished) -> ClaimCheck:
     return event.weights
 
 
-def tear(run: Run, event: WeightsPublished) -> None:
-    run.store._bucket.client.put_object(run.store.address.bucket, object_of(event).key, io.BytesIO(b"torn"), 4)
-
-
 @pytest.fixture
 def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
     return make_run(bootstrap, store, tiny_recipe(run_name))
@@ -205,41 +199,6 @@ def test_a_joiner_fetches_the_anchor_one_merged_delta_and_what_came_since(run: R
     told = plain(weights_history(run, None))
     assert [one["version"] for one in told["versions"]] == list(range(58))
     assert told["join"] == {"objects": 2, "bytes": asked[0].size_bytes + whole.size_bytes}
-
-
-@pytest.mark.weights
-def test_a_torn_merged_delta_is_gone_round_by_all_who_meet_it(run: Run) -> None:
-    published = Published(run, deltas=4)
-    (torn,) = published.compact(every=3)
-    tear(run, torn)
-    asked = joined(published)
-    assert asked[:2] == [published.events[0].weights, torn.weights]
-    assert asked[-5:] == [event.weights for event in published.events]
-    (problem,) = but_for_checkpoints(plain(report(run, rests=True))["problems"])
-    assert "the merged delta of versions 0 to 4 of solver" in problem
-
-    published.deltas(4)
-    _, whole = published.compact(every=3)
-    assert (whole.base_version, whole.version) == (0, 8)
-    assert joined(published) == [published.events[0].weights, whole.weights]
-
-
-@pytest.mark.weights
-def test_a_bad_delta_is_merged_by_nobody_and_after_the_next_anchor_it_goes_on(run: Run) -> None:
-    published = Published(run, deltas=5)
-    tear(run, published.events[3])
-    assert published.compact(every=3) == []
-    published.anchor()
-    published.deltas(4)
-    nowhere = replace(run, store_address=replace(run.store_address, endpoint="127.0.0.1:1"))
-    compactor = Compactor(nowhere, ("solver",), 3, threading.Event())
-    compactor.catch_up()
-    with pytest.raises(Unavailable):
-        compactor.merge_due()
-    compactor.close()
-    assert published.merged() == []
-    (merged,) = published.compact(every=3)
-    assert (merged.base_version, merged.version) == (6, 10)
 
 
 @pytest.mark.weights
@@ -280,31 +239,3 @@ def test_a_compactor_that_is_killed_leaves_nothing_that_the_next_one_does_not_fi
     (merged,) = published.compact(every=3)
     assert left <= {object_of(merged).key}
     assert published.objects() == before | {object_of(merged).key}
-
-
-@pytest.mark.weights
-def test_a_merged_delta_that_is_not_what_its_record_says_is_told_by_the_audit(run: Run) -> None:
-    published = Published(run, deltas=4)
-    (merged,) = published.compact(every=3)
-    events = published.events
-    hashes = (events[0].weights_hash, events[4].weights_hash)
-    other = encode_delta(published.tensors, published.tensors, Label("solver", 0, 0, 4), hashes=hashes)
-    published.say(
-        replace(merged, version=3),
-        replace(merged, base_hash=events[1].weights_hash),
-        replace(merged, base_version=7),
-        replace(merged, weights=run.put(other, "weights", ".delta")),
-    )
-    found = plain(report(run, rests=True))
-    assert not found["weights_chain_ok"]
-    said = "\n".join(found["problems"])
-    assert "takes version 3 for" in said
-    assert f"takes version 0 for {events[1].weights_hash[:12]}" in said
-    assert "takes version 7 for" in said
-    assert "it is not published" in said
-    assert said.count("which is not what the record says of it") == 3
-    assert "was published twice" not in said
-    deep = "\n".join(plain(report(run, rests=True, deep=True))["problems"])
-    assert "the delta gives weights that hash to" in deep
-    assert "the delta gives weights that hash to" not in said
-    assert joined(published)[0] == events[0].weights

@@ -131,19 +131,6 @@ def wait_for(run: Run, numbers: int) -> None:
         assert time.monotonic() < end, f"{curated} of {numbers} are curated"
 
 
-def test_the_transactions_of_a_curator_at_the_demos_rate_stay_under_half_of_their_limit(
-    far: tuple[TcpProxy, str], store: ObjectStore, run_name: str
-) -> None:
-    between, bootstrap = far
-    run = begun(bootstrap, store, run_name, 8, 40)
-    with far_away(between), curating(run) as writer:
-        for begin in range(0, 40, 4):
-            say(run, *played(run, range(begin, begin + 4)))
-            time.sleep(0.25)  # as workers that play 16 groups a second
-        wait_for(run, 40)
-    assert max(writer.open_s) < LIMIT_S / 2, writer.open_s
-
-
 def test_a_transaction_with_131_kb_for_each_of_64_partitions_stays_under_half_of_its_limit(
     far: tuple[TcpProxy, str], store: ObjectStore, run_name: str
 ) -> None:

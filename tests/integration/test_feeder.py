@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
 import pytest
 from confluent_kafka import TopicPartition
-from forked import Forked, headrace
 from made_run import TINY_MODEL, make_run, tiny_recipe
 from said import say
 
 from headrace.consumers.evaluate.evaluator import Evaluator, open_evaluator
-from headrace.envs.arithmetic import ALPHABET, Arithmetic
+from headrace.envs.arithmetic import ALPHABET
 from headrace.envs.payload import problem_from_json
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Fenced, Message, Outgoing, open_consumer
-from headrace.infra.kafka.group_offsets import fetch_committed_offsets
 from headrace.infra.kafka.run_loop import Component, run_loop
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process.signals import MustRestart
-from headrace.infra.run.run import Run, join, read_revisions
+from headrace.infra.run.run import Run, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import audit, report
-from headrace.ops.figures.figures import figures
 from headrace.ops.plain_json import plain
 from headrace.producers.feed.feeder import Feeder, open_feeder
 from headrace.producers.feed.overdue import MOST_ATTEMPTS
-from headrace.producers.feed.selectors.registry import load_selectors
-from headrace.producers.feed.task_source import TaskSource
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, task_key, task_stamp
 from headrace.schemas.records import (
@@ -49,7 +42,6 @@ from headrace.schemas.records import (
     EvalResult,
     GroupUse,
     Outcome,
-    Snapshot,
     Task,
     Trajectory,
     TrajectoryGroup,
@@ -117,10 +109,6 @@ def write(feeder: Feeder, writer: TransactionalWriter) -> None:
 
 def full(feeder: Feeder) -> bool:
     return feeder.state.pacing.count_open("solver") == QUOTA
-
-
-def heard(version: int) -> Callable[[Feeder], bool]:
-    return lambda feeder: feeder.state.pacing.versions.get("solver") == version and feeder.state.evaluations.settled
 
 
 def outcome(run: Run, number: int, verdict: str = "dropped", **more: Any) -> Outgoing:
@@ -266,35 +254,6 @@ def test_a_feeder_that_dies_before_and_after_it_heard_of_a_swap_gives_every_numb
 
 
 @pytest.mark.rollout
-def test_what_a_selector_learnt_and_drew_outlives_kills_so_that_the_same_tasks_are_chosen(
-    make: Callable[..., Run],
-) -> None:
-    env = {"use": "arithmetic", "tiers": ["sum1"], "tasks": 10}
-    sums = {"env": env, "policies": {"solver": "solver"}}
-    run = make(feed={"selector": ["greso", "dots"]}, workflows={"sums": sums})
-    selectors = load_selectors(run.recipe.feed.selector, run.recipe.seed)
-    undisturbed = TaskSource("sums", lambda more: Arithmetic(run.recipe.seed, tasks=10), selectors)
-    expected = [undisturbed.draw().problem.task_id for _ in range(QUOTA)]
-    feed_until(run, full)
-    for first in range(0, 24, 4):
-        concluded = range(first, first + 4)
-        said = {n: {"task_id": expected[n], "rewards": (0.0, float(n % 3 == 0))} for n in concluded}
-        for fields in said.values():
-            undisturbed.selector.observe(Outcome(**fields))
-        expected += [undisturbed.draw().problem.task_id for _ in concluded]
-        say(run, *[outcome(run, n, **fields) for n, fields in said.items()])
-        with feeding(run) as (feeder, writer):
-            while feeder.state.pacing.count_open("solver") > QUOTA - 4:
-                for message in feeder.poll(Stopwatch()):
-                    assert list(feeder.handle(message)) == []
-            write(feeder, writer)  # and no commit: what was drawn is to be drawn again
-            feed_until(run, full)
-    assert [task.task_id for _, task in tasks(run)] == expected
-    assert undisturbed.rejected > 20, "the selectors had a say"
-    assert figures(run)[1].selection["sums"].rejected == undisturbed.rejected
-
-
-@pytest.mark.rollout
 def test_a_curriculum_and_raised_tiers_at_once_are_refused(make: Callable[..., Run]) -> None:
     run = make(feed={"selector": "tiers", "raise_tier": True})
     with pytest.raises(UsageError, match=r"raise_tier and feed.selector tiers both choose the tier"), feeding(run):
@@ -314,45 +273,6 @@ def test_a_feeder_knows_all_that_was_said_before_it_plans(make: Callable[..., Ru
 def test_a_turn_that_is_undone_asks_for_a_new_start(make: Callable[..., Run]) -> None:
     with feeding(make()) as (feeder, _), pytest.raises(MustRestart):
         feeder.rewind()
-
-
-@pytest.mark.rollout
-def test_evaluations_are_issued_once_and_the_end_is_said_once_over_restarts(make: Callable[..., Run]) -> None:
-    run = make(evaluate={"every": 4, "problems": 3, "samples": 2})
-    say(run, weights(run, 0))
-    feed_until(run, heard(0))
-    feed_until(run, heard(0))
-    stream = eval_stream("sums")
-    assert [(t.number, t.purpose, t.n_asked, t.versions) for _, t in tasks(run, stream)] == [
-        (n, "eval", 2, {"solver": 0}) for n in range(3)
-    ]
-    say(run, *[record for v in range(1, 6) for record in (batch(run, v), weights(run, v))], batch(run, 6))
-    feed_until(run, heard(6))
-    assert join(run.address).ended == ""  # version 6 is not published yet
-    say(run, weights(run, 6))
-    feed_until(run, lambda feeder: feeder.state.ended == "steps")
-    feed_until(run, lambda _: True)
-    assert [t.versions["solver"] for _, t in tasks(run, stream)] == [0] * 3 + [4] * 3 + [6] * 3
-    assert numbers(run, stream) == list(range(9))
-    assert [revision.ended for revision in read_revisions(run.address)] == ["", "steps"]
-    held_out = [t.task_id for _, t in tasks(run, stream)]
-    assert held_out[:3] == held_out[3:6] == held_out[6:]
-
-
-@pytest.mark.rollout
-def test_a_run_that_ended_issues_no_more_until_a_later_revision_goes_on(make: Callable[..., Run]) -> None:
-    run = make()
-    feed_until(run, full)
-    say(run, weights(run, 6), *[outcome(run, number) for number in range(QUOTA)])
-    feed_until(run, lambda feeder: feeder.state.ended == "steps" and not feeder.state.pacing.tasks)
-    assert numbers(run) == list(range(QUOTA))
-    longer = run.recipe.model_copy(update={"trainer": run.recipe.trainer.model_copy(update={"steps": 9})})
-    revision = replace(read_revisions(run.address)[0], revision=1, recipe=longer.to_json())
-    say(run, Outgoing(run.topics.recipe, codec.encode(revision), partition=0))
-    feed_until(join(run.address), full)
-    later = tasks(run)
-    assert [task.number for _, task in later] == list(range(2 * QUOTA))
-    assert {task.revision for _, task in later[QUOTA:]} == {1}
 
 
 def test_a_number_that_the_workers_passed_in_silence_is_asked_again_and_done_tasks_are_deleted(
@@ -458,41 +378,6 @@ def test_a_dead_letter_that_cannot_be_read_is_no_further_letter(make: Callable[.
 
 def warm(**more: Any) -> dict[str, Any]:
     return {"solver": {"model": TINY_MODEL, "alphabet": ALPHABET, "warm_start": {"examples": 20, **more}}}
-
-
-@pytest.mark.rollout
-def test_a_killed_process_is_taken_over_and_its_successor_ends_on_sigterm(
-    make: Callable[..., Run], tmp_path: Path
-) -> None:
-    run = make()
-
-    def begun() -> Forked:
-        return headrace(["feed", "--run", str(run.address)], tmp_path / "log", {})
-
-    first = begun()
-    second = None
-    try:
-        wait_until(lambda: len(numbers(run)) == QUOTA, first)
-        first.kill()
-        first.wait()
-        say(run, outcome(run, 2), outcome(run, 3))
-        second = begun()
-        wait_until(lambda: len(numbers(run)) == QUOTA + 2, second)
-        assert numbers(run) == list(range(QUOTA + 2))
-        second.send_signal(signal.SIGTERM)
-        assert second.wait(120) == 0
-    finally:
-        for process in (first, second):
-            if process is not None and process.poll() is None:
-                process.kill()
-                process.wait()
-
-
-def wait_until(done: Callable[[], bool], process: Forked) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not done():
-        assert process.poll() is None, "the process ended"
-        assert time.monotonic() < end, "the process did not get there in time"
 
 
 @pytest.mark.rollout
@@ -618,77 +503,3 @@ def test_what_was_lost_of_an_evaluation_is_asked_again_until_it_has_its_result_o
 
 
 # --------------------------------------------------------------------------------------------------- audit and figures
-
-
-@pytest.mark.rollout
-def test_audit_and_figures_are_read_from_the_topics_alone(make: Callable[..., Run]) -> None:
-    run = make()
-    feed_until(run, full)
-    say(run, weights(run, 0), *[outcome(run, n, "kept", rewards=(1.0, 1.0)) for n in range(4)])
-    say(run, outcome(run, 4), outcome(run, 5, "expired", component="train"), batch(run, 1, 0, 1, 2))
-    feed_until(run, lambda feeder: feeder.state.pacing.next["sums"] == QUOTA + 5)
-    found = audit(run, drained=False)
-    assert (found.lost, found.doubled) == (0, 0)
-    counts = found.policies["solver"]
-    assert (counts.issued, counts.trained, counts.dead, counts.in_flight) == (13, 3, 0, 8)
-    assert counts.discarded == {"expired": 1, "zero_variance": 1}
-    assert audit(run, drained=True).lost == 8
-    _, seen = figures(run)
-    assert (seen.state, seen.versions, seen.groups.issued, seen.groups.in_flight) == ("running", {"solver": 1}, 13, 8)
-    assert (seen.reward_first, seen.reward_last) == ({}, {"solver": pytest.approx(0.9)}), "of one version"
-    assert seen.lag[run.topics.tasks("sums")] == 13
-    commit_all_tasks(run)
-    assert figures(run)[1].lag[run.topics.tasks("sums")] == 0
-    say(run, outcome(run, 0), outcome(run, 4, "expired", component="train"))
-    assert audit(run, drained=False).doubled == 2
-
-
-@pytest.mark.rollout
-def test_a_group_that_never_committed_has_no_offsets(make: Callable[..., Run]) -> None:
-    run = make()
-    assert fetch_committed_offsets(run.connection, "nobody", [run.topics.tasks("sums")]) == {}
-
-
-def snapshots(run: Run) -> Iterable[Snapshot]:
-    return (codec.decode(m.value, Snapshot) for m in read_all(run.connection, [run.topics.state]) if m.key == b"feed")
-
-
-@pytest.mark.rollout
-def test_the_newest_snapshot_tells_the_offsets_of_its_tasks_and_is_written_in_parts(make: Callable[..., Run]) -> None:
-    run = make()
-    feed_until(run, full)
-    [part] = parts(run)
-    assert {(row[4], row[6]) for row in part} == {
-        (m.partition, m.offset) for m in read_all(run.connection, [run.topics.tasks("sums")])
-    }
-    assert "open" not in json.loads(list(snapshots(run))[-1].body)["pacing"]
-    say(run, *[outcome(run, n) for n in range(QUOTA)])
-    feed_until(run, lambda feeder: feeder.state.pacing.next["sums"] == 2 * QUOTA)
-    say(run, weights(run, 6), *[outcome(run, n) for n in range(QUOTA, 2 * QUOTA)])
-    feed_until(run, lambda feeder: feeder.state.ended == "steps" and not feeder.state.pacing.tasks)
-    assert parts(run) == [], "nothing is open, and nothing is kept"
-
-
-def parts(run: Run) -> list[list[Any]]:
-    """Return the open numbers of each part of the feeder's newest state."""
-    newest = {m.key: m for m in read_all(run.connection, [run.topics.state]) if m.key.startswith(b"feed|")}
-    return [json.loads(codec.decode(m.value, Snapshot).body)["open"] for m in newest.values() if not m.is_null]
-
-
-@pytest.mark.rollout
-def test_a_run_whose_state_is_in_one_record_goes_on_in_parts(make: Callable[..., Run]) -> None:
-    run = make()
-    feed_until(run, full)
-    head, [rows] = list(snapshots(run))[-1], parts(run)
-    body = json.loads(head.body)
-    body["pacing"] |= {"open": [row[:9] for row in rows], "dead": []}
-    old = replace(head, body=json.dumps(body).encode())
-    state = run.topics.state
-    say(run, Outgoing(state, codec.encode(old), b"feed", partition=0))
-    say(run, Outgoing(state, b"", b"feed|sums|0", partition=0, is_null=True))
-    say(run, outcome(run, 2))
-    feed_until(run, lambda feeder: feeder.state.pacing.next["sums"] == QUOTA + 1)
-    feed_until(run, full)
-    assert numbers(run) == list(range(QUOTA + 1))
-    assert sorted(row[1] for part in parts(run) for row in part) == [0, 1, *range(3, QUOTA + 1)]
-    assert audit(run, drained=False).policies["solver"].issued == QUOTA + 1

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 import pytest
 from command import words_of
+from test_supervisor import HASTE, gone, wait_for
 
 from headrace.infra.process.child_process import wait_without_reaping
 from headrace.infra.process.fork_client import ForkedProcess, ForkServer
 from headrace.infra.process.fork_server import CannotFork, ForkRequest
-from headrace.infra.process.patience import Patience
 from headrace.infra.process.supervisor import Child, Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
@@ -30,7 +30,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothi
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE), "OPENBLAS_NUM_THREADS": "1"}
 TOY = (sys.executable, "-m", "forked_toy")
-HASTE = Patience(first_pause_s=0.01, longest_pause_s=0.05, most_short_lives=3)
 PR_GET_CHILD_SUBREAPER = 37
 
 
@@ -46,23 +45,9 @@ def toy(folder: Path, *words: str, name: str = "toy") -> ForkRequest:
     return ForkRequest(("colorsys", "numpy.random"), name, (*TOY, *words), str(folder / f"{name}.log"))
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 30) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "what the test waits for did not come"
-        time.sleep(0.01)
-
-
 def said(folder: Path, name: str = "toy") -> list[dict[str, Any]]:
     path = folder / f"{name}.log"
     return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")] if path.exists() else []
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def ended(process: ForkedProcess) -> int:
@@ -242,15 +227,6 @@ def test_a_fork_server_that_is_killed_costs_nobody_his_life_and_what_follows_is_
 
         assert [told["was_imported"] for told in said(tmp_path, "a")] == [True, False]
         supervisor.raise_failure()
-
-
-@pytest.mark.servers
-def test_a_crash_loop_of_forks_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
-    with supervised(tmp_path, child("torn", "raise")) as (supervisor, _):
-        wait_for(lambda: supervisor.states()["torn"].state == "failed")
-
-        with pytest.raises(Exception, match=r"torn died 3 times.*exit code 1(.|\n)*no spoon"):
-            supervisor.raise_failure()
 
 
 @pytest.mark.servers

@@ -37,7 +37,6 @@ from headrace.ops.figures.weights_history import weights_history
 from headrace.ops.plain_json import plain
 from headrace.ops.retention import collector
 from headrace.ops.retention.collector import Collected, CollectionRequest, SharedPrefix, TooSlow, collect, runs_beside
-from headrace.ops.retention.marking import Unreadable
 from headrace.ops.weights_export import export
 from headrace.producers.engines.contract import Engine, EngineStats
 from headrace.producers.rollout.pauses import Pauses
@@ -267,16 +266,6 @@ def test_what_nothing_needs_goes_and_the_run_is_whole_without_it(
     assert len(missing) == 3
     for what in ("version 16 of solver", "up to the next anchor", "checkpoint of version 60"):
         assert any(what in problem for problem in missing)
-
-
-@pytest.mark.weights
-def test_nothing_goes_when_a_record_cannot_be_known(made: Made) -> None:
-    newer = Outgoing(made.run.topics.trajectories("solver"), codec.MAGIC + b"newer---" + b"x" * 10, partition=1)
-    say(made.run, newer)
-    with pytest.raises(Unreadable, match=r"trajectories\.solver\[1\]@0 cannot be read"):
-        collect(made.run, NO_AGE, rests=True)
-    assert made.there() == set(made.keys)
-    assert read_history(made.run, "solver").retired == ()
 
 
 @pytest.mark.weights

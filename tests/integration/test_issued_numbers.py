@@ -121,24 +121,6 @@ def test_a_run_that_began_before_that_rule_takes_any_number(bootstrap: str, stor
 
 
 @pytest.mark.curation
-def test_a_number_counts_as_issued_from_the_moment_that_its_task_stands_there(
-    bootstrap: str, store: ObjectStore, run_name: str
-) -> None:
-    run = begun(bootstrap, store, run_name)
-    with closing(IssuedNumbers(run)) as issued:
-        assert not issued.has("sums", 0)
-        issue(run, 0, 3)
-        assert issued.has("sums", 2)
-        assert not issued.has("sums", 3)
-        assert not issued.has("nosuch", 0)
-        issue(run, 3, 10)
-        assert issued.has("sums", 9)
-    with closing(IssuedNumbers(run)) as later:
-        assert later.has("sums", 9), "its task may be deleted by now"
-        assert not later.has("sums", 10)
-
-
-@pytest.mark.curation
 def test_a_number_whose_transaction_is_open_when_the_curator_begins_counts_once_it_is_committed(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:

@@ -280,28 +280,6 @@ def test_a_name_that_is_no_group_of_the_run_is_refused_in_a_sentence(written: Lo
 
 
 @pytest.mark.tools
-def test_a_step_is_opened_with_texts_and_the_trainers_advantages(written: Log) -> None:
-    uses = [written.keep(number, written.group(number)[1]) for number in range(3)]
-    written.weights(0)
-    written.batch(1, *uses)
-
-    found = step(written.run, "solver", 1, slice(2))
-    by_name = step(written.run, "solver", 1, "sums:2")
-
-    assert (found.groups_trained, [one.number for one in found.groups]) == (3, [0, 1])
-    assert found.metrics == {"loss": 0.5}
-    right, wrong = (one.sequences[0] for one in found.groups[0].trajectories)
-    assert [span.text for span in right.spans] == ["2+2", "=4"]
-    assert right.advantage == -(wrong.advantage or 0) == pytest.approx(1 / np.sqrt(2), abs=1e-3)
-    assert (right.logprob_mean, right.logprob_min, right.versions) == (-0.375, -0.5, {"0": 1, "1": 1})
-    assert [(one.place, one.number) for one in by_name.groups] == [(2, 2)]
-    with pytest.raises(UsageError, match="there are 1 to 1"):
-        step(written.run, "solver", 2, slice(2))
-    with pytest.raises(UsageError, match=r"a place from 0 to 2, or one of sums:0, sums:1"):
-        step(written.run, "solver", 1, "3")
-
-
-@pytest.mark.tools
 def test_a_trajectory_is_opened_trained_or_not(written: Log) -> None:
     written.weights(0)
     written.batch(1, written.keep(0, written.group(0)[1]))

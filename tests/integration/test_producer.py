@@ -12,8 +12,7 @@ from stoppable import until
 from tcp_proxy import TcpProxy
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.kafka import transactions
-from headrace.infra.kafka.clients import Connection, KafkaRefused, Outgoing, is_delivered, open_admin, open_producer
+from headrace.infra.kafka.clients import Connection, KafkaRefused, Outgoing
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
@@ -89,28 +88,6 @@ def values(connection: Connection, topic: str) -> list[bytes]:
     return [message.value for message in read_all(connection, [topic]) if message.partition == 0]
 
 
-@pytest.mark.kafka
-def test_the_client_reports_a_record_that_was_refused_as_delivered_and_has_no_offset_of_it(
-    spoilt: tuple[Spoiling, Connection], topic: str
-) -> None:
-    between, connection = spoilt
-    producer = open_producer(connection, "plain")
-    reported: list[tuple[bytes | None, bool]] = []
-    producer.produce(topic, b"it is known to the broker, but not of this partition", partition=1)
-    assert producer.flush(60) == 0
-    between.armed = True
-    for value in (b"the first record", b"the second record"):
-        producer.produce(
-            topic, value, partition=0, on_delivery=lambda _, raw: reported.append((raw.value(), is_delivered(raw)))
-        )
-        until(lambda: between.first is not None, "a request is on its way")
-    assert producer.flush(60) == 0
-
-    assert between.spoilt == 1
-    assert reported == [(b"the first record", False), (b"the second record", True)]
-    assert values(connection, topic) == [b"the second record"]
-
-
 def test_a_worker_sends_a_record_again_that_was_refused_and_reported_as_delivered(
     spoilt: tuple[Spoiling, Connection], topic: str
 ) -> None:
@@ -169,30 +146,3 @@ def test_what_kafka_refuses_for_good_ends_the_transaction_with_what_was_refused_
             writer.commit()
 
     assert values(connection, topic) == []
-
-
-@pytest.mark.kafka
-def test_a_topic_that_was_deleted_ends_who_writes_to_it_before_and_after_a_restart(
-    bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client says first that it is fenced, and later, for ever, that the record timed out."""
-    monkeypatch.setattr(transactions, "GONE_S", 1.0)
-    connection = Connection(bootstrap, {"transaction.timeout.ms": "2000"})
-    gone = f"{topic}-gone"
-    ensure_topics(connection, [TopicSpec(gone, 1, {})])
-    with closing(TransactionalWriter(connection, topic)) as writer:
-        writer.begin()
-        writer.produce([Outgoing(gone, b"before", partition=0)])
-        writer.commit()
-        for deleted in open_admin(connection).delete_topics([gone]).values():
-            deleted.result(120)
-        until(lambda: gone not in open_admin(connection).list_topics(timeout=60).topics, "it is deleted")
-        writer.begin()
-        writer.produce([Outgoing(topic, b"a companion", partition=0), Outgoing(gone, b"after", b"sums:7", partition=0)])
-        with pytest.raises(KafkaRefused, match=rf"'sums:7' of 5 bytes: {gone}\[0\] is not there, and was not for 1 s"):
-            writer.commit()
-    with closing(TransactionalWriter(connection, topic)) as successor:
-        successor.begin()
-        successor.produce([Outgoing(gone, b"after", b"sums:7", partition=0)])
-        with pytest.raises(KafkaRefused, match=rf"{gone}\[0\] is not there"):
-            successor.commit()

@@ -12,9 +12,7 @@ from said import say
 from test_archive import curate_live, delete_topics
 from test_archive import played as played_at_zero
 
-from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.kafka.decoding import LARGEST_LEAP
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
@@ -102,44 +100,6 @@ def test_groups_of_unpublished_versions_are_dead_and_those_after_them_are_traine
 
 
 @pytest.mark.curation
-def test_a_group_that_comes_before_the_first_version_moves_no_clock_and_a_restore_decides_the_same(
-    bootstrap: str, store: ObjectStore, run_name: str
-) -> None:
-    run = begun(bootstrap, store, run_name)
-    say(run, *played(run, range(5), FAR))
-    curate_live(run)
-    assert verdicts(run) == dict.fromkeys(range(5), "time_travel")
-    announce(run, 0)
-    say(run, *played(run, range(5, 12), 0))
-    curate_live(run)
-    assert {verdicts(run)[number] for number in range(5, 12)} == {"kept", "zero_variance"}, "nothing is stale"
-
-
-@pytest.mark.curation
-def test_a_partition_that_sees_no_group_for_thousands_of_versions_takes_the_next_one_live_archived_and_replayed(
-    bootstrap: str, store: ObjectStore, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HEADRACE_S3_ACCESS_KEY", store.address.access_key)
-    monkeypatch.setenv("HEADRACE_S3_SECRET_KEY", store.address.secret_key)
-    run, late = begun(bootstrap, store, run_name), 5 * LARGEST_LEAP
-    announce(run, 0)
-    say(run, *played(run, range(4), 0))
-    announce(run, late)
-    say(run, *played(run, range(4, 12), late), *played(run, range(12, 17), late + 1))
-    live = curate_live(run)
-    found = verdicts(run)
-    assert {found[number] for number in range(12)} == {"kept", "zero_variance"}
-    assert {found[number] for number in range(12, 17)} == {"time_travel"}
-
-    archive(run, tmp_path / "a")
-    offline = plain(curate_offline(tmp_path / "a", None, None, tmp_path / "curated"))
-    assert (offline["sha256"], offline["dead"]) == (live["sha256"], {"time_travel": 5})
-    delete_topics(run)
-    replay(tmp_path / "a", str(run.address), None, ["trajectories.solver"])
-    assert curate_live(run) == live
-
-
-@pytest.mark.curation
 def test_a_run_that_began_before_the_rule_keeps_its_clock(bootstrap: str, store: ObjectStore, run_name: str) -> None:
     run = begun(bootstrap, store, run_name, asks=False)
     poisoned(run)
@@ -147,18 +107,3 @@ def test_a_run_that_began_before_the_rule_keeps_its_clock(bootstrap: str, store:
     found = verdicts(run)
     assert "time_travel" not in found.values()
     assert {found[number] for number in range(12, 40)} <= {"stale", "zero_variance"}
-
-
-@pytest.mark.curation
-def test_a_version_counts_as_published_from_the_moment_that_it_stands_on_its_topic(
-    bootstrap: str, store: ObjectStore, run_name: str
-) -> None:
-    run = begun(bootstrap, store, run_name)
-    published = PublishedVersions(run, "solver")
-    assert not published.has(0), "nobody plays before the first"
-    announce(run, 0)
-    assert not published.has(1)
-    announce(run, 1, 2)
-    assert published.has(2)
-    assert not published.has(3)
-    published.close()

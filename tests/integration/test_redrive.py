@@ -1,11 +1,9 @@
-"""Dead letters and their way back on a real broker and store: once, after a fix, beside good events that never stop."""
+"""Dead letters and their way back on a real broker and store: once, after a fix, beside good events."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 from made_run import make_run, tiny_recipe
 from said import say
+from stoppable import until
 
 from headrace.consumers.curate.curator import open_curator
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
@@ -25,7 +24,7 @@ from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process.signals import begin_attempts
-from headrace.infra.run.run import STORE_NAME, Run, RunEnded, join, read_revisions
+from headrace.infra.run.run import STORE_NAME, Run, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import audit
@@ -41,35 +40,21 @@ from headrace.schemas.records import (
     BatchTrained,
     ClaimCheck,
     CuratedGroup,
-    DeadLetter,
     GroupUse,
-    Outcome,
     Sampling,
     Sequence,
     Span,
-    Task,
     Trajectory,
     TrajectoryGroup,
 )
-from headrace.trainers.start import begin_or_resume
-from headrace.trainers.trainer import Trainer
 
 QUOTA = 8
 """(max_staleness 1 + 1) * 4 groups per batch."""
-PATIENCE_S = 240.0
-BAD, GOOD = 2500, 25
 
 
 @pytest.fixture
 def make(bootstrap: str, store: ObjectStore, run_name: str) -> Callable[..., Run]:
     return lambda **tables: make_run(bootstrap, store, tiny_recipe(run_name, **tables))
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, f"not in time: {what}"
-        time.sleep(0.2)
 
 
 @contextmanager
@@ -108,29 +93,6 @@ def feeding(run: Run) -> Iterator[Callable[[], Pacing]]:
     finally:
         stop.set()
         loop.join(120)
-
-
-@contextmanager
-def training(run: Run) -> Iterator[None]:
-    """A trainer, in a thread; at its end nothing is saved that its transactions did not save before."""
-    stop, watch = threading.Event(), Stopwatch()
-
-    def train() -> None:
-        for attempt in begin_attempts(stop):
-            with attempt:
-                writer = TransactionalWriter(run.connection, f"{run.address.run}.train.solver")
-                with closing(writer):
-                    incarnation = begin_or_resume(run, "solver", writer, stop)
-                    with closing(Trainer(run, "solver", incarnation, watch)) as trainer:
-                        run_loop(trainer, writer, stop, watch)
-
-    loop = threading.Thread(target=train)
-    loop.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        loop.join(60)
 
 
 def group(run: Run, number: int) -> TrajectoryGroup:
@@ -221,41 +183,6 @@ def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trai
 
 
 @pytest.mark.curation
-def test_a_task_that_is_sent_back_is_looked_for_at_its_new_place(make: Callable[..., Run]) -> None:
-    run = make(feed={"reissue_after_s": 3600})
-    topic = run.topics.tasks("sums")
-    with feeding(run) as pacing:
-        until(lambda: pacing().count_open("solver") == QUOTA, "tasks")
-        until(lambda: len(of(run, topic, Task)) == QUOTA, "tasks on their topic")
-        source = next(m for m in read_all(run.connection, [topic]) if m.key == b"sums:5")
-        record = DeadLetter(
-            run_id=run.run_id,
-            component="rollout",
-            topic=topic,
-            partition=source.partition,
-            offset=source.offset,
-            reason="undecodable",
-            stream="sums",
-            number=5,
-            key=source.key,
-            headers=dict(source.headers),
-            value=source.value,
-        )
-        letter = Outgoing(run.topics.dead_letters, codec.encode(record), partition=0)
-        say(run, letter, letter)  # a worker that was killed wrote it twice
-        until(lambda: 5 not in open_numbers(pacing()), "the number is dead")
-        [done] = plain(redrive(run, (), "undecodable"))["redriven"]
-        assert done["offsets"] == [0, 1]
-        until(lambda: 5 in open_numbers(pacing()), "the number is open again")
-        task = pacing().tasks["sums", 5]
-        assert (task.partition, task.offset) == (source.partition, done["stands_at"])
-        until(lambda: len(of(run, topic, Task)) == QUOTA + 2, "the task that took the place of the dead one")
-    assert Counter(task.number for task in of(run, topic, Task)) == {**dict.fromkeys(range(9), 1), 5: 2}
-    [last] = [m for m in read_all(run.connection, [topic]) if m.offset == done["stands_at"] and m.key == b"sums:5"]
-    assert (last.value, last.headers[:-1]) == (source.value, source.headers)
-
-
-@pytest.mark.curation
 def test_of_two_redrives_at_once_one_sends_and_one_is_fenced(make: Callable[..., Run]) -> None:
     run = make()
     with curating(run):
@@ -272,100 +199,3 @@ def test_of_two_redrives_at_once_one_sends_and_one_is_fenced(make: Callable[...,
         first.close()
     topic = run.topics.trajectories("solver")
     assert len(list(read_all(run.connection, [topic]))) == 2, "the letter's message and one copy"
-
-
-def curated(run: Run, made: TrajectoryGroup) -> Outgoing:
-    record = CuratedGroup(
-        run_id=run.run_id,
-        stream="sums",
-        number=made.number,
-        group=codec.encode(made),
-        deadline_version=100,
-        kept=(0, 1, 2, 3),
-        rewards=(0.0, 1.0, 0.0, 1.0),
-    )
-    stamp = Stamp(run.run_id, "sums", made.number, policy="solver", min_version=0, max_version=0, head_version=0)
-    topic = run.topics.curated("solver")
-    return Outgoing(topic, codec.encode(record), stamp.key, stamp.to_headers(), made.number % 4)
-
-
-def versions(run: Run) -> list[BatchTrained]:
-    return [batch for batch in of(run, run.topics.batches("solver"), BatchTrained) if batch.version >= 0]
-
-
-@pytest.mark.curation
-def test_a_dead_curated_group_that_is_sent_back_is_trained_once_over_restarts_before_and_after(
-    make: Callable[..., Run],
-) -> None:
-    trainer = {"steps": 5, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 8, "checkpoint_every": 2}
-    run = make(trainer=trainer)
-    wholes = [group(run, number) for number in range(16)]
-    garbage = Outgoing(run.topics.curated("solver"), b"garbage", partition=0)
-    first = (curated(run, wholes[n]) for n in (0, 1, 2, 4, 5, 6, 7, 8))
-    say(run, curated(run, claimed(run, wholes[3])), garbage, *first)
-    with training(run):  # version 2 has a checkpoint, which begins to read behind group 3
-        until(lambda: len(versions(run)) == 2 and len(plain(listing(run))) == 2, "two versions and two letters")
-    run.put(codec.encode(wholes[3]), "groups")  # the fix
-    assert [one["number"] for one in plain(redrive(run, (), "unusable"))["redriven"]] == [3]
-    say(run, *(curated(run, wholes[n]) for n in (9, 10, 11)))
-    with training(run):
-        until(lambda: len(versions(run)) == 3, "a version with the group that was sent back")
-    say(run, *(curated(run, wholes[n]) for n in (12, 13, 14, 15)))
-    with training(run):  # reads all since version 2 again
-        until(lambda: len(versions(run)) == 4, "a fourth version")
-
-    assert Counter(use.number for batch in versions(run) for use in batch.groups) == Counter(range(16))
-    assert {batch.epoch for batch in versions(run)} == {0}
-    assert sorted(one["reason"] for one in plain(listing(run))) == ["undecodable", "unusable"], "no letter came again"
-
-
-@pytest.mark.curation
-def test_nothing_is_sent_back_into_a_run_that_has_ended(make: Callable[..., Run]) -> None:
-    run = make()
-    with curating(run):
-        say(run, sent(run, claimed(run, group(run, 1))))
-        until(lambda: len(plain(listing(run))) == 1, "letter")
-    over = replace(read_revisions(run.address)[-1], ended="steps")
-    say(run, Outgoing(run.topics.recipe, codec.encode(over), partition=0))
-    ended = join(run.address)
-    for dry_run in (True, False):
-        with pytest.raises(RunEnded, match="has ended"):
-            redrive(ended, (), None, dry_run=dry_run)
-        assert plain(redrive(ended, (), "poison", dry_run=dry_run))["redriven"] == []
-
-
-@pytest.mark.curation
-def test_thousands_of_bad_messages_amid_good_ones_stop_none_of_them(make: Callable[..., Run]) -> None:
-    run = make()
-    draw = np.random.default_rng(1)
-    topic = run.topics.trajectories("solver")
-    valid = codec.encode(group(run, 0))
-    stamp = Stamp(run.run_id, "sums", 0, policy="solver")
-    bad: list[Outgoing] = []
-    for index in range(BAD):
-        cut = int(draw.integers(0, len(valid)))
-        value = bytes(draw.bytes(40)) if index % 2 else valid[:cut]
-        headers = replace(stamp, run_id="another").to_headers() if index % 3 else []
-        bad.append(Outgoing(topic, value, b"sums:x", headers, index % 4))
-    good = [sent(run, group(run, number)) for number in range(GOOD)]
-    mixed = [record for index, one in enumerate(good) for record in (*bad[index::GOOD], one)]
-    with curating(run), curating(run, "1"):
-        say(run, *mixed)
-        until(lambda: len(kept(run)) == GOOD, "every good group")
-        until(lambda: len(plain(listing(run))) == BAD, "every letter")
-    assert kept(run) == list(range(GOOD))
-    assert Counter(o.number for o in of(run, run.topics.outcomes("solver"), Outcome)) == Counter(range(GOOD))
-    places = Counter((one["topic"], one["partition"], one["source_offset"]) for one in plain(listing(run)))
-    assert set(places.values()) == {1}
-    begin = time.monotonic()
-    done = plain(redrive(run, (), "undecodable"))
-    assert time.monotonic() - begin < PATIENCE_S
-    with curating(run):
-        until(lambda: len(plain(listing(run))) == BAD + len(done["redriven"]), "what is still bad is a letter again")
-    letters = {one["offset"]: one for one in plain(listing(run))}
-    again = [one for one in letters.values() if one["copy_of"] is not None]
-    assert len(again) == len(done["redriven"])
-    assert all(letters[one["copy_of"]]["failed_again"] == one["offset"] for one in again)
-    found = audit(run, drained=False)
-    assert sum(found.unnumbered_letters.values()) + found.groups.dead == BAD, "none is counted twice"
-    assert kept(run) == list(range(GOOD))

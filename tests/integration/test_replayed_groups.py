@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,9 +21,9 @@ from trained_run import (
     curated_message,
     feed,
     outcomes,
-    published,
     replay,
     start_trainer,
+    train_to,
     until,
 )
 
@@ -53,7 +52,6 @@ TRAINER = {
     "advantage": {"use": "lite_ppo"},
 }
 """Advantages that depend on the whole batch."""
-KILLS = ("committing 3", "stepped 2", "after_checkpoint", "handled 2")
 
 
 def script() -> list[CuratedGroup]:
@@ -80,10 +78,6 @@ def trained(run: Run) -> list[tuple[int, int]]:
     return [(use.number, use.use) for batch in batches(run) for use in batch.groups]
 
 
-def hashes(run: Run) -> list[str]:
-    return [published(run)[0].weights_hash, *(batch.weights_hash for batch in batches(run))]
-
-
 def scripted_run(bootstrap: str, store: ObjectStore, name: str) -> Run:
     """A run of one partition: arrival is the order of offsets then, and so are the batches."""
     run = make_run(bootstrap, store, tiny_recipe(name, trainer=TRAINER, kafka={"partitions": 1}))
@@ -100,10 +94,7 @@ def undisturbed(bootstrap: str, store_address: StoreAddress) -> Iterator[Run]:
     name = f"replayed-{uuid.uuid4().hex[:8]}"
     with ObjectStore(replace(store_address, prefix=f"{name}/")) as store:
         run = scripted_run(bootstrap, store, name)
-        process = start_trainer(run)
-        until(lambda: len(batches(run)) == STEPS, process)
-        process.kill()
-        process.join()
+        train_to(run, STEPS)
         yield run
 
 
@@ -116,25 +107,6 @@ def test_every_use_is_trained_once_and_in_order_as_the_curator_said(undisturbed:
     share = sum(use.use > 0 for use in batch.groups) / BATCH
     assert batch.metrics["replay_share"] == share
     assert batch.metrics["replay_age_mean"] == batch.version - 1, "all are of version 0"
-
-
-@pytest.mark.training
-def test_a_trainer_killed_amid_replays_makes_what_an_undisturbed_one_makes(
-    bootstrap: str, store: ObjectStore, run_name: str, tmp_path: Path, trainers: list[BaseProcess], undisturbed: Run
-) -> None:
-    run = scripted_run(bootstrap, store, run_name)
-    for kill in KILLS:
-        point, _, count = kill.partition(" ")
-        (tmp_path / f"train.{point}").write_text(f"kill {count or 1}")
-        trainers.append(start_trainer(run, tmp_path))
-        trainers[-1].join(120)
-        assert trainers[-1].exitcode == -signal.SIGKILL, kill
-        (tmp_path / f"train.{point}.hit").unlink()
-    assert 0 < len(batches(run)) < STEPS, "the kills came while it was at work"
-    trainers.append(start_trainer(run, tmp_path))
-    until(lambda: len(batches(run)) == STEPS, trainers[-1])
-    assert trained(run) == trained(undisturbed), "each use once"
-    assert hashes(run) == hashes(undisturbed)
 
 
 @pytest.mark.training

@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 import torch
 from made_run import TINY_MODEL, make_run, tiny_recipe
-from trained_run import Answer, batches, command, curated, feed, published, start_trainer, until
+from trained_run import Answer, batches, command, curated, feed, published, train_to
 
 from headrace.envs.arithmetic import ALPHABET
-from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, RunAddress, open_producer
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run, join
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
-from headrace.ops import opened_run
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, CheckpointPointer
 
@@ -48,10 +46,7 @@ def trained(bootstrap: str, store_address: StoreAddress) -> Iterator[Run]:
     with ObjectStore(replace(store_address, prefix=f"{name}/")) as store:
         run = make_run(bootstrap, store, tiny_recipe(name, trainer=TRAINER, policies=POLICIES))
         feed(run, [curated(number, stale=100) for number in range(4 * STEPS)])
-        process = start_trainer(run)
-        until(lambda: len(batches(run)) == STEPS, process)
-        process.kill()
-        process.join()
+        train_to(run, STEPS)
         yield run
 
 
@@ -106,10 +101,7 @@ def test_what_a_gpu_trained_it_trains_again_to_the_same_hashes(
 ) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=TRAINER | {"device": "cuda"}, policies=POLICIES))
     feed(run, [curated(number, stale=100) for number in range(4 * STEPS)])
-    process = start_trainer(run)
-    until(lambda: len(batches(run)) == STEPS, process)
-    process.kill()
-    process.join()
+    train_to(run, STEPS)
     answer, found = retrain(run, tmp_path)
     assert answer.code == 0, answer.err
     assert [version["equal"] for version in found["versions"]] == [True] * STEPS
@@ -130,16 +122,6 @@ def test_a_part_is_trained_again_from_the_newest_checkpoint_at_or_below_it(train
     assert (
         f"no version {STEPS + 1} to begin from: there are 0 to {STEPS}, checkpoints of 0, 3, 6, {STEPS}" in answer.err
     )
-
-
-@pytest.mark.training
-def test_a_run_that_is_not_there_is_told_at_once_with_those_that_are(
-    trained: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opened_run, "join", lambda *_given: pytest.fail("it waits for a run that no topic tells of"))
-    typo = f"kafka://{trained.connection.bootstrap}/typo"
-    with pytest.raises(UsageError, match=f"no run 'typo' .*: there are .*{trained.address.run}"):
-        opened_run.open_run(typo, None).__enter__()
 
 
 def test_one_altered_hash_is_found(trained: Run, run_name: str, tmp_path: Path) -> None:
@@ -245,29 +227,3 @@ def test_other_settings_over_the_same_batches_make_a_run_of_their_own_the_same_e
         assert told.code == 0, told.err + told.out
     told = command(tmp_path, "lineage", "--group", named, "--run", str(made[0].address))
     assert (told.code, trained.address.run in told.err) == (2, True)
-
-
-@pytest.mark.training
-def test_an_experiment_without_other_settings_gives_the_same_weights(
-    trained: Run, run_name: str, tmp_path: Path
-) -> None:
-    answer, found = retrain(trained, tmp_path, "--into", run_name, "--from", "4", "--to", "6")
-    assert answer.code == 0, answer.err
-    assert [(one["version"], one["equal"]) for one in found["versions"]] == [(4, True), (5, True), (6, True)]
-
-
-@pytest.mark.training
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("--into", "x", "--set", "trainer.minibatches=3"), "must be a multiple of minibatches"),
-        (("--into", "x", "--set", "trainer.advantage.use=gpro"), "no 'gpro'; take one of grpo"),
-        (("--policy", "nobody"), "name one of the run's policies"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_what_would_be_right(
-    trained: Run, tmp_path: Path, words: tuple[str, ...], sentence: str
-) -> None:
-    answer, _ = retrain(trained, tmp_path, *words)
-    assert answer.code == 2
-    assert sentence in answer.err

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,29 +15,24 @@ from confluent_kafka import TopicPartition
 from forked import Forked
 from made_run import make_run, publish, tiny_recipe
 from said import say
+from stoppable import until
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.payload import problem_to_json
-from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.kafka.clients import (
-    KafkaAway,
-    KafkaRefused,
     Message,
     Outgoing,
     open_admin,
     open_consumer,
 )
 from headrace.infra.kafka.topic_reader import read_all
-from headrace.infra.run.run import STORE_NAME, Run
+from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.producers.rollout.watchdog import EXIT_CODE
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import (
-    ClaimCheck,
     DeadLetter,
-    RecipeRevision,
     Task,
     TrajectoryGroup,
     WorkerStatus,
@@ -104,16 +96,6 @@ def issue(run: Run, *tasks: Task) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ what there is
-
-
-def until(found: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        with suppress(KafkaAway, KafkaRefused):  # a broker that has just started refuses epochs that it forgot
-            if found():
-                return
-        assert time.monotonic() < end, f"no {what} within {PATIENCE_S} s"
-        time.sleep(0.05)
 
 
 def groups(run: Run, topic: str = "") -> list[TrajectoryGroup]:
@@ -210,20 +192,6 @@ def test_every_task_becomes_one_record_whose_key_headers_partition_and_tokens_ar
     ]
 
 
-@pytest.mark.rollout
-def test_the_same_task_gives_the_same_tokens_and_every_sample_its_own(
-    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
-) -> None:
-    run = make_run(bootstrap, store, tiny_recipe(run_name))
-    publish(run, 0)
-    issue(run, task(run, 3, n_asked=4), task(run, 7, n_asked=4, payload=task(run, 3).payload, seed=3))
-    work(run, "w1")
-    until(lambda: len(messages(run)) >= 2, "two groups")
-    ids = [[trajectory.sequences[0].ids.tolist() for trajectory in group.trajectories] for group in groups(run)]
-    assert ids[0] == ids[1]
-    assert len({tuple(sample) for sample in ids[0]}) > 1
-
-
 def test_new_weights_are_taken_up_in_flight(bootstrap: str, store: ObjectStore, run_name: str, work: Spawn) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
     publish(run, 0)
@@ -262,36 +230,6 @@ def test_an_evaluation_runs_on_exactly_its_version_though_a_newer_one_is_served(
     assert versions(groups(run)[0]) <= {2, 3}
 
 
-@pytest.mark.rollout
-def test_a_version_that_is_gone_concludes_its_evaluation(
-    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
-) -> None:
-    run = make_run(bootstrap, store, tiny_recipe(run_name))
-    publish(run, 0, corrupt=True)
-    publish(run, 1)
-    issue(run, task(run, 0, stream=eval_stream("sums"), purpose="eval", versions={"solver": 0}))
-    work(run, "w1")
-    topic = run.topics.eval_groups("solver")
-    until(lambda: len(messages(run, topic)) >= 1, "conclusion")
-    [group] = groups(run, topic)
-    assert (group.reason, group.trajectories, len(group.failures)) == ("version_gone", (), 2)
-    assert "does not exist" in group.failures[0].detail
-
-
-@pytest.mark.rollout
-def test_a_second_worker_joins_and_takes_work(bootstrap: str, store: ObjectStore, run_name: str, work: Spawn) -> None:
-    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
-    publish(run, 0)
-    work(run, "w1", 8)
-    issue(run, *(task(run, number) for number in range(8)))
-    until(lambda: len(messages(run)) > 0, "first worker's group")
-    work(run, "w2", 8)
-    until(lambda: serves(run, "w2", 0), "second worker")
-    issue(run, *(task(run, number) for number in range(8, 32)))
-    until(lambda: set(numbers(run)) == set(range(32)), "every number")
-    assert {group.worker for group in groups(run)} == {"w1", "w2"}
-
-
 def test_after_kill_9_the_next_worker_redoes_only_what_was_unfinished(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
@@ -308,30 +246,6 @@ def test_after_kill_9_the_next_worker_redoes_only_what_was_unfinished(
     until(lambda: set(numbers(run)) == set(range(24)), "every number")
     # Only what was acknowledged within the last commit interval may be there twice: the four tasks of one wave.
     assert sum(count - 1 for count in numbers(run).values()) <= 4
-
-
-@pytest.mark.rollout
-def test_a_task_that_kills_its_workers_is_found_and_the_others_are_done(
-    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
-) -> None:
-    deadly = {"sums": {**SLOW["sums"], "workflow": "played:deadly"}}
-    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=deadly))
-    publish(run, 0)
-    problem = replace(Arithmetic(seed=1).problem("train", 5), extra={"deadly": True})
-    tasks = [task(run, number) for number in range(12)]
-    issue(run, *tasks[:5], replace(tasks[5], payload=problem_to_json(problem)), *tasks[6:])
-    deaths = 0
-    while deaths < 6 and set(numbers(run)) != set(range(12)):
-        worker = work(run, f"w{deaths}")
-        until(lambda w=worker: w.poll() is not None or set(numbers(run)) == set(range(12)), "death or end")  # type: ignore[misc]
-        deaths += worker.poll() is not None
-    assert deaths == 3
-    poisoned = [group for group in groups(run) if group.reason]
-    assert [(group.number, group.reason) for group in poisoned] == [(5, "poison")]
-    [letter] = [codec.decode(m.value, DeadLetter) for m in messages(run, run.topics.dead_letters)]
-    assert (letter.reason, letter.number, letter.topic) == ("poison", -1, run.topics.tasks("sums"))
-    assert letter.detail == "sums:5 was started 3 times, and its worker died every time"
-    assert codec.decode(letter.value, Task).number == 5
 
 
 @pytest.mark.rollout
@@ -357,22 +271,6 @@ def test_a_worker_that_makes_no_token_ends_and_the_task_that_stalls_every_worker
     status = statuses(run)["w0"]
     assert status.state == "stopped"
     assert "no token for 4 s with" in status.detail
-
-
-@pytest.mark.rollout
-def test_episodes_that_ignore_their_cancellation_fail_in_time_and_hold_no_worker_up(
-    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
-) -> None:
-    stubborn = {"sums": {**SLOW["sums"], "workflow": "played:stubborn"}}
-    rollout = {"group_size": 2, "max_tokens": 8, "episode_limit_s": 1}
-    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=stubborn, rollout=rollout))
-    publish(run, 0)
-    worker = work(run, "w1", 4)
-    issue(run, *(task(run, number) for number in range(4)))
-    until(lambda: set(numbers(run)) == set(range(4)), "every number")
-    assert {(group.reason, group.failures[0].reason) for group in groups(run)} == {("failed", "time_limit")}
-    worker.terminate()
-    assert worker.wait(120) == 0
 
 
 @pytest.mark.rollout
@@ -414,45 +312,6 @@ def test_what_is_no_task_of_this_run_becomes_a_dead_letter(
     assert "payload" in failed.failures[0].detail
 
 
-@pytest.mark.rollout
-def test_a_large_group_goes_to_the_store_and_its_record_carries_the_claim(
-    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
-) -> None:
-    rollout = {"max_tokens": 8, "inline_limit_bytes": 1024}
-    run = make_run(bootstrap, store, tiny_recipe(run_name, rollout=rollout))
-    publish(run, 0)
-    issue(run, task(run, 0, n_asked=32))
-    work(run, "w1")
-    until(lambda: len(messages(run)) >= 1, "group")
-    [message] = messages(run)
-    short = codec.decode(message.value, TrajectoryGroup)
-    assert (short.trajectories, short.reason) == ((), "")
-    assert isinstance(short.claim, ClaimCheck)
-    assert short.claim.store == STORE_NAME
-    whole = codec.decode(run.get(short.claim), TrajectoryGroup)
-    assert len(whole.trajectories) == 32
-    assert replace(whole, trajectories=(), claim=short.claim) == short
-    assert Stamp.from_headers(message.headers).max_version == 0
-
-
-@pytest.mark.rollout
-def test_after_the_end_what_was_not_started_and_what_does_not_end_concludes_as_run_end(
-    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
-) -> None:
-    endless = {"sums": {**SLOW["sums"], "workflow": "played:endless"}}
-    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=endless))
-    publish(run, 0)
-    work(run, "w1", 4)
-    issue(run, *(task(run, number) for number in range(6)))
-    until(lambda: "w1" in statuses(run) and statuses(run)["w1"].episodes_running == 4, "running episodes")
-    ended = RecipeRevision(run_id=run.run_id, recipe=run.recipe.to_json(), ended="steps")
-    say(run, Outgoing(run.topics.recipe, codec.encode(ended), partition=0))
-    until(lambda: len(messages(run)) >= 4, "tasks that were not started")
-    until(lambda: len(messages(run)) >= 6, "tasks that ran")
-    assert numbers(run) == Counter(range(6))
-    assert {(group.reason, group.failures[0].reason) for group in groups(run)} == {("run_end", "run_end")}
-
-
 IMPATIENT = """
 from headrace.infra.kafka import deleted_topics
 deleted_topics.GONE_S, deleted_topics.LOOK_EVERY_S = 2.0, 0.2
@@ -483,57 +342,3 @@ def test_a_worker_whose_topic_was_deleted_ends_and_says_which_and_what_to_do(
         return  # a commit was refused first, which names the group
     assert told in said
     assert "begin a new one" in said
-
-
-@pytest.mark.faults
-def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path, store: ObjectStore, run_name: str, work: Spawn) -> None:
-    with EmbeddedKafka(tmp_path / "kafka") as server:
-        run = make_run(server.bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
-        publish(run, 0)
-        worker = work(run, "w1", 8, IMPATIENT)
-        issue(run, *(task(run, number) for number in range(12)))
-        until(lambda: len(messages(run)) > 0, "first group")
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
-        until(lambda: not server.is_alive(), "end of the broker")
-        until(lambda: waits(tmp_path, "Kafka") > 0, "word that Kafka is away")
-        server.start()
-        until(lambda: '"worker.resumed"' in (tmp_path / "w1.log").read_text(), "word that Kafka is back")
-        until(lambda: set(numbers(run)) == set(range(12)), "every number")
-        assert worker.poll() is None
-        assert waits(tmp_path, "Kafka") == 1
-
-        os.kill(server.pid, signal.SIGKILL)
-        until(lambda: not server.is_alive(), "end of the broker")
-        worker.terminate()
-        assert worker.wait(60) == 0
-
-
-@pytest.mark.rollout
-def test_a_store_that_goes_away_is_waited_for(bootstrap: str, tmp_path: Path, run_name: str, work: Spawn) -> None:
-    server = EmbeddedStore(tmp_path / "store").start()
-    try:
-        with ObjectStore(server.address("groups-of-workers")) as store:
-            store.ensure_bucket()
-            run = make_run(
-                bootstrap, store, tiny_recipe(run_name, rollout={"inline_limit_bytes": 1024, "max_tokens": 8})
-            )
-            publish(run, 0)
-            worker = work(run, "w1")
-            until(lambda: serves(run, "w1", 0), "worker at version 0")
-            server.stop()
-            issue(run, *(task(run, number, n_asked=16) for number in range(3)))
-            until(lambda: waits(tmp_path, "object store") > 0, "word that the store is away")
-            server.start()
-            until(lambda: set(numbers(run)) == set(range(3)), "every number")
-            assert numbers(run) == Counter(range(3))
-            assert all(codec.decode(run.get(g.claim), TrajectoryGroup).trajectories for g in groups(run) if g.claim)
-            assert worker.poll() is None
-    finally:
-        server.stop()
-
-
-def waits(folder: Path, what: str) -> int:
-    """How often the worker said that something is away."""
-    lines = [json.loads(line) for line in (folder / "w1.log").read_text().splitlines() if line.startswith("{")]
-    return sum(line["event"] == "worker.waiting" and line["what"] == what for line in lines)

@@ -107,15 +107,6 @@ def test_a_broker_killed_under_load_keeps_every_acked_record_once(tmp_path: Path
 
 
 @pytest.mark.servers
-def test_two_brokers_run_at_once(kafka_server: EmbeddedKafka, tmp_path: Path, run_name: str) -> None:
-    with EmbeddedKafka(tmp_path / "kafka", heap="256m") as other:
-        assert other.bootstrap != kafka_server.bootstrap
-        make_topic(other.bootstrap, run_name)
-        here = AdminClient({"bootstrap.servers": kafka_server.bootstrap, **QUIET}).list_topics(timeout=60)
-        assert run_name not in here.topics
-
-
-@pytest.mark.servers
 def test_a_message_of_fifteen_megabytes_passes(bootstrap: str, run_name: str) -> None:
     make_topic(bootstrap, run_name)
     data = os.urandom(15 * 1024 * 1024)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,14 +23,12 @@ from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run, join, read_revisions
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.store.object_store import ObjectStore, StoreAddress
+from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import report
-from headrace.ops.discards import discards
-from headrace.ops.figures.status import status
 from headrace.ops.offline.retrain import retrain
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
-from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, Snapshot
+from headrace.schemas.records import BatchTrained, Outcome, Snapshot
 
 STEPS, BATCH, NUMBERS = 6, 4, 78
 """Of the groups every third has signal: those of six batches, and two that are left over."""
@@ -97,22 +93,6 @@ def hashes(run: Run, line: str = "solver") -> list[str]:
     return [batch.weights_hash for batch in batches(run, line)]
 
 
-@pytest.fixture(scope="module")
-def alone(bootstrap: str, store_address: StoreAddress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """The same run without a shadow."""
-    name = f"alone-{uuid.uuid4().hex[:8]}"
-    components = starter(tmp_path_factory.mktemp("alone"))
-    with ObjectStore(replace(store_address, prefix=f"{name}/")) as store:
-        run = made(bootstrap, store, name, {})
-        curate(next(components), run)
-        trainer = start_trainer(run)
-        until(lambda: concluded(run, "solver") == NUMBERS, "the run without a shadow is trained")
-        trainer.kill()
-        with suppress(StopIteration):
-            next(components)
-        yield run
-
-
 def test_a_shadow_of_the_same_chain_and_settings_makes_the_very_same_weights(
     bootstrap: str, store: ObjectStore, run_name: str, start: Start, trainers: list[BaseProcess]
 ) -> None:
@@ -142,57 +122,6 @@ def test_a_shadow_of_the_same_chain_and_settings_makes_the_very_same_weights(
         found["policies"]["solver"]["discarded"],
     )
     assert plain(retrain(run, TWIN, (None, None)))["ok"]
-
-
-@pytest.mark.faults
-def test_a_shadow_that_is_killed_again_and_again_loses_nothing_and_changes_nothing_of_its_policy(  # noqa: PLR0913, PLR0917 - fixtures
-    bootstrap: str,
-    store: ObjectStore,
-    run_name: str,
-    start: Start,
-    trainers: list[BaseProcess],
-    tmp_path: Path,
-    alone: Run,
-) -> None:
-    run = made(bootstrap, store, run_name, {"free": UNFILTERED})
-    curate(start, run)
-    trainers.append(start_trainer(run))
-    curator = curate(start, run, "--variant", "free", armed={"curate.committing": "kill"})
-    until(curator.restarted, "the shadow's curator dies before its first commit")
-    for number, (point, when) in enumerate((("committing", "kill 2"), ("stepped", "kill 3"), ("after_upload", "kill"))):
-        folder = tmp_path / f"points-{number}"
-        folder.mkdir()
-        (folder / f"train.{point}").write_text(when)
-        trainers.append(start_trainer(run, failpoints=folder, variant="free"))
-        trainers[-1].join(120)
-        assert trainers[-1].exitcode == -9, "the shadow's trainer is killed"
-    until(lambda: concluded(run, "solver") == NUMBERS, "the main trainer is done")
-    end(run)
-    trainers.append(start_trainer(run, variant="free"))
-    until(lambda: concluded(run, FREE) == NUMBERS, "the shadow has run dry")
-
-    assert values(run, run.topics.curated("solver")) == values(alone, alone.topics.curated("solver"))
-    assert hashes(run) == hashes(alone), "the policy learns what it learns alone"
-    assert {event.weights_hash for event in published(run)} <= {published(alone)[0].weights_hash, *hashes(alone)}
-    for line in run.recipe.policy_variants:
-        assert values(run, run.topics.curated(line)) == curated_offline(run, line)
-    assert hashes(run, FREE)[0] != hashes(run)[0]
-    run = join(run.address)
-    found = plain(report(run, rests=True))
-    assert found["ok"], found["problems"]
-    assert found["groups"]["trained"] == STEPS * BATCH, "no sum but of the policy counts the shadow in"
-    counts = found["shadows"][FREE]
-    trained = sum(len(batch.groups) for batch in batches(run, FREE))
-    assert counts["trained"] == trained
-    assert (counts["kept"], counts["in_flight"], counts["doubled"]) == (NUMBERS, 0, 0)
-    assert trained + sum(counts["discarded"].values()) == NUMBERS
-    told = plain(status(run, rests=True))
-    shadow = told["shadows"][FREE]
-    assert shadow["version"] == batches(run, FREE)[-1].version
-    assert shadow["off_policy_gap"] == batches(run, FREE)[-1].metrics["off_policy_gap"] > 0
-    assert told["versions"] == {"solver": STEPS}
-    assert told["groups"]["in_flight"] == 0
-    assert plain(discards(run, FREE))["policies"][FREE]["waiting"] == 0
 
 
 @pytest.mark.training
@@ -231,31 +160,6 @@ def test_a_swap_of_the_policys_chain_leaves_the_shadow_its_own(
     assert (found["shadows"][FREE]["trained"], found["shadows"][FREE]["in_flight"]) == (28, 2)
     assert plain(retrain(run, "solver", (None, None)))["ok"]
     assert plain(retrain(run, FREE, (None, None)))["ok"]
-
-
-@pytest.mark.training
-def test_what_nobody_can_read_is_a_letter_of_the_policy_and_an_outcome_of_the_shadow(
-    bootstrap: str, store: ObjectStore, run_name: str, start: Start, trainers: list[BaseProcess]
-) -> None:
-    run = make_run(bootstrap, store, tiny_recipe(run_name, kafka={"partitions": 1}, shadows={"free": UNFILTERED}))
-    issued = Snapshot(run_id=run.run_id, component="feed", body=json.dumps({"next": {"sums": 6}}).encode())
-    broken, *whole = played(run, range(6))
-    say(run, Outgoing(run.topics.state, codec.encode(issued), b"feed", partition=0))
-    say(run, replace(broken, value=broken.value[:-5]), *whole)
-    curate(start, run)
-    curate(start, run, "--variant", "free")
-    trainers += [start_trainer(run), start_trainer(run, variant="free")]
-    until(lambda: len(batches(run, FREE)) == 1, "the shadow trains on what it can read")
-    until(lambda: len(outcomes(run)) == 5, "the policy's curator is done")
-
-    letters = [codec.decode(value, DeadLetter) for value in values(run, run.topics.dead_letters)]
-    assert [(letter.component, letter.number) for letter in letters] == [("curate.solver", 0)]
-    lost = [one for one in outcomes(run, FREE) if one.verdict == "dropped"]
-    assert [(one.number, one.reason, one.component) for one in lost] == [(0, "undecodable", "curate")]
-    found = plain(report(run, rests=True))
-    assert found["ok"], found["problems"]
-    assert found["policies"]["solver"]["dead"] == 1
-    assert (found["shadows"][FREE]["dead"], found["shadows"][FREE]["discarded"]) == (0, {"undecodable": 1})
 
 
 @pytest.fixture

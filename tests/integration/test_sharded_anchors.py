@@ -17,8 +17,8 @@ from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.files import list_anchor_files, write_files
 from headrace.infra.weights.offline import verify
-from headrace.infra.weights.paths import ANCHOR, DELTA, list_claims, size_of
-from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
+from headrace.infra.weights.paths import ANCHOR, DELTA, size_of
+from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
 from headrace.ops.figures.weights_history import weights_history
@@ -107,18 +107,3 @@ def test_audit_history_export_and_collection_know_all_files_of_an_anchor(run: Ru
     )
     export(run, None, 3, tmp_path / "out")
     assert verify(tmp_path / "out").weights_hash == events[3].weights_hash
-
-
-@pytest.mark.weights
-def test_a_file_of_an_anchor_that_is_missing_is_named_and_the_next_anchor_heals_it(run: Run) -> None:
-    events = publish(run, 3)
-    claim = next(
-        one for one in list_claims(events[0])[1:] if one not in list_claims(events[2])
-    )  # equal files are one object
-    run.store.delete(claim.key)
-    held = PolicyWeights(run.weights_cache)
-    with pytest.raises(BadWeights, match=f"the anchor of version 0: .*{claim.key} does not exist"):
-        held.bring(events[:2], events[1])
-    said = "\n".join(plain(report(run, rests=True))["problems"])
-    assert f"{claim.key} does not exist" in said
-    assert same(held.bring(events, events[2]), 2)

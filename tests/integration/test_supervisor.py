@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -146,18 +145,6 @@ def test_a_child_that_was_misused_is_not_started_again_and_its_sentence_is_passe
 
 
 @pytest.mark.servers
-def test_pauses_between_lives_grow(tmp_path: Path) -> None:
-    patience = Patience(first_pause_s=0.1, longest_pause_s=0.2, most_short_lives=4)
-    code = "import time\nprint(time.time())\nraise SystemExit(1)"
-    with supervised(tmp_path, python("torn", code), patience=patience) as supervisor:
-        wait_for(lambda: supervisor.states()["torn"].state == "failed")
-
-    starts = [float(line) for line in log_of(tmp_path, "torn").splitlines()]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
-    assert [gap >= least for gap, least in zip(gaps, (0.1, 0.2, 0.2), strict=True)] == [True] * 3
-
-
-@pytest.mark.servers
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
     with supervised(tmp_path, Child("none", ["/nowhere/at/all"])) as supervisor:
         wait_for(lambda: supervisor.states()["none"].state == "failed")
@@ -226,15 +213,6 @@ raise SystemExit(1)
     used = supervisor.cpu_seconds()["toy"]
     assert used["process"] >= 2 * 0.28
     assert 2 * 0.25 <= used["librdkafka"] <= used["process"]
-
-
-@pytest.mark.servers
-def test_further_processes_are_counted_by_their_name(tmp_path: Path) -> None:
-    supervisor = Supervisor([], tmp_path, os.environ, patience=HASTE, is_over=bool, also=lambda: {"up": os.getpid()})
-    supervisor.start()
-    supervisor.stop()
-
-    assert supervisor.cpu_seconds()["up"]["process"] > 0
 
 
 @pytest.mark.servers

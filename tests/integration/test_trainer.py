@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -13,11 +12,10 @@ import torch
 import transformers
 from made_run import make_run, tiny_recipe
 from said import say
-from trained_run import batches, curated, feed, has_made, outcomes, published, start_trainer, until
+from trained_run import batches, curated, feed, has_made, published, start_trainer, until
 
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.topic_reader import read_all
-from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run, read_revisions
 from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectStore
@@ -152,47 +150,6 @@ def test_a_trainer_that_gets_no_groups_publishes_whole_what_the_store_has_lost_a
     assert hash_weights(tensors) == found[-1].weights_hash
 
 
-@pytest.mark.training
-def test_stale_surplus_and_leftover_groups_each_get_one_outcome_and_the_run_ends(
-    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
-) -> None:
-    trainer = {"steps": 2, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 0, "learning_rate": 1e-3}
-    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=trainer))
-    writer = TransactionalWriter(run.connection, f"{run_name}.curate.test")
-    feed(run, [curated(number, stale=0) for number in range(5)], writer)
-    process = train(run)
-    until(lambda: len(batches(run)) == 1 and len(outcomes(run)) == 1, process)
-    feed(run, [curated(number, version=1, stale=0) for number in range(5, 9)], writer)
-    until(lambda: len(batches(run)) == 2, process)
-    feed(run, [curated(number, version=2, stale=0) for number in range(9, 12)], writer)
-    until(lambda: len(outcomes(run)) == 4, process)
-    verdicts = Counter(o.verdict for o in outcomes(run))
-    assert verdicts["run_end"] == 3
-    assert verdicts["surplus"] + verdicts["expired"] == 1
-    whole = [codec.decode(curated(o.number).group, TrajectoryGroup) for o in outcomes(run)]
-    assert [o.lengths for o in outcomes(run)] == [
-        tuple(member.sequences[0].ids.size - 2 for member in one.trajectories) for one in whole
-    ], "but for their prompts of two tokens"
-    assert published(run)[-1].final
-    concluded = [o.number for o in outcomes(run)] + [u.number for b in batches(run) for u in b.groups]
-    assert sorted(concluded) == list(range(12))
-
-
-@pytest.mark.training
-def test_after_its_limit_a_trainer_takes_what_there_is_and_the_rest_stays(
-    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
-) -> None:
-    trainer = {"steps": 2, "groups_per_batch": 6, "minibatches": 2, "learning_rate": 1e-3, "batch_limit_s": 0.3}
-    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=trainer | {"order": "fifo"}))
-    feed(run, [curated(number) for number in range(3)])
-    process = train(run)
-    until(lambda: len(batches(run)) == 1, process)
-    feed(run, [curated(3)])
-    until(lambda: len(batches(run)) == 2, process)
-    assert [len(batch.groups) for batch in batches(run)] == [2, 2]
-    assert sorted(use.number for batch in batches(run) for use in batch.groups) == list(range(4))
-
-
 def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes_on(
     bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
 ) -> None:
@@ -207,17 +164,3 @@ def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes
     assert [letter.reason for letter in read_dead_letters(run)] == ["undecodable", *["unusable"] * 4]
     assert any("its tokens are of tokenizer 'f00d'" in letter.detail for letter in read_dead_letters(run))
     assert any("this model has 52 ids and 64 positions" in letter.detail for letter in read_dead_letters(run))
-
-
-@pytest.mark.training
-def test_the_word_that_the_run_is_over_makes_the_trainer_discard_what_it_holds(
-    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
-) -> None:
-    run = make_run(bootstrap, store, tiny_recipe(run_name))
-    feed(run, [curated(number) for number in range(3)])
-    process = train(run)
-    until(lambda: len(published(run)) == 1, process)
-    over = replace(read_revisions(run.address)[-1], ended="solved")
-    say(run, Outgoing(run.topics.recipe, codec.encode(over), partition=0))
-    until(lambda: len(outcomes(run)) == 3, process)
-    assert {o.verdict for o in outcomes(run)} == {"run_end"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from made_run import make_run, tiny_recipe
 from said import say
-from trained_run import batches, curated, feed, has_made, published, start_trainer, until
+from trained_run import batches, curated, feed, has_made, published, start_trainer, train_to, until
 
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.run.run import Run
@@ -52,10 +52,7 @@ def undisturbed(bootstrap: str, store_address: StoreAddress) -> Iterator[list[st
     name = f"undisturbed-{uuid.uuid4().hex[:8]}"
     with ObjectStore(replace(store_address, prefix=f"{name}/")) as store:
         run = fed_run(bootstrap, store, name)
-        process = start_trainer(run)
-        until(lambda: len(batches(run)) == STEPS, process)
-        process.kill()
-        process.join()
+        train_to(run, STEPS)
         yield hashes(run)
 
 

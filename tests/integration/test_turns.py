@@ -13,9 +13,8 @@ from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.group_offsets import fetch_committed_offsets
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_admin import ensure_topics
-from headrace.infra.kafka.topic_reader import TopicReader
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
-from headrace.infra.run import group_consumer, group_restore
+from headrace.infra.run import group_consumer
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.topics import TopicSpec
@@ -94,25 +93,6 @@ def test_a_turn_whose_records_take_long_ends_and_nothing_is_lost_of_it_when_it_i
     assert {count for count, _ in writer.turns} == {1}, "each record took too long"
     assert not failing, "the failures happened"
     assert counted(connection, out) == exactly_once(n)
-
-
-@pytest.mark.kafka
-def test_a_member_restores_any_number_of_partitions_with_one_reader_of_snapshots_and_one_of_inputs(
-    connection: Connection, run_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count_to(connection, run_name, 40, snapshot_every_s=0.0)
-    count_to(connection, run_name, 80, snapshot_every_s=1000.0)
-    opened: list[set[str]] = []
-
-    class Noted(TopicReader):
-        def __init__(self, connection: Connection, positions: dict[tuple[str, int], int]) -> None:
-            opened.append({topic for topic, _ in positions})
-            super().__init__(connection, positions)
-
-    monkeypatch.setattr(group_restore, "TopicReader", Noted)
-    count_to(connection, run_name, 120, snapshot_every_s=1000.0)
-    assert opened == [{f"{run_name}.state"}, {f"{run_name}.in"}]
-    assert counted(connection, f"{run_name}.out") == exactly_once(120)
 
 
 def test_a_member_goes_on_polling_while_it_restores_and_misses_no_record(

@@ -88,6 +88,14 @@ def until(condition: Callable[[], bool], process: BaseProcess, timeout_s: float 
         time.sleep(0.1)
 
 
+def train_to(run: Run, version: int) -> None:
+    """Let one trainer make all versions up to this one, and end it."""
+    process = start_trainer(run)
+    until(lambda: len(batches(run)) == version, process)
+    process.kill()
+    process.join()
+
+
 def curated(number: int, version: int = 0, stale: int = 1, lengths: tuple[int, int] = (4, 12)) -> CuratedGroup:
     """A group of four random sequences; what the engine would have said does not matter to these tests."""
     draw = np.random.default_rng(number)

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_recipes import sums_recipe
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
@@ -33,16 +34,13 @@ from headrace.schemas.records import (
 )
 from headrace.schemas.topics import checkpoint_key
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "x"}, "judge": {"path": "y"}},
-        "workflows": {
-            "sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}},
-            "debate": {"env": {"use": "a"}, "policies": {"s": "solver", "j": "judge"}},
-        },
-        "kafka": {"partitions": 1},
+RECIPE = sums_recipe(
+    policies={"solver": {"path": "x"}, "judge": {"path": "y"}},
+    workflows={
+        "sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}},
+        "debate": {"env": {"use": "a"}, "policies": {"s": "solver", "j": "judge"}},
     },
+    kafka={"partitions": 1},
 )
 TOPICS = RECIPE.topics
 WHOLE = Scope(whole=True)

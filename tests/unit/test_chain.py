@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 from made_groups import candidate, dropped, kept
+from made_recipes import sums_recipe
 
 from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Replay, Result, Stateless
 from headrace.consumers.algorithms.pods import Pods
 from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.records import GroupUse, TrajectoryGroup
 
 DEFAULT: list[tuple[str, Mapping[str, Any]]] = [
@@ -223,15 +223,10 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
 
 def test_a_recipes_chain_draws_by_the_recipes_seed_and_ages_by_its_trainers_bound() -> None:
     for own, seed in ({}, 41), ({"seed": 3}, 3):
-        recipe = Recipe.model_validate(
-            {
-                "name": "t",
-                "seed": 41,
-                "policies": {"solver": {"path": "/models/any"}},
-                "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-                "trainer": {"max_staleness": 2},
-                "curate": {"chain": ["max_staleness", {"use": f"{__name__}:Drawing", **own}]},
-            }
+        recipe = sums_recipe(
+            seed=41,
+            trainer={"max_staleness": 2},
+            curate={"chain": ["max_staleness", {"use": f"{__name__}:Drawing", **own}]},
         )
         made = load_policy_chain(recipe, "solver")
         assert made.process(candidate(1.0, 0.0), 5) == (Drop(str(seed)),)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from drawn_page import drawn
 
 from headrace.app.views.chart import check_picture
 from headrace.app.views.comparison_page import comparison_page, figure_of, plot
@@ -123,14 +122,8 @@ def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted
     assert json.loads(json.dumps(plain(found))) == plain(found)
 
 
-def printed(found: Comparison, width: int = 200) -> str:
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(comparison_page(found))
-    return console.export_text()
-
-
 def test_the_page_shows_a_row_for_each_variant_and_names_what_is_wrong(found: Comparison) -> None:
-    page = printed(found)
+    page = drawn(comparison_page(found), 200)
     for words in ("0.500 ± 1.271", "9 zero_variance, 1 run_end", "35 ± 13", "run s-fifo-1 failed: error: no room"):
         assert words in page
     assert "the audit of run s-ds-2 does not close: 3 lost, 0 doubled" in page
@@ -149,7 +142,7 @@ def test_variants_are_compared_with_the_first_one_seed_by_seed() -> None:
     assert (reward.mean, reward.n, held_out.mean) == (0.1875, 2, pytest.approx(0.1875))
     assert reward.high == pytest.approx(0.1875 + 12.706 * 0.0625, abs=1e-3)
     assert solver["plain"].over_first["reward"].n == 0
-    page = printed(found, width=80)
+    page = drawn(comparison_page(found), 80)
     assert "+0.188 ± 0.794" in page
     assert "…" not in page, "all fits a terminal of 80"
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from rich.console import Console
+from drawn_page import drawn
 
 from headrace.app.views.dead_letters import MOST_ROWS, dead_letter_view, dead_letters_table, redrive_table
 from headrace.infra.errors import UsageError
@@ -58,13 +58,6 @@ def evaluated(**more: Any) -> DeadLetter:
 def back(letter: int) -> DeadLetter:
     """The word that a letter's message stands at 900 more than the letter's offset again."""
     return record(900 + letter, REDRIVEN, redrives=letter)
-
-
-def drawn(renderable: Any) -> str:
-    console = Console(width=160, force_terminal=False)
-    with console.capture() as captured:
-        console.print(renderable)
-    return captured.get()
 
 
 def test_letters_of_this_run_are_listed_and_those_that_were_sent_back_say_by_which() -> None:
@@ -240,7 +233,7 @@ def shown(letter: ListedDeadLetter, **more: Any) -> DeadLetterDetail:
 
 
 def test_people_see_where_a_letter_is_from_and_what_became_of_it() -> None:
-    table = drawn(dead_letters_table([row(), row(offset=4, redriven=7, failed_again=8, number=-1)], None))
+    table = drawn(dead_letters_table([row(), row(offset=4, redriven=7, failed_again=8, number=-1)], None), 160)
     for words in (
         "t.trajectories.solver[2]@40",
         "sums:6",
@@ -249,24 +242,24 @@ def test_people_see_where_a_letter_is_from_and_what_became_of_it() -> None:
         "2 dead letters: 2 missing_object",
     ):
         assert words in table
-    assert "everything that was written could be read" in drawn(dead_letters_table([], None))
-    assert "of reason other" in drawn(dead_letters_table([], "other"))
-    assert f"newest {MOST_ROWS}" in drawn(dead_letters_table([row()] * (MOST_ROWS + 1), None))
+    assert "everything that was written could be read" in drawn(dead_letters_table([], None), 160)
+    assert "of reason other" in drawn(dead_letters_table([], "other"), 160)
+    assert f"newest {MOST_ROWS}" in drawn(dead_letters_table([row()] * (MOST_ROWS + 1), None), 160)
     one = shown(row(), key="sums:6", headers={"run_id": "run-1"}, hex="c3 01", decoded=DecodedText("[bold]"))
-    assert "[bold]" in drawn(dead_letter_view(one)), "bytes are no markup"
-    assert "7 bytes, so it cannot be sent back" in drawn(dead_letter_view(replace(one, cut_bytes=7)))
+    assert "[bold]" in drawn(dead_letter_view(one), 160), "bytes are no markup"
+    assert "7 bytes, so it cannot be sent back" in drawn(dead_letter_view(replace(one, cut_bytes=7)), 160)
     notice = shown(row(offset=7, reason=REDRIVEN, redrives=4, failed_again=8, value_bytes=0))
-    assert "letter 4; failed again as 8" in drawn(dead_letter_view(notice))
+    assert "letter 4; failed again as 8" in drawn(dead_letter_view(notice), 160)
 
 
 def test_people_see_what_a_redrive_did() -> None:
     one = SentBack((3, 5), SOURCE, 2, 40, 41, "missing_object", "sums", 6)
     done = Redriven("t", dry_run=False, redriven=(one,), already=(1,), refused=(Refused(2, "old"),))
-    said = drawn(redrive_table(done))
+    said = drawn(redrive_table(done), 160)
     assert "sent back: dead letter 3, 5, sums:6" in said
     assert "already sent back: dead letter 1" in said
     assert "refused: dead letter 2: old" in said
-    assert "would be" in drawn(redrive_table(replace(done, dry_run=True)))
+    assert "would be" in drawn(redrive_table(replace(done, dry_run=True)), 160)
     assert "nothing to send back" not in said
-    assert "nothing to send back" in drawn(redrive_table(replace(done, redriven=())))
-    assert "nothing to send back" in drawn(redrive_table(replace(done, redriven=(), already=(), refused=())))
+    assert "nothing to send back" in drawn(redrive_table(replace(done, redriven=())), 160)
+    assert "nothing to send back" in drawn(redrive_table(replace(done, redriven=(), already=(), refused=())), 160)

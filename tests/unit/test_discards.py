@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import math
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
+from drawn_page import drawn
 
 from headrace.app.views.discards_page import discards_page, plot, verdict
 from headrace.infra.errors import UsageError
@@ -136,9 +135,7 @@ def test_no_ratio_is_told_where_none_follows() -> None:
 
 
 def shown(found: PolicyDiscards) -> str:
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(discards_page(Discards("r", "x", {"solver": found})))
-    return console.export_text()
+    return drawn(discards_page(Discards("r", "x", {"solver": found})), 120)
 
 
 def test_the_page_names_the_bias() -> None:

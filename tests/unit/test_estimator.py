@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from made_recipes import sums_recipe
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.transactions import TransactionalWriter
@@ -151,13 +152,7 @@ def test_a_recipe_that_names_what_is_not_there_is_refused_with_the_nearest(train
 
 def recipe_of(trainer: dict[str, Any]) -> Recipe:
     """Two policies, the other one with keys of its own."""
-    return Recipe.model_validate(
-        {
-            "name": "demo",
-            "policies": {"solver": {"path": "checkpoint"}, "other": {"path": "checkpoint", "trainer": trainer}},
-            "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-        }
-    )
+    return sums_recipe(policies={"solver": {"path": "x"}, "other": {"path": "x", "trainer": trainer}})
 
 
 def test_a_trainer_refuses_such_a_recipe_before_it_looks_at_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

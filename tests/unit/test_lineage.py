@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from drawn_page import drawn
 
 from headrace.app.views.lineage_page import FATES, fate_in_words, group_page, version_page
 from headrace.ops.lineage.group_fate import (
@@ -36,13 +36,6 @@ ATTEMPT = Attempt(1, 5, 0, True, "w-1", "eu", 2, ("error",), "", 4, 3, 4, 1_000,
 def lineage(fate: str, **changes: Any) -> GroupLineage:
     blank = GroupLineage("demo", "solver", "sums", 9, fate, "", 40, (0,), (), (), (), ())
     return replace(blank, **changes)
-
-
-def drawn(page: Any, width: int = 80) -> str:
-    console = Console(width=width, file=None, force_terminal=False)
-    with console.capture() as captured:
-        console.print(page)
-    return captured.get()
 
 
 def test_the_fate_of_a_number_is_that_of_its_first_use() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
+from made_recipes import sums_recipe
 from made_run import TINY_MODEL
 
 from headrace.envs.arithmetic import ALPHABET
@@ -46,15 +47,13 @@ TOPIC = "t.curated.solver"
 
 
 def recipe(**trainer: Any) -> Recipe:
-    return Recipe.model_validate({
-        "name": "t",
-        "policies": {"solver": {"model": TINY_MODEL, "alphabet": ALPHABET}},
-        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-        "rollout": {"group_size": 4, "max_tokens": 8, "concurrency": 64},
-        "trainer": {"steps": 50, "groups_per_batch": 4, "minibatches": 2, "learning_rate": 1e-3, **trainer},
-        "evaluate": {"every": 0},
-        "kafka": {"partitions": 4},
-    })  # fmt: skip
+    return sums_recipe(
+        policies={"solver": {"model": TINY_MODEL, "alphabet": ALPHABET}},
+        rollout={"group_size": 4, "max_tokens": 8, "concurrency": 64},
+        trainer={"steps": 50, "groups_per_batch": 4, "minibatches": 2, "learning_rate": 1e-3, **trainer},
+        evaluate={"every": 0},
+        kafka={"partitions": 4},
+    )
 
 
 def curated(number: int, head: int = 0, lag: int = 1, use: int = 0, back: int = 0) -> Message:

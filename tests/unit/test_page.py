@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
+from drawn_page import drawn
 
 from headrace.app.views.chart import by_version, chart
 from headrace.app.views.closing import Signs, explain_no_rise
@@ -61,13 +61,6 @@ def outcome(number: int, rewards: tuple[float, ...] = (1.0, 0.0), version: int =
     return Outcome(
         run_id=RUN_ID, stream="sums", number=number, policy="solver", rewards=rewards, head_version=version, **fields
     )
-
-
-def drawn(renderable: Any) -> str:
-    console = Console(width=110, force_terminal=False)
-    with console.capture() as captured:
-        console.print(renderable)
-    return captured.get()
 
 
 def status_of(figures: RunFigures) -> Status:
@@ -222,7 +215,7 @@ def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
     [worker] = moment.figures.workers
     twice = replace(moment.figures, workers=(worker, worker))
 
-    shown = drawn(status_table(Status(twice, (False, True), wasted_is_all=False)))
+    shown = drawn(status_table(Status(twice, (False, True), wasted_is_all=False)), 110)
 
     assert "at least 2.5% of 200 generated tokens: failed, cancelled or done twice" in shown
     assert "rollout-sums-0 behind (two versions), 200 tokens since it started" in shown

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rich.console import Console
+from drawn_page import drawn
 
 from headrace.app.views.offline_page import retrain_page
 from headrace.ops.offline.experiment import Experiment, compare_metrics
@@ -8,13 +8,6 @@ from headrace.ops.offline.retrain import Compared, Fingerprints, Retrained
 from headrace.schemas.records import BatchTrained
 
 VERSIONS = tuple(Compared(version, 0, "a" * 64, "b" * 64, equal=version == 3) for version in (3, 4))
-
-
-def drawn(found: Retrained | Experiment, *words: str) -> list[str]:
-    console = Console(width=80)
-    with console.capture() as captured:
-        console.print(retrain_page(found, *words))
-    return captured.get().splitlines()
 
 
 def test_an_experiment_is_shown_beside_its_source_with_the_way_to_look_further() -> None:
@@ -27,7 +20,7 @@ def test_an_experiment_is_shown_beside_its_source_with_the_way_to_look_further()
         settings=("trainer.clip_low: 0.2 -> 0.1",), metrics=metrics, versions=VERSIONS, ok=True,
     )  # fmt: skip
 
-    shown = drawn(made, "headrace", "--run slower --data x")
+    shown = drawn(retrain_page(made, "headrace", "--run slower --data x")).splitlines()
 
     assert metrics.keys() == {"loss"}, "what one step did not tell is not compared"
     assert shown[0].startswith("Run slower holds versions 3 to 4, made of the batches of sums; 1 have other")
@@ -43,7 +36,7 @@ def test_a_re_training_shows_which_versions_differ() -> None:
         ok=False,
     )  # fmt: skip
 
-    shown = drawn(again, "headrace", "")
+    shown = drawn(retrain_page(again, "headrace", "")).splitlines()
 
     assert "1 of 2 versions differ, the first is 4." in shown
     assert any("equal" in line for line in shown)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
+from drawn_page import drawn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.app.views.inspection_page import step_page, trajectory_page
@@ -124,13 +123,6 @@ def test_a_group_is_seen_with_what_was_not_trained_on(tokenizer: Tokenizer, text
     assert seen.failures == ("time_limit",)
     assert [describe_error(error) for error in seen.errors] == ["it took 9 s at own.py:3 in play"]
     assert "1 by it took 9 s at own.py:3 in play" in drawn(step_page(step_of(whole, texts, 1)))
-
-
-def drawn(page: Any, width: int = 80) -> str:
-    console = Console(width=width)
-    with console.capture() as captured:
-        console.print(page)
-    return captured.get()
 
 
 def step_of(whole: DecodedGroup, texts: TokenTexts, count: int) -> StepSeen:

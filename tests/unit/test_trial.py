@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
+from drawn_page import drawn
 from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
@@ -109,13 +109,6 @@ def tried(recipe: str, *sets: str, tasks: int = 1, answers: Sequence[str] = ()) 
     return try_recipe(TrialRequest(load_recipe(recipe, sets), tasks, None, answers))
 
 
-def page(found: Tried) -> str:
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(trial_page(found))
-    return captured.get()
-
-
 def test_the_demo_is_tried_without_its_warm_start_and_says_that_nothing_is_learnt_of_equal_rewards() -> None:
     words = ["try", "arithmetic", "--tasks", "2", "--set", "rollout.group_size=3", "--json"]
     done = CliRunner().invoke(app, words)
@@ -151,7 +144,7 @@ def test_a_policy_that_is_told_what_to_say_learns_from_it_as_if_it_had_said_so()
     assert step.loss == pytest.approx(-(advantages * lengths).sum() / lengths.sum(), abs=1e-5)
     assert step.grad_norm is not None
     assert step.grad_norm > 1
-    told = page(found)
+    told = drawn(trial_page(found), 200)
     assert "it gives the --answer texts" in told
     assert "one optimizer step over 1 group: 24 tokens are trained on" in told
 
@@ -182,7 +175,7 @@ def test_an_error_in_an_episode_is_shown_from_the_users_first_line_on_with_task_
     assert lines[-1].startswith("ArithmeticError: cannot judge ")
     solver = found.policies["solver"]
     assert (solver.step, solver.no_step) == (None, "there is no trajectory")
-    told = page(found)
+    told = drawn(trial_page(found), 200)
     assert "sums:0:0  task sum1:lp=5+4?, ArithmeticError: cannot judge " in told
     assert "in judge (solver, turn 2)\nand 2 more: sums:0:1, sums:0:2\nTraceback" in told
     assert told.count("Traceback") == 1, "the same error once"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
+from drawn_page import drawn
 
 from headrace.app.views.weights_page import in_words, weights_page
 from headrace.ops.figures.weights_figures import WeightsFigures
@@ -41,10 +41,7 @@ HISTORY = WeightsHistory(
 
 
 def shown(**changes: Any) -> str:
-    console = Console(width=80)
-    with console.capture() as captured:
-        console.print(weights_page(replace(HISTORY, **changes)))
-    return captured.get()
+    return drawn(weights_page(replace(HISTORY, **changes)))
 
 
 def test_every_version_has_a_line_that_fits_eighty_columns() -> None:
