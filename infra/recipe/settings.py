@@ -361,6 +361,8 @@ class Evaluate(Settings):
 class Kafka(Settings):
     """The Kafka cluster."""
 
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # `"max.poll.interval.ms" = 45000`
+
     bootstrap: str = ""
     """Address of a Kafka cluster, 4.0 or newer; empty starts an embedded one."""
     client: dict[str, str] = Field(default_factory=dict)

@@ -182,3 +182,8 @@ def test_a_shadows_own_trainer_keys_are_checked_with_those_of_its_policy(base: P
     assert "did you mean `steps`" in told
     told = refusal(str(base), "shadows={ careful = { trainer = { steps = 0 } } }")
     assert "`shadows.careful.trainer.steps` must be greater than or equal to 1" in told
+
+
+def test_a_number_is_a_setting_of_the_kafka_client_too() -> None:
+    recipe = load_recipe("arithmetic", ['kafka.client={"max.poll.interval.ms" = 45000}'])
+    assert recipe.kafka.client == {"max.poll.interval.ms": "45000"}
