@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.data.rows import read_data_of
-from headrace.envs.registry import check_characters, load_environment, load_workflow
+from headrace.envs.registry import check_characters, check_first_problem, load_environment, load_workflow
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
 from headrace.ops.prompt_check import check_model, check_prompts_fit
@@ -50,6 +50,7 @@ def check_names(recipe: Recipe) -> None:
             load_workflow(workflow.workflow)
             environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
             read_data_of(environment)
+            check_first_problem(environment)
             for policy in recipe.policies_of(name) if workflow.workflow == SINGLE_TURN else ():
                 check_characters(environment, policy, recipe.policies[policy].alphabet)
                 check_prompts_fit(environment, policy, recipe.policies[policy])
