@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.envs.contract import Environment
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy
-from headrace.infra.weights.model_config import read_config, read_context, refuse_other_media
+from headrace.infra.weights.model_config import read_config, read_context, refuse_other_media, refuse_quantised
 
 LOOKED_AT = 16
 """Prompts of a workflow that are measured."""
@@ -21,7 +21,9 @@ def check_model(name: str, policy: Policy) -> None:
     """
     config = read_config(policy.path) if policy.path else policy.model
     if config is not None:
-        refuse_other_media(config, f"policy {name}: {policy.path or 'its model'}")
+        what = f"policy {name}: {policy.path or 'its model'}"
+        refuse_other_media(config, what)
+        refuse_quantised(config, what)
 
 
 def check_prompts_fit(environment: Environment, name: str, policy: Policy) -> None:
