@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 
 from headrace.infra.deprecated_names import deprecated_names
@@ -11,23 +12,62 @@ BOXED = "\\boxed{"
 LONGEST_NUMBER = 400
 """Characters; a longer text is not a number but an attempt to keep the scorer busy."""
 
-_INTEGER = r"[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+"
-_NUMBER = re.compile(
-    rf"([+-]?)(?:(?P<whole>{_INTEGER})?(?:\.(?P<decimals>[0-9]*))?|(?P<over>[0-9]+)/(?P<under>[0-9]+))"
-)
-_LATEX_FRACTION = re.compile(r"([+-]?)\\frac\{([+-]?[0-9]+)\}\{([0-9]+)\}")
+_BOX = re.compile(r"\\boxed\s*\{")
+_ESCAPED_OR_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+_DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)"
+_SIGNED = rf"[+-]?{_DECIMAL}"
+_RATIO = re.compile(rf"({_SIGNED})/({_SIGNED})")
+_LATEX_FRACTION = re.compile(rf"([+-]?)\\frac\{{({_SIGNED})\}}\{{({_SIGNED})\}}")
 _MIXED = re.compile(r"([+-]?)([0-9]+)(?: ([0-9]+)/([0-9]+)|\\frac\{([0-9]+)\}\{([0-9]+)\})")
 """A whole number and a fraction: `1 1/2`, `1\\frac{1}{2}`."""
-_SPACING = re.compile(r"\\[,;:!]|\\left|\\right|\$")
-_SPACE = re.compile(r"(?:\\ |~|\s)+")
+_POWER = r"(?:\{([+-]?[0-9]{1,3})\}|([0-9]{1,3}))"
+_WITH_POWER = re.compile(rf"({_SIGNED})(?:[eE]([+-]?[0-9]{{1,3}})|(?:\\times|\\cdot|\*)10\^{_POWER})?")
+"""A decimal; `1e-05`, as JSON and Python write it, and `3\\times 10^{5}`."""
+_SPACING = re.compile(
+    r"(?<!\\)\\[,;:!]|\\(?:left|right|displaystyle|quad|qquad)(?![a-zA-Z])|\\hspace\{[^{}]*\}|\\\\$|\$"
+)
+_SPACE = re.compile(r"(?:(?<!\\)\\ |~|\s)+")
 _SPACE_BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=\.?[0-9])|(?<=[0-9],) (?=[0-9])")
-_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
-_FRACTION_ARGUMENTS = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|([0-9a-zA-Z]))\s*(?:\{([^{}]*)\}|([0-9a-zA-Z]))")
-_ROOT_ARGUMENT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
+_TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mbox|mathrm|mathbf|mathit)\{([^{}]*)\}")
+_ARGUMENT = r"\s*(?:\{([^{}]*)\}|([0-9a-zA-Z]|\\(?!frac|sqrt)[a-zA-Z]+))"
+_FRACTION_ARGUMENTS = re.compile(rf"\\frac{_ARGUMENT}{_ARGUMENT}")
+_ROOT_ARGUMENT = re.compile(r"\\sqrt\s*(\[[^\[\]{}]*\])?\s*([0-9a-zA-Z])")
+_SCRIPT = re.compile(r"([\^_])\{([0-9a-zA-Z])\}")
+_VULGAR_FRACTION = re.compile(
+    "[\N{VULGAR FRACTION ONE QUARTER}-\N{VULGAR FRACTION THREE QUARTERS}"
+    "\N{VULGAR FRACTION ONE SEVENTH}-\N{VULGAR FRACTION SEVEN EIGHTHS}]"
+)
+_RAISED = str.maketrans(
+    "\N{SUPERSCRIPT ZERO}\N{SUPERSCRIPT ONE}\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}⁴⁵⁶⁷⁸⁹⁻", "0123456789-"
+)
+_SUPERSCRIPT = re.compile(f"[{''.join(map(chr, _RAISED))}]+")
+_CHARACTERS = str.maketrans(
+    {
+        **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full width, as beside Chinese
+        **dict.fromkeys("\N{MINUS SIGN}\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{EN DASH}\N{SMALL HYPHEN-MINUS}", "-"),
+        **dict.fromkeys("\N{ZERO WIDTH SPACE}\N{WORD JOINER}\N{ZERO WIDTH NO-BREAK SPACE}\N{DEGREE SIGN}", ""),
+        "\N{FRACTION SLASH}": "/",
+        "\N{MULTIPLICATION SIGN}": "\\times ",
+        "\N{MIDDLE DOT}": "\\cdot ",
+        "\N{GREEK SMALL LETTER PI}": "\\pi ",
+        "\N{INFINITY}": "\\infty ",
+        "\N{PLUS-MINUS SIGN}": "\\pm ",
+        "\N{SQUARE ROOT}": "\\sqrt ",
+        "\N{LESS-THAN OR EQUAL TO}": "\\le ",
+        "\N{GREATER-THAN OR EQUAL TO}": "\\ge ",
+        "\N{NOT EQUAL TO}": "\\ne ",
+        "\N{EMPTY SET}": "\\emptyset ",
+    }
+)
 _SPELLINGS = (
-    ("\N{MINUS SIGN}", "-"),
     ("\\dfrac", "\\frac"),
     ("\\tfrac", "\\frac"),
+    ("\\cfrac", "\\frac"),
+    ("\\leq", "\\le"),
+    ("\\geq", "\\ge"),
+    ("\\neq", "\\ne"),
+    ("\\varnothing", "\\emptyset"),
     ("{,}", ","),
     ("\\$", ""),
     ("\\%", ""),
@@ -44,48 +84,46 @@ def find_last_boxed(text: str) -> str | None:
     Only the last one counts, also when it was cut off: an answer that was taken back does not count. A number outside a
     box never counts, or the policy learns to write numbers instead of answers.
     """
-    start = text.rfind(BOXED)
-    if start < 0:
+    boxes = [box.end() for box in _BOX.finditer(text)]
+    if not boxes:
         return None
     depth = 1
-    begin = start + len(BOXED)
-    for position in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
+    for found in _ESCAPED_OR_BRACE.finditer(text, boxes[-1]):  # \{ and \} are part of what is written
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
         if depth == 0:
-            return text[begin:position]
+            return text[boxes[-1] : found.start()]
     return None
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""Return the exact value of an integer, a decimal, `a/b`, `\frac{a}{b}` or a mixed number `1 1/2`, or None."""
-    plain = _keep_spaces_of_digits(text)
-    if len(plain) > LONGEST_NUMBER:
+    r"""Return the exact value of a number, or None.
+
+    A number is an integer, a decimal, `a/b`, `\frac{a}{b}`, a mixed number `1 1/2`, `1e-05` or `3\times 10^{5}`.
+    """
+    if len(text) > LONGEST_NUMBER:
         return None
+    plain = _keep_spaces_of_digits(text)
+    if power := _WITH_POWER.fullmatch(plain):
+        return _read_decimal(power[1]) * Fraction(10) ** int(power[2] or power[3] or power[4] or 0)
+    if ratio := _RATIO.fullmatch(plain):
+        return _divide("", *map(_read_decimal, ratio.groups()))
     if latex := _LATEX_FRACTION.fullmatch(plain):
-        return _parse_ratio(latex[1], int(latex[2]), int(latex[3]))
+        return _divide(latex[1], _read_decimal(latex[2]), _read_decimal(latex[3]))
     if mixed := _MIXED.fullmatch(plain):
         sign, whole, *parts = mixed.groups()
         over, under = (int(part) for part in parts if part is not None)
-        return _parse_ratio(sign, int(whole) * under + over, under)
-    return _plain_number(plain)
+        return _divide(sign, Fraction(int(whole) * under + over), Fraction(under))
+    return None
 
 
-def _plain_number(plain: str) -> Fraction | None:
-    found = _NUMBER.fullmatch(plain)
-    if found is None:
-        return None
-    if found["under"] is not None:
-        return _parse_ratio(found[1], int(found["over"]), int(found["under"]))
-    whole, decimals = (found["whole"] or "").replace(",", ""), found["decimals"] or ""
-    if not whole + decimals:
-        return None
-    return _parse_ratio(found[1], int(whole + decimals), 10 ** len(decimals))
+def _read_decimal(plain: str) -> Fraction:
+    return Fraction(plain.replace(",", ""))
 
 
-def _parse_ratio(sign: str, over: int, under: int) -> Fraction | None:
+def _divide(sign: str, over: Fraction, under: Fraction) -> Fraction | None:
     if under == 0:
         return None
-    return Fraction(-over if sign == "-" else over, under)
+    return -over / under if sign == "-" else over / under
 
 
 def normalise_answer(text: str) -> str:
@@ -98,14 +136,21 @@ def normalise_answer(text: str) -> str:
 
 def _keep_spaces_of_digits(text: str) -> str:
     """Normalise, but keep a space after a comma between digits, too: `1, 234` is two numbers, `1,234` is one."""
-    plain = _TEXT.sub(r"\1", text)
+    plain = _VULGAR_FRACTION.sub(_spell_fraction, text)
+    plain = _SUPERSCRIPT.sub(lambda found: f"^{{{found[0].translate(_RAISED)}}}", plain).translate(_CHARACTERS)
+    plain = _TEXT.sub(r"\1", plain)
     for spelling, usual in _SPELLINGS:
         plain = plain.replace(spelling, usual)
-    plain = _FRACTION_ARGUMENTS.sub(_brace_fraction, plain)
-    plain = _ROOT_ARGUMENT.sub(r"\\sqrt{\1}", plain)
+    plain = _SCRIPT.sub(r"\1\2", _FRACTION_ARGUMENTS.sub(_brace_fraction, plain))
+    plain = _ROOT_ARGUMENT.sub(lambda found: f"\\sqrt{found[1] or ''}{{{found[2]}}}", plain)
     plain = _SPACE.sub(" ", _SPACING.sub("", plain)).strip()
     kept = _SPACE_BETWEEN_DIGITS.sub("\0", plain)
     return kept.replace(" ", "").replace("\0", " ").removesuffix(".")
+
+
+def _spell_fraction(found: re.Match[str]) -> str:
+    over, _, under = unicodedata.normalize("NFKC", found[0]).partition("\N{FRACTION SLASH}")
+    return f" {over}/{under}"
 
 
 def _brace_fraction(found: re.Match[str]) -> str:

@@ -110,6 +110,11 @@ class Dataset:
         keep: Sequence[str] = (),
     ) -> None:
         self._seed = seed
+        if not isinstance(scorers or {}, Mapping):
+            raise ValueError(f'scorers is scorers by name, as in {{ code = "my_tests:run" }}; got {scorers!r}')  # noqa: TRY004
+        named_texts = {"split": split, "config": config, "revision": revision, "template": template}
+        for name, text in {**named_texts, "instruction": instruction or "", "answer_pattern": answer_pattern}.items():
+            _check_text(name, text)
         self._source = Source(_check_text("path", path), split, config, revision)
         self._held_out, self._own_held_out = _read_held_out(held_out, self._source)
         named = read_columns(columns or {})
@@ -122,8 +127,8 @@ class Dataset:
             raise ValueError("held_out and warm_start are shares of the problems, and leave none to train on")
         if template and "{problem}" not in template:
             raise ValueError("template lacks {problem}, the place of the problem")
-        if isinstance(keep, str):
-            raise ValueError(f'keep is a list of columns, as in ["tests"]; got {keep!r}')  # noqa: TRY004 - a setting
+        if not isinstance(keep, list | tuple) or not all(isinstance(column, str) for column in keep):
+            raise ValueError(f'keep is a list of columns, as in ["tests"]; got {keep!r}')
         if not named.answer and any(one.needs_answer for one in built.values()):
             raise ValueError("the scorer compares with an answer, and columns.answer names none")
         self._layout = Layout(

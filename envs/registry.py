@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from operator import index
+from typing import Any, SupportsIndex, cast
 
-from headrace.envs.contract import Environment, Workflow
+from headrace.envs.contract import Environment, Problem, Workflow
+from headrace.envs.messages import show_value
 from headrace.infra.errors import UsageError
+from headrace.infra.own_frames import place_of
 from headrace.infra.recipe.named import find_named
+from headrace.infra.unreachable import is_unreachable
 
 ENVIRONMENTS = {
     "arithmetic": "headrace.envs.arithmetic:Arithmetic",
@@ -24,6 +28,7 @@ WORKFLOWS = {
     "solver_verifier": "headrace.envs.workflows.solver_verifier:solver_verifier",
 }
 
+METHODS = ("size", "problem", "score")
 LOOKED_AT = 64
 """Prompts that are held against an alphabet before a run."""
 
@@ -51,9 +56,13 @@ def load_environment(use: str, seed: int, settings: Mapping[str, Any]) -> Enviro
     except TypeError as error:
         raise EnvironmentSettingsError(f"environment {use}: {error}; it takes {_list_parameters(build)}") from error
     try:
-        return cast("Environment", build(*bound.args, **bound.kwargs))
-    except (TypeError, ValueError) as error:
-        raise EnvironmentSettingsError(f"environment {use}: {error}") from error
+        environment = build(*bound.args, **bound.kwargs)
+    except (Exception, SystemExit) as error:
+        if is_unreachable(error):
+            raise
+        raise EnvironmentSettingsError(f"environment {use}: {_describe(error)}") from error
+    _check_contract(use, environment)
+    return cast("Environment", environment)
 
 
 def load_workflow(name: str) -> Workflow:
@@ -64,18 +73,67 @@ def load_workflow(name: str) -> Workflow:
     return cast("Workflow", workflow)
 
 
+def check_first_problem(environment: Environment) -> None:
+    """Raise ValueError, in a sentence, when an environment gives no size or no problem that a run can use."""
+    try:
+        size = environment.size("train")
+        given = None if size == 0 else environment.problem("train", 0)
+    except ValueError:
+        raise
+    except Exception as error:
+        if is_unreachable(error):
+            raise
+        raise ValueError(f"environment {environment.name} gives no first problem: {_describe(error)}") from error
+    if size is not None and (isinstance(size, bool) or not isinstance(size, SupportsIndex) or index(size) < 0):
+        raise ValueError(
+            f"environment {environment.name}: `size` returns how many problems there are, or None for no end; got "
+            f"{show_value(size)}"
+        )
+    if size != 0 and not isinstance(given, Problem):
+        raise ValueError(
+            f"environment {environment.name}: `problem` returns a Problem of headrace.envs.contract, got "
+            f"{show_value(given)}"
+        )
+
+
 def check_characters(environment: Environment, policy: str, alphabet: str) -> None:
     """Raise ValueError when a policy's alphabet, if it has one, lacks what an environment's first prompts hold."""
     if not alphabet:
         return
     size = environment.size("train")
     asked = range(LOOKED_AT if size is None else min(size, LOOKED_AT))
-    lacking = {character for index in asked for character in environment.problem("train", index).text} - set(alphabet)
+    lacking = {character for number in asked for character in environment.problem("train", number).text} - set(alphabet)
     if lacking:
         raise ValueError(
             f"environment {environment.name} asks with characters that policies.{policy}.alphabet lacks: "
             f"{''.join(sorted(lacking))!r}; add them to it"
         )
+
+
+def _check_contract(use: str, environment: Any) -> None:
+    """Raise EnvironmentSettingsError for what is no environment: without it each episode would fail."""
+    for method in METHODS:
+        if not callable(found := getattr(environment, method, None)):
+            raise EnvironmentSettingsError(
+                f"environment {use}: {show_value(environment)} has no method `{method}`; an environment has "
+                f"{', '.join(METHODS)} and a `name` (headrace.envs.contract)"
+            )
+        if inspect.iscoroutinefunction(found):
+            raise EnvironmentSettingsError(
+                f"environment {use}: `{method}` is async, and nobody awaits it: make it a plain function (`score` runs "
+                "in a thread of its own, and may take its time)"
+            )
+    if not isinstance(name := getattr(environment, "name", None), str) or not name:
+        raise EnvironmentSettingsError(
+            f"environment {use}: its `name` must be a text, as records have it, got {show_value(name)}: write "
+            f'`name = "…"` into the class'
+        )
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, TypeError | ValueError):
+        return str(error)
+    return f"{type(error).__name__}: {error} at {place_of(error)}"
 
 
 def _find_plug_in(what: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.files import ADAPTER_CONFIG, TOKENIZER_FILE
 from headrace.infra.weights.folder import INDEX, SINGLE, open_weights
-from headrace.infra.weights.model_config import read_config, refuse_other_media
+from headrace.infra.weights.model_config import read_config, refuse_other_media, refuse_quantised
 from headrace.infra.weights.tensors import Tensor, WeightsError
 
 if TYPE_CHECKING:  # it takes a moment, and a recipe with an alphabet needs none
@@ -53,11 +53,7 @@ def check_model_files(name: str, policy: Policy) -> None:
         raise UsageError(
             f"{where}: {policy.path} holds an adapter beside its model: merge the two, as peft's merge_and_unload does"
         )
-    if "quantization_config" in config:
-        raise UsageError(
-            f"{where}: the weights of {policy.path} are quantized (quantization_config in config.json), and cannot be "
-            "trained: name a folder of bf16, fp16 or fp32 weights"
-        )
+    refuse_quantised(config, f"{where}: {policy.path}")
     if not any((folder / file).exists() for file in TOKENIZERS):
         raise UsageError(
             f"{where}: {policy.path} holds no tokenizer ({', '.join(TOKENIZERS[:3])}): copy that of the model there"

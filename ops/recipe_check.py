@@ -14,7 +14,7 @@ from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.contract import Environment
 from headrace.envs.data.rows import read_data_of
 from headrace.envs.identity import identify_environment
-from headrace.envs.registry import check_characters, load_environment, load_workflow
+from headrace.envs.registry import check_characters, check_first_problem, load_environment, load_workflow
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
@@ -135,6 +135,7 @@ def _check_workflows(asked: Asked) -> list[Fault]:
         with catching(faults, where):
             environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
             read_data_of(environment)
+            check_first_problem(environment)
             asked.environments[name] = environment
         if name not in asked.environments:
             continue

@@ -16,6 +16,7 @@ from weakref import finalize
 
 from headrace.envs.data.rows import Row, TaskFileError, Written
 
+REMEDY = "a data file holds one JSON object a line (of a JSON array `jq -c '.[]' FILE` makes such lines)"
 MARK = b"\xef\xbb\xbf"
 """A byte order mark, as Windows programs put it before a text."""
 CHUNK_BYTES = 1 << 20
@@ -101,17 +102,30 @@ def _refuse_constant(name: str) -> None:
 _DECODER = json.JSONDecoder(parse_float=Written, parse_int=Written, parse_constant=_refuse_constant)
 
 
+def _explain_bytes(line: bytes) -> str:
+    """Return what a line that is not UTF-8 may be instead, and what to do."""
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return ": it is UTF-16; write it anew by `iconv -f UTF-16 -t UTF-8`"
+    if line.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+        return ": it is compressed; unpack it, or call a gzip file .jsonl.gz"
+    return ": write the file anew as UTF-8, as by `iconv -f LATIN1 -t UTF-8`"
+
+
 def _parse_line(line: bytes, where: str) -> Row:
     try:
         found = _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
-        raise TaskFileError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
+        raise TaskFileError(
+            f"{where}: not UTF-8 ({error.reason} at byte {error.start}){_explain_bytes(line)}"
+        ) from error
     except json.JSONDecodeError as error:
-        raise TaskFileError(f"{where}: not JSON ({error.msg} at column {error.colno}); one object per line") from error
+        raise TaskFileError(f"{where}: not JSON ({error.msg} at column {error.colno}); {REMEDY}") from error
     except _NotANumber as error:
         raise TaskFileError(f"{where}: {error} is not a number of JSON; give every answer a value") from error
     except RecursionError as error:
         raise TaskFileError(f"{where}: not JSON that can be read: lists in lists, too deep") from error
     if not isinstance(found, dict):
-        raise TaskFileError(f"{where}: expected an object with `problem` and `answer`, got {type(found).__name__}")
+        raise TaskFileError(
+            f"{where}: expected an object with `problem` and `answer`, got {type(found).__name__}; {REMEDY}"
+        )
     return found

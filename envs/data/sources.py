@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 from headrace.envs.data.rows import Rows, TaskFileError
 
 HUB = "hub:"
+_HUB_NAME = re.compile(r"[\w-]+/[\w-]+")
+"""What a data set of the hub is called, and no file with an ending."""
+_ELSEWHERE = re.compile(r"[a-z0-9]+://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Source:
 
         if self.path.startswith(HUB):
             return open_hub(self.path.removeprefix(HUB), self.config, self.split, self.revision, columns)
-        path = Path(self.path).expanduser()
+        path = _find_path(self.path)
         if path.is_dir():
             if (path / SAVED).is_file() or (path / SAVED_SPLITS).is_file():
                 return open_saved(path, self.split, columns)
@@ -46,3 +50,18 @@ class Source:
         if path.suffix == ".parquet":
             return open_parquet([path], self.path, columns)
         return JsonlRows(path)
+
+
+def _find_path(given: str) -> Path:
+    """Return a file or folder of this machine. Raises TaskFileError for what cannot be one."""
+    if _ELSEWHERE.match(given):
+        raise TaskFileError(f"{given} is on another machine: fetch it, and name the file here (or `{HUB}owner/name`)")
+    if not given or "\0" in given:
+        raise TaskFileError(f"path {given!r} names no file")
+    try:
+        path = Path(given).expanduser()
+    except RuntimeError as error:
+        raise TaskFileError(f"{given}: {error}; give the path without ~") from error
+    if not path.exists() and _HUB_NAME.fullmatch(given):
+        raise TaskFileError(f"there is no {given} here; for the data set of the hub of that name write {HUB}{given}")
+    return path

@@ -37,6 +37,16 @@ def refuse_other_media(config: Mapping[str, Any], what: str) -> None:
         )
 
 
+def refuse_quantised(config: Mapping[str, Any], what: str) -> None:
+    """Raise UsageError for weights in fewer bits, as FP8, MXFP4, GPTQ and AWQ have them: no gradient is of these."""
+    quantised = config.get("quantization_config")
+    if isinstance(quantised, dict):
+        raise UsageError(
+            f"{what} is quantised ({quantised.get('quant_method', 'quantization_config')}), and whole weights are "
+            "trained: take the model's bf16 weights, or save it dequantised, without quantization_config"
+        )
+
+
 def read_context(config: Mapping[str, Any]) -> int | None:
     """Return how many tokens a sequence may have, by the model or by its text model; None where neither says."""
     text = config.get("text_config") or {}

@@ -82,11 +82,12 @@ class Tokenizer:
 
 
 def _stop_ids(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
-    found: set[int | None] = set()
+    found: set[int] = set()
     for name in NAMES_OF_EOS:
         named = _read_json(folder / name).get("eos_token_id")
-        found.update(named if isinstance(named, list) else [named])
-    others = sorted(stop for stop in found if stop is not None and stop != tokenizer_eos)
+        given = named if isinstance(named, list) else [named]
+        found.update(stop for stop in given if isinstance(stop, int) and stop >= 0)  # some have -1 or null for none
+    others = sorted(found - {tokenizer_eos})
     return (*([] if tokenizer_eos is None else [tokenizer_eos]), *others)
 
 

@@ -70,7 +70,9 @@ class CausalLM:
             source = copy.deepcopy(source)  # transformers writes the dtype into it
             model = AutoModelForCausalLM.from_config(source, dtype=dtype)  # type: ignore[no-untyped-call]
         elif Path(source).is_dir():
-            model = AutoModelForCausalLM.from_pretrained(str(source), dtype=dtype, local_files_only=True)
+            model = AutoModelForCausalLM.from_pretrained(
+                str(source), dtype=dtype, local_files_only=True, trust_remote_code=False
+            )
         else:
             raise EngineError(f"{source} is not a folder; give a model config or a local folder in Hugging Face layout")
         with torch.no_grad():

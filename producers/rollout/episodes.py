@@ -16,7 +16,7 @@ from headrace.envs.payload import problem_from_json
 from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
-from headrace.producers.rollout.failures import build_failure
+from headrace.producers.rollout.failures import build_failure, make_exception
 from headrace.producers.rollout.outcome import Outcome
 from headrace.producers.rollout.reachability import Reachability
 from headrace.schemas.ids import derive_seed, now_ms
@@ -113,7 +113,14 @@ async def play_episode(sample: int, problem: Problem, spec: WorkflowSpec, actors
     """
 
     async def run_workflow() -> Episode:
-        return await spec.workflow(problem, spec.environment, actors)
+        try:
+            return await spec.workflow(problem, spec.environment, actors)
+        except (Exception, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # sys.exit() would end the event loop
+            if isinstance(error, asyncio.CancelledError) and played.cancelling():
+                raise
+            raise make_exception("the workflow", error) from error
 
     played = asyncio.create_task(run_workflow())
     try:

@@ -58,6 +58,19 @@ def build_failure(
     )
 
 
+def make_exception(what: str, error: BaseException) -> Exception:
+    """Return an error of a user's code as one that fails its episode; one that would end the worker becomes another.
+
+    `sys.exit()` in a scorer, and what test frameworks raise, are no Exception; no future can carry a StopIteration.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    says = f": {error}" if str(error) else ""
+    made = RuntimeError(f"{what} raised {type(error).__name__}{says}: catch it there, and give a low reward")
+    made.__cause__ = error
+    return made.with_traceback(error.__traceback__)
+
+
 def describe_in_one_line(error: BaseException) -> str:
     """Return an error as the detail of a failure."""
     return _make_encodable(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:DETAIL_LENGTH])

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import structlog
 
 from headrace.infra.unreachable import OutOfTime
+from headrace.producers.rollout.failures import make_exception
 
 log = structlog.get_logger()
 
@@ -108,10 +109,8 @@ class ScoreThreads:
             return
         if error is None:
             call.answer.set_result(result)
-        elif isinstance(error, StopIteration):  # no future can carry it
-            call.answer.set_exception(RuntimeError(f"{self._scorer}.score raised StopIteration"))
         else:
-            call.answer.set_exception(error)
+            call.answer.set_exception(make_exception(f"{self._scorer}.score", error))
 
     def _give_up(self, call: _Call) -> None:
         """Fail a call, interrupt what of it is Python, and let another thread take its place."""

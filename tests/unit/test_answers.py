@@ -8,7 +8,8 @@ from headrace.envs.answers import find_last_boxed, is_same_answer, normalise_ans
 
 def test_only_the_last_box_counts_and_it_must_be_closed() -> None:
     boxed = {r"\boxed{7}": "7", r"first \boxed{3}, no: \boxed{7}.": "7", r"\boxed{\frac{1}{2}}": r"\frac{1}{2}"}
-    boxed |= {r"\boxed{}": ""}
+    boxed |= {r"\boxed{}": "", r"\boxed {7}": "7", r"\boxed{\boxed{7}}": "7"}
+    boxed |= {r"\boxed{[1, 2\}}": r"[1, 2\}", r"\boxed{\left\{x\right.}": r"\left\{x\right."}
     for text, inside in boxed.items():
         assert find_last_boxed(text) == inside, text
     for text in ("no answer 7", r"\boxed 7", "boxed{7}", r"\boxed{7", r"\boxed{3} then \boxed{7", ""):
@@ -21,7 +22,7 @@ def test_numbers_are_read_exactly_and_what_is_none_is_none() -> None:
     others = {r"-\dfrac{3}{4}": "-3/4", "1,234,567": "1234567"}
     for text, value in (sevens | fractions | others).items():
         assert parse_number(text) == Fraction(value), text
-    for text in ("", ".", "-", "seven", "1/0", "1,23", "1e3", "0x7", "7 or 8", "1/2/3", "--7", "nan", "inf"):
+    for text in ("", ".", "-", "seven", "1/0", "1,23", "e3", "1e9999", "0x7", "7 or 8", "1/2/3", "--7", "nan", "inf"):
         assert parse_number(text) is None, text
     for text in ("\N{ARABIC-INDIC DIGIT SEVEN}", "9" * 401):
         assert parse_number(text) is None, text
@@ -62,8 +63,21 @@ def test_spellings_of_one_answer_are_equal_and_different_answers_are_not() -> No
         ("11", r"11\%"), ("11%", "11"), ("36", r"\$36"), ("1234", "1{,}234"), ("1234", r"1\,234"),
         (r"\sqrt{3}", r"\sqrt3"), (r"2\sqrt{x}", r"2\sqrt x"), ("-5", "\N{MINUS SIGN}5"), ("30", r"30^\circ"),
         ("(1, 2)", "(1,2)"), ("7 .", "7"), ("1,234", "1234"),
+        ("1e3", "1000"), ("1.5E-3", "0.0015"), ("1e22", "1e+22"), (r"3 \times 10^{5}", "300000"),
+        (r"3\cdot 10^5", "3e5"), (r"2 \cdot 10^{-3}", "0.002"), ("½", "0.5"), ("-1½", "-3/2"),
+        ("1 ½", "3/2"), ("1\N{FRACTION SLASH}2", "1/2"), ("1.5/3", "1/2"), ("1,000/3", r"\frac{1,000}{3}"),
+        (r"\frac{1}{-2}", "-0.5"), ("-1/-2", "1/2"),
+        ("90°", "90"), ("\N{FULLWIDTH DIGIT FIVE}", "5"), ("\N{EN DASH}5", "-5"), ("\N{HYPHEN}5", "-5"),
+        (r"\pm 2", "±2"), ("2π", r"2\pi"), (r"\frac\pi2", r"\frac{\pi}{2}"), (r"(-\infty, 5]", "(-∞,5]"),
+        ("√3", r"\sqrt{3}"), (r"\sqrt[3]2", r"\sqrt[3]{2}"), (r"\cfrac12", "1/2"), (r"x \leq 5", r"x\le5"),
+        ("x^2", "x^{2}"), ("x²", "x^2"), ("x_1", "x_{1}"), ("10²¹", "10^{21}"), (r"\textit{5}", "5"),
+        (r"\mbox{5}", "5"), ("3\N{MULTIPLICATION SIGN}10^5", "300000"),
+        (r"\displaystyle 5", "5"), (r"5\quad", "5"), ("5\\\\", "5"), ("5\N{ZERO WIDTH SPACE}", "5"),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"),
     )  # fmt: skip
     different = (("11/2", "1 1/2"), ("1234", "1, 234"), ("34", "3 4"), ("1.5", "1 .5"), ("12", "1 2"), ("5", "-5"))
+    different += (("x2", "x²"), ("11/2", "1½"), ("1.234,5", "1234.5"), ("1,2", "1.2"), ("1e3", "1e4"), ("2e3", "2"))
+    different += ((r"\leftarrow", "arrow"), (r"\{1,2\}", r"\{2,1\}"), ("5 cm", "5"))
     for given_answer, gold in equal:
         assert is_same_answer(given_answer, gold), (given_answer, gold)
         assert is_same_answer(gold, given_answer), (gold, given_answer)

@@ -262,6 +262,10 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
         ({"columns": {"solution": "s"}, "warm_start": 0}, "warm_start is a share"),
         ({"template": "problem"}, r"template lacks \{problem\}"),
         ({"keep": "tests"}, "keep is a list"),
+        ({"keep": [5]}, "keep is a list"),
+        ({"instruction": 5}, "instruction is a text"),
+        ({"template": 5}, "template is a text"),
+        ({"scorers": ["exact"]}, "scorers is scorers by name"),
         ({"path": 7}, "path is a text"),
         ({"scorer": 7}, "a scorer is a name or a table with `use`"),
         ({"scorer": {"use": "numeric", "tolerence": 1}}, "scorer numeric: .*tolerence.*it takes tolerance"),
@@ -271,6 +275,36 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
 def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(EnvironmentSettingsError, match=f"environment dataset: .*{words}"):
         load_environment("dataset", 1, {"path": "a.jsonl", **settings})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            "rows.json",
+            b'[{"problem": "p"}]',
+            r"rows\.json:1: expected an object .* got list.*one JSON object a line.*jq",
+        ),
+        ("rows.json", b'[\n{"problem": "p"}\n]', r"rows\.json:1: not JSON.*one JSON object a line"),
+        ("rows.jsonl", '{"problem": "p"}'.encode("utf-16"), r"rows\.jsonl:1: not UTF-8.*UTF-16.*iconv"),
+        ("rows.jsonl", '{"problem": "café"}'.encode("latin1"), r"rows\.jsonl:1: not UTF-8.*iconv -f LATIN1"),
+        ("rows.jsonl", b"\x1f\x8b\x08", r"rows\.jsonl:1: not UTF-8.*compressed.*\.jsonl\.gz"),
+        ("s3://bucket/rows.jsonl", b"", "is on another machine"),
+        ("https://host/rows.jsonl", b"", "is on another machine"),
+        ("openai/gsm8k", b"", "write hub:openai/gsm8k"),
+        ("", b"", "names no file"),
+        ("a\0b", b"", "names no file"),
+        ("~nosuchuser/rows.jsonl", b"", "give the path without ~"),
+    ],
+)
+def test_a_path_of_another_kind_is_refused_with_what_to_do(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    path = tmp_path / name if content else name
+    if content:
+        Path(path).write_bytes(content)
+    with pytest.raises(TaskFileError, match=words):
+        Dataset(1, str(path)).size("train")
 
 
 def test_a_mixture_mixes_datasets_and_their_worked_examples(tmp_path: Path) -> None:

@@ -173,6 +173,28 @@ def test_an_episode_that_raises_is_a_failure_beside_those_that_went_well() -> No
     assert [end.tokens for end in ends if end.failure] == [2]
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, BaseException])
+@pytest.mark.parametrize("threads", [0, 1])
+def test_what_would_end_the_worker_fails_its_episode_with_the_line(threads: int, kind: type[BaseException]) -> None:
+    class Ends(Echo):
+        def score(self, problem: Problem, text: str) -> Score:
+            raise kind(3)
+
+    async def ends(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        await single_turn(problem, Echo(), actors)
+        raise kind(3)
+
+    if threads == 0 and kind in {KeyboardInterrupt, GeneratorExit}:
+        return  # Python's own, of the one who ends it
+    a_spec = replace(spec(), environment=LimitedScoring(Ends(), 5.0)) if threads else spec(ends)
+    group = play(TASK, a_spec, context(FakeEngine()))[0]["p"]
+    place = "score" if threads else "ends"
+    assert [failure.reason for failure in group.failures] == ["error"] * 3
+    for failure in group.failures:
+        assert f" raised {kind.__name__}: 3: catch it there" in failure.detail
+        assert failure.at.endswith(f" in {place}")
+
+
 def test_an_episode_that_ignores_its_cancellation_fails_at_its_time_limit_all_the_same() -> None:
     async def stubborn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
         try:

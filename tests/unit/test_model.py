@@ -1,10 +1,16 @@
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tiny_models import SHAPE, TOKENIZER
 
+from headrace.infra.errors import UsageError
 from headrace.infra.weights.tensor_file import read_safetensors, write_safetensors
 from headrace.trainers.learner.model import (
     ModelError,
@@ -46,6 +52,72 @@ def test_the_published_folder_is_read_by_plain_transformers(tmp_path: Path) -> N
         assert torch.equal(weight, to_torch(read_safetensors(write_safetensors(published))[name]))
     again, _ = load_model(tmp_path)
     assert again.dtype is torch.float32
+
+
+def change_json(name: str, **more: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | more))
+
+    return change
+
+
+def change_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    return write
+
+
+UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "not there": (shutil.rmtree, "there is no folder .* never downloaded: fetch it, as by `hf download"),
+    "a layer missing": (change_weights(lambda held: held.pop(UP)), rf"lacks 1 of the weights .* such as '{UP}'"),
+    "another shape": (
+        change_weights(lambda held: held.update({NORM: torch.ones(3)})),
+        "that transformers reads: Runtime",
+    ),
+    "no number": (
+        change_weights(lambda held: held[NORM].fill_(float("nan"))),
+        rf"holds NaN .* '{NORM}': fetch it again",
+    ),
+    "torn": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b"version https://git-lfs"),
+        "reads: Safetensor",
+    ),
+    "quantised": (change_json("config.json", quantization_config={"quant_method": "fp8"}), r"is quantised \(fp8\)"),
+    "own code": (
+        change_json("config.json", model_type="mine", auto_map={"AutoConfig": "code.Config"}),
+        "it has Python code of its own, which is not run",
+    ),
+    "a kind of another type": (change_json("config.json", vocab_size="x"), "that transformers reads: "),
+    "no tokenizer": (
+        lambda folder: [path.unlink() for path in folder.glob("token*")],
+        "holds no tokenizer: put its tokenizer.json beside the weights",
+    ),
+    "no template": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{% for"),
+        "chat template .* no template",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_that_is_not_a_whole_model_is_refused_in_a_sentence(
+    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, (spoil, words) = tmp_path / "model", BROKEN[what]
+    folder.mkdir()
+    build_model(SHAPE, TOKENIZER, seed=1).save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    load_model(folder)
+    spoil(folder)
+    with pytest.raises(UsageError, match=words):
+        load_model(folder)
+    assert "[y/N]" not in capfd.readouterr().out, "nobody is asked whether to run code"
 
 
 def test_a_model_is_the_same_for_a_seed_and_leaves_the_random_state_alone() -> None:

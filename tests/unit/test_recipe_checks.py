@@ -225,7 +225,7 @@ def write_int8(folder: Path) -> None:
     [
         (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json: No such file"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
-        (lambda folder: (folder / "config.json").write_text('{"quantization_config": {}}'), "are quantized"),
+        (lambda folder: (folder / "config.json").write_text('{"quantization_config": {}}'), "is quantised"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter beside its model"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is not there"),

@@ -8,6 +8,7 @@ from headrace.envs.registry import (
     WORKFLOWS,
     EnvironmentSettingsError,
     UnknownEnvironment,
+    check_first_problem,
     load_environment,
     load_workflow,
 )
@@ -17,6 +18,7 @@ MY_WORLDS = """
 class Mine:
     def __init__(self, seed, depth=1):
         self.name = f"mine {seed} {depth}"
+    size = problem = score = lambda self, *_: None
 
 
 async def play(problem, env, actors):
@@ -80,3 +82,73 @@ def test_settings_that_an_environment_does_not_take_are_said() -> None:
         load_environment("jsonl", 1, {})
     with pytest.raises(EnvironmentSettingsError, match="jsonl: "):
         load_environment("jsonl", 1, {"path": 7})
+
+
+WRONG_WORLDS = """
+import sys
+from headrace.envs.contract import Problem
+
+class Right:
+    name = "right"
+    def __init__(self, seed): pass
+    def size(self, split): return 3
+    def problem(self, split, index): return Problem("t", "1+1=")
+    def score(self, problem, text): return 1
+
+class Nameless(Right): name = None
+class Numbered(Right): name = 5
+class Unjudged(Right): score = None
+class Awaited(Right):
+    async def score(self, problem, text): return 1
+class Missing(Right):
+    def __init__(self, seed): {}["data"]
+class Ended(Right):
+    def __init__(self, seed): sys.exit("no licence")
+class Away(Right):
+    def __init__(self, seed): raise ConnectionRefusedError
+class Share(Right):
+    def size(self, split): return 3.0
+class Negative(Right):
+    def size(self, split): return -1
+class Mapped(Right):
+    def problem(self, split, index): return {"prompt": "1+1="}
+class Nothing(Right):
+    def problem(self, split, index): pass
+class Lacking(Right):
+    def problem(self, split, index): return {}["question"]
+class Empty(Right):
+    def size(self, split): return 0
+
+def nothing(seed): pass
+"""
+
+
+def test_what_is_no_environment_is_refused_in_a_sentence_that_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wrong_worlds.py").write_text(WRONG_WORLDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, why in {
+        "Nameless": "`name` must be a text.* got NoneType None: write `name =",
+        "Numbered": "`name` must be a text.* got int 5",
+        "Unjudged": "has no method `score`; an environment has size, problem, score and a `name`",
+        "Awaited": "`score` is async, and nobody awaits it: make it a plain function",
+        "Missing": r"KeyError: 'data' at wrong_worlds\.py:\d+ in __init__",
+        "Ended": r"SystemExit: no licence at wrong_worlds\.py",
+        "nothing": "NoneType None has no method `size`",
+    }.items():
+        with pytest.raises(EnvironmentSettingsError, match=f"^environment wrong_worlds:{name}: .*{why}"):
+            load_environment(f"wrong_worlds:{name}", 1, {})
+    with pytest.raises(ConnectionRefusedError):
+        load_environment("wrong_worlds:Away", 1, {})
+    for name, why in {
+        "Share": "`size` returns how many problems there are, or None for no end; got float 3.0",
+        "Negative": "`size` returns .* got int -1",
+        "Mapped": r"`problem` returns a Problem of headrace\.envs\.contract, got dict",
+        "Nothing": "`problem` returns .* got NoneType None",
+        "Lacking": r"gives no first problem: KeyError: 'question' at wrong_worlds\.py:\d+ in problem",
+    }.items():
+        with pytest.raises(ValueError, match=f"^environment right.*{why}"):
+            check_first_problem(load_environment(f"wrong_worlds:{name}", 1, {}))
+    for name in ("Right", "Empty"):
+        check_first_problem(load_environment(f"wrong_worlds:{name}", 1, {}))

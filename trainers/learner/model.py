@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
-from headrace.infra.weights.model_config import read_config, refuse_other_media
+from headrace.infra.weights.model_config import read_config, refuse_other_media, refuse_quantised
 from headrace.infra.weights.prompt_tokens import encode_plain, encode_rendered, render_messages
 from headrace.infra.weights.tensors import Tensor
 
@@ -115,7 +115,9 @@ def config_of(policy: Policy) -> transformers.PreTrainedConfig:
     config: transformers.PreTrainedConfig
     try:
         if policy.path:
-            config = transformers.AutoConfig.from_pretrained(policy.path, local_files_only=True)
+            config = transformers.AutoConfig.from_pretrained(
+                policy.path, local_files_only=True, trust_remote_code=False
+            )
         else:
             options = {key: value for key, value in policy.model.items() if key != "architecture"}
             config = transformers.AutoConfig.for_model(str(policy.model.get("architecture")), **options)
@@ -135,17 +137,56 @@ def empty_model(config: transformers.PreTrainedConfig) -> transformers.PreTraine
 
 def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
     """Load an fp32 model and its tokenizer from a local folder in HF layout. Raises ModelError; never downloads."""
+    if not path.is_dir():
+        raise ModelError(
+            f"there is no folder {path} here, and a model is never downloaded: fetch it, as by `hf download OWNER/NAME "
+            "--local-dir FOLDER`, and give that folder, without ~"
+        )
     if (path / ADAPTER_CONFIG).exists():
         raise ModelError(f"{path} holds an adapter beside its model: merge the two, as peft's merge_and_unload does")
-    refuse_other_media(read_config(path) or {}, str(path))
+    config = read_config(path) or {}
+    refuse_other_media(config, str(path))
+    refuse_quantised(config, str(path))
+    only_here = {"local_files_only": True, "trust_remote_code": False}
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained  # its stub knows one of the two results alone
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **only_here)
+        model, found = load(
+            path, **only_here, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
         )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} is not a folder with config.json, tokenizer and safetensors: {error}") from error
+    except Exception as error:  # transformers raises KeyError, AttributeError and others for what is in the files
+        own = "; it has Python code of its own, which is not run" if "auto_map" in config else ""
+        raise ModelError(
+            f"{path} is not a folder with config.json, tokenizer and safetensors that transformers reads: "
+            f"{type(error).__name__}: {error}{own}"
+        ) from error
+    _check_loaded(path, model, found["missing_keys"])
+    _check_tokenizer(path, tokenizer)
     return _check_model(model, tokenizer), tokenizer
+
+
+def _check_loaded(path: Path, model: transformers.PreTrainedModel, missing: Collection[str]) -> None:
+    """Refuse weights that are not there, which transformers draws at random, and those that are no numbers."""
+    if missing:
+        raise ModelError(
+            f"{path} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {min(missing)!r}: fetch "
+            "all of its files again, or see that `architectures` and `tie_word_embeddings` of its config.json are right"
+        )
+    for name, tensor in model.named_parameters():
+        if not torch.isfinite(tensor).all():
+            raise ModelError(f"{path} holds NaN or an infinity in {name!r}: fetch it again, or take an earlier save")
+
+
+def _check_tokenizer(path: Path, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+    """Refuse the empty tokenizer that transformers makes where a folder holds none, and a broken chat template."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    if not tokenizer.get_vocab().keys() - added:
+        raise ModelError(f"{path} holds no tokenizer: put its tokenizer.json beside the weights")
+    try:
+        render_messages(tokenizer, [{"role": "user", "content": "1"}], (), {})
+    except Exception as error:
+        if type(error).__name__ == "TemplateSyntaxError":  # others may want what a workflow gives
+            raise ModelError(f"the chat template in {path} is no template: {error}") from error
 
 
 def save_model_files(
