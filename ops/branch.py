@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy, Recipe
 from headrace.infra.run.run import Run
@@ -16,8 +17,6 @@ from headrace.ops.opened_run import open_run
 from headrace.ops.weights_export import choose_best, export
 from headrace.schemas.records import CheckpointPointer
 
-FOLDER = "branch"
-"""Folder in a data folder, with a folder for each policy."""
 BEGAN = "parent.json"
 BEST = "best"
 
@@ -52,33 +51,32 @@ class Branch:
     """Run id of the other, and the version of each policy: `arithmetic-1a2b3c4d solver@40`."""
 
 
-def branch(recipe: Recipe, text: str, data: Path, *, has_begun: bool) -> Branch:
+def branch(recipe: Recipe, text: str, data: DataFolder) -> Branch:
     """Copy a version of another run into a data folder; return the recipe that begins with it.
 
     Given again for the same folder, it copies nothing, and needs the other run no more.
 
     Args:
         recipe: Recipe of the run that is to begin.
-        text: The other run and its version.
+        text: The other run and its version; empty for what the folder began with.
         data: Data folder of the run that is to begin.
-        has_begun: Whether that folder holds a run already.
 
     Raises:
         UsageError: There is no such run or version, it has not all policies of the recipe, or trains an adapter; or
             the run in the data folder began with something else.
     """
-    point, folder = BranchPoint.of(text), data / FOLDER
+    folder = data.branch
     if not folder.exists():
-        if has_begun:
+        point = BranchPoint.of(text)
+        if data.read() is not None:
             raise UsageError(
-                f"the run in {data} did not begin as a branch: leave out --branch to resume it, or begin another run "
-                "by --set name="
+                f"the run in {data.root} did not begin as a branch: leave out --branch to resume it, or begin another "
+                "run by --set name="
             )
-        data.mkdir(parents=True, exist_ok=True)
         _copy(recipe, point, text, folder)
     began = json.loads((folder / BEGAN).read_text())
-    if began["branch"] != text:
-        raise UsageError(f"the run in {data} began with --branch {began['branch']}: give that one, or --set name=")
+    if text and began["branch"] != text:
+        raise UsageError(f"the run in {data.root} began with --branch {began['branch']}: give that one, or --set name=")
     return Branch(_begin_at(recipe, folder), began["parent"])
 
 
@@ -93,20 +91,23 @@ def _copy(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:
             )
         with write_new_folder(folder) as growing:
             versions = {
-                policy: _copy_policy(run, policy, point.version, growing / policy) for policy in recipe.policies
+                name: _copy_policy(run, name, point.version, growing / name, is_whole=policy.lora is None)
+                for name, policy in recipe.policies.items()
             }
             parent = " ".join([run.run_id, *(f"{policy}@{version}" for policy, version in versions.items())])
             (growing / BEGAN).write_text(json.dumps({"branch": text, "parent": parent}))
 
 
-def _copy_policy(run: Run, policy: str, version: int | None, out: Path) -> int:
+def _copy_policy(run: Run, policy: str, version: int | None, out: Path, *, is_whole: bool) -> int:
+    """Copy weights, and the optimizer where it is of the same weights: not that of an adapter, or for one."""
     found = export(run, policy, choose_best(run, policy) if version is None else version, out)
     if (out / ADAPTER_WEIGHTS).exists():
         raise UsageError(
             f"policy {policy} of run {run.address.run} is an adapter, and a branch of one is not supported: merge it "
             "into its base first, and name that folder as policies.NAME.path"
         )
-    _copy_optimizer(run, policy, found.version, out)
+    if is_whole and run.recipe.policies[policy].lora is None:
+        _copy_optimizer(run, policy, found.version, out)
     return found.version
 
 

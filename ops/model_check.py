@@ -76,7 +76,8 @@ def _check_weights(folder: Path, where: str) -> None:
         tensors = read_tensors(folder) or {}
     except (WeightsError, OSError) as error:
         raise UsageError(f"{where}: the weights cannot be read: {error}") from error
-    odd = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in TRAINABLE}
+    weights = {name: tensor for name, tensor in tensors.items() if name.endswith("weight")}  # others may be buffers
+    odd = {name: tensor.dtype for name, tensor in weights.items() if tensor.dtype not in TRAINABLE}
     if odd:
         first, dtype = next(iter(odd.items()))
         raise UsageError(

@@ -77,8 +77,18 @@ def examine(asked: Asked) -> list[Fault]:
 
 def examine_trial(recipe: Recipe) -> list[Fault]:
     """Return all that is wrong with a recipe of which a few episodes are played: nothing is fed, and nothing kept."""
-    asked = Asked(recipe)
+    asked = Asked(_with_one_process(recipe))
     return [fault for what, check in CHECKS.items() if what not in RUN_ONLY for fault in check(asked)]
+
+
+def _with_one_process(recipe: Recipe) -> Recipe:
+    """Return a recipe whose trainers are one process each, as in a trial."""
+    one = {"processes": 1, "tensor_parallel": 1}
+    policies = {
+        name: policy.model_copy(update={"trainer": {**policy.trainer, **one}})
+        for name, policy in recipe.policies.items()
+    }
+    return recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update=one), "policies": policies})
 
 
 def list_findings(asked: Asked) -> Iterator[Finding]:

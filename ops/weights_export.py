@@ -20,9 +20,13 @@ from headrace.schemas.records import EvalResult, WeightsPublished
 
 def choose_best(run: Run, policy: str) -> int:
     """Return the version with the highest held-out reward. Raises UsageError when none was evaluated."""
-    messages = read_all(run.connection, [run.topics.evals(policy)])
+    messages, retired = read_all(run.connection, [run.topics.evals(policy)]), read_retired(run)
     results = (read_record(message, EvalResult) for message in messages)
-    best = find_best_version(result for result in results if result is not None and result.run_id == run.run_id)
+    best = find_best_version(
+        result
+        for result in results
+        if result is not None and result.run_id == run.run_id and not retired.has(policy, WEIGHTS, result.version)
+    )
     if best is None:
         raise UsageError(
             f"no version of policy {policy} of run {run.address.run} has been evaluated, so none is known to be the "

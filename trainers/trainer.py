@@ -308,6 +308,7 @@ class Trainer:
         if (step := self.scheduler.withdraw_step()) is None:
             return
         try:
+            writer.abort()  # what the client itself refused leaves it open
             writer.begin()
             writer.produce([self._messages.build_step_begun(step.version, step.times, step.suspects)])
             writer.commit()

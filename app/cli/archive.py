@@ -47,8 +47,8 @@ def archive(
 
     Any Avro tool reads the files. Objects that trajectories need are copied too, and weights and checkpoints, so that
     one can train over the archive. Beside a running run or after it; killed at any moment, it continues with the same
-    records, none missing, none twice. What the store did not have, or an earlier --without-weights left out, is added
-    by the same command.
+    records, none missing, none twice. What the store did not have is added by the same command, and what an earlier
+    --without-weights left out by --with-weights.
 
     Example: [bold]headrace archive --data .headrace/arithmetic --out sums.archive[/]
 

@@ -81,6 +81,7 @@ class UpRequest:
 def up(request: UpRequest, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
+    request = _branch(request, folder)  # what is looked at is what begins
     looked = look_before(request.recipe, folder, request.summary)
     for doubt in looked.doubts:
         say(console, escape(doubt), "yellow")
@@ -91,7 +92,6 @@ def up(request: UpRequest, console: Console) -> int:
                 f"{folder.root} holds run {notes.run}, the recipe's name is {request.recipe.name}: give another "
                 f"--data, or --set name={notes.run}"
             )
-        request = _branch(request, has_begun=notes is not None)
         with redirect_log(folder.logs / "up.log"):
             launch = Launcher(request, folder, notes, console, looked.environments)
             try:
@@ -116,13 +116,17 @@ def up(request: UpRequest, console: Console) -> int:
                     launch.stop(STOP_WITHIN_S)
 
 
-def _branch(request: UpRequest, *, has_begun: bool) -> UpRequest:
-    """Return a request whose recipe begins with what `--branch` names, copied into its folder. Raises UsageError."""
-    if not request.branch:
+def _branch(request: UpRequest, folder: DataFolder) -> UpRequest:
+    """Return a request whose recipe begins with what `--branch` names, copied into its folder. Raises UsageError.
+
+    A folder that was begun as a branch goes on as one, whether or not it is named again.
+    """
+    if not request.branch and not folder.branch.exists():
         return request
     from headrace.ops.branch import branch
 
-    found = branch(request.recipe, request.branch, request.data, has_begun=has_begun)
+    with folder.hold(UP):
+        found = branch(request.recipe, request.branch, folder)
     return replace(request, recipe=found.recipe, parent=found.parent)
 
 

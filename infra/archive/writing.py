@@ -272,6 +272,8 @@ class ArchiveWriter:
         """Try once more to get the objects that were missing."""
         for key, lost in list(self.manifest.missing.items()):
             self._copy(ClaimCheck(STORE_NAME, key, lost.sha256, lost.size_bytes))
+            if time.monotonic() - self._saved_at > SAVE_EVERY_S:
+                self.save()
 
     # ------------------------------------------------------------------------------------------------------------- end
 

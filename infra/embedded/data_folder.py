@@ -76,6 +76,8 @@ class DataFolder:
         self.kafka = self.root / "kafka"
         self.store = self.root / "store"
         self.logs = self.root / "logs"
+        self.branch = self.root / "branch"
+        """What the run began with, where it is a branch: a folder of each policy."""
         self._notes = self.root / "run.json"
         self._lock = self.root / "up.lock"
 

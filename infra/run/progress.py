@@ -33,6 +33,8 @@ class Progress:
         if self.has_trained:
             return False
         keys = [line.partition(":")[0].split(".") for line in differences]
+        if self.begun and ["seed"] in keys:  # models and adapters are drawn by it
+            return False
         return not any(
             key[0] == "policies" and len(key) > 2 and key[1] in self.begun and key[2] in OF_VERSION_0 for key in keys
         )

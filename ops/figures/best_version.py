@@ -23,15 +23,19 @@ class BestVersion:
 def find_best_version(results: Iterable[EvalResult]) -> BestVersion | None:
     """Return the version of one policy that was best in evaluations; None if none was evaluated.
 
-    Only versions that were evaluated in every workflow that has a result are compared. Of equally good ones it is the
-    earliest, which has moved the least from its start.
+    Compared are versions that were evaluated in every workflow of the two newest that were: a later recipe may have
+    left a workflow out. Of equally good ones it is the earliest, which has moved the least from its start.
     """
     rewards: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for result in results:
         if result.has_reward and math.isfinite(result.avg_at_k):
             rewards[result.version][result.workflow] = result.avg_at_k
-    workflows = {workflow for found in rewards.values() for workflow in found}
-    means = {version: fmean(found.values()) for version, found in rewards.items() if len(found) == len(workflows)}
+    workflows = {workflow for version in sorted(rewards)[-2:] for workflow in rewards[version]}
+    means = {
+        version: fmean(found[workflow] for workflow in workflows)
+        for version, found in rewards.items()
+        if workflows <= found.keys()
+    }
     if not means:
         return None
     best = min(means, key=lambda version: (-means[version], version))

@@ -214,6 +214,8 @@ def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool | None) -> No
         raise UsageError(f"the archive {writer.location} holds weights: leave out --without-weights, or begin another")
     _note_skipped(writer)
     writer.manifest.with_weights = True
+    if writer.manifest.topics:
+        writer.save()
 
 
 def _note_skipped(writer: ArchiveWriter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 from headrace.schemas.records import EvalResult
@@ -43,10 +44,12 @@ class EarlyStop:
         elif result.version > version:
             later.add(result.version)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing rises any more."""
-        return bool(self.after and self._later) and all(len(later) >= self.after for later in self._later.values())
+    def is_over(self, complete: Collection[str] = ()) -> bool:
+        """Return whether nothing rises any more, `complete` being the policies that have their last version."""
+        if not self.after:
+            return False
+        rising = [policy for (_, policy), later in self._later.items() if len(later) < self.after]
+        return len(rising) < len(self._later) and set(rising) <= set(complete)
 
     def clear(self) -> None:
         """Begin to count anew, against the best reward so far."""

@@ -212,7 +212,7 @@ class FeedState:
 
         It is announced when the last versions are published and their evaluations are planned.
         """
-        why = "" if self.ended else self.pacing.end_reason() or ("early_stop" if self.early_stop.is_over else "")
+        why = "" if self.ended else self.pacing.end_reason() or ("early_stop" if self._has_stopped_rising() else "")
         if why in ("solved", "early_stop"):
             self.evaluations.close()
         if not why or not self.evaluations.settled:
@@ -221,6 +221,10 @@ class FeedState:
             return ""
         self.ended = why
         return why
+
+    def _has_stopped_rising(self) -> bool:
+        complete = [policy for policy in self.pacing.quotas if self.evaluations.is_complete(policy)]
+        return self.early_stop.is_over(complete)
 
     def _plan_again(self, group: GroupId, task: OpenTask) -> Planned:
         """Return the newest attempt of an open number."""

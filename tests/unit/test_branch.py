@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.ops.branch import BEGAN, FOLDER, BranchPoint, branch
+from headrace.ops.branch import BEGAN, BranchPoint, branch
 
 RECIPE = load_recipe("arithmetic")
 
@@ -31,20 +32,23 @@ def test_what_names_no_run_and_version_is_refused_with_the_forms_that_there_are(
         BranchPoint.of(text)
 
 
-def test_a_folder_that_holds_a_branch_needs_its_parent_no_more_and_takes_no_other(tmp_path: Path) -> None:
-    (tmp_path / FOLDER).mkdir()
-    (tmp_path / FOLDER / BEGAN).write_text(json.dumps({"branch": "gone@4", "parent": "gone-1 solver@4"}))
+def test_a_folder_that_holds_a_branch_goes_on_as_one_and_takes_no_other(tmp_path: Path) -> None:
+    data = DataFolder(tmp_path)
+    data.branch.mkdir()
+    (data.branch / BEGAN).write_text(json.dumps({"branch": "gone@4", "parent": "gone-1 solver@4"}))
 
-    found = branch(RECIPE, "gone@4", tmp_path, has_begun=True)
-
-    policy = found.recipe.policies["solver"]
-    assert found.parent == "gone-1 solver@4"
-    assert (policy.path, policy.model, policy.warm_start) == (str(tmp_path / FOLDER / "solver"), {}, None)
-    assert found.recipe.trainer == RECIPE.trainer
+    for text in ("gone@4", ""):
+        found = branch(RECIPE, text, data)
+        policy = found.recipe.policies["solver"]
+        assert found.parent == "gone-1 solver@4"
+        assert (policy.path, policy.model, policy.warm_start) == (str(data.branch / "solver"), {}, None)
+        assert found.recipe.trainer == RECIPE.trainer
     with pytest.raises(UsageError, match=r"began with --branch gone@4: give that one"):
-        branch(RECIPE, "gone@5", tmp_path, has_begun=True)
+        branch(RECIPE, "gone@5", data)
 
 
 def test_a_run_that_began_otherwise_becomes_no_branch(tmp_path: Path) -> None:
+    data = DataFolder(tmp_path)
+    data.write(RunNotes("arithmetic", "127.0.0.1:1", embedded_kafka=True))
     with pytest.raises(UsageError, match="did not begin as a branch: leave out --branch"):
-        branch(RECIPE, "other@4", tmp_path, has_begun=True)
+        branch(RECIPE, "other@4", data)

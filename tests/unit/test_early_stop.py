@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -41,8 +42,8 @@ def test_a_run_is_over_after_so_many_evaluations_that_were_not_better(
         restored = watch("sums")
         restored.restore(json.loads(json.dumps(found.snapshot())))
         found = restored
-    assert found.is_over == is_over
-    assert not never.is_over
+    assert found.is_over() == is_over
+    assert not never.is_over()
 
 
 def test_all_workflows_must_have_stopped_rising_and_an_evaluation_that_nobody_played_says_nothing() -> None:
@@ -51,12 +52,12 @@ def test_all_workflows_must_have_stopped_rising_and_an_evaluation_that_nobody_pl
         found.observe(result(version, reward))
         found.observe(result(version, 0.0, workflow="debate", played=8 if version == 0 else 0))
         found.observe(result(version, 0.0, workflow="of another recipe"))
-    assert not found.is_over
+    assert not found.is_over()
     found.observe(result(60, 0.0, workflow="debate"))
     found.observe(result(80, 0.0, workflow="debate"))
-    assert found.is_over
+    assert found.is_over()
     found.clear()
-    assert not found.is_over, "a run that goes on has as much time again"
+    assert not found.is_over(), "a run that goes on has as much time again"
 
 
 def test_the_best_version_is_the_earliest_with_the_highest_mean_over_all_workflows() -> None:
@@ -65,3 +66,17 @@ def test_the_best_version_is_the_earliest_with_the_highest_mean_over_all_workflo
     assert find_best_version([result(0, 0.1), result(20, 0.4), result(40, 0.4)]) == BestVersion(20, 0.4)
     both = [result(20, 0.2, "debate"), result(20, 0.4), result(40, 0.9)]  # 40 has not been played in both
     assert find_best_version(both) == BestVersion(20, pytest.approx(0.3))
+    fewer = [*both, result(60, 0.5), result(80, 0.6)]  # by then the recipe has one workflow
+    assert find_best_version(fewer) == BestVersion(40, 0.9)
+
+
+def test_a_policy_that_has_its_last_version_rises_no_more() -> None:
+    found = EarlyStop(frozenset({("sums", "solver"), ("sums", "judge")}), 2)
+    for version in range(4):
+        found.observe(result(version, version / 10))
+    assert not found.is_over({"solver"}), "the judge may"
+    for version, reward in enumerate((0.5, 0.1, 0.1)):
+        found.observe(replace(result(version, reward), policy="judge"))
+    assert not found.is_over()
+    assert found.is_over({"solver"})
+    assert not EarlyStop(frozenset({("sums", "solver")}), 2).is_over({"solver"}), "that is the end by steps"

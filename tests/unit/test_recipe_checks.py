@@ -29,7 +29,7 @@ from headrace.ops.device_check import SeenDevice, SeenDevices, WantedDevice, fin
 from headrace.ops.doctor import DISK_BYTES, GIB
 from headrace.ops.faults import Fault, RecipeUnfit, catching, list_doubts, refuse
 from headrace.ops.model_check import check_model_files, check_tokenizer
-from headrace.ops.recipe_check import Asked, examine
+from headrace.ops.recipe_check import Asked, _with_one_process, examine
 from headrace.ops.room_check import ModelSize, Need, Room, judge_disk, judge_memory, list_needs, measure_model
 from headrace.trainers.start import build_first_model
 
@@ -217,7 +217,7 @@ def break_weights(folder: Path) -> None:
 
 
 def write_int8(folder: Path) -> None:
-    write_weights({"w": Tensor("I8", (4,), memoryview(bytes(4)))}, folder, "0" * 64)
+    write_weights({"w.weight": Tensor("I8", (4,), memoryview(bytes(4)))}, folder, "0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def write_int8(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is not there"),
         (break_weights, "the weights cannot be read: .*model.safetensors"),
-        (write_int8, r"neither bf16, fp16 nor fp32.*\(tensor w is I8\)"),
+        (write_int8, r"neither bf16, fp16 nor fp32.*\(tensor w.weight is I8\)"),
     ],
 )
 def test_a_folder_that_no_trainer_can_begin_with_is_refused_by_what_it_lacks(
@@ -330,3 +330,15 @@ def test_a_disk_that_is_nearly_full_is_refused_and_one_that_may_fill_is_doubted(
     assert judge_disk(recipe, tmp_path, DISK_BYTES + GIB, 0.5 * GIB) == []
     elsewhere = sums_recipe(store={"endpoint": "s3:1"})
     assert judge_disk(elsewhere, tmp_path, DISK_BYTES + GIB, 2.0 * GIB) == [], "objects are in another store"
+
+
+def test_a_buffer_of_whole_numbers_beside_the_weights_is_no_weight(folder: Path) -> None:
+    buffer = Tensor("BOOL", (4,), memoryview(bytes(4)))
+    write_weights({"attention.bias": buffer, "w.weight": Tensor("F32", (1,), memoryview(bytes(4)))}, folder, "0" * 64)
+    check_model_files("solver", Policy(path=str(folder)))
+
+
+def test_a_trial_takes_its_step_in_one_process() -> None:
+    own = {"path": "/models/any", "trainer": {"processes": 16, "tensor_parallel": 2}}
+    recipe = sums_recipe(trainer={"processes": 64, "device": "cuda"}, policies={"solver": own})
+    assert [one.processes for one in find_devices(_with_one_process(recipe))] == [1]
