@@ -26,6 +26,19 @@ SECRETS = frozenset(
     }
 )
 """librdkafka's settings whose values are secrets."""
+OURS = {
+    **dict.fromkeys(("bootstrap.servers", "metadata.broker.list", "group.id", "group.instance.id"), ()),
+    **dict.fromkeys(("transactional.id", "auto.offset.reset"), ()),
+    "isolation.level": ("read_committed",),
+    "enable.auto.commit": ("false",),
+    "enable.auto.offset.store": ("false",),
+    "enable.idempotence": ("true",),
+    "acks": ("all", "-1"),
+    "request.required.acks": ("all", "-1"),
+    "group.protocol": ("consumer",),
+}
+"""Settings on which the promises rest, and the values that they may be given: with another, a run would read what was
+aborted, or lose groups, in silence."""
 
 
 def read_client_settings() -> dict[str, str]:
@@ -64,6 +77,10 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
         where: Where they were given, for the message.
         alone: Whether these are all: then also for settings that need others.
     """
+    for key, allowed in OURS.items():
+        if key in client and client[key] not in allowed:
+            may = f"is {allowed[0]}" if allowed else "is set by each component"
+            raise UsageError(f"{where}: {key} {may}, as a run's promises rest on it: leave it out")
     fault = _find_fault(client) if client else None
     if fault is None:
         return
@@ -74,12 +91,14 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
         if own.startswith(("Invalid value", "Configuration property")):
             raise UsageError(f"{where}: {key} cannot have the value that it is given")
     if alone:
-        shown = "" if any(value in fault for key, value in client.items() if key in SECRETS) else f": {fault}"
+        shown = "" if any(value and value in fault for key, value in client.items() if key in SECRETS) else f": {fault}"
         raise UsageError(f"{where}: librdkafka does not take {', '.join(client)} together{shown}")
 
 
 def _find_fault(client: Mapping[str, str]) -> str | None:
     """Return what librdkafka says against settings, None when it takes them. It connects to nobody."""
+    if own := [key for key in client if key.endswith("_cb")]:
+        return f'No such configuration property: "{own[0]}"'  # the Python client wants a function there
     try:
         Consumer({"group.id": "check", "log_level": 0, **client}).close()
     except KafkaException as error:

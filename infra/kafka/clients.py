@@ -22,9 +22,11 @@ from confluent_kafka import Message as RawMessage
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from headrace.infra.backoff import Backoff
+from headrace.infra.environment import KAFKA_CLIENT_VARIABLE
 from headrace.infra.errors import FENCED, HeadraceError, Unavailable, UsageError
-from headrace.infra.kafka.client_settings import read_client_settings
+from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
 from headrace.schemas.headers import Headers
+from headrace.schemas.topics import NAME
 
 log = structlog.get_logger()
 
@@ -171,13 +173,22 @@ class RunAddress:
 
 def parse_run(text: str) -> RunAddress:
     """Read `kafka://host:port/run`. Raises UsageError that shows the form, with what can be read of another text."""
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text.strip())
+    except ValueError:  # a bracket of an IPv6 address is missing
+        parts = urlsplit("")
     run = parts.path.strip("/")
-    if parts.scheme != "kafka" or not parts.netloc or not run or "/" in run:
+    if parts.scheme != "kafka" or not parts.netloc or not NAME.fullmatch(run):
         meant = _BARE.fullmatch(text.removeprefix("kafka://"))
-        form = f"kafka://{meant[1]}/{meant[2] or 'RUN'}" if meant else "kafka://HOST:PORT/RUN"
+        form = (
+            f"kafka://{meant[1]}/{meant[2] if NAME.fullmatch(meant[2]) else 'RUN'}"
+            if meant
+            else "kafka://HOST:PORT/RUN"
+        )
         raise UsageError(f"cannot read the run address {text!r}: give {form}, as `headrace up` prints it")
-    return RunAddress(Connection(parts.netloc, read_client_settings()), run)
+    client = read_client_settings()
+    check_client_settings(client, KAFKA_CLIENT_VARIABLE)
+    return RunAddress(Connection(parts.netloc, client), run)
 
 
 _BARE = re.compile(r"((?:[^/:,]+:\d+,?)+)/?([^/]*)")

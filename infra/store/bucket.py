@@ -31,6 +31,19 @@ JOIN_S, SLOWEST_JOIN_BYTES_PER_S = 30.0, 20_000_000
 T = TypeVar("T")
 
 
+def _check_bucket_name(name: str) -> None:
+    """Raise UsageError for a name that S3 does not take."""
+    from minio.helpers import check_bucket_name
+
+    try:
+        check_bucket_name(name, s3_check=True)
+    except ValueError as error:
+        raise UsageError(
+            f"the bucket {name!r} cannot be: {error}; write 3 to 63 small letters, digits, '-' and '.', without "
+            "s3:// and without a path"
+        ) from error
+
+
 class Bucket:
     """One bucket, through one pool of connections. Safe to use from several threads; constructing asks nothing.
 
@@ -47,7 +60,12 @@ class Bucket:
         try:
             self.client = self._client(self._http)
         except ValueError as error:
-            raise UsageError(f"{address.endpoint!r} is not the endpoint of an object store: {error}") from error
+            shown = address.endpoint.rpartition("@")[2]
+            raise UsageError(
+                f"{shown!r} is not the endpoint of an object store: {error}; write host:port alone, the bucket by its "
+                "own key and the store's keys into the environment"
+            ) from error
+        _check_bucket_name(address.bucket)
 
     def _client(self, http: urllib3.PoolManager) -> Minio:
         from minio import Minio

@@ -25,11 +25,28 @@ _DENIED = frozenset({
 })  # fmt: skip
 _BUSY, _LOST = "see its log; is its disk full?", "what was sent of it is lost, and is sent again"
 _FULL = "make room in it, or raise the bucket's quota"
-_CONFLICT, _TOO_MANY, _NOT_IMPLEMENTED, _BAD_GATEWAY, _NO_ROOM = 409, 429, 501, 502, 507
-_BUSY_STATUS = frozenset({_CONFLICT, _TOO_MANY})
+_TIMED_OUT, _CONFLICT, _TOO_MANY, _NOT_IMPLEMENTED, _BAD_GATEWAY, _NO_ROOM = 408, 409, 429, 501, 502, 507
+_BUSY_STATUS = frozenset({_TIMED_OUT, _CONFLICT, _TOO_MANY})
 """HTTP statuses by which a store asks to be asked again: another operation is under way, or there are too many."""
-_AWAY = {"RequestTimeout": _BUSY, **dict.fromkeys(("NoSuchUpload", "InvalidPart"), _LOST)}
+_AWAY = {
+    "RequestTimeout": _BUSY,
+    **dict.fromkeys(
+        ("SlowDown", "RequestThrottled", "Throttling", "RequestLimitExceeded"), "it asks for fewer requests"
+    ),
+    **dict.fromkeys(("NoSuchUpload", "InvalidPart", "IncompleteBody", "BadDigest"), _LOST),
+}
 """What waiting or sending again heals. Parts are lost in a restart, and known no more when a join was answered late."""
+_UNAUTHORISED = frozenset({401, 407})
+"""Statuses by which a gateway or a proxy before the store asks who one is."""
+_PLACE = "the bucket is elsewhere: correct store.region and store.endpoint"
+_REMEDIES = {
+    "RequestTimeTooSkewed": "the clocks of this machine and of the store differ: set them, as by NTP",
+    **dict.fromkeys(("PermanentRedirect", "TemporaryRedirect", "Redirect", "MovedPermanently"), _PLACE),
+    **dict.fromkeys(("AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException"), _PLACE),
+    "InvalidObjectState": "the object went to an archive class: take the bucket's life-cycle rule away, and restore it",
+    "MissingContentMD5": "the bucket locks its objects: take one without object lock",
+}
+"""What to do about a refusal, by its code."""
 
 
 class StoreError(HeadraceError):
@@ -59,9 +76,9 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
     from headrace.infra.store.access import KEY_PLACES, explain_tls_refusal
 
     code, status = _read_s3_code(error), _http_status(error)
-    if code in _DENIED:
+    if code in _DENIED or status in _UNAUTHORISED:
         return StoreDenied(
-            f"{where}: {code} for the access key {access_key!r}; check the keys ({KEY_PLACES}) and "
+            f"{where}: {code or status} for the access key {access_key!r}; check the keys ({KEY_PLACES}) and "
             "their rights (`headrace store-policy` prints those that each component needs)"
         )
     if why := _why_not_now(code or "", status):
@@ -70,17 +87,24 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
         return ObjectMissing(f"{where} does not exist ({code})")
     if isinstance(error, SSLError) and (why := explain_tls_refusal(error)):
         return StoreError(f"{where}: {why}")
-    if code is None:
+    if code is None and not 400 <= status < 500:
         return StoreUnavailable(f"{where}: the store does not answer ({error})")
-    plain = code in {"BadRequest", "400"} and not address.secure
+    named = code or f"HTTP {status}"  # the answer to a HEAD has no code
+    return StoreError(f"{where}: the store refuses ({named}): {_explain_refusal(named, error, address)}")
+
+
+def _explain_refusal(code: str, error: Exception, address: StoreAddress) -> str:
+    plain = code in {"BadRequest", "400", "HTTP 400"} and not address.secure
     hint = "; a store that speaks TLS answers so: write https:// before the endpoint" if plain else ""
-    return StoreError(f"{where}: the store refuses ({code}): {error}{hint}")
+    return _REMEDIES.get(code, f"{error}{hint}")
 
 
 def _why_not_now(code: str, status: int) -> str:
     """Return why the same request may be answered later; empty where it will not be."""
+    if status == _NO_ROOM or code.endswith(("StorageFull", "QuotaExceeded")):
+        return _FULL
     if status in _BUSY_STATUS or (status >= 500 and status != _NOT_IMPLEMENTED):
-        return _FULL if status == _NO_ROOM or code.endswith(("StorageFull", "QuotaExceeded")) else _BUSY
+        return _BUSY
     return _AWAY.get(code, "")
 
 

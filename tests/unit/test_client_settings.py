@@ -51,6 +51,14 @@ def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch
     [
         ({"sasl.mechnism": "PLAIN"}, "sasl.mechnism is no setting of librdkafka"),
         ({"socket.timeout.ms": "soon"}, "socket.timeout.ms cannot have the value"),
+        ({"error_cb": "print"}, "error_cb is no setting of librdkafka"),
+        ({"isolation.level": "read_uncommitted"}, "isolation.level is read_committed, as a run's promises rest on it"),
+        ({"enable.auto.commit": "true"}, "enable.auto.commit is false"),
+        ({"enable.idempotence": "false"}, "enable.idempotence is true"),
+        ({"acks": "1"}, "acks is all"),
+        ({"group.protocol": "classic"}, "group.protocol is consumer"),
+        ({"transactional.id": "mine"}, "transactional.id is set by each component"),
+        ({"bootstrap.servers": "other:9092"}, "bootstrap.servers is set by each component"),
     ],
 )
 def test_a_setting_that_librdkafka_does_not_take_is_named_where_it_was_written(
@@ -69,6 +77,18 @@ def test_settings_that_need_others_are_looked_at_together() -> None:
     with pytest.raises(UsageError, match=r"recipe: librdkafka does not take .* together: .*sasl\.username"):
         check_client_settings(half, "recipe")
     check_client_settings({**half, "sasl.username": "me", "sasl.password": SECRET}, "recipe")
+    check_client_settings({"acks": "all", "enable.auto.commit": "false"}, "recipe")
+
+
+@pytest.mark.parametrize(
+    "client", [{"security.protocol": "ssl", "ssl.ca.location": "/not/there"}, {"security.protocol": "sasl_ssl"}]
+)
+def test_a_run_cannot_be_opened_with_settings_of_which_no_client_can_be_made(
+    client: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_KAFKA_CLIENT", json.dumps(client))
+    with pytest.raises(UsageError, match=r"^HEADRACE_KAFKA_CLIENT: librdkafka does not take security\.protocol"):
+        parse_run("kafka://host:1/run")
 
 
 def test_a_recipe_with_a_secret_is_refused_with_the_way_to_give_it(tmp_path: Path) -> None:

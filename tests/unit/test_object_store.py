@@ -60,6 +60,18 @@ def test_a_url_that_is_no_address_is_refused_without_showing_keys(url: str) -> N
     assert SECRET not in str(caught.value)
 
 
+def test_an_endpoint_and_a_bucket_that_cannot_be_are_refused_before_anything_is_asked() -> None:
+    for endpoint in ("host:9000/bucket", "host:99999", f"me:{SECRET}@host:9000", "host:9000?x=1"):
+        with pytest.raises(
+            UsageError, match=r"is not the endpoint of an object store: .*write host:port alone"
+        ) as caught:
+            ObjectStore(StoreAddress(endpoint, "bucket", "key", SECRET))
+        assert SECRET not in str(caught.value)
+    for bucket in ("B", "a", "", "s3://bucket", "bucket/runs", "a..b", "x" * 64, "192.168.1.1"):
+        with pytest.raises(UsageError, match=f"the bucket '{bucket}' cannot be: .*3 to 63 small letters"):
+            ObjectStore(StoreAddress("host:9000", bucket, "key", SECRET))
+
+
 def test_a_store_that_is_not_there_is_told_at_once() -> None:
     began = time.monotonic()
     with ObjectStore(address()) as store, pytest.raises(StoreUnavailable) as caught:
@@ -111,6 +123,11 @@ def test_a_refusal_becomes_the_error_that_says_what_to_do() -> None:
         (502, "BadGateway", plain, StoreUnavailable),
         (504, "GatewayTimeout", other, StoreUnavailable),
         (501, "NotImplemented", plain, StoreError),
+        (403, "QuotaExceeded", plain, StoreUnavailable),
+        (400, "SlowDown", plain, StoreUnavailable),
+        (403, "RequestThrottled", plain, StoreUnavailable),
+        (408, "RequestTimeout", plain, StoreUnavailable),
+        (401, "Unauthorized", plain, StoreDenied),
     ):
         with answering(status, s3_error(code), content_type) as store, pytest.raises(StoreError) as caught:
             store.get("k", SHA256, len(DATA))
@@ -119,11 +136,43 @@ def test_a_refusal_becomes_the_error_that_says_what_to_do() -> None:
         assert ("make room" in str(caught.value)) is code.endswith(("Full", "Exceeded"))
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (403, "RequestTimeTooSkewed", "the clocks of this machine and of the store differ: set them"),
+        (301, "PermanentRedirect", r"elsewhere: correct store\.region and store\.endpoint"),
+        (400, "AuthorizationHeaderMalformed", r"correct store\.region"),
+        (403, "InvalidObjectState", "archive class"),
+        (400, "MissingContentMD5", "without object lock"),
+    ],
+)
+def test_a_refusal_that_somebody_can_heal_says_how(status: int, code: str, words: str) -> None:
+    with (
+        answering(status, s3_error(code), "application/xml") as store,
+        pytest.raises(StoreError, match=words) as caught,
+    ):
+        store.get("k", SHA256, len(DATA))
+    assert not isinstance(caught.value, Unavailable)
+
+
+def test_a_head_that_is_refused_is_no_pause() -> None:
+    for status, error in (
+        (401, StoreDenied),
+        (407, StoreDenied),
+        (402, StoreError),
+        (412, StoreError),
+        (413, StoreError),
+    ):
+        with answering(status, b"", "application/xml") as store, pytest.raises(StoreError) as caught:
+            store.put(DATA, "groups")
+        assert type(caught.value) is error, status
+
+
 def test_an_answer_that_the_client_cannot_read_is_a_pause() -> None:
     for status, body in ((502, b"<html>bad gateway"), (503, b"<html>"), (429, b"")):
         with answering(status, body, "application/xml") as store, pytest.raises(StoreUnavailable):
             store.get("k", SHA256, len(DATA))
-    for status in (409, 429, 500, 502, 503, 504, 507):
+    for status in (408, 409, 429, 500, 502, 503, 504, 507):
         with answering(status, b"", "application/xml") as store, pytest.raises(StoreUnavailable):
             store.put(DATA, "groups")  # begins with a HEAD, whose answer has no body
 
