@@ -202,9 +202,9 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
 
         def tick(self) -> list[Outgoing]:
             while batch := self.scheduler.window.take(self.settings.groups_per_batch):
-                wholes = [entry.payload.whole for entry in batch]
-                assert {len(w.group.trajectories) for w in wholes} == {SAMPLES}  # noqa: S101 - or it was not this task
-                self.taken += len(wholes)
+                groups = [entry.payload.decoded for entry in batch]
+                assert {len(g.trajectory_group.trajectories) for g in groups} == {SAMPLES}  # noqa: S101 - or it was not this task
+                self.taken += len(groups)
                 _tell(reports, load, self.taken)
             return []
 

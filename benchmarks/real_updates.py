@@ -20,7 +20,7 @@ import transformers
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.infra.recipe.settings import TrainerSettings
 from headrace.infra.weights.tensors import Tensor
-from headrace.producers.engines.contract import Generation, Sampling
+from headrace.producers.engines.contract import RawGeneration, Sampling
 from headrace.producers.engines.torch_engine import TorchEngine
 from headrace.trainers.advantages import Member
 from headrace.trainers.batches.batch import TrainingSequence
@@ -145,13 +145,13 @@ def _played(
     return build_batch_sequences(groups, settings), rewards
 
 
-async def _answers(engine: TorchEngine, prompts: list[list[int]], eos: int, seed: int) -> list[Generation]:
+async def _answers(engine: TorchEngine, prompts: list[list[int]], eos: int, seed: int) -> list[RawGeneration]:
     sampling = Sampling(max_tokens=MAX_TOKENS, stop_ids=(eos,))
     asked = enumerate([prompt for prompt in prompts for _ in range(SAMPLES)], seed)
     return await asyncio.gather(*(engine.generate("policy", prompt, sampling, seed=one) for one, prompt in asked))
 
 
-def _sequence(prompt: list[int], answer: Generation) -> TrainingSequence:
+def _sequence(prompt: list[int], answer: RawGeneration) -> TrainingSequence:
     before = len(prompt)
     versions = np.repeat(*np.array(answer.version_runs, np.int32).T)
     return TrainingSequence(

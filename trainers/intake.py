@@ -21,8 +21,8 @@ from headrace.schemas.records import CuratedGroup, NamedObject, TrajectoryGroup
 from headrace.trainers.advantages import RewardError
 from headrace.trainers.batches.batch import BatchError
 from headrace.trainers.batches.estimator import AdvantageError
+from headrace.trainers.batches.first_use_cache import FirstUseCache, LoggedFirstUses
 from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup
-from headrace.trainers.batches.payloads import LoggedFirstUses, Payloads
 from headrace.trainers.batches.trained_groups import decode_group
 from headrace.trainers.batches.window import Eviction, Waiting
 from headrace.trainers.learner.limits import Limits
@@ -56,7 +56,7 @@ class Intake:
         self._run, self._limits, self._files, self._watch = run, limits, files, watch
         self._settings = run.recipe.trainer_of(policy_variant)
         self._newest_version = newest_version
-        self._payloads = Payloads(LoggedFirstUses(run, policy_variant))
+        self._first_uses = FirstUseCache(LoggedFirstUses(run, policy_variant))
         self._arrivals = 0
         self.arrived_at = time.monotonic()
         """When a group arrived last."""
@@ -77,7 +77,7 @@ class Intake:
         self.arrived_at = time.monotonic()
         try:
             with self._watch.measure("consume"):
-                found = self._payloads.complete(message, curated)
+                found = self._first_uses.complete(message, curated)
             if found is None:
                 nothing = WindowedGroup(DecodedGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
                 return Eviction(self._build_waiting(message, curated, nothing), "missing")
@@ -104,7 +104,7 @@ class Intake:
         known = math.inf if self._settings.is_shadow else self._newest_version()
         found = build_windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
         if self._settings.is_shadow:
-            self._head = max(self._head, found.newest, group.group.head_version)
+            self._head = max(self._head, found.newest, group.trajectory_group.head_version)
         return found
 
     @cached_property

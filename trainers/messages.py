@@ -103,24 +103,24 @@ class TrainerMessages:
             evictions: Evictions since the record before.
             window: By partition, the first offset that a successor must read to have the window again.
         """
-        planned, published = made.planned, made.published
+        request, uploaded = made.request, made.uploaded
         record = replace(
             self._build_record(),
-            version=planned.version,
+            version=request.version,
             revision=self.run.revision,
-            groups=tuple(_build_use(entry) for entry in planned.batch),
+            groups=tuple(_build_use(entry) for entry in request.batch),
             evictions=tuple(_build_eviction(e) for e in evictions),
             base_hash=self.weights_hash,
-            weights_hash=published.weights_hash,
+            weights_hash=uploaded.weights_hash,
             fingerprint=self.fingerprint,
             metrics=metrics,
         )
         outgoing = [self._build_batch_message(record), *(self._build_outcome(e) for e in evictions)]
-        if published.checkpoint is not None:
+        if uploaded.checkpoint is not None:
             begin = self.offsets.find_first_needed(window)
-            mark = WindowMark(planned.version, self.epoch, published.weights_hash, _to_positions(window), begin)
-            outgoing.append(build_pointer(self.run, self.policy_variant, self.fingerprint, mark, published.checkpoint))
-        self.weights_hash = published.weights_hash
+            mark = WindowMark(request.version, self.epoch, uploaded.weights_hash, _to_positions(window), begin)
+            outgoing.append(build_pointer(self.run, self.policy_variant, self.fingerprint, mark, uploaded.checkpoint))
+        self.weights_hash = uploaded.weights_hash
         return outgoing
 
     def _build_record(self) -> BatchTrained:
@@ -148,8 +148,8 @@ class TrainerMessages:
         return Outgoing(self.run.topics.batches(self.policy_variant), codec.encode(record), key, partition=0)
 
     def _build_outcome(self, eviction: Eviction[WindowedGroup]) -> Outgoing:
-        held = eviction.entry.payload.whole
-        curated, group = held.curated, held.group
+        decoded = eviction.entry.payload.decoded
+        curated, group = decoded.curated, decoded.trajectory_group
         outcome = Outcome(
             run_id=self.run.run_id,
             stream=curated.stream,

@@ -151,7 +151,7 @@ class Trainer:
 
     def _has_group(self, key: UseId) -> bool:
         """Return whether a use waits in the window, or is in a batch under way."""
-        under_way = (entry.key for planned in self._pipeline.list_under_way() for entry in planned.batch)
+        under_way = (entry.key for request in self._pipeline.list_under_way() for entry in request.batch)
         return key in self.scheduler.window or key in under_way
 
     def follow_recipe(self, message: Message) -> Iterable[Outgoing]:
@@ -215,7 +215,7 @@ class Trainer:
 
     def _plan_step(self, step: BeginStep[WindowedGroup]) -> StepRequest:
         """Return what the learner is to make of a batch."""
-        wholes = [entry.payload.whole for entry in step.batch]
+        groups = [entry.payload.decoded for entry in step.batch]
         return StepRequest(
             version=step.version,
             epoch=self._messages.epoch,
@@ -224,7 +224,7 @@ class Trainer:
             checkpoint=step.checkpoint,
             batch=step.batch,
             metrics={
-                **group_metrics(wholes, sampling_version(self.settings, wholes, step.version)),
+                **group_metrics(groups, sampling_version(self.settings, groups, step.version)),
                 "wait_s": time.monotonic() - self._pipeline.free_since,
                 "held_up_s": self._pipeline.held_up_s,
             },
@@ -234,18 +234,18 @@ class Trainer:
         """Return the records of a version's transaction, BatchTrained first and its event last."""
         self._made_version = True
         metrics = self._metrics.of(made)
-        under_way = (planned.batch for planned in self._pipeline.list_under_way())
+        under_way = (request.batch for request in self._pipeline.list_under_way())
         first_needed = self.scheduler.find_first_needed(self._messages.curated_positions(), under_way)
         outgoing = self._messages.build_version(made, metrics, evictions, first_needed)
-        self._announced = made.published.event
+        self._announced = made.uploaded.event
         if self._announced is not None:
             outgoing.append(self._announcer.build_message(self._announced))
         self._metrics.add(metrics)
-        self.scheduler.note_version(made.planned.version, len(made.planned.batch))
+        self.scheduler.note_version(made.request.version, len(made.request.batch))
         log.info(
             "version.trained",
             policy=self.policy_variant,
-            version=made.planned.version,
+            version=made.request.version,
             reward=round(metrics["reward_mean"], 3),
             staleness=round(metrics["staleness_mean"], 2),
             step_s=round(metrics["step_s"], 3),

@@ -30,7 +30,7 @@ class VersionMetrics:
     def of(self, made: MadeVersion) -> dict[str, float]:
         """Return a version's metrics: of its step, of what was known before it, and of the loop's time."""
         self._watch.seconds["train"] += made.metrics["step_s"] + made.metrics["blocked_s"]
-        metrics = {**made.metrics, **made.planned.metrics, "log_share": log_share(self._watch.seconds)}
+        metrics = {**made.metrics, **made.request.metrics, "log_share": log_share(self._watch.seconds)}
         metrics |= {f"seconds_{activity}": spent for activity, spent in self._watch.seconds.items()}
         metrics |= self._find_first_entropy(metrics)
         return {name: float(value) for name, value in metrics.items()}

@@ -15,7 +15,7 @@ from headrace.trainers.learner.limits import Limits
 class WindowedGroup:
     """A group in the window, and what the learner would be given of it."""
 
-    whole: DecodedGroup
+    decoded: DecodedGroup
     prepared: PreparedGroup
     newest: int
     """Version of its newest token."""
@@ -23,7 +23,7 @@ class WindowedGroup:
     @property
     def size_bytes(self) -> int:
         """Of its arrays of tokens, as the group has them and as the learner takes them."""
-        sampled = (s for member in self.whole.group.trajectories for s in member.sequences)
+        sampled = (s for member in self.decoded.trajectory_group.trajectories for s in member.sequences)
         return sum(one.ids.nbytes + one.logprobs.nbytes for one in sampled) + sum(
             one.ids.nbytes
             + one.mask.nbytes
@@ -35,7 +35,7 @@ class WindowedGroup:
 
 
 def build_windowed_group(
-    group: DecodedGroup,
+    decoded: DecodedGroup,
     limits: Limits,
     settings: TrainerSettings,
     tokenizer_hash: Callable[[], str],
@@ -44,7 +44,7 @@ def build_windowed_group(
     """Return a group that can be trained on.
 
     Args:
-        group: The group with its trajectories.
+        decoded: The group with its trajectories.
         limits: Limits of the model.
         settings: Settings of the trainer.
         tokenizer_hash: Returns the BLAKE3 of the policy's tokenizer, empty where there is none; asked of a group that
@@ -53,9 +53,10 @@ def build_windowed_group(
 
     Raises BatchError, RewardError and AdvantageError for what makes it unusable.
     """
-    if group.group.tokenizer_hash and group.group.tokenizer_hash != tokenizer_hash():
-        raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is not this policy's")
-    ready = compute_or_check_advantages(prepare_group(group), settings)
+    tokenizer = decoded.trajectory_group.tokenizer_hash
+    if tokenizer and tokenizer != tokenizer_hash():
+        raise BatchError(f"its tokens are of tokenizer {tokenizer[:16]!r}, which is not this policy's")
+    ready = compute_or_check_advantages(prepare_group(decoded), settings)
     if not any(sequence.mask.any() for sequence in ready.sequences):
         raise BatchError("it has no token to train on")
     for sequence in ready.sequences:
@@ -63,4 +64,4 @@ def build_windowed_group(
     newest = max(int(sequence.versions.max()) for sequence in ready.sequences)
     if newest > newest_version:
         raise BatchError(f"it has tokens of version {newest}, and {newest_version} is the newest there is")
-    return WindowedGroup(group, ready, newest)
+    return WindowedGroup(decoded, ready, newest)

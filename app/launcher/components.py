@@ -31,17 +31,26 @@ def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
 
     children = [child("feed", "feed", imports=fork_imports.FEED)] if recipe.launch.feeder else []
     children += [
-        child(f"curate-{variant}-{n}", "curate", *_options_of(variant), "--slot", str(n), imports=fork_imports.CURATE)
-        for variant in recipe.policy_variants
-        for n in range(1 if variant_of(variant) else recipe.launch.curators)
+        child(
+            f"curate-{policy_variant}-{n}",
+            "curate",
+            *_options_of(policy_variant),
+            "--slot",
+            str(n),
+            imports=fork_imports.CURATE,
+        )
+        for policy_variant in recipe.policy_variants
+        for n in range(1 if variant_of(policy_variant) else recipe.launch.curators)
     ]
     if recipe.evaluate.every:
         children.append(child("evaluate", "evaluate", imports=fork_imports.EVALUATE))
-    for variant in recipe.policy_variants:
-        trainer, words = recipe.trainer_of(variant), ("train", *_options_of(variant))
+    for policy_variant in recipe.policy_variants:
+        trainer, words = recipe.trainer_of(policy_variant), ("train", *_options_of(policy_variant))
         imports = fork_imports.of_trainer(trainer)
         if trainer.processes:
-            children.append(child(f"train-{variant}", *words, imports=imports, torch_processes=trainer.processes))
+            children.append(
+                child(f"train-{policy_variant}", *words, imports=imports, torch_processes=trainer.processes)
+            )
     imports = fork_imports.of_worker(recipe)
     children += [
         child(name, "rollout", "--workflow", workflow, "--name", name, imports=imports, torch_processes=1)
@@ -53,12 +62,12 @@ def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
 
 def parts_of(recipe: Recipe) -> list[tuple[str, ...]]:
     """Return the command-line words (without `headrace` and `--run`) that start each part of a run once."""
-    trained = [(variant, _options_of(variant)) for variant in recipe.policy_variants]
+    trained = [(policy_variant, _options_of(policy_variant)) for policy_variant in recipe.policy_variants]
     return [
         ("feed",),
         *(("curate", *options) for _, options in trained),
         *([("evaluate",)] if recipe.evaluate.every else []),
-        *(("train", *options) for variant, options in trained if recipe.trainer_of(variant).processes),
+        *(("train", *options) for policy_variant, options in trained if recipe.trainer_of(policy_variant).processes),
         *(("rollout", "--workflow", workflow) for workflow in recipe.workflows),
     ]
 

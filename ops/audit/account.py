@@ -132,9 +132,9 @@ class RunAccount:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def train(self, variant: str, batch: object, fields: Fields, place: Spot) -> None:
+    def train(self, policy_variant: str, batch: object, fields: Fields, place: Spot) -> None:
         """Count a batch at a position, and follow its version."""
-        numbers, chain = self.numbers[variant], self.chains[variant]
+        numbers, chain = self.numbers[policy_variant], self.chains[policy_variant]
         version, epoch, base, result, groups, evictions, positions, revision, fingerprint = fields.batch(batch)
         where = f"{place[0]}[{place[1]}]@{place[2]}"
         for group in groups:
@@ -146,24 +146,24 @@ class RunAccount:
                 continue
             use = fields.use(group)
             # Of what is dead a dead letter tells; in a shadow an outcome, where the number is known.
-            if verdict != "dead" or (variant_of(variant) and use[1] >= 0):
+            if verdict != "dead" or (variant_of(policy_variant) and use[1] >= 0):
                 stream, number, which = use
                 numbers.evict(stream, number, which, verdict)
         if version >= 0:
             chain.batch(version, Link(epoch, base, result, where))
-            self.batches[variant].take(BatchFacts(version, epoch, revision, len(groups), fingerprint, where))
+            self.batches[policy_variant].take(BatchFacts(version, epoch, revision, len(groups), fingerprint, where))
         verdicts = {fields.eviction(eviction)[0] for eviction in evictions}
         reported = [fields.position(position) for position in positions]
         for group in groups:
             partition, offset = fields.hint(group)
             if 0 <= dict(reported).get(partition, offset + 1) <= offset:
                 self.found.add_sentence(
-                    f"version {version} of {variant} was trained from a group at offset {offset} of curated partition "
-                    f"{partition}, which its trainer had not read: {where}"
+                    f"version {version} of {policy_variant} was trained from a group at offset {offset} of curated "
+                    f"partition {partition}, which its trainer had not read: {where}"
                 )
             if self.known.keeps_places:
                 numbers.places[fields.use(group)] = partition, offset
-        is_last = version >= self.chains[variant].steps or (version < 0 and "run_end" in verdicts)
+        is_last = version >= self.chains[policy_variant].steps or (version < 0 and "run_end" in verdicts)
         chain.positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
         if is_last:
             chain.let_go()
@@ -264,9 +264,9 @@ class RunAccount:
             for one in variants
         }
 
-    def _scope_of(self, variant: str, scope: Scope) -> Scope:
+    def _scope_of(self, policy_variant: str, scope: Scope) -> Scope:
         """Return what may be expected of a variant: a shadow trains on after the run's end, until its last version."""
-        if not variant_of(variant) or self.chains[variant].newest >= self.chains[variant].steps:
+        if not variant_of(policy_variant) or self.chains[policy_variant].newest >= self.chains[policy_variant].steps:
             return scope
         return replace(scope, drained=False)
 

@@ -149,16 +149,16 @@ class DeepLook:
             self.rates.seconds += time.perf_counter() - begin
             self.rates.cpu_seconds += time.thread_time() - cpu
 
-    def _compare(self, variant: str, curated: CuratedGroup) -> None:
+    def _compare(self, policy_variant: str, curated: CuratedGroup) -> None:
         """Hold a curated record against the batches, and note its bytes for when the trajectories are read."""
-        numbers, identity = self._account.numbers[variant], (curated.stream, curated.number, curated.use)
-        deadline = self._account.flights[variant].deadline(curated.revision, curated.min_version)
+        numbers, identity = self._account.numbers[policy_variant], (curated.stream, curated.number, curated.use)
+        deadline = self._account.flights[policy_variant].deadline(curated.revision, curated.min_version)
         if not curated.use and deadline is not None and curated.deadline_version != deadline:
             raise UnfitValue(
                 f"its deadline is version {curated.deadline_version}, and its oldest token and the staleness bound of "
                 f"recipe revision {curated.revision} give {deadline}"
             )
-        if not variant_of(variant):
+        if not variant_of(policy_variant):
             numbers.check_deadline(*identity, curated.deadline_version)
         if not curated.use:
             numbers.expect(curated.stream, curated.number, _digest(curated.group))

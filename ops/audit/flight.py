@@ -26,14 +26,14 @@ class Flight:
     """The curated groups of one policy or shadow that are under way. Batches are taken in before curated records.
 
     Args:
-        variant: Policy or shadow.
+        policy_variant: Policy or shadow.
         numbers: Its numbers; what is found out goes there.
         chain: Its versions, with the trainer's positions.
         bounds: What may be under way.
     """
 
-    def __init__(self, variant: str, numbers: PolicyNumbers, chain: WeightsChain, bounds: Bounds) -> None:
-        self._variant, self._numbers, self._chain, self._bounds = variant, numbers, chain, bounds
+    def __init__(self, policy_variant: str, numbers: PolicyNumbers, chain: WeightsChain, bounds: Bounds) -> None:
+        self._policy_variant, self._numbers, self._chain, self._bounds = policy_variant, numbers, chain, bounds
         self._ends: dict[int, int] = {}
         """Partition to the offset after its last first use."""
 
@@ -46,7 +46,9 @@ class Flight:
             self._ends[partition] = offset + 1
             bits |= IN_WINDOW if offset < self._chain.settled_positions.get(partition, 0) else 0
         deadline = self.deadline(curated.revision, curated.min_version)
-        if curated.use == 0 and deadline is not None and not variant_of(self._variant):  # a shadow's clock is another
+        if (
+            curated.use == 0 and deadline is not None and not variant_of(self._policy_variant)
+        ):  # a shadow's clock is another
             version = self._numbers.pages.version(*identity)
             if version != NO_VERSION:
                 bits |= LATE if version - 1 > deadline else 0
@@ -57,7 +59,7 @@ class Flight:
 
     def deadline(self, revision: int, min_version: int) -> int | None:
         """Return the last version at which a first use may be trained on; None where nothing says so."""
-        return self._bounds.deadline(self._variant, revision, min_version)
+        return self._bounds.deadline(self._policy_variant, revision, min_version)
 
     def find_overflow(self, issued: dict[str, int]) -> list[tuple[int, str]]:
         """Return how many more are under way than fit there, and what to say: they are lost, and nothing tells which.
@@ -65,19 +67,19 @@ class Flight:
         Args:
             issued: Next number of every stream of this policy, from before anything else was read.
         """
-        found, numbers, most, variant = [], self._numbers, self._bounds, self._variant
-        waiting, room = numbers.count_waiting(), most.waiting[variant]
+        found, numbers, most, policy_variant = [], self._numbers, self._bounds, self._policy_variant
+        waiting, room = numbers.count_waiting(), most.waiting[policy_variant]
         if waiting > room:
             what = (
-                f"{waiting} groups of {variant} were read by its trainer and neither trained nor evicted, and its "
-                f"window and the batches under way hold at most {room}: {waiting - room} are lost"
+                f"{waiting} groups of {policy_variant} were read by its trainer and neither trained nor evicted, and "
+                f"its window and the batches under way hold at most {room}: {waiting - room} are lost"
             )
             found.append((waiting - room, what))
-        room = most.open.get(variant, 0) + numbers.reopened + numbers.count_played_though_dead()
-        flying = numbers.open_below(issued) if variant in most.open else 0
+        room = most.open.get(policy_variant, 0) + numbers.reopened + numbers.count_played_though_dead()
+        flying = numbers.open_below(issued) if policy_variant in most.open else 0
         if flying > room:
             what = (
-                f"{flying} numbers of {variant} are in flight, and the feeder lets at most {room} be open: "
+                f"{flying} numbers of {policy_variant} are in flight, and the feeder lets at most {room} be open: "
                 f"{flying - room} are lost"
             )
             found.append((flying - room, what))

@@ -129,8 +129,8 @@ def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool =
 
     With `at_once` it is asked for before a version is overdue, as the run is given up.
     """
-    candidates = [_Stand(seen, around, now_ms, variant) for variant in seen.recipe.policy_variants]
-    candidates = [one for one in candidates if one.version < seen.recipe.trainer_of(one.variant).steps]
+    candidates = [_Stand(seen, around, now_ms, one) for one in seen.recipe.policy_variants]
+    candidates = [one for one in candidates if one.version < seen.recipe.trainer_of(one.policy_variant).steps]
     soon = (
         found for one in candidates for found in (one.explain_failing(), one.explain_unreachable()) if found is not None
     )
@@ -156,18 +156,18 @@ class _Cause(NamedTuple):
 class _Stand:
     """Progress of one policy or shadow, and what stops it."""
 
-    def __init__(self, seen: Seen, around: Surroundings, now_ms: int, variant: str) -> None:
-        self.seen, self.around, self.now_ms, self.variant = seen, around, now_ms, variant
-        self.version = seen.versions.get(variant, -1)
-        self._trainer = f"train-{variant}"
-        made = seen.made_ms.get(variant, {})
+    def __init__(self, seen: Seen, around: Surroundings, now_ms: int, policy_variant: str) -> None:
+        self.seen, self.around, self.now_ms, self.policy_variant = seen, around, now_ms, policy_variant
+        self.version = seen.versions.get(policy_variant, -1)
+        self._trainer = f"train-{policy_variant}"
+        made = seen.made_ms.get(policy_variant, {})
         began_ms = around.began_ms or min((w.started_ms for w in self._workers(here=True)), default=0)
         self.since_ms = max(began_ms, made.get(self.version, 0), *self._words_of_trainer())
         self.overdue_ms = now_ms - self.since_ms - patience_ms(made.values()) if self.since_ms else 0
 
     def _workers(self, *, here: bool) -> list[WorkerStatus]:
         """Return those who play for the policy, or of them those who are there."""
-        streams = self.seen.recipe.streams_of(policy_of(self.variant))
+        streams = self.seen.recipe.streams_of(policy_of(self.policy_variant))
         return [w for w in self.seen.workers if w.workflow in streams and (not here or is_there(w, self.now_ms))]
 
     def _words_of_trainer(self) -> list[int]:
@@ -198,10 +198,11 @@ class _Stand:
 
     def explain_failing(self) -> Standstill | None:
         """Return that every episode fails, while the servers answer."""
-        found = self.seen.episodes.find_failing(self.variant, self.around.began_ms)
+        found = self.seen.episodes.find_failing(self.policy_variant, self.around.began_ms)
         recipe = self.seen.recipe
         lately_ms = max(LEAST_MS, round(2000 * recipe.rollout.episode_limit_s))
-        if found is None or variant_of(self.variant) or self.around.silent or self.now_ms - found.last_ms > lately_ms:
+        is_shadow = bool(variant_of(self.policy_variant))
+        if found is None or is_shadow or self.around.silent or self.now_ms - found.last_ms > lately_ms:
             return None
         limit_s, never = recipe.launch.all_failed_limit_s, not self.seen.episodes.has_success
         hopeless = never and 0 < limit_s <= (found.last_ms - found.first_ms) / 1000
@@ -216,8 +217,8 @@ class _Stand:
         here = self._workers(here=True)
         look = self._look(here[0].worker) if here else "look into a worker's log"
         to_do = f"fix the error; {look}, event episode.failed, for the traceback"
-        sentence = f"{self.variant} {short}. By itself: {itself}. What you can do: {to_do}."
-        return Standstill(self.variant, "failing", found.first_ms, sentence, hopeless)
+        sentence = f"{self.policy_variant} {short}. By itself: {itself}. What you can do: {to_do}."
+        return Standstill(self.policy_variant, "failing", found.first_ms, sentence, hopeless)
 
     def explain_unreachable(self) -> Standstill | None:
         """Return that all workers wait for their environment."""
@@ -235,17 +236,18 @@ class _Stand:
 
     def explain_dropping(self) -> Standstill | None:
         """Return that nearly all groups are dropped, although versions are made."""
-        count, dropped = self.seen.groups.count_since(self.variant, 0)
+        count, dropped = self.seen.groups.count_since(self.policy_variant, 0)
         if count < ENOUGH_AT_ONCE or dropped.total() < NEARLY_ALL * count:
             return None
-        begin_ms = self.seen.groups.begin_ms(self.variant)
+        begin_ms = self.seen.groups.begin_ms(self.policy_variant)
         since_ms = min(begin_ms, self.since_ms) if self.since_ms else begin_ms
         what = f"is trained on hardly any group since {self._format_time(since_ms)}"
         return self._standstill(_drops(count, dropped), since_ms, what)
 
     def _standstill(self, found: _Cause, since_ms: int, what: str) -> Standstill:
-        sentence = f"{self.variant} {what}: {found.short}. By itself: {found.itself}. What you can do: {found.to_do}."
-        return Standstill(self.variant, found.name, since_ms, sentence)
+        name = self.policy_variant
+        sentence = f"{name} {what}: {found.short}. By itself: {found.itself}. What you can do: {found.to_do}."
+        return Standstill(name, found.name, since_ms, sentence)
 
     # ---------------------------------------------------------------------------------------------------------- causes
 
@@ -266,7 +268,7 @@ class _Stand:
             return None
         last = max((worker.updated_ms for worker in self._workers(here=False)), default=0)
         seen = f"; the last was seen at {self._format_time(last)}" if last else ""
-        streams = self.seen.recipe.streams_of(policy_of(self.variant))
+        streams = self.seen.recipe.streams_of(policy_of(self.policy_variant))
         names = tuple(f"rollout-{stream}-" for stream in streams)
         own = {name: one for name, one in self.around.processes.items() if name.startswith(names)}
         frozen = [f"process {one.pid} of {name} is there and may be frozen" for name, one in own.items() if one.pid]
@@ -285,32 +287,33 @@ class _Stand:
         return _Cause("waiting", short, itself, f"check what they wait for; {self._look(here[0].worker)}")
 
     def _blame_drops(self) -> _Cause | None:
-        count, dropped = self.seen.groups.count_since(self.variant, self.since_ms)
+        count, dropped = self.seen.groups.count_since(self.policy_variant, self.since_ms)
         if count < ENOUGH or dropped.total() < MOST * count:
             return None
         return _drops(count, dropped)
 
     def _blame_feeder(self) -> _Cause | None:
-        if self.seen.in_flight.get(self.variant, 0) > 0:
+        if self.seen.in_flight.get(self.policy_variant, 0) > 0:
             return None
         return _Cause(
             "feeder", f"no task is open{self._describe_trouble('feed')}", self._restarts("feed"), self._look("feed")
         )
 
     def _blame_curator(self) -> _Cause | None:
-        waiting = self.seen.lag.get(self.seen.recipe.topics.trajectories(policy_of(self.variant)), 0)
-        last_ms = max(self.seen.groups.curated_ms[self.variant], self.around.began_ms)
-        if variant_of(self.variant) or not waiting or self.now_ms - last_ms < QUIET_MS:
+        policy = policy_of(self.policy_variant)
+        waiting = self.seen.lag.get(self.seen.recipe.topics.trajectories(policy), 0)
+        last_ms = max(self.seen.groups.curated_ms[self.policy_variant], self.around.began_ms)
+        if variant_of(self.policy_variant) or not waiting or self.now_ms - last_ms < QUIET_MS:
             return None
-        name = f"curate-{self.variant}"
+        name = f"curate-{self.policy_variant}"
         since = f" since {self._format_time(last_ms)}" if last_ms else ""
         short = f"{waiting} groups wait for the curator, which has concluded none{since}"
-        to_do = f"{self._look(f'{name}-0')}, or start one by `headrace curate --policy {self.variant} --run ADDRESS`"
+        to_do = f"{self._look(f'{name}-0')}, or start one by `headrace curate --policy {policy} --run ADDRESS`"
         return _Cause("curator", short + self._describe_trouble(name), self._restarts(name), to_do)
 
     def _has_a_batch(self) -> bool:
-        unread = self.seen.lag.get(self.seen.recipe.topics.curated(self.variant), 0)
-        return unread >= self.seen.recipe.trainer_of(self.variant).groups_per_batch
+        unread = self.seen.lag.get(self.seen.recipe.topics.curated(self.policy_variant), 0)
+        return unread >= self.seen.recipe.trainer_of(self.policy_variant).groups_per_batch
 
     def _blame_trainer(self) -> _Cause:
         words = [w for w in self.seen.workers if w.worker == self._trainer]
@@ -320,8 +323,9 @@ class _Stand:
         return _Cause("trainer", short, self._restarts(self._trainer), self._look(self._trainer))
 
     def _blame_workers(self) -> _Cause:
-        here, (count, dropped) = self._workers(here=True), self.seen.groups.count_since(self.variant, self.since_ms)
-        batch = self.seen.recipe.trainer_of(self.variant).groups_per_batch
+        here = self._workers(here=True)
+        count, dropped = self.seen.groups.count_since(self.policy_variant, self.since_ms)
+        batch = self.seen.recipe.trainer_of(self.policy_variant).groups_per_batch
         running = sum(worker.episodes_running for worker in here)
         came = (
             f"{count} groups have concluded since, {dropped.total()} of them dropped" if count else "no group has come"

@@ -146,10 +146,10 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     )
     if found is None:
         raise UsageError(f"no worker has produced a group {stream}:{number} for {acted} that can be read")
-    group, members = found.group, found.group.group.trajectories
+    group, members = found.group, found.group.trajectory_group.trajectories
     chosen = [place for place, member in enumerate(members) if member.id == f"{stream}:{number}:{sample}"]
     if not chosen:
-        raise UsageError(f"group {stream}:{number} has {_members(group.group)}, none of them {name}")
+        raise UsageError(f"group {stream}:{number} has {_members(group.trajectory_group)}, none of them {name}")
     texts = token_texts(run, acted, history.files)
     seen = see_group(group, found.advantages, texts, place=found.place, only=chosen[0])
     return TrajectoryFound(run.address.run, acted, found.version, found.where, seen)

@@ -131,7 +131,7 @@ def advantages_of(batch: Sequence[DecodedGroup], settings: TrainerSettings) -> l
     return [
         {
             (member, place): np.where(sequence.mask, sequence.advantages, np.float32(0))
-            for member, one in enumerate(group.group.trajectories)
+            for member, one in enumerate(group.trajectory_group.trajectories)
             if member in group.curated.kept and not math.isnan(group.curated.rewards[member])
             for place, sequence in zip(range(len(one.sequences)), trained, strict=False)
         }
@@ -149,7 +149,7 @@ def see_group(
     each: bool = False,
 ) -> GroupSeen:
     """Return a group as it is shown; with `each`, every token of it; with `only`, that one member and its tokens."""
-    group, shaped = found.group, found.curated.rewards
+    group, shaped = found.trajectory_group, found.curated.rewards
     members = range(len(group.trajectories)) if only is None else [only]
     return GroupSeen(
         stream=group.stream,

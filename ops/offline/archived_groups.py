@@ -16,8 +16,8 @@ from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp, task_key
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse
+from headrace.trainers.batches.first_use_cache import FirstUseCache
 from headrace.trainers.batches.groups import DecodedGroup
-from headrace.trainers.batches.payloads import Payloads
 from headrace.trainers.batches.trained_groups import LineageBroken, decode_group
 from headrace.trainers.versions.history import History, fold_history
 
@@ -107,7 +107,7 @@ def iterate_batches(
     """
     topic = archive.topics.curated(policy)
     archive.places(topic)
-    payloads = Payloads(ArchivedFirstUses(archive, topic))
+    first_uses = FirstUseCache(ArchivedFirstUses(archive, topic))
     wanted: defaultdict[int, set[int]] = defaultdict(set)
     for use in (use for batch in batches for use in batch.groups):
         wanted[use.partition].add(use.offset)
@@ -128,7 +128,7 @@ def iterate_batches(
                 f"{topic}[{use.partition}] of {archive.root} holds at offset {use.offset} another group than the batch "
                 f"names, {use.stream}:{use.number}"
             )
-        first = payloads.complete(message, curated)
+        first = first_uses.complete(message, curated)
         if first is None:
             raise LineageBroken(f"the first use of {use.stream}:{use.number} is not in {archive.root}")
         return decode_group(archive, first)

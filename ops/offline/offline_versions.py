@@ -24,8 +24,8 @@ from headrace.ops.offline.archived_start import Start
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup
 from headrace.trainers.batches.batch import TrainingSequence
+from headrace.trainers.batches.first_use_cache import FirstUseCache
 from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences
-from headrace.trainers.batches.payloads import Payloads
 from headrace.trainers.batches.trained_groups import decode_group
 from headrace.trainers.batches.window import Eviction, Waiting, Window, count_next_batch
 from headrace.trainers.intake import UNUSABLE
@@ -159,7 +159,7 @@ def train_versions(archive: Archive, policy: str, start: Start, counts: Counts) 
         batch = intake.batch()
         if batch:
             step = learner.step(_sequences(batch, learner, intake.clock), learner.version + 1)
-            groups, found = [one.whole for one in batch], hash_learner(learner)
+            groups, found = [one.decoded for one in batch], hash_learner(learner)
             metrics = {**_select_true_metrics(step), **group_metrics(groups, intake.clock)}
             yield Version(learner.version, groups, base, found, metrics, clock=intake.clock)
             base = found
@@ -192,7 +192,7 @@ class _Intake:
         capacity = (self._settings.max_staleness + 1) * self._settings.groups_per_batch
         least = self._settings.groups_per_batch
         self._window = Window[WindowedGroup](capacity, self._settings.order, start.learner.seed, least=least)
-        self._payloads = Payloads(ArchivedFirstUses(archive, topic))
+        self._first_uses = FirstUseCache(ArchivedFirstUses(archive, topic))
 
     @property
     def waiting(self) -> int:
@@ -233,7 +233,7 @@ class _Intake:
 
     def _decode_group(self, message: Message, curated: CuratedGroup) -> WindowedGroup | None:
         """Return the decoded group; None for a replay whose first use is not archived. Raises what else ails it."""
-        found = self._payloads.complete(message, curated)
+        found = self._first_uses.complete(message, curated)
         if found is None:
             return None
         group = decode_group(self._archive, found)

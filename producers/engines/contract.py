@@ -1,6 +1,6 @@
 """What every generation engine promises. Nothing here imports torch.
 
-Tokens in, tokens out: a request is a list of token ids, a `Generation` holds the new ids with the log-probability of
+Tokens in, tokens out: a request is a list of token ids, a `RawGeneration` holds the new ids with the log-probability of
 each and the weight version that made it. Versions are counted per policy.
 """
 
@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from headrace.infra.deprecated_names import deprecated_names
 from headrace.infra.errors import HeadraceError
 from headrace.schemas.records import Sampling
 
@@ -23,9 +24,9 @@ __all__ = [
     "EngineError",
     "EngineStats",
     "FinishReason",
-    "Generation",
     "KvOnSwap",
     "LogprobConvention",
+    "RawGeneration",
     "Sampling",
     "TextCodec",
     "VersionGone",
@@ -58,7 +59,7 @@ class VersionGone(EngineError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Generation:
+class RawGeneration:
     """The answer to one request."""
 
     ids: npt.NDArray[np.int32]
@@ -112,7 +113,7 @@ class Engine(Protocol):
         seed: int,
         version: int | None = None,
         deadline_s: float | None = None,
-    ) -> Generation:
+    ) -> RawGeneration:
         """Continue `ids`; cancelling the awaiting task frees its place at once.
 
         version None follows the newest served weights in flight; an int runs on exactly that held weight set.
@@ -218,3 +219,6 @@ class TextCodec(Protocol):
 
     def decode(self, ids: Sequence[int] | npt.NDArray[np.int32], *, special_tokens: bool = False) -> str:
         """Return the text of ids, without special tokens or with them."""
+
+
+__getattr__ = deprecated_names(__name__, {"Generation": RawGeneration})

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from headrace.envs.contract import Generation
 from headrace.infra.unreachable import OutOfTime
-from headrace.producers.engines.contract import Engine, TextCodec
-from headrace.producers.engines.contract import Generation as EngineGeneration
+from headrace.producers.engines.contract import Engine, RawGeneration, TextCodec
 from headrace.producers.engines.stop_texts import find_stop
 from headrace.schemas.ids import derive_seed
 from headrace.schemas.records import Sampling
@@ -127,7 +126,7 @@ def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
     return tuple(stop)
 
 
-def cut_generation(made: EngineGeneration, kept: int) -> EngineGeneration:
+def cut_generation(made: RawGeneration, kept: int) -> RawGeneration:
     """Return the first `kept` tokens of a generation as one that stopped there; what follows was never part of it."""
     left, runs = kept, []
     for version, length in made.version_runs:

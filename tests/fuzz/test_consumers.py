@@ -80,8 +80,8 @@ from headrace.schemas.records import (
     WorkerStatus,
 )
 from headrace.trainers.batches.batch import cut_minibatches
+from headrace.trainers.batches.first_use_cache import FirstUseCache
 from headrace.trainers.batches.groups import build_batch_sequences
-from headrace.trainers.batches.payloads import Payloads
 from headrace.trainers.batches.trials import Trials
 from headrace.trainers.intake import Intake
 from headrace.trainers.learner.limits import Limits
@@ -329,8 +329,8 @@ def trainer() -> Trainer:
     made._watch, made.scheduler = Stopwatch(), Scheduler(made.settings, 0, 1, Trials(2, 1, 4))
     made._messages = TrainerMessages(RUN, "solver", 0, {}, "", {}, BatchOffsets())
     made._intake = Intake(RUN, "solver", limits, (), made._watch, lambda: 3)
-    made._intake._payloads = Payloads(RUN)
-    made._intake._payloads._read = lambda *_: None  # type: ignore[method-assign]  # no log to look for a first use in
+    made._intake._first_uses = FirstUseCache(RUN)
+    made._intake._first_uses._read = lambda *_: None  # type: ignore[method-assign]  # no log to look for a first use in
     made._handlers = build_handlers(made)
     made._pipeline = cast(Pipeline, SimpleNamespace(list_under_way=lambda: iter(())))
     return made

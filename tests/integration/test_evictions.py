@@ -1,4 +1,4 @@
-"""What a trainer discards is told once, by its outcome, over any number of incarnations. In this process: quick."""
+"""What a trainer discards is told once, by its outcome, over any number of restarts. In this process: quick."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from headrace.trainers.trainer import Trainer
 
 @contextmanager
 def training(run: Run, line: str = "solver") -> Iterator[tuple[Trainer, TransactionalWriter]]:
-    """A new incarnation, which fences the one before."""
+    """A new trainer, which fences the one before."""
     writer, watch = TransactionalWriter(run.connection, f"{run.address.run}.train.{line}"), Stopwatch()
-    incarnation = begin_or_resume(run, line, writer, threading.Event())
-    with closing(writer), closing(Trainer(run, line, incarnation, watch)) as trainer:
+    resumed = begin_or_resume(run, line, writer, threading.Event())
+    with closing(writer), closing(Trainer(run, line, resumed, watch)) as trainer:
         yield trainer, writer
 
 

@@ -54,7 +54,7 @@ def run(bootstrap: str, store_address: StoreAddress, between: TcpProxy, run_name
 
 @dataclass
 class Life:
-    """One incarnation, driven in a thread of the test; its publications wait at a gate."""
+    """One trainer, driven in a thread of the test; its publications wait at a gate."""
 
     run: Run
     gate: threading.Event = field(default_factory=threading.Event)
@@ -81,24 +81,24 @@ class Life:
     def _live(self) -> None:
         name = f"{self.run.address.run}.train.{POLICY}"
         with closing(TransactionalWriter(self.run.connection, name, self.run.topic_names)) as writer:
-            self.incarnation: ResumedTrainer = begin_or_resume(self.run, POLICY, writer, self.stop)
-            self._wait_at_the_gate(self.incarnation.uploader.upload_version)
-            with closing(Trainer(self.run, POLICY, self.incarnation, Stopwatch())) as trainer:
+            self.resumed: ResumedTrainer = begin_or_resume(self.run, POLICY, writer, self.stop)
+            self._wait_at_the_gate(self.resumed.uploader.upload_version)
+            with closing(Trainer(self.run, POLICY, self.resumed, Stopwatch())) as trainer:
                 self._ready.set()
                 if run_loop(trainer, writer, self.stop, Stopwatch()):
                     run_loop(trainer, writer, trainer.finish(), Stopwatch())
 
     def _wait_at_the_gate(self, publish: Publish) -> None:
         def gated(*args: object, **more: object) -> WeightsPublished:
-            self.begun.append(self.incarnation.learner.version)
+            self.begun.append(self.resumed.learner.version)
             assert self.gate.wait(120)
             return publish(*args, **more)
 
-        self.incarnation.uploader.upload_version = gated  # type: ignore[method-assign]
+        self.resumed.uploader.upload_version = gated  # type: ignore[method-assign]
 
     def steps_all(self) -> None:
         """Wait until the learner has made what there are groups for, and the first of it is being published."""
-        until(lambda: bool(self.begun) and self.incarnation.learner.version == BEGUN, "the versions are made")
+        until(lambda: bool(self.begun) and self.resumed.learner.version == BEGUN, "the versions are made")
 
 
 def test_versions_that_are_made_when_the_trainer_is_told_to_stop_are_committed(
@@ -121,7 +121,7 @@ def test_versions_that_take_too_long_are_dropped_and_made_again_to_the_same_bits
     monkeypatch.setattr(trainer_module, "FINISH_S", 0.1)
     with Life(run) as life:
         life.steps_all()
-        made = hash_weights(life.incarnation.learner.snapshot_weights())
+        made = hash_weights(life.resumed.learner.snapshot_weights())
         life.end()
         assert not batches(run)
     monkeypatch.setattr(trainer_module, "FINISH_S", 100)
@@ -162,7 +162,7 @@ def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_le
         def dies_at_the_third(
             trainer: Trainer, made: MadeVersion, evictions: list[Eviction[WindowedGroup]]
         ) -> list[Outgoing]:
-            if made.planned.version == BEGUN:
+            if made.request.version == BEGUN:
                 raise InterruptedError
             return version(trainer, made, evictions)
 
@@ -174,7 +174,7 @@ def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_le
     assert [batch.version for batch in batches(run)] == [1, 2]
     assert [event.version for event in published(run)] == [0, 1]
     with Life(run) as again:
-        assert again.incarnation.learner.version == 2
+        assert again.resumed.learner.version == 2
         [*_, newest] = published(run)
         assert (newest.version, newest.kind, newest.weights_hash) == (2, "anchor", batches(run)[-1].weights_hash)
         assert newest.epoch == 0

@@ -124,8 +124,8 @@ def _goes_on_with_one(run: Run) -> None:
     assert newest.parts[-1].claim is not None
     run.store.delete(newest.parts[-1].claim.key)
     with capture_logs() as logs:
-        incarnation = resume(run, "solver", history, threading.Event())
-    assert incarnation.learner.version == STEPS
+        resumed = resume(run, "solver", history, threading.Event())
+    assert resumed.learner.version == STEPS
     said = {line["event"]: line for line in logs}
     assert said["checkpoint.unusable"]["version"] == STEPS
     assert said["trainer.resuming"]["checkpoint"] == STEPS - 2

@@ -15,7 +15,7 @@ from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTra
 from headrace.envs.payload import problem_to_json
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
-from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
+from headrace.producers.engines.contract import EngineError, EngineStats, RawGeneration, VersionGone
 from headrace.producers.rollout.episodes import Outcome, RolloutContext, WorkflowSpec, play_group
 from headrace.producers.rollout.group_records import build_outgoing, build_stamp, count_generated_tokens, encode_group
 from headrace.producers.rollout.scoring import LimitedScoring, ScoreTimeLimit
@@ -34,14 +34,14 @@ class FakeEngine:
     fail: Exception | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
 
-    async def generate(self, policy: str, ids: Sequence[int], sampling: Sampling, **more: Any) -> Generation:
+    async def generate(self, policy: str, ids: Sequence[int], sampling: Sampling, **more: Any) -> RawGeneration:
         self.calls.append({"policy": policy, "ids": list(ids), "sampling": sampling, **more})
         await asyncio.sleep(0)
         if self.fail is not None:
             raise self.fail
         made = np.array([more["seed"] % 10, 9], np.int32)
         version = 7 if more["version"] is None else more["version"]
-        return Generation(made, np.array([-0.5, -0.25], np.float32), ((version, 1), (version + 1, 1)), "stop")
+        return RawGeneration(made, np.array([-0.5, -0.25], np.float32), ((version, 1), (version + 1, 1)), "stop")
 
     def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None: ...
     def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None: ...

@@ -72,7 +72,7 @@ def test_turns_that_were_sampled_at_several_temperatures_are_trained_each_at_its
 def of_convention(convention: str, how: Sampling) -> set[float]:
     spans = tuple(replace(span, sampling=how) if span.sampling else span for span in sequence().spans)
     group = whole((1.0, 0.0), (0, 1), *((replace(sequence(), spans=spans),),) * 2)
-    group = replace(group, group=replace(group.group, logprob_convention=convention))
+    group = replace(group, trajectory_group=replace(group.trajectory_group, logprob_convention=convention))
     return {float(one.temperature) for one in training_sequences(group, TrainerSettings())}
 
 
@@ -95,7 +95,7 @@ def test_what_validation_refused_is_left_out_of_the_statistics() -> None:
 
 
 def with_failures(some: DecodedGroup, failed: int, rewards: tuple[float, ...]) -> DecodedGroup:
-    group = replace(some.group, failures=tuple(Failure(9 + number) for number in range(failed)))
+    group = replace(some.trajectory_group, failures=tuple(Failure(9 + number) for number in range(failed)))
     return DecodedGroup(replace(some.curated, rewards=rewards), group)
 
 

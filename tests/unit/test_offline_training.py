@@ -40,7 +40,7 @@ from headrace.schemas.records import (
     TrajectoryGroup,
 )
 from headrace.schemas.records import Sequence as Tokens
-from headrace.trainers.batches.payloads import replay_of
+from headrace.trainers.batches.first_use_cache import replay_of
 from headrace.trainers.batches.trained_groups import LineageBroken
 
 TOPIC = "t.curated.solver"

@@ -102,11 +102,11 @@ def test_the_next_step_is_taken_while_a_version_is_on_its_way_and_nothing_comes_
     scene.begin(2)
     assert scene.version == 2
     assert not scene.pipeline.has_version
-    assert [planned.version for planned in scene.pipeline.list_under_way()] == [1, 2]
+    assert [request.version for request in scene.pipeline.list_under_way()] == [1, 2]
     scene.may_publish.release(2)
     first, second = scene.out(), scene.out()
-    assert [made.planned.version for made in (first, second)] == [1, 2]
-    assert [made.published.weights_hash for made in (first, second)] == [hash_weights(weights(n)) for n in (1, 2)]
+    assert [made.request.version for made in (first, second)] == [1, 2]
+    assert [made.uploaded.weights_hash for made in (first, second)] == [hash_weights(weights(n)) for n in (1, 2)]
     assert scene.published == [1, 2], "the second waited, and nothing newer came"
     assert scene.pipeline.is_empty
 
@@ -118,8 +118,8 @@ def test_a_version_that_a_newer_one_overtakes_is_left_out_and_still_has_its_hash
     scene.may_publish.release(2)
     made = [scene.out() for _ in range(3)]
     assert scene.published == [1, 3]
-    assert [one.published.event is None for one in made] == [False, True, False]
-    assert [one.published.weights_hash for one in made] == [hash_weights(weights(n)) for n in (1, 2, 3)]
+    assert [one.uploaded.event is None for one in made] == [False, True, False]
+    assert [one.uploaded.weights_hash for one in made] == [hash_weights(weights(n)) for n in (1, 2, 3)]
 
 
 def test_one_that_somebody_waits_for_is_published_in_its_turn(scene: Scene) -> None:
@@ -127,7 +127,7 @@ def test_one_that_somebody_waits_for_is_published_in_its_turn(scene: Scene) -> N
     scene.begin(2, must_publish=True)
     scene.begin(3)
     scene.may_publish.release(3)
-    assert [scene.out().published.event is None for _ in range(3)] == [False] * 3
+    assert [scene.out().uploaded.event is None for _ in range(3)] == [False] * 3
     assert scene.published == [1, 2, 3]
 
 
@@ -136,7 +136,7 @@ def test_one_that_has_a_checkpoint_is_published_in_its_turn(scene: Scene) -> Non
     scene.begin(2, checkpoint=True)
     scene.begin(3)
     scene.may_publish.release(3)
-    made = [scene.out().published for _ in range(3)]
+    made = [scene.out().uploaded for _ in range(3)]
     assert [one.event is None for one in made] == [False] * 3
     assert [one.checkpoint is None for one in made] == [True, False, True]
 
@@ -145,7 +145,7 @@ def test_copies_are_written_over_when_nobody_needs_them_and_not_before(scene: Sc
     scene.may_publish.release(10)
     for version in range(1, 11):
         scene.begin(version)
-        assert scene.out().published.weights_hash == hash_weights(weights(version))
+        assert scene.out().uploaded.weights_hash == hash_weights(weights(version))
     assert len(scene.copies) == 2
     for version in range(11, 32, 3):
         scene.may_publish = threading.Semaphore(0)  # what was not needed of the last ones
@@ -153,7 +153,7 @@ def test_copies_are_written_over_when_nobody_needs_them_and_not_before(scene: Sc
             scene.begin(number, must_publish=number % 5 == 0)
         scene.may_publish.release(3)
         made = [scene.out() for _ in range(3)]
-        assert [one.published.weights_hash for one in made] == [hash_weights(weights(version + n)) for n in range(3)]
+        assert [one.uploaded.weights_hash for one in made] == [hash_weights(weights(version + n)) for n in range(3)]
 
 
 def test_the_learner_waits_when_too_many_versions_are_on_their_way(scene: Scene) -> None:
@@ -174,7 +174,7 @@ def test_a_step_that_fails_is_told_in_its_turn_and_no_other_is_taken(scene: Scen
     until(scene.last_is_done)
     assert not scene.pipeline.is_free
     scene.may_publish.release(1)
-    assert scene.out().published.event is not None
+    assert scene.out().uploaded.event is not None
     with pytest.raises(ArithmeticError, match="version 2"):
         scene.out()
 

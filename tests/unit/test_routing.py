@@ -19,7 +19,7 @@ from headrace.infra.recipe.settings import Recipe, TrainerSettings
 from headrace.infra.weights.experts import routers_of
 from headrace.infra.weights.tensors import hash_weights
 from headrace.ops.recipe_check import check_names
-from headrace.producers.engines.contract import Generation as Made
+from headrace.producers.engines.contract import RawGeneration as Made
 from headrace.producers.engines.contract import Sampling
 from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 from headrace.schemas import codec

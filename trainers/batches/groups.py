@@ -25,7 +25,7 @@ class DecodedGroup:
     """A curated group with its trajectories decoded."""
 
     curated: CuratedGroup
-    group: TrajectoryGroup
+    trajectory_group: TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class PreparedGroup:
     """Whether they are taken: they depend on no other group of the batch."""
 
 
-def prepare_group(whole: DecodedGroup) -> PreparedGroup:
+def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
     """Return a group's sequences, decoded.
 
     What does not count, its curated reward being NaN, is left out. A sequence's own reward serves where the workflow
@@ -50,29 +50,29 @@ def prepare_group(whole: DecodedGroup) -> PreparedGroup:
     count: each is a member of every role, and nothing of it is trained on. Raises BatchError for what cannot be trained
     on.
     """
-    kept, count = set(whole.curated.kept), len(whole.group.trajectories)
-    if not 0 <= whole.curated.weight <= MOST_WEIGHT:
-        raise BatchError(f"its weight {whole.curated.weight} is not from 0 to {MOST_WEIGHT:g}")
-    failed = len(whole.curated.rewards) - count
-    if failed not in (0, len(whole.group.failures)) or not kept <= set(range(count)):
+    kept, count = set(decoded.curated.kept), len(decoded.trajectory_group.trajectories)
+    if not 0 <= decoded.curated.weight <= MOST_WEIGHT:
+        raise BatchError(f"its weight {decoded.curated.weight} is not from 0 to {MOST_WEIGHT:g}")
+    failed = len(decoded.curated.rewards) - count
+    if failed not in (0, len(decoded.trajectory_group.failures)) or not kept <= set(range(count)):
         raise BatchError(
-            f"{count} trajectories, {len(whole.curated.rewards)} rewards, kept {sorted(kept)[:8]}: these do not belong "
-            "together"
+            f"{count} trajectories, {len(decoded.curated.rewards)} rewards, kept {sorted(kept)[:8]}: these do not "
+            "belong together"
         )
     members: list[Member] = []
     sequences: list[TrainingSequence] = []
-    for number, trajectory in enumerate(whole.group.trajectories):
-        if math.isnan(whole.curated.rewards[number]):
+    for number, trajectory in enumerate(decoded.trajectory_group.trajectories):
+        if math.isnan(decoded.curated.rewards[number]):
             continue
         for sequence in trajectory.sequences:
-            reward = whole.curated.rewards[number] if sequence.reward is None else sequence.reward
+            reward = decoded.curated.rewards[number] if sequence.reward is None else sequence.reward
             members.append(_build_member(sequence, number, reward, kept=number in kept))
             if number in kept:
-                sequences.append(_build_training_sequence(sequence, whole.group.logprob_convention))
+                sequences.append(_build_training_sequence(sequence, decoded.trajectory_group.logprob_convention))
     roles = sorted({member.role for member in members})
-    for number, reward in enumerate(whole.curated.rewards[count:], start=count):
+    for number, reward in enumerate(decoded.curated.rewards[count:], start=count):
         members += (Member(number, role, reward, length=0, kept=False) for role in roles if not math.isnan(reward))
-    return PreparedGroup(tuple(members), tuple(sequences), whole.curated.weight)
+    return PreparedGroup(tuple(members), tuple(sequences), decoded.curated.weight)
 
 
 def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:

@@ -15,8 +15,8 @@ from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, TrajectoryGroup
+from headrace.trainers.batches.first_use_cache import replay_of
 from headrace.trainers.batches.groups import DecodedGroup
-from headrace.trainers.batches.payloads import replay_of
 
 Read = tuple[Message, CuratedGroup]
 

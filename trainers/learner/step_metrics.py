@@ -123,38 +123,38 @@ def staleness_metrics(histogram: Sequence[int]) -> StepMetrics:
     return {"staleness_mean": mean, "staleness_max": float(len(histogram) - 1), **shares}
 
 
-def sampling_version(settings: TrainerSettings, wholes: Sequence[DecodedGroup], version: int) -> int:
+def sampling_version(settings: TrainerSettings, groups: Sequence[DecodedGroup], version: int) -> int:
     """Return the version by which groups that made `version` are old: the one before it.
 
     In a shadow the newest that a worker knew who played one of them, as its own versions sample nothing.
     """
-    return max(w.group.head_version for w in wholes) if settings.is_shadow else version - 1
+    return max(g.trajectory_group.head_version for g in groups) if settings.is_shadow else version - 1
 
 
-def group_metrics(wholes: Sequence[DecodedGroup], base_version: int) -> dict[str, float]:
+def group_metrics(groups: Sequence[DecodedGroup], base_version: int) -> dict[str, float]:
     """Return metrics of a batch's groups.
 
     Rewards, how many versions their oldest tokens are behind, how many groups teach nothing. Of replays their share of
     the groups and, where there are some, their mean and largest age in versions.
     """
-    rewards = np.concatenate([[t.reward for t in w.group.trajectories] for w in wholes])
-    each = [max(0, base_version - w.curated.min_version) for w in wholes]
-    ages, replayed = Counter(each), [age for age, w in zip(each, wholes, strict=True) if w.curated.use]
-    shares = {f"staleness_{age}": count / len(wholes) for age, count in sorted(ages.items())}
+    rewards = np.concatenate([[t.reward for t in g.trajectory_group.trajectories] for g in groups])
+    each = [max(0, base_version - g.curated.min_version) for g in groups]
+    ages, replayed = Counter(each), [age for age, g in zip(each, groups, strict=True) if g.curated.use]
+    shares = {f"staleness_{age}": count / len(groups) for age, count in sorted(ages.items())}
     finite = rewards[np.isfinite(rewards)]
     return {
         "reward_mean": float(finite.mean()) if finite.size else 0.0,
-        "groups": float(len(wholes)),
-        "zero_variance_share": float(np.mean([_has_one_reward(w) for w in wholes])),
-        "truncated_share": float(np.mean([_is_truncated(t) for w in wholes for t in w.group.trajectories])),
+        "groups": float(len(groups)),
+        "zero_variance_share": float(np.mean([_has_one_reward(g) for g in groups])),
+        "truncated_share": float(np.mean([_is_truncated(t) for g in groups for t in g.trajectory_group.trajectories])),
         **shares,
-        "replay_share": len(replayed) / len(wholes),
+        "replay_share": len(replayed) / len(groups),
         **({"replay_age_mean": float(np.mean(replayed)), "replay_age_max": float(max(replayed))} if replayed else {}),
     }
 
 
-def _has_one_reward(whole: DecodedGroup) -> bool:
-    rewards = np.array(whole.curated.rewards)
+def _has_one_reward(group: DecodedGroup) -> bool:
+    rewards = np.array(group.curated.rewards)
     kept = rewards[np.isfinite(rewards)]
     return not kept.size or bool(np.ptp(kept) <= EQUAL)
 

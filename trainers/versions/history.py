@@ -218,7 +218,7 @@ def _fold_event(history: History, event: WeightsPublished, offset: int) -> None:
 def read_waiting_groups(
     run: Run, policy_variant: str, history: History
 ) -> tuple[list[Message], dict[PartitionId, int]]:
-    """Return the curated records that the last incarnation's window held, and where it had read to.
+    """Return the curated records that the window of the trainer before held, and where it had read to.
 
     That is all between the newest checkpoint's positions and the last record's that was neither trained nor evicted,
     nor became a dead letter. Known by their places, not by their groups: a group that was dead and is driven here once

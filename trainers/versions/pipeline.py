@@ -71,16 +71,16 @@ class UploadedVersion:
 class MadeVersion:
     """A version that the learner has made, with its metrics."""
 
-    planned: StepRequest
+    request: StepRequest
     metrics: StepMetrics
-    published: UploadedVersion
+    uploaded: UploadedVersion
 
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
     """A version whose snapshot is taken, and the future of its publication."""
 
-    planned: StepRequest
+    request: StepRequest
     snapshot: dict[str, Tensor]
     storing: Storing | None
     future: Future[UploadedVersion]
@@ -136,30 +136,30 @@ class Pipeline:
         """Whether all versions that were begun have been taken."""
         return not self._in_flight
 
-    def begin(self, planned: StepRequest) -> None:
+    def begin(self, request: StepRequest) -> None:
         """Queue a step: in the step thread the learner makes a version, and is free when its snapshot is taken."""
 
         def make_version() -> _Stepped:
             try:
                 begin = time.monotonic()
-                metrics = self._learner.step(planned.sequences, planned.version)
-                self.version = planned.version
+                metrics = self._learner.step(request.sequences, request.version)
+                self.version = request.version
                 reach("train.stepped")
                 stepped = time.monotonic()
                 snapshot = self._learner.snapshot_weights(self._take_buffer())
-                storing = self._learner.checkpoint(self._run) if planned.checkpoint else None
+                storing = self._learner.checkpoint(self._run) if request.checkpoint else None
                 reach("train.copied")
                 metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
-                return self._enqueue_upload(_Copied(planned, snapshot, storing, Future()), metrics)
+                return self._enqueue_upload(_Copied(request, snapshot, storing, Future()), metrics)
             finally:
                 self.free_since = time.monotonic()
 
         self.held_up_s = 0.0
-        self._in_flight.append((planned, self._steps.submit(make_version)))
+        self._in_flight.append((request, self._steps.submit(make_version)))
 
     def list_under_way(self) -> Iterator[StepRequest]:
         """Yield the requests of all versions that were begun and not yet taken, oldest first."""
-        return (planned for planned, _ in self._in_flight)
+        return (request for request, _ in self._in_flight)
 
     @property
     def has_version(self) -> bool:
@@ -176,12 +176,12 @@ class Pipeline:
 
     def take_version(self) -> MadeVersion:
         """Return the oldest version, which must be ready. Raises what its step or its publication raised."""
-        planned, stepping = self._in_flight[0]
+        request, stepping = self._in_flight[0]
         stepped = stepping.result()
         if len(self._in_flight) == MOST_AHEAD and self._in_flight[-1][1].done():
             self.held_up_s = time.monotonic() - self.free_since
         self._in_flight.popleft()
-        return MadeVersion(planned, stepped.metrics, stepped.publishing.result())
+        return MadeVersion(request, stepped.metrics, stepped.publishing.result())
 
     def look(self, *, read: bool, apply: bool) -> None:
         """Check in the publish thread whether the store still has what was published, unless a check is running."""
@@ -213,7 +213,7 @@ class Pipeline:
             left_out, self._waiting = self._waiting, None
             if left_out is not None:
                 self._upload_thread.submit(lambda: self._hash_only(left_out))
-            if self._uploading and not version.planned.must_publish and version.storing is None:
+            if self._uploading and not version.request.must_publish and version.storing is None:
                 self._waiting = version
             else:
                 self._start_upload(version)
@@ -243,10 +243,10 @@ class Pipeline:
         if self._closed.is_set():
             version.future.cancel()
             return
-        planned, base = version.planned, self._uploader.base
+        request, base = version.request, self._uploader.base
         try:
             event = self._uploader.upload_version(
-                version.snapshot, planned.version, epoch=planned.epoch, given_up=self._closed
+                version.snapshot, request.version, epoch=request.epoch, given_up=self._closed
             )
             if base is not None:
                 self._free_buffers.append(base.tensors)

@@ -95,11 +95,11 @@ def heartbeat(*_: object) -> Iterator[Any]:
 class Flight:
     """A version that was begun and has not come out."""
 
-    planned: StepRequest
+    request: StepRequest
     tensors: dict[str, Tensor]
     stored: Learner | None
     """What the checkpoint is to hold."""
-    published: UploadedVersion | None = None
+    uploaded: UploadedVersion | None = None
 
 
 class Pipeline:
@@ -127,33 +127,33 @@ class Pipeline:
 
     @property
     def has_version(self) -> bool:
-        return bool(self.flights) and self.flights[0].published is not None
+        return bool(self.flights) and self.flights[0].uploaded is not None
 
     @property
     def has_look(self) -> bool:
         return bool(self._found)
 
-    def begin(self, planned: StepRequest) -> None:
-        self.learner.step([":".join(map(str, entry.key)) for entry in planned.batch], planned.version)
+    def begin(self, request: StepRequest) -> None:
+        self.learner.step([":".join(map(str, entry.key)) for entry in request.batch], request.version)
         learner = Learner(self.learner.version, self.learner.state)
-        stored = learner if planned.checkpoint else None
-        waiting = [flight for flight in self.flights if flight.published is None]
+        stored = learner if request.checkpoint else None
+        waiting = [flight for flight in self.flights if flight.uploaded is None]
         if len(waiting) > 1:  # the first of them is on its way to the store, the last waits for that
             self._leave_out(waiting[-1])
-        self.flights.append(Flight(planned, learner.snapshot_weights(), stored))
+        self.flights.append(Flight(request, learner.snapshot_weights(), stored))
         self.free_since = now()
 
     def _leave_out(self, flight: Flight) -> None:
-        if not (flight.planned.must_publish or flight.stored):
-            flight.published = UploadedVersion(hash_weights(flight.tensors), None, None)
+        if not (flight.request.must_publish or flight.stored):
+            flight.uploaded = UploadedVersion(hash_weights(flight.tensors), None, None)
 
     def list_under_way(self) -> Iterator[StepRequest]:
-        return (flight.planned for flight in self.flights)
+        return (flight.request for flight in self.flights)
 
     def take_version(self) -> MadeVersion:
         flight = self.flights.popleft()
-        assert flight.published is not None
-        return MadeVersion(replace(flight.planned, metrics={}), {}, flight.published)
+        assert flight.uploaded is not None
+        return MadeVersion(replace(flight.request, metrics={}), {}, flight.uploaded)
 
     def look(self, *, read: bool, apply: bool) -> None:
         if self.asked_to_look is None and not self._found:
@@ -164,7 +164,7 @@ class Pipeline:
 
     @property
     def may_publish(self) -> bool:
-        return self.asked_to_look is not None or any(flight.published is None for flight in self.flights)
+        return self.asked_to_look is not None or any(flight.uploaded is None for flight in self.flights)
 
     def upload_version(self) -> None:
         """What the thread of the publications does next."""
@@ -176,11 +176,11 @@ class Pipeline:
                 self._found.append(None)
             self.asked_to_look = None
             return
-        flight = next(flight for flight in self.flights if flight.published is None)
-        version, epoch = flight.planned.version, flight.planned.epoch
+        flight = next(flight for flight in self.flights if flight.uploaded is None)
+        version, epoch = flight.request.version, flight.request.epoch
         event = self._uploader.upload_version(flight.tensors, version, epoch=epoch)
         stored = flight.stored.store(self._run) if flight.stored else None
-        flight.published = UploadedVersion(event.weights_hash, event, stored)
+        flight.uploaded = UploadedVersion(event.weights_hash, event, stored)
 
     def close(self) -> None:
         """Nothing runs."""

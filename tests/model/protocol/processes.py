@@ -208,15 +208,15 @@ def _chains_of(curation: Any) -> Key:
 
 def _entry_key(entry: Any) -> Key:
     versions = entry.min_version, entry.deadline_version, entry.payload.newest
-    return entry.key, entry.arrival, versions, entry.payload.whole.curated.revision
+    return entry.key, entry.arrival, versions, entry.payload.decoded.curated.revision
 
 
 class TrainerProcess(Looped):
     def start(self) -> None:
         self.writer = Writer(f"m.train.{POLICY}")
         run = join()
-        incarnation = begin_or_resume(run, POLICY, self.writer, NEVER)
-        self.body = ModelTrainer(run, POLICY, incarnation, Stopwatch())
+        resumed = begin_or_resume(run, POLICY, self.writer, NEVER)
+        self.body = ModelTrainer(run, POLICY, resumed, Stopwatch())
         self.is_up = True
 
     def turns(self) -> tuple[str, ...]:
@@ -235,7 +235,7 @@ class TrainerProcess(Looped):
         window = tuple(map(_entry_key, scheduler.window.list_waiting()))
         evictions = tuple((_entry_key(one.entry), one.verdict) for one in scheduler._evictions._waiting)
         flights = tuple(
-            (flight.planned.version, tuple(map(_entry_key, flight.planned.batch)), flight.published is not None)
+            (flight.request.version, tuple(map(_entry_key, flight.request.batch)), flight.uploaded is not None)
             for flight in pipeline.flights
         )
         trials, looks, base = scheduler._trials, scheduler._looks, body._pipeline._uploader.base

@@ -13,8 +13,8 @@ from headrace.infra.run.first_uses import CuratedReplay
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup
 from headrace.schemas.topics import Topics
-from headrace.trainers.batches import payloads
-from headrace.trainers.batches.payloads import LoggedFirstUses, Payloads, estimate_bytes
+from headrace.trainers.batches import first_use_cache
+from headrace.trainers.batches.first_use_cache import FirstUseCache, LoggedFirstUses, estimate_bytes
 
 KEPT, REWARDS = (0, 2), (1.0, 0.0, 0.5)
 HELD = estimate_bytes(CuratedGroup("r", "sums", 1, group=bytes(100), kept=KEPT, rewards=REWARDS))
@@ -26,8 +26,8 @@ class Log:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.records: list[CuratedGroup] = []
         self.asked: list[object] = []
-        monkeypatch.setattr(payloads, "find_first_uses", self._found)
-        monkeypatch.setattr(payloads, "read_one", self._one)
+        monkeypatch.setattr(first_use_cache, "find_first_uses", self._found)
+        monkeypatch.setattr(first_use_cache, "read_one", self._one)
 
     def put(self, number: int, use: int = 0, size: int = 100) -> tuple[Message, CuratedGroup]:
         fresh = {} if use else {"group": bytes([number]) * size, "kept": KEPT, "rewards": REWARDS}
@@ -59,9 +59,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     return Log(monkeypatch)
 
 
-def memory(**bounds: int) -> Payloads:
+def memory(**bounds: int) -> FirstUseCache:
     run: Any = SimpleNamespace(connection=None, run_id="r", topics=Topics("t"))
-    return Payloads(LoggedFirstUses(run, "solver"), **bounds)
+    return FirstUseCache(LoggedFirstUses(run, "solver"), **bounds)
 
 
 def test_a_replay_is_read_from_the_log_once_and_then_remembered(log: Log) -> None:

@@ -1,4 +1,4 @@
-"""The encoded groups that replays are of: remembered while there is room, else read again."""
+"""LRU cache of the encoded groups that replays refer to. What is not in it is read from the log again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LoggedFirstUses:
         return find_first_uses(self._run.connection, self._topic, self._run.run_id, [replay]).get(replay)
 
 
-class Payloads:
+class FirstUseCache:
     """LRU cache of one curated topic's groups, for replays. It remembers nothing before the first replay.
 
     Args:
