@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from confluent_kafka import TopicPartition
 
-from headrace.infra.kafka.clients import Outgoing, open_consumer, open_producer, parse_run
+from headrace.infra.kafka.clients import Outgoing, open_consumer, open_producer
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import find_whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter

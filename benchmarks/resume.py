@@ -25,7 +25,8 @@ from benchmarks.audit import BATCH, PARTITIONS, RUN_ID, produce, recipe_of
 from benchmarks.dataflow import made_run
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
-from headrace.infra.kafka.clients import Outgoing, open_producer, parse_run
+from headrace.infra.kafka.clients import Outgoing, open_producer
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.log import configure_logging
 from headrace.infra.run.run import join
 from headrace.schemas import codec

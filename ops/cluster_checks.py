@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.advertised import describe_unreachable
-from headrace.infra.kafka.clients import TRANSACTION_TIMEOUT_MS, Connection, parse_run
+from headrace.infra.kafka.clients import TRANSACTION_TIMEOUT_MS, Connection
 from headrace.infra.kafka.cluster_sight import SeenCluster, SeenTopic, look_at_cluster
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import join, list_runs
 from headrace.ops.doctor import Finding

@@ -10,7 +10,8 @@ from pathlib import Path
 from headrace.infra.embedded.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, find_only_folder
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.kafka.advertised import refuse_unreachable
-from headrace.infra.kafka.clients import KafkaAway, RunAddress, parse_run
+from headrace.infra.kafka.clients import KafkaAway, RunAddress
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.run.run import NoSuchRun, Run, join, list_runs, require_run
 
 PATIENCE_S = 10.0

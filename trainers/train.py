@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from headrace.infra.kafka.clients import KafkaRefused, parse_run
+from headrace.infra.kafka.clients import KafkaRefused
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import bind_to_log, configure_logging

@@ -29,9 +29,10 @@ from headrace.consumers.curate.messages import CuratorMessages
 from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.consumers.curate.revision_chains import RevisionChains, load_policy_chain
 from headrace.consumers.curate.uses import Uses
-from headrace.infra.kafka.clients import Message, Outgoing, parse_run
+from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL, was_sent_back
 from headrace.infra.kafka.decoding import LARGEST_LEAP, LONGEST_NAME, MOST_EPISODES, Rejected, decode_record, stamp_own
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import PartitionId, find_whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import structlog
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
@@ -22,11 +20,8 @@ from confluent_kafka import Message as RawMessage
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from headrace.infra.backoff import Backoff
-from headrace.infra.environment import KAFKA_CLIENT_VARIABLE
-from headrace.infra.errors import FENCED, HeadraceError, Unavailable, UsageError
-from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
+from headrace.infra.errors import FENCED, HeadraceError, Unavailable
 from headrace.schemas.headers import Headers
-from headrace.schemas.topics import NAME
 
 log = structlog.get_logger()
 
@@ -169,30 +164,6 @@ class RunAddress:
     def __str__(self) -> str:
         """Return the form that the command line takes."""
         return f"kafka://{self.connection.bootstrap}/{self.run}"
-
-
-def parse_run(text: str) -> RunAddress:
-    """Read `kafka://host:port/run`. Raises UsageError that shows the form, with what can be read of another text."""
-    try:
-        parts = urlsplit(text.strip())
-    except ValueError:  # a bracket of an IPv6 address is missing
-        parts = urlsplit("")
-    run = parts.path.strip("/")
-    if parts.scheme != "kafka" or not parts.netloc or not NAME.fullmatch(run):
-        meant = _BARE.fullmatch(text.removeprefix("kafka://"))
-        form = (
-            f"kafka://{meant[1]}/{meant[2] if NAME.fullmatch(meant[2]) else 'RUN'}"
-            if meant
-            else "kafka://HOST:PORT/RUN"
-        )
-        raise UsageError(f"cannot read the run address {text!r}: give {form}, as `headrace up` prints it")
-    client = read_client_settings()
-    check_client_settings(client, KAFKA_CLIENT_VARIABLE)
-    return RunAddress(Connection(parts.netloc, client), run)
-
-
-_BARE = re.compile(r"((?:[^/:,]+:\d+,?)+)/?([^/]*)")
-"""Brokers and perhaps a run, as an address without its scheme has them."""
 
 
 def _say_error(error: KafkaError) -> None:

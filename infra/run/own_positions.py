@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from headrace.infra.kafka.clients import Connection, Message, Outgoing, parse_run
+from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.decoding import read_record
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import Component, run_loop
 from headrace.infra.kafka.topic_reader import (
     PartitionId,

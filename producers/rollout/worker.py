@@ -23,7 +23,8 @@ from pathlib import Path
 import structlog
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import fetch_partitions, parse_run
+from headrace.infra.kafka.clients import fetch_partitions
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins

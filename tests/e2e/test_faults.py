@@ -15,7 +15,7 @@ import pytest
 from command import UNLEARNED, command, headrace, words_of
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import parse_run
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run, join
 from headrace.schemas import codec

@@ -15,7 +15,7 @@ import pytest
 from command import command, wait_for_version
 
 from headrace.infra.embedded.data_folder import DataFolder
-from headrace.infra.kafka.clients import parse_run
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import join, read_revisions
 from headrace.ops.opened_run import open_run

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from headrace.infra.environment import FAILPOINTS_VARIABLE
-from headrace.infra.kafka.clients import parse_run
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.run.run import Run, join
 
 HERE = Path(__file__).parent

@@ -96,7 +96,7 @@ import sys
 from headrace.infra.archive import writing
 writing.FILE_BYTES = 2_000
 from headrace.ops.offline.archiver import archive
-from headrace.infra.kafka.clients import parse_run
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.run.run import join
 archive(join(parse_run(sys.argv[1])), sys.argv[2])
 """

@@ -63,7 +63,7 @@ COLLECT = """
 import sys
 from datetime import timedelta
 from headrace.ops.retention.collector import CollectionRequest, collect
-from headrace.infra.kafka.clients import parse_run
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.run.run import join
 collect(join(parse_run(sys.argv[1])), CollectionRequest(keep_checkpoints=2, older_than=timedelta(0)), rests=True)
 """

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
-from headrace.infra.kafka.clients import parse_run
+from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import find_differences

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import parse_run
+from headrace.infra.kafka.run_address import parse_run
 from headrace.ops.opened_run import open_run
 
 

@@ -1,0 +1,36 @@
+"""A run as the command line names it."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from headrace.infra.environment import KAFKA_CLIENT_VARIABLE
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
+from headrace.infra.kafka.clients import Connection, RunAddress
+from headrace.schemas.topics import NAME
+
+
+def parse_run(text: str) -> RunAddress:
+    """Read `kafka://host:port/run`. Raises UsageError that shows the form, with what can be read of another text."""
+    try:
+        parts = urlsplit(text.strip())
+    except ValueError:  # a bracket of an IPv6 address is missing
+        parts = urlsplit("")
+    run = parts.path.strip("/")
+    if parts.scheme != "kafka" or not parts.netloc or not NAME.fullmatch(run):
+        meant = _BARE.fullmatch(text.removeprefix("kafka://"))
+        form = (
+            f"kafka://{meant[1]}/{meant[2] if NAME.fullmatch(meant[2]) else 'RUN'}"
+            if meant
+            else "kafka://HOST:PORT/RUN"
+        )
+        raise UsageError(f"cannot read the run address {text!r}: give {form}, as `headrace up` prints it")
+    client = read_client_settings()
+    check_client_settings(client, KAFKA_CLIENT_VARIABLE)
+    return RunAddress(Connection(parts.netloc, client), run)
+
+
+_BARE = re.compile(r"((?:[^/:,]+:\d+,?)+)/?([^/]*)")
+"""Brokers and perhaps a run, as an address without its scheme has them."""
