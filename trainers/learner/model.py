@@ -147,10 +147,11 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
     config = read_config(path) or {}
     refuse_other_media(config, str(path))
     refuse_quantised(config, str(path))
-    only_here = {"local_files_only": True, "trust_remote_code": False}
+    only_here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained  # with its loading info it returns a pair
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **only_here)
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        model, found = load(
             path, **only_here, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
         )
     except Exception as error:  # transformers raises KeyError, AttributeError and others for what is in the files
