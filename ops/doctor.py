@@ -46,7 +46,7 @@ def examine() -> Iterator[Finding]:
     for check in checks:
         try:
             yield check()
-        except HeadraceError as error:
+        except (HeadraceError, OSError) as error:  # OSError: the folder where the command runs may be gone
             yield Finding(check.__name__.strip("_").replace("_", " "), ok=False, detail=str(error))
 
 

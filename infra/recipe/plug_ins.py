@@ -61,6 +61,9 @@ def load_plug_in(where: str, use: str) -> Callable[..., Any]:
     for a module that has no such function or class.
     """
     module, _, attribute = use.partition(":")
+    if "/" in module or module.startswith(".") or module.endswith(".py"):
+        bare = module.removesuffix(".py").strip("./").replace("/", ".")
+        raise UsageError(f'{where}: {use!r} is a path; write the module\'s name, as in "{bare}:{attribute}"')
     try:
         found: Any = import_module_named(module)
     except (Exception, SystemExit) as error:

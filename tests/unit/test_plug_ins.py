@@ -16,7 +16,7 @@ from headrace.envs.registry import UnknownEnvironment, load_environment, load_wo
 from headrace.infra.environment import PLUG_INS_VARIABLE
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import find_named
-from headrace.infra.recipe.plug_ins import import_module_named, look_in, search_folders
+from headrace.infra.recipe.plug_ins import import_module_named, load_plug_in, look_in, search_folders
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe, Use
 from headrace.producers.engines.registry import open_engine
@@ -215,3 +215,9 @@ def test_a_module_in_the_users_own_package_of_the_same_name_comes_first(
     assert import_module_named("envs.jsonl").__name__ == "headrace.envs.jsonl"
     with pytest.raises(ModuleNotFoundError, match=r"envs\.nosuch"):
         import_module_named("envs.nosuch")
+
+
+@pytest.mark.parametrize("use", ["./rules:grade", "rules.py:grade", ".rules:grade"])
+def test_a_path_in_the_place_of_a_module_is_told_with_the_name(use: str) -> None:
+    with pytest.raises(UsageError, match=r'^scorer: .* is a path; write the module\'s name, as in "rules:grade"'):
+        load_plug_in("scorer", use)
