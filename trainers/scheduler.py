@@ -14,7 +14,7 @@ from typing import Generic, TypeAlias
 from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.trainers.batches.evictions import Evictions
 from headrace.trainers.batches.trials import Trials
-from headrace.trainers.batches.window import Eviction, T, Waiting, Window, count_next_batch
+from headrace.trainers.batches.window import T, Waiting, Window, WindowEviction, count_next_batch
 from headrace.trainers.versions.lost_objects import StoreLooks
 
 RUN_DRY_S = 3.0
@@ -53,14 +53,14 @@ class EndLook:
 class CommitVersion(Generic[T]):
     """Write the records of the oldest version that was begun, with these evictions."""
 
-    evictions: list[Eviction[T]]
+    evictions: list[WindowEviction[T]]
 
 
 @dataclass(frozen=True, slots=True)
 class ReportEvictions(Generic[T]):
     """Write a record of evictions that makes no version."""
 
-    evictions: list[Eviction[T]]
+    evictions: list[WindowEviction[T]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Scheduler(Generic[T]):
 
     # ---------------------------------------------------------------------------------------------- what has happened
 
-    def add_group(self, group: Waiting[T] | Eviction[T]) -> None:
+    def add_group(self, group: Waiting[T] | WindowEviction[T]) -> None:
         """Take a group into the window, or one that never gets there."""
         self._evictions.add(self.window.add(group) if isinstance(group, Waiting) else [group])
 

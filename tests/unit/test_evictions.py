@@ -6,9 +6,9 @@ import pytest
 
 from headrace.schemas.ids import UseId
 from headrace.trainers.batches.evictions import WAIT_S, Evictions
-from headrace.trainers.batches.window import Eviction, Waiting
+from headrace.trainers.batches.window import Waiting, WindowEviction
 
-LEFT = Eviction(Waiting(UseId("sums", 0, 0), 0, 0, 0, 0, 0, None), "expired")
+LEFT = WindowEviction(Waiting(UseId("sums", 0, 0), 0, 0, 0, 0, 0, None), "expired")
 
 
 @pytest.fixture

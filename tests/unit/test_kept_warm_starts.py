@@ -16,7 +16,7 @@ from headrace.trainers import kept_warm_starts
 from headrace.trainers.kept_warm_starts import KeptWarmStart
 from headrace.trainers.learner import warm_start as search
 from headrace.trainers.learner.model import build_model, character_tokenizer, round_to_bf16
-from headrace.trainers.learner.warm_start import WarmStart, WarmStartSettings, WorkedExample, warm_start
+from headrace.trainers.learner.warm_start import WarmStartResult, WarmStartSettings, WorkedExample, warm_start
 
 TOKENIZER = character_tokenizer("0123456789=")
 COPIES = [WorkedExample(f"{digit}=", f"{digit}") for digit in range(10)]
@@ -51,9 +51,9 @@ def place(
 
 
 @pytest.fixture
-def done(tmp_path: Path) -> tuple[WarmStart, str]:
+def done(tmp_path: Path) -> tuple[WarmStartResult, str]:
     """Change the weights as a warm start does, and keep them; return its result with the hash of the weights."""
-    model, result = tiny(), WarmStart(2, 0.5, ((0, 0.0), (2, 0.5)))
+    model, result = tiny(), WarmStartResult(2, 0.5, ((0, 0.0), (2, 0.5)))
     kept = place(tmp_path, model)
     assert kept.take() is None
     with torch.no_grad():
@@ -63,7 +63,9 @@ def done(tmp_path: Path) -> tuple[WarmStart, str]:
     return result, hash_of(model)
 
 
-def test_the_same_start_ends_with_the_same_bits_without_a_step(done: tuple[WarmStart, str], tmp_path: Path) -> None:
+def test_the_same_start_ends_with_the_same_bits_without_a_step(
+    done: tuple[WarmStartResult, str], tmp_path: Path
+) -> None:
     model = tiny()
     before = hash_of(model)
 
@@ -73,7 +75,7 @@ def test_the_same_start_ends_with_the_same_bits_without_a_step(done: tuple[WarmS
 
 
 def test_another_start_is_not_taken_for_it_nor_what_other_code_or_another_machine_did(
-    done: tuple[WarmStart, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    done: tuple[WarmStartResult, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert done
     others: list[dict[str, Any]] = [{"settings": replace(SETTINGS, seed=2)}, {"examples": COPIES[:9]}]
@@ -89,7 +91,7 @@ def test_another_start_is_not_taken_for_it_nor_what_other_code_or_another_machin
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda _: b"", lambda _: b"\0" * 64])
-def test_a_damaged_file_is_none(damage: Any, done: tuple[WarmStart, str], tmp_path: Path) -> None:
+def test_a_damaged_file_is_none(damage: Any, done: tuple[WarmStartResult, str], tmp_path: Path) -> None:
     assert done
     [path] = tmp_path.iterdir()
     path.write_bytes(damage(path.read_bytes()))
@@ -102,7 +104,7 @@ def test_a_damaged_file_is_none(damage: Any, done: tuple[WarmStart, str], tmp_pa
 
 def test_large_models_and_more_than_some_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_warm_starts, "MOST_KEPT", 2)
-    result = WarmStart(1, 0.5, ((0, 0.1), (1, 0.5)))
+    result = WarmStartResult(1, 0.5, ((0, 0.1), (1, 0.5)))
     for seed in range(3):
         place(tmp_path, tiny(seed)).keep(result)
         for path in tmp_path.iterdir():  # as if a second had passed
@@ -120,7 +122,7 @@ def test_large_models_and_more_than_some_are_not_kept(tmp_path: Path, monkeypatc
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     kept = place(tmp_path / "file", tiny())
-    kept.keep(WarmStart(1, 0.5, ()))
+    kept.keep(WarmStartResult(1, 0.5, ()))
     assert kept.take() is None
 
 
@@ -139,7 +141,7 @@ JUMPING = replace(SETTINGS, low=0.4, high=0.6, measure_every=16, batch_size=16, 
 """A search that jumps over the band, and comes back in smaller steps."""
 
 
-def searched(folder: Path, left: int = 10**9) -> tuple[WarmStart, str]:
+def searched(folder: Path, left: int = 10**9) -> tuple[WarmStartResult, str]:
     """Warm a model up, as a start does; what was left in the folder is gone on from."""
     model = tiny()
     mortal = Mortal(model, TOKENIZER, (COPIES, COPIES), JUMPING, folder)
