@@ -91,7 +91,7 @@ class KeptWarmStart(Follower):
         self._under_way = self._folder / f"{name}{UNDER_WAY}"
         self._path = self._folder / f"{name}.safetensors" if size <= MOST_BYTES else None
 
-    def take(self) -> WarmStartResult | None:
+    def load_into_model(self) -> WarmStartResult | None:
         """Give the model the weights of its result, and return that; None where none is kept, or it is damaged."""
         if self._path is None:
             return None

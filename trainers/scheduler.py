@@ -181,16 +181,16 @@ class Scheduler(Generic[T]):
             return EndLook()
         if is_over := self.is_over(at):
             # Before the last version: its record names all that the trainer has read and will never train on.
-            self._evictions.end(self.window.take(len(self.window)))
+            self._evictions.end(self.window.pop(len(self.window)))
         if at.has_version:
-            return CommitVersion(self._evictions.take())
+            return CommitVersion(self._evictions.pop_all())
         if self._leaves:
             return self._leave(at)
         if not is_over:
             self._evictions.add(self.window.expire(at.version_now))
         waits = self.has_batch(at)
         if self._evictions.are_due(at.is_empty, waits):
-            return ReportEvictions(self._evictions.take())
+            return ReportEvictions(self._evictions.pop_all())
         return self._begin(at) if waits else self._look(at)
 
     def _look(self, at: Progress) -> Action[T]:
@@ -223,7 +223,7 @@ class Scheduler(Generic[T]):
         """Return what is left to be written before a trainer stops."""
         if not at.is_empty:
             return Rest()
-        return ReportEvictions(self._evictions.take()) if self._evictions else Leave()
+        return ReportEvictions(self._evictions.pop_all()) if self._evictions else Leave()
 
     def has_batch(self, at: Progress) -> bool:
         """Return whether there is a batch, and a learner that may begin to train it."""
@@ -260,4 +260,4 @@ class Scheduler(Generic[T]):
         )
 
     def _take_batch(self, at: Progress) -> list[Waiting[T]]:
-        return self.window.take(self._count_next_batch(at)) or []
+        return self.window.pop(self._count_next_batch(at)) or []

@@ -55,14 +55,14 @@ class CuratedCounts:
     repeated: int = 0
     """Messages of numbers that were concluded before."""
 
-    def take(self, outgoing: list[Outgoing], topics: Topics, policy_variant: str) -> None:
+    def count_results(self, outgoing: list[Outgoing], topics: Topics, policy_variant: str) -> None:
         """Count what followed from one message."""
         self.read += 1
         self.repeated += not outgoing
         concluded = []
         for one in outgoing:
             if one.topic == topics.curated(policy_variant):
-                self.digest.take(one.value, one.headers)
+                self.digest.add_record(one.value, one.headers)
             elif one.topic == topics.dead_letters:
                 self.dead[codec.decode(one.value, DeadLetter).reason] += 1
             else:
@@ -246,7 +246,7 @@ def _curate(
         state = CuratorPartition(context, place, len(places))
         for message in archive.messages(place):
             outgoing = list(state.handle(message))
-            counts.take(outgoing, topics, policy_variant)
+            counts.count_results(outgoing, topics, policy_variant)
             for one in outgoing:
                 numbers.write(one, message.timestamp_ms)
             if counts.read % REPORT_EVERY == 0:

@@ -155,7 +155,7 @@ def train_versions(archive: Archive, policy: str, start: Start, counts: Counts) 
     intake, records = _OfflineIntake(archive, topic, start, counts), arrivals(archive, topic)
     base = hash_learner(learner)
     while learner.version < learner.settings.steps and (record := next(records, None)) is not None:
-        intake.take(record)
+        intake.add_to_window(record)
         batch = intake.batch()
         if batch:
             step = learner.step(_sequences(batch, learner, intake.clock), learner.version + 1)
@@ -199,7 +199,7 @@ class _OfflineIntake:
         """How many groups the window holds."""
         return len(self._window)
 
-    def take(self, arrived: Arrived) -> None:
+    def add_to_window(self, arrived: Arrived) -> None:
         """Take a record in, or count why not."""
         message, counts = arrived.message, self._counts
         self.clock = max(self.clock, arrived.clock)
@@ -247,7 +247,7 @@ class _OfflineIntake:
         """Return the next batch; nothing while it is to wait."""
         self._count(self._window.expire(self.clock))
         size = count_next_batch(self.waiting, self._settings.groups_per_batch, self._settings.minibatches, 0.0, 0.0)
-        return [entry.payload for entry in self._window.take(size) or ()]
+        return [entry.payload for entry in self._window.pop(size) or ()]
 
     def _count(self, evictions: Sequence[WindowEviction[WindowedGroup]]) -> None:
         self._counts.evicted.update(eviction.verdict for eviction in evictions)

@@ -168,7 +168,7 @@ class LogicalRun:
 
     def _train(self) -> None:
         self._evict(self._window.expire(self.version))
-        taken = self._window.take(self._batch)
+        taken = self._window.pop(self._batch)
         if taken is None:
             return
         batch = BatchTrained(

@@ -32,6 +32,6 @@ def test_evictions_wait_for_the_version_that_is_on_its_way(late: Evictions[None]
 
 def test_what_is_taken_is_reported_once_and_what_is_left_at_the_end_of_the_run_too(late: Evictions[None]) -> None:
     late.end([LEFT.entry])
-    assert [eviction.verdict for eviction in late.take()] == ["expired", "run_end"]
+    assert [eviction.verdict for eviction in late.pop_all()] == ["expired", "run_end"]
     assert not late
     assert not late.are_due(is_idle=True, has_batch=True)

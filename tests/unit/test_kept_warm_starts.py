@@ -55,7 +55,7 @@ def done(tmp_path: Path) -> tuple[WarmStartResult, str]:
     """Change the weights as a warm start does, and keep them; return its result with the hash of the weights."""
     model, result = tiny(), WarmStartResult(2, 0.5, ((0, 0.0), (2, 0.5)))
     kept = place(tmp_path, model)
-    assert kept.take() is None
+    assert kept.load_into_model() is None
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.125)
@@ -69,7 +69,7 @@ def test_the_same_start_ends_with_the_same_bits_without_a_step(
     model = tiny()
     before = hash_of(model)
 
-    assert place(tmp_path, model).take() == done[0]
+    assert place(tmp_path, model).load_into_model() == done[0]
     assert hash_of(model) == done[1] != before
     assert all(weight.requires_grad for weight in model.parameters())
 
@@ -81,13 +81,13 @@ def test_another_start_is_not_taken_for_it_nor_what_other_code_or_another_machin
     others: list[dict[str, Any]] = [{"settings": replace(SETTINGS, seed=2)}, {"examples": COPIES[:9]}]
     others += [{"settings": replace(SETTINGS, learning_rate=2e-3)}, {"model": tiny(seed=2)}]
     for other in others:
-        assert place(tmp_path, **{"model": tiny(), **other}).take() is None
+        assert place(tmp_path, **{"model": tiny(), **other}).load_into_model() is None
     with monkeypatch.context() as patch:
         patch.setattr(kept_warm_starts, "_hash_own_code", lambda: "other code")
-        assert place(tmp_path, tiny()).take() is None
+        assert place(tmp_path, tiny()).load_into_model() is None
     with monkeypatch.context() as patch:
         patch.setattr(kept_warm_starts, "numerics", lambda _: {"torch": "another"})
-        assert place(tmp_path, tiny()).take() is None
+        assert place(tmp_path, tiny()).load_into_model() is None
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda _: b"", lambda _: b"\0" * 64])
@@ -98,7 +98,7 @@ def test_a_damaged_file_is_none(damage: Any, done: tuple[WarmStartResult, str], 
     model = tiny()
     before = hash_of(model)
 
-    assert place(tmp_path, model).take() is None
+    assert place(tmp_path, model).load_into_model() is None
     assert hash_of(model) == before
 
 
@@ -109,13 +109,13 @@ def test_large_models_and_more_than_some_are_not_kept(tmp_path: Path, monkeypatc
         place(tmp_path, tiny(seed)).keep(result)
         for path in tmp_path.iterdir():  # as if a second had passed
             os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 1))
-    found = [place(tmp_path, tiny(seed)).take() for seed in range(3)]
+    found = [place(tmp_path, tiny(seed)).load_into_model() for seed in range(3)]
     assert found == [None, result, result]
 
     monkeypatch.setattr(kept_warm_starts, "MOST_BYTES", 10)
     large = tiny(9)
     place(tmp_path, large).keep(result)
-    assert place(tmp_path, large).take() is None
+    assert place(tmp_path, large).load_into_model() is None
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     kept = place(tmp_path / "file", tiny())
     kept.keep(WarmStartResult(1, 0.5, ()))
-    assert kept.take() is None
+    assert kept.load_into_model() is None
 
 
 class Mortal(KeptWarmStart):
@@ -146,7 +146,7 @@ def searched(folder: Path, left: int = 10**9) -> tuple[WarmStartResult, str]:
     model = tiny()
     mortal = Mortal(model, TOKENIZER, (COPIES, COPIES), JUMPING, folder)
     mortal.left = left
-    assert mortal.take() is None
+    assert mortal.load_into_model() is None
     done = warm_start(model, TOKENIZER, COPIES, COPIES, JUMPING, mortal)
     mortal.keep(done)
     return done, hash_of(model)

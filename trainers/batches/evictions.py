@@ -38,7 +38,7 @@ class Evictions(Generic[T]):
         """Take in what was in the window when the run ended."""
         self.add([WindowEviction(entry, "run_end") for entry in entries or ()])
 
-    def take(self) -> list[WindowEviction[T]]:
+    def pop_all(self) -> list[WindowEviction[T]]:
         """Return all, to be reported now."""
         taken, self._waiting = self._waiting, []
         return taken

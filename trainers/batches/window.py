@@ -162,7 +162,7 @@ class Window(Generic[T]):
         self._earliest = min((entry.deadline_version for entry in self._entries), default=math.inf)
         return [WindowEviction(entry, "expired") for entry in expired]
 
-    def take(self, n: int) -> list[Waiting[T]] | None:
+    def pop(self, n: int) -> list[Waiting[T]] | None:
         """Take the next n groups, in order; None, and nothing taken, while fewer wait."""
         if len(self._entries) < n:
             return None

@@ -74,7 +74,7 @@ class WorkerProcess(Process):
     def follow(self) -> None:
         """A turn of the follower's thread."""
         for message in self.reader.poll(256, 0):
-            self.follower.take(message)
+            self.follower.fold_message(message)
         self.loader.load_newest()
 
     def turn(self) -> None:
