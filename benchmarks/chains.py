@@ -202,7 +202,7 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
         taken = 0
 
         def tick(self) -> list[Outgoing]:
-            while batch := self.scheduler.window.take(self.settings.groups_per_batch):
+            while batch := self.scheduler.window.pop(self.settings.groups_per_batch):
                 groups = [entry.payload.decoded for entry in batch]
                 assert {len(g.trajectory_group.trajectories) for g in groups} == {SAMPLES}  # noqa: S101 - or it was not this task
                 self.taken += len(groups)

@@ -24,7 +24,7 @@ class CuratedDigest:
         self.again = 0
         """Further uses of such groups."""
 
-    def take(self, value: bytes, headers: Headers | Sequence[tuple[str, bytes]]) -> None:
+    def add_record(self, value: bytes, headers: Headers | Sequence[tuple[str, bytes]]) -> None:
         """Take in the next record."""
         self._hash.update(value)
         if dict(headers).get("use", FRESH) == FRESH:

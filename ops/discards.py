@@ -203,7 +203,7 @@ class Ledger:
         """Take in what a curator decided; a trainer's word is in its batches too, with how old the group was."""
         if outcome.use or outcome.component != "curate":
             return
-        self.errors.take(outcome)
+        self.errors.fold_outcome(outcome)
         if outcome.level == "trajectory":
             _of(self.trajectories, outcome.reason).add(_group_outcome(outcome), outcome.head_version)
         elif outcome.verdict == "kept":

@@ -59,7 +59,7 @@ class ErrorsFold:
         self._counts: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
         """Policy to its errors: the group of each policy holds all failures of its task."""
 
-    def take(self, outcome: Outcome) -> None:
+    def fold_outcome(self, outcome: Outcome) -> None:
         """Take in what became of a group; a curator's word on its first use counts."""
         if not is_of_training(outcome):
             return

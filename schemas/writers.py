@@ -124,7 +124,7 @@ class _Scale:
             self.walk(kind)
 
     def _walk_record(self, schema: Plain) -> None:
-        self._take(len(schema["fields"]))
+        self._count_values(len(schema["fields"]))
         for field in schema["fields"]:
             self.walk(field["type"])
 
@@ -135,7 +135,7 @@ class _Scale:
             if count < 0:
                 count = -count
                 self._read_long()  # the block's length in bytes
-            self._take(count)
+            self._count_values(count)
             for _ in range(count):
                 if is_map:
                     self._skip(self._read_long())
@@ -151,7 +151,7 @@ class _Scale:
         else:
             self._read_long()
 
-    def _take(self, values: int) -> None:
+    def _count_values(self, values: int) -> None:
         self._left -= values
         if self._left < 0:
             raise SchemaError(f"the message holds more than {MOST_VALUES} values")

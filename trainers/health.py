@@ -37,7 +37,7 @@ ENTROPY_FIRST = "entropy_first"
 """Metric that every version hands on: the entropy of the run's first version."""
 
 
-class Finding(NamedTuple):
+class HealthFinding(NamedTuple):
     """Something that is not well."""
 
     name: str
@@ -46,7 +46,7 @@ class Finding(NamedTuple):
     """What was seen, what it means, and what to do."""
 
 
-def findings(recent: Iterable[Metrics]) -> list[Finding]:
+def findings(recent: Iterable[Metrics]) -> list[HealthFinding]:
     """Return what is not well with the newest version, worst first.
 
     Args:
@@ -66,20 +66,20 @@ def findings(recent: Iterable[Metrics]) -> list[Finding]:
     ]
 
 
-def _find_not_finite(now: Metrics) -> Iterator[Finding]:
+def _find_not_finite(now: Metrics) -> Iterator[HealthFinding]:
     if skipped := now.get("steps_skipped", 0.0):
-        yield Finding(
+        yield HealthFinding(
             "not_finite",
             f"{skipped:.0f} optimizer steps of this version were skipped, as loss or gradient was not finite: lower "
             "trainer.learning_rate, and look at the batch for extreme rewards or log-probabilities.",
         )
 
 
-def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[Finding]:
+def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]:
     entropies = [one["entropy"] for one in metrics if "entropy" in one]
     first = max(entropies[0], metrics[-1].get(ENTROPY_FIRST, 0.0)) if entropies else 0.0
     if len(entropies) > EDGE and entropies[-1] < ENTROPY_LEFT * first:
-        yield Finding(
+        yield HealthFinding(
             "entropy_collapse",
             f"Entropy has fallen from {first:.3f} to {entropies[-1]:.3f}, the policy settles on few answers: raise the "
             "loss's clip_high or trainer.entropy, hold it by trainer.kl, or lower trainer.learning_rate.",
@@ -87,28 +87,28 @@ def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[Finding]:
     rewards = [one["reward_mean"] for one in metrics if "reward_mean" in one]
     means = [sum(rewards[end - EDGE : end]) / EDGE for end in range(EDGE, len(rewards) + 1)]
     if means and max(means) - means[-1] > SMALL_FALL and means[-1] < FALL * max(means):
-        yield Finding(
+        yield HealthFinding(
             "reward_collapse",
             f"Mean reward has fallen from {max(means):.2f} to {means[-1]:.2f} within {len(rewards)} versions: begin "
             "again from a version before, with a lower trainer.learning_rate or trainer.max_staleness.",
         )
 
 
-def _find_steep_gradient(metrics: Sequence[Metrics]) -> Iterator[Finding]:
+def _find_steep_gradient(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]:
     usual = sorted(one["grad_norm_mean"] for one in metrics[:-1] if "grad_norm_mean" in one)
     largest = metrics[-1].get("grad_norm_max", 0.0)
     if len(usual) >= EDGE and largest > STEEP * usual[len(usual) // 2]:
-        yield Finding(
+        yield HealthFinding(
             "steep",
             f"The norm of a gradient was {largest:.3g}, and {usual[len(usual) // 2]:.3g} is usual: trainer.grad_clip "
             "has cut it. If it comes again, lower trainer.learning_rate.",
         )
 
 
-def _find_mismatch(now: Metrics) -> Iterator[Finding]:
+def _find_mismatch(now: Metrics) -> Iterator[HealthFinding]:
     gap = now.get("logprob_gap_mean", 0.0)
     if gap > LARGE_GAP:
-        yield Finding(
+        yield HealthFinding(
             "mismatch",
             f"Engine and trainer are {gap:.2g} apart in the log-probability of tokens of the very same weights: check "
             "that both have the same model, tokenizer, sampling temperature and precision; until then let "
@@ -116,38 +116,38 @@ def _find_mismatch(now: Metrics) -> Iterator[Finding]:
         )
 
 
-def _find_off_policy(now: Metrics) -> Iterator[Finding]:
+def _find_off_policy(now: Metrics) -> Iterator[HealthFinding]:
     sample, divergence = now.get("ess_share", 1.0), now.get("kl_k3", 0.0)
     if sample < SMALL_SAMPLE or divergence > LARGE_KL:
-        yield Finding(
+        yield HealthFinding(
             "off_policy",
             f"The data are far from the policy (effective sample size {sample:.0%}, KL {divergence:.3g}): lower "
             'trainer.max_staleness or trainer.learning_rate, or take trainer.loss = "m2po" or "decoupled_ppo".',
         )
     rejected = now.get("rejected_fraction", 0.0)
     if rejected > MANY_REJECTED:
-        yield Finding(
+        yield HealthFinding(
             "rejected",
             f"{rejected:.0%} of the tokens are rejected and teach nothing: widen the bounds of trainer.correction or "
             "of trainer.loss, or lower trainer.max_staleness.",
         )
     clipped = now.get("clip_fraction", 0.0)
     if clipped > MANY_CLIPPED:
-        yield Finding(
+        yield HealthFinding(
             "clipped",
             f"{clipped:.0%} of the tokens are clipped and teach nothing: lower trainer.learning_rate, "
             "trainer.minibatches or trainer.max_staleness.",
         )
 
 
-def _find_idle_data(now: Metrics) -> Iterator[Finding]:
+def _find_idle_data(now: Metrics) -> Iterator[HealthFinding]:
     truncated, equal = now.get("truncated_share", 0.0), now.get("zero_variance_share", 0.0)
     if truncated > MANY_TRUNCATED:
-        yield Finding(
+        yield HealthFinding(
             "truncated", f"{truncated:.0%} of the trajectories were cut off at their limit: raise rollout.max_tokens."
         )
     if equal > MANY_EQUAL:
-        yield Finding(
+        yield HealthFinding(
             "equal_rewards",
             f"{equal:.0%} of the batch's groups have one reward throughout and teach nothing: put drop_zero_variance "
             "into the chain, or take tasks that are neither solved nor hopeless.",

@@ -24,7 +24,7 @@ from headrace.trainers.batches.estimator import AdvantageError
 from headrace.trainers.batches.first_use_cache import FirstUseCache, LoggedFirstUses
 from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup
 from headrace.trainers.batches.trained_groups import decode_group
-from headrace.trainers.batches.window import Eviction, Waiting
+from headrace.trainers.batches.window import Waiting, WindowEviction
 from headrace.trainers.learner.limits import Limits
 from headrace.trainers.windowed_groups import WindowedGroup, build_windowed_group
 
@@ -68,7 +68,9 @@ class Intake:
         """The version by which groups are old: the trainer's; of a shadow, that of the engines that play for it."""
         return self._head if self._settings.is_shadow else self._newest_version()
 
-    def decode_entry(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
+    def decode_entry(
+        self, message: Message, curated: CuratedGroup
+    ) -> Waiting[WindowedGroup] | WindowEviction[WindowedGroup]:
         """Return a group as it waits in the window; a replay gets the group of its first use.
 
         A replay whose first use has left the log is evicted as `missing`. Raises Rejected as `unusable`.
@@ -80,7 +82,7 @@ class Intake:
                 found = self._first_uses.complete(message, curated)
             if found is None:
                 nothing = WindowedGroup(DecodedGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
-                return Eviction(self._build_waiting(message, curated, nothing), "missing")
+                return WindowEviction(self._build_waiting(message, curated, nothing), "missing")
             with self._watch.measure("decode"):
                 return self._build_waiting(message, curated, self._prepare(found))
         except UNUSABLE as error:

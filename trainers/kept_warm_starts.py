@@ -30,7 +30,7 @@ from headrace.trainers.learner.warm_start import (
     Follower,
     Progress,
     State,
-    WarmStart,
+    WarmStartResult,
     WarmStartSettings,
     WorkedExample,
 )
@@ -91,7 +91,7 @@ class KeptWarmStart(Follower):
         self._under_way = self._folder / f"{name}{UNDER_WAY}"
         self._path = self._folder / f"{name}.safetensors" if size <= MOST_BYTES else None
 
-    def take(self) -> WarmStart | None:
+    def load_into_model(self) -> WarmStartResult | None:
         """Give the model the weights of its result, and return that; None where none is kept, or it is damaged."""
         if self._path is None:
             return None
@@ -99,7 +99,9 @@ class KeptWarmStart(Follower):
             with safe_open(self._path, framework="pt") as file:
                 found = json.loads(file.metadata()["result"])
                 weights = {name: file.get_tensor(name) for name in self._weights}
-                result = WarmStart(found["steps"], found["reward"], tuple((s, reward) for s, reward in found["curve"]))
+                result = WarmStartResult(
+                    found["steps"], found["reward"], tuple((s, reward) for s, reward in found["curve"])
+                )
         except (OSError, SafetensorError, ValueError, KeyError, TypeError):
             return None
         for name, weight in self._weights.items():
@@ -108,7 +110,7 @@ class KeptWarmStart(Follower):
             self._path.touch()  # the newest use is kept longest
         return result
 
-    def keep(self, result: WarmStart) -> None:
+    def keep(self, result: WarmStartResult) -> None:
         """Keep the model's weights, and drop those that were not used for the longest time, and its progress."""
         if self._under_way is not None:
             with suppress(OSError):

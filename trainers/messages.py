@@ -16,7 +16,7 @@ from headrace.schemas.headers import outcome_stamp
 from headrace.schemas.ids import UseId, now_ms
 from headrace.schemas.records import BatchTrained, GroupUse, Outcome, Position, StepBegun
 from headrace.schemas.topics import policy_of, step_key, trainer_component, variant_of
-from headrace.trainers.batches.window import Eviction, Waiting
+from headrace.trainers.batches.window import Waiting, WindowEviction
 from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.pipeline import MadeVersion
 from headrace.trainers.versions.publisher import WindowMark, build_pointer
@@ -83,7 +83,7 @@ class TrainerMessages:
                 outgoing += self.build_dead_letter(message, Refusal("poison", why), entry.key)
         return outgoing
 
-    def report_evictions(self, evictions: Sequence[Eviction[WindowedGroup]]) -> list[Outgoing]:
+    def report_evictions(self, evictions: Sequence[WindowEviction[WindowedGroup]]) -> list[Outgoing]:
         """Return a record of evictions, which makes no version, and their outcomes."""
         record = replace(self._build_record(), evictions=tuple(_build_eviction(e) for e in evictions))
         return [self._build_batch_message(record), *(self._build_outcome(e) for e in evictions)]
@@ -92,7 +92,7 @@ class TrainerMessages:
         self,
         made: MadeVersion,
         metrics: dict[str, float],
-        evictions: Sequence[Eviction[WindowedGroup]],
+        evictions: Sequence[WindowEviction[WindowedGroup]],
         window: Mapping[int, int],
     ) -> list[Outgoing]:
         """Return the records of a version's transaction, but for its event.
@@ -147,7 +147,7 @@ class TrainerMessages:
         key = f"{record.version}".encode()
         return Outgoing(self.run.topics.batches(self.policy_variant), codec.encode(record), key, partition=0)
 
-    def _build_outcome(self, eviction: Eviction[WindowedGroup]) -> Outgoing:
+    def _build_outcome(self, eviction: WindowEviction[WindowedGroup]) -> Outgoing:
         decoded = eviction.entry.payload.decoded
         curated, group = decoded.curated, decoded.trajectory_group
         outcome = Outcome(
@@ -180,7 +180,7 @@ def _build_use(entry: Waiting[WindowedGroup]) -> GroupUse:
     return GroupUse(*entry.key, entry.partition, entry.offset)
 
 
-def _build_eviction(eviction: Eviction[WindowedGroup]) -> records.Eviction:
+def _build_eviction(eviction: WindowEviction[WindowedGroup]) -> records.Eviction:
     return records.Eviction(_build_use(eviction.entry), eviction.verdict)
 
 

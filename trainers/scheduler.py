@@ -14,7 +14,7 @@ from typing import Generic, TypeAlias
 from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.trainers.batches.evictions import Evictions
 from headrace.trainers.batches.trials import Trials
-from headrace.trainers.batches.window import Eviction, T, Waiting, Window, count_next_batch
+from headrace.trainers.batches.window import T, Waiting, Window, WindowEviction, count_next_batch
 from headrace.trainers.versions.lost_objects import StoreLooks
 
 RUN_DRY_S = 3.0
@@ -53,14 +53,14 @@ class EndLook:
 class CommitVersion(Generic[T]):
     """Write the records of the oldest version that was begun, with these evictions."""
 
-    evictions: list[Eviction[T]]
+    evictions: list[WindowEviction[T]]
 
 
 @dataclass(frozen=True, slots=True)
 class ReportEvictions(Generic[T]):
     """Write a record of evictions that makes no version."""
 
-    evictions: list[Eviction[T]]
+    evictions: list[WindowEviction[T]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Scheduler(Generic[T]):
 
     # ---------------------------------------------------------------------------------------------- what has happened
 
-    def add_group(self, group: Waiting[T] | Eviction[T]) -> None:
+    def add_group(self, group: Waiting[T] | WindowEviction[T]) -> None:
         """Take a group into the window, or one that never gets there."""
         self._evictions.add(self.window.add(group) if isinstance(group, Waiting) else [group])
 
@@ -181,16 +181,16 @@ class Scheduler(Generic[T]):
             return EndLook()
         if is_over := self.is_over(at):
             # Before the last version: its record names all that the trainer has read and will never train on.
-            self._evictions.end(self.window.take(len(self.window)))
+            self._evictions.end(self.window.pop(len(self.window)))
         if at.has_version:
-            return CommitVersion(self._evictions.take())
+            return CommitVersion(self._evictions.pop_all())
         if self._leaves:
             return self._leave(at)
         if not is_over:
             self._evictions.add(self.window.expire(at.version_now))
         waits = self.has_batch(at)
         if self._evictions.are_due(at.is_empty, waits):
-            return ReportEvictions(self._evictions.take())
+            return ReportEvictions(self._evictions.pop_all())
         return self._begin(at) if waits else self._look(at)
 
     def _look(self, at: Progress) -> Action[T]:
@@ -223,7 +223,7 @@ class Scheduler(Generic[T]):
         """Return what is left to be written before a trainer stops."""
         if not at.is_empty:
             return Rest()
-        return ReportEvictions(self._evictions.take()) if self._evictions else Leave()
+        return ReportEvictions(self._evictions.pop_all()) if self._evictions else Leave()
 
     def has_batch(self, at: Progress) -> bool:
         """Return whether there is a batch, and a learner that may begin to train it."""
@@ -260,4 +260,4 @@ class Scheduler(Generic[T]):
         )
 
     def _take_batch(self, at: Progress) -> list[Waiting[T]]:
-        return self.window.take(self._count_next_batch(at)) or []
+        return self.window.pop(self._count_next_batch(at)) or []

@@ -215,7 +215,7 @@ def _warm_start(
 
         beat(f"{len(to_learn_from)} worked examples")
         kept = Reported(model, tokenizer, (to_learn_from, distinct[:cut]), warm)
-        taken = kept.take()
+        taken = kept.load_into_model()
         if taken is None:
             taken = warm_start(model, tokenizer, to_learn_from, distinct[:cut], warm, kept)
             kept.keep(taken)

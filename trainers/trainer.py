@@ -23,7 +23,7 @@ from headrace.schemas.ids import UseId
 from headrace.schemas.records import CuratedGroup, StepBegun, WeightsPublished
 from headrace.trainers.batches.groups import build_batch_sequences
 from headrace.trainers.batches.trials import Trials
-from headrace.trainers.batches.window import Eviction
+from headrace.trainers.batches.window import WindowEviction
 from headrace.trainers.intake import Intake
 from headrace.trainers.learner.step_metrics import group_metrics, sampling_version
 from headrace.trainers.messages import UNKNOWN, TrainerMessages
@@ -230,7 +230,7 @@ class Trainer:
             },
         )
 
-    def _commit_version(self, made: MadeVersion, evictions: list[Eviction[WindowedGroup]]) -> list[Outgoing]:
+    def _commit_version(self, made: MadeVersion, evictions: list[WindowEviction[WindowedGroup]]) -> list[Outgoing]:
         """Return the records of a version's transaction, BatchTrained first and its event last."""
         self._made_version = True
         metrics = self._metrics.of(made)

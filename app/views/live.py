@@ -83,8 +83,8 @@ class LivePage:
     def turn(self, timeout_s: float) -> None:
         """Read what is new, waiting at most that long for it, and show it when a redraw is due."""
         for message in self._reader.poll(MOST_MESSAGES, timeout_s):
-            self._fold.take(message)
-            self._pulse.take(message)
+            self._fold.fold_message(message)
+            self._pulse.fold_message(message)
         if not self._begun and self._has_read_the_past():
             self._begin()
         if self._begun and time.monotonic() >= self._due:

@@ -97,7 +97,7 @@ def _table(first: str, *others: str) -> Table:
 
 if TYPE_CHECKING:  # the tool needs torch, and its page does not
     from headrace.ops.offline.offline_trainer import TrainedOffline
-    from headrace.ops.offline.offline_versions import MadeVersion
+    from headrace.ops.offline.offline_versions import OfflineVersion
 
 MOST_ROWS = 20
 COLUMNS = {
@@ -123,14 +123,14 @@ def offline_training_page(trained: TrainedOffline) -> RenderableType:
     return Group(*parts)
 
 
-def _pick_evenly_spaced(versions: Sequence[MadeVersion]) -> Sequence[MadeVersion]:
+def _pick_evenly_spaced(versions: Sequence[OfflineVersion]) -> Sequence[OfflineVersion]:
     """Return evenly spaced versions, with the first and the last."""
     if len(versions) <= MOST_ROWS:
         return versions
     return [versions[row * (len(versions) - 1) // (MOST_ROWS - 1)] for row in range(MOST_ROWS)]
 
 
-def _versions_table(versions: Sequence[MadeVersion]) -> Table:
+def _versions_table(versions: Sequence[OfflineVersion]) -> Table:
     columns = {name: shape for name, shape in COLUMNS.items() if any(name in one.metrics for one in versions)}
     table = Table("version", "groups", *(title for title, _ in columns.values()), box=None, header_style="dim")
     for column in table.columns:

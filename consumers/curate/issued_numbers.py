@@ -84,15 +84,15 @@ class IssuedNumbers:
         """
         ends = fetch_stable_ends(self._run.connection, reader.positions)
         for message in reader.read_until(ends):
-            self._take(message)
+            self._fold_task(message)
         is_met = ends == self._met and time.monotonic() < self._met_until
         if number >= self._next[stream] and not is_met:
             with TopicReader(self._run.connection, reader.positions) as anew:
                 for message in anew.catch_up():
-                    self._take(message)
+                    self._fold_task(message)
             self._met, self._met_until = ends, time.monotonic() + MET_S
 
-    def _take(self, message: Message) -> None:
+    def _fold_task(self, message: Message) -> None:
         try:
             stamp = stamp_own(message, self._run.run_id)
         except Rejected:  # the workers make a dead letter of it

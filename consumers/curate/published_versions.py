@@ -54,15 +54,15 @@ class PublishedVersions:
             self._reader = TopicReader(self._run.connection, places, f"published.{self._topic}")
         ends = self._reader.ends()
         for message in self._reader.read_until(ends):
-            self._take(message)
+            self._fold_event(message)
         return ends
 
     def _read_anew(self) -> None:
         """Read the whole topic until its end is reached: the end that a starting broker reports may be too low."""
         for message in read_all(self._run.connection, [self._topic]):
-            self._take(message)
+            self._fold_event(message)
 
-    def _take(self, message: Message) -> None:
+    def _fold_event(self, message: Message) -> None:
         event = read_own(message, WeightsPublished, self._run.run_id)
         if event is not None and is_version(event):
             self._newest = max(self._newest, event.version)

@@ -84,7 +84,7 @@ class EvaluationFold:
         self._open: dict[EvaluationId, dict[int, Answers]] = {}
         self._done: set[EvaluationId] = set()
 
-    def take(self, group: TrajectoryGroup) -> EvalResult | None:
+    def fold_group(self, group: TrajectoryGroup) -> EvalResult | None:
         """Take in a group; return the result that it completes."""
         key = EvaluationId(workflow_of(group.stream), group.policy, group.asked_version)
         if key in self._done:

@@ -50,9 +50,9 @@ class Evaluator:
             group = self._read_group(message.value, policy)
         except Rejected as rejected:
             lost = self._build_unanswered(message, policy) if rejected.reason != "other_run" else None
-            concluded = self.fold.take(lost) if lost is not None else None
+            concluded = self.fold.fold_group(lost) if lost is not None else None
             return [self._build_dead_letter(message, rejected), *self._build_messages(concluded)]
-        return self._build_messages(self.fold.take(group))
+        return self._build_messages(self.fold.fold_group(group))
 
     def _read_group(self, value: bytes, policy: str) -> TrajectoryGroup:
         """Return the group of a message, with its trajectories. Raises Rejected."""

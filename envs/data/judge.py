@@ -126,7 +126,7 @@ class Judge:
         """Ask until there is a reply or the time is over."""
         end, pauses = time.monotonic() + self._limit_s, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
-            self._allowance.take(end)
+            self._allowance.wait_for_turn(end)
             try:
                 return self._post(asked, max(end - time.monotonic(), 0.1))
             except ConnectionError as error:
@@ -191,7 +191,7 @@ class _Allowance:
         self._taken = 0
         self._lock = threading.Lock()
 
-    def take(self, end: float) -> None:
+    def wait_for_turn(self, end: float) -> None:
         """Wait for a request's turn. Raises JudgeAway where that is after `end`, JudgeError beyond the budget."""
         with self._lock:
             if self._budget and self._taken >= self._budget:

@@ -25,7 +25,7 @@ class Retired:
         self._prefixes = tuple(prefix_of_retired(policy) for policy in policies)
         self._ranges: dict[tuple[str, str], Ranges] = {}
 
-    def take(self, message: Message) -> bool:
+    def fold_message(self, message: Message) -> bool:
         """Take in a message of `state`; return whether it is about this."""
         if not message.key.startswith(self._prefixes):
             return False
@@ -52,7 +52,7 @@ def read_retired(run: Run) -> Retired:
     """
     found = Retired(run.run_id, run.recipe.policy_variants)
     for message in read_all(run.connection, [run.topics.state]):
-        found.take(message)
+        found.fold_message(message)
     return found
 
 

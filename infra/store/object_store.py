@@ -117,20 +117,6 @@ class ObjectStore:
         if anew or not self._is_young(stored):
             self._bucket.upload(stored.key, stored.size_bytes, lambda: io.BufferedReader(JoinedPieces(pieces_of(data))))
 
-    def put_file(self, path: Path, kind: Kind, suffix: str = "") -> StoredObject:
-        """`put` for a file, streamed. Raises OSError when it cannot be read, ObjectCorrupt when it changes."""
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = file.tell()
-        stored = StoredObject(self.key(kind, digest, suffix), digest, size)
-        if self._is_young(stored):
-            return stored
-        self._bucket.upload(stored.key, stored.size_bytes, lambda: path.open("rb"))
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                raise ObjectCorrupt(f"{path} changed while it was stored as {stored.key}: store finished files")
-        return stored
-
     def get(self, key: str, sha256: str, size_bytes: int) -> bytes:
         """Return the object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, StoreUnavailable or StoreDenied.
 

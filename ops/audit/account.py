@@ -151,7 +151,9 @@ class RunAccount:
                 numbers.evict(stream, number, which, verdict)
         if version >= 0:
             chain.batch(version, Link(epoch, base, result, where))
-            self.batches[policy_variant].take(BatchFacts(version, epoch, revision, len(groups), fingerprint, where))
+            self.batches[policy_variant].fold_batch(
+                BatchFacts(version, epoch, revision, len(groups), fingerprint, where)
+            )
         verdicts = {fields.eviction(eviction)[0] for eviction in evictions}
         reported = [fields.position(position) for position in positions]
         for group in groups:

@@ -35,7 +35,7 @@ class BatchRecords:
         self._checkpoints: dict[int, str] = {}
         """Versions that have a checkpoint by the recipe, and the positions of their batches."""
 
-    def take(self, facts: BatchFacts) -> None:
+    def fold_batch(self, facts: BatchFacts) -> None:
         """Take in the batch of a version."""
         before, self._before = self._before, facts
         name = f"version {facts.version} of {self._variant}"

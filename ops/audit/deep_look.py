@@ -89,7 +89,7 @@ class DeepLook:
                 self._account.numbers[variant].place(
                     curated.stream, curated.number, curated.use, (message.partition, message.offset)
                 )
-                self._replays[variant].take(curated, message.partition, sent_back=was_sent_back(message))
+                self._replays[variant].fold_group(curated, message.partition, sent_back=was_sent_back(message))
                 self._compare(variant, curated)
                 self._check_rejected(variant, curated, group)
             if self.objects:

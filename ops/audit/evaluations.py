@@ -132,7 +132,7 @@ class Evaluations:
         key = (workflow_of(group.stream), group.policy, group.asked_version)
         low, high = self._spans.get(key, (group.number, group.number))
         self._spans[key] = min(low, group.number), max(high, group.number)
-        result = self._fold.take(group)
+        result = self._fold.fold_group(group)
         if result is not None:
             ends = {name_partition(place): end for place, end in self._ends.items()}
             self._expected[result.workflow, result.policy, result.version] = result, ends

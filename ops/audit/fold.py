@@ -91,7 +91,7 @@ class AuditFold:
 
     # -------------------------------------------------------------------------------------------------------- messages
 
-    def take(self, message: Message) -> bool:
+    def fold_message(self, message: Message) -> bool:
         """Take in a message of any of the run's topics; return whether it counts.
 
         One that cannot be read does not, nor one of another run, nor a group that was delivered before. Of groups and

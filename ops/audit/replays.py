@@ -40,7 +40,7 @@ class ReplayChecks:
         self._firsts: dict[tuple[str, int, int], tuple[array[int], array[int]]] = {}
         """(stream, partition, page) to how many records a first use had before it, -1 for none, and its min_version."""
 
-    def take(self, curated: CuratedGroup, partition: int, *, sent_back: bool) -> None:
+    def fold_group(self, curated: CuratedGroup, partition: int, *, sent_back: bool) -> None:
         """Take in a record. Raises UnfitValue for one that is not as its chain had written it."""
         if sent_back:  # it stands for one that was counted where that stands
             return

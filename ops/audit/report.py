@@ -27,7 +27,7 @@ def audit(run: Run, *, drained: bool) -> Audit:
     begin(AuditedLog(run), fold, run.topics.state)
     for topics in Parts.of(run).small:
         for message in read_all(run.connection, topics):
-            fold.take(message)
+            fold.fold_message(message)
     fold.close()
     return fold.account.audit(Scope(drained=drained, still=drained))
 

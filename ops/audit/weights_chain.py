@@ -65,7 +65,7 @@ class WeightsChain:
 
     def batch(self, version: int, link: Link) -> None:
         """Take in a record that made a version."""
-        self._take(self._batches, version, link, "was trained")
+        self._add_link(self._batches, version, link, "was trained")
 
     def event(self, version: int, link: Link, base_version: int = -1, *, final: bool = False) -> None:
         """Record that a version is published: as a delta when `base_version` is one, `final` when it is marked so."""
@@ -76,7 +76,7 @@ class WeightsChain:
         if before is not None and is_newest and base_version < 0 and link.epoch == before.epoch + 1:
             self._begun[version] = link
             return
-        self._take(self._events, version, link, "was published")
+        self._add_link(self._events, version, link, "was published")
         if base_version >= 0:
             self._bases[version] = base_version
 
@@ -115,7 +115,7 @@ class WeightsChain:
         if 0 <= offset != nearest >= 0:
             self.broken.add_sentence(f"{place} names offset {offset} as its anchor's, and the nearest is at {nearest}")
 
-    def take_whole(self, version: int, link: Link) -> None:
+    def fold_whole(self, version: int, link: Link) -> None:
         """Record that a version's weights are there once more, whole, which comes after the version."""
         event = self._event(version)
         if event is None or (event.result, event.epoch) != (link.result, link.epoch):
@@ -129,7 +129,7 @@ class WeightsChain:
         """Take in a pointer to a checkpoint; a later one of the same version replaces it."""
         self._checkpoints[version] = link
 
-    def _take(self, links: dict[int, Link], version: int, link: Link, done: str) -> None:
+    def _add_link(self, links: dict[int, Link], version: int, link: Link, done: str) -> None:
         if version in links:
             first = links[version].place
             self.broken.add_sentence(f"version {version} of {self.policy} {done} twice: {first} and {link.place}")

@@ -19,6 +19,6 @@ def fold_event(chain: WeightsChain, event: WeightsPublished, message: Message) -
     if is_version(event):
         chain.event(event.version, link, event.base_version, final=event.final)
     elif event.kind == WHOLE:
-        chain.take_whole(event.version, link)
+        chain.fold_whole(event.version, link)
     else:
         chain.fold_merged(event.version, link, event.base_version, final=event.final)

@@ -103,7 +103,7 @@ class WholeAudit:
             self.other.add_sentence(what)
         asked = {} if offline else self._read_groups(parts, there)
         if offline:
-            self._take(self.log.read(_select_existing(parts.batches, there), "batches"))
+            self._fold_messages(self.log.read(_select_existing(parts.batches, there), "batches"))
         self._fold_named(self.log.read(_select_existing(parts.weights, there), "weights"))
         self._fold_named(self.log.read(_select_existing(parts.state, there), "state"))
         for what in self.objects.find_unretired(self.log.read_retired) if self.objects else ():
@@ -131,7 +131,7 @@ class WholeAudit:
         asked = self.log.ask(
             [*self._groups(there), *(g for g in commits.evaluation_groups(self.run) if g.topic in there)]
         )
-        self._take(self.log.read(_select_existing(parts.batches, there), "batches"))
+        self._fold_messages(self.log.read(_select_existing(parts.batches, there), "batches"))
         self.fold.account.known.reached = self._positions(asked, there)
         self.fold.account.known.answered = {
             group.component.removeprefix(CURATOR_KEY.decode()): {p: commit.offset for p, commit in one.commits.items()}
@@ -140,7 +140,7 @@ class WholeAudit:
         }
         commits_of = (one.commits.items() for group, one in asked.items() if not group.component)
         self.fold.account.known.played = {place: commit.offset for found in commits_of for place, commit in found}
-        self._take(self.log.read(_select_existing(parts.outcomes, there), "outcomes"))
+        self._fold_messages(self.log.read(_select_existing(parts.outcomes, there), "outcomes"))
         self._fold_curated(self.log.read_in_order(_select_existing(parts.curated, there), "curated groups"))
         self._fold_to_the_end(self.log.read(_select_existing(parts.trajectories, there), "groups"))
         self._fold_to_the_end(self.log.read(_select_existing(parts.tasks, there), "tasks"))
@@ -172,9 +172,9 @@ class WholeAudit:
 
     # ------------------------------------------------------------------------------------------------------- messages
 
-    def _take(self, messages: Iterable[Message]) -> None:
+    def _fold_messages(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            self.fold.take(message)
+            self.fold.fold_message(message)
             self._try_look(lambda deep, message=message: deep.look_at_record(message))  # type: ignore[misc]
 
     def _fold_to_the_end(self, messages: Iterable[Message]) -> None:
@@ -183,7 +183,7 @@ class WholeAudit:
             self._fold_group(message)
 
     def _fold_group(self, message: Message) -> None:
-        is_new = self.fold.take(message)
+        is_new = self.fold.fold_message(message)
         is_group = message.topic in self.fold.groups
         self._try_look(
             lambda deep: deep.look_at_group(message, is_new=is_new) if is_group else deep.look_at_record(message)
@@ -191,7 +191,7 @@ class WholeAudit:
 
     def _fold_curated(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            self.curated[message.topic].take(message.value, message.headers)
+            self.curated[message.topic].add_record(message.value, message.headers)
             self._fold_group(message)
 
     def _try_look(self, look: Callable[[DeepLook], object]) -> None:
@@ -204,7 +204,7 @@ class WholeAudit:
     def _fold_named(self, messages: Iterable[Message]) -> None:
         """Take in messages that name objects, and look at those of this run."""
         for message in messages:
-            counts, kind = self.fold.take(message), self._names_objects(message)
+            counts, kind = self.fold.fold_message(message), self._names_objects(message)
             if not counts or kind is None or self.objects is None:
                 continue
             try:

@@ -67,17 +67,17 @@ class Compactor:
     def catch_up(self) -> None:
         """Read all that is announced until now."""
         for message in self._reader.catch_up():
-            self._take(message)
+            self._fold_event(message)
 
     def follow(self, timeout_s: float) -> None:
         """Read what is new, waiting that long for it."""
         found = self._reader.poll(256, timeout_s)
         while found:
             for message in found:
-                self._take(message)
+                self._fold_event(message)
             found = self._reader.poll(256, 0)
 
-    def _take(self, message: Message) -> None:
+    def _fold_event(self, message: Message) -> None:
         event, chain = read_record(message, WeightsPublished), self._chains[message.topic]
         if event is None or event.run_id != self._run.run_id:
             return

@@ -100,7 +100,7 @@ class DeadLetterList:
     _notices: dict[int, ListedDeadLetter] = field(default_factory=dict)
     """Dead letters of reason `redriven`: another one's message was sent back, and its new place."""
 
-    def take(self, message: Message) -> None:
+    def fold_message(self, message: Message) -> None:
         """Take in a message; unreadable ones and those of other runs are skipped."""
         try:
             record = codec.decode(message.value, DeadLetter)
@@ -173,7 +173,7 @@ def kind_of(topic: str) -> str:
 def _read(run: Run) -> DeadLetterList:
     found = DeadLetterList(run.run_id)
     for message in read_all(run.connection, [run.topics.dead_letters]):
-        found.take(message)
+        found.fold_message(message)
     return found
 
 

@@ -57,7 +57,7 @@ class AdviceFold:
         self._lengths: defaultdict[str, defaultdict[int, _Lengths]] = defaultdict(lambda: defaultdict(_Lengths))
         """Policy to head version to the lengths of its trajectories."""
 
-    def take(self, outcome: Outcome, at_ms: int) -> None:
+    def fold_outcome(self, outcome: Outcome, at_ms: int) -> None:
         """Take in an outcome of that time, in whatever order; only a curator's of the first use of a group counts."""
         if not is_of_training(outcome):
             return

@@ -21,7 +21,7 @@ class ConcludedFold:
         self.curated_ms: defaultdict[str, int] = defaultdict(int)
         """When a curator wrote the newest outcome."""
 
-    def take(self, variant: str, record: Outcome | BatchTrained | DeadLetter, at_ms: int) -> None:
+    def fold_record(self, variant: str, record: Outcome | BatchTrained | DeadLetter, at_ms: int) -> None:
         """Take in what was written at that time."""
         if isinstance(record, BatchTrained):
             for _ in record.groups:

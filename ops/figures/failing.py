@@ -40,7 +40,7 @@ class FailingFold:
         """Whether an episode has ever succeeded, of any policy."""
         return bool(self._succeeded_ms)
 
-    def take(self, variant: str, outcome: Outcome, at_ms: int) -> None:
+    def fold_outcome(self, variant: str, outcome: Outcome, at_ms: int) -> None:
         """Take in what a curator wrote of a group at that time, in whatever order."""
         if not is_of_training(outcome):
             return

@@ -89,7 +89,7 @@ class Figures:
         """Next offsets of the curated topics, as the trainers last reported."""
         return {place: offset for positions in self._positions.values() for place, offset in positions.items()}
 
-    def take(self, message: Message) -> None:
+    def fold_message(self, message: Message) -> None:
         """Take in a message; unreadable ones and those of other runs are skipped."""
         place = (message.topic, message.partition)
         kind = self._kinds.get(message.topic)
@@ -107,9 +107,9 @@ class Figures:
         except SchemaError:
             return
         if record.run_id == self._run_id:
-            self._take(message, record)
+            self._fold_record(message, record)
 
-    def _take(self, message: Message, record: Any) -> None:
+    def _fold_record(self, message: Message, record: Any) -> None:
         if isinstance(record, WorkerStatus):
             self._workers[message.key] = record
             self._tokens[record.worker, record.started_ms] = (record.tokens, record.wasted_tokens)
@@ -128,12 +128,12 @@ class Figures:
         else:
             self._audit.fold_record(record, (message.topic, message.partition, message.offset))
         if isinstance(record, Outcome):
-            self._groups.take(self._variant_of(message), record, message.timestamp_ms)
+            self._groups.fold_record(self._variant_of(message), record, message.timestamp_ms)
             if message.topic not in self._of_shadows:
                 self._reward(record)
                 self._trouble.outcome(record, message.timestamp_ms)
         elif isinstance(record, BatchTrained):
-            self._groups.take(self._variant_of(message), record, message.timestamp_ms)
+            self._groups.fold_record(self._variant_of(message), record, message.timestamp_ms)
             self._fold_batch(record)
         elif isinstance(record, DeadLetter):
             self._fold_dead_letter(record, message.timestamp_ms)
@@ -141,7 +141,7 @@ class Figures:
     def _fold_dead_letter(self, record: DeadLetter, at_ms: int) -> None:
         self._trouble.errors.fold_dead(record)
         if record.policy and record.reason != REDRIVEN:
-            self._groups.take(record.policy, record, at_ms)
+            self._groups.fold_record(record.policy, record, at_ms)
 
     def _variant_of(self, message: Message) -> str:
         """Return the policy or shadow whose topic holds a record."""
@@ -318,7 +318,7 @@ def figures(run: Run) -> tuple[Figures, RunFigures]:
     """Read a run's topics from the beginning; return them, and its figures. Raises KafkaAway or KafkaRefused."""
     fold = Figures(run.run_id, run.recipe)
     for message in read_all(run.connection, fold.topics):
-        fold.take(message)
+        fold.fold_message(message)
     return fold, fold.figures(lags(run, fold.trainer_positions), now_ms())
 
 

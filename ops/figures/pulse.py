@@ -76,7 +76,7 @@ class Pulse:
         self.dead_letters = 0
         self.policies = {policy: PolicyPulse() for policy in recipe.policies}
 
-    def take(self, message: Message) -> None:
+    def fold_message(self, message: Message) -> None:
         """Take in a message; unreadable ones and those of other runs are skipped."""
         place = (message.topic, message.partition)
         kind = self._kinds.get(message.topic)
@@ -88,9 +88,9 @@ class Pulse:
         except SchemaError:
             return
         if getattr(record, "run_id", "") == self._run_id and getattr(record, "policy", "") in {"", *self.policies}:
-            self._take(record, message.timestamp_ms)
+            self._fold_record(record, message.timestamp_ms)
 
-    def _take(self, record: object, at_ms: int) -> None:
+    def _fold_record(self, record: object, at_ms: int) -> None:
         if isinstance(record, Outcome):
             if is_first_word(record):
                 self._arrive(Arrival(at_ms, len(record.rewards), sum(record.lengths)))

@@ -127,8 +127,8 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> Summary:
     """Return the summary of a run that has ended and drained. Raises KafkaAway or KafkaRefused."""
     fold, pulse = Figures(run.run_id, run.recipe), Pulse(run.run_id, run.recipe)
     for message in read_all(run.connection, fold.topics):
-        fold.take(message)
-        pulse.take(message)
+        fold.fold_message(message)
+        pulse.fold_message(message)
     figures = fold.figures({}, 0)
     proof, rates, feed = audit(run, drained=True), pulse.mean_rates(), run.recipe.feed
     fates = discards(run, None).policies

@@ -20,6 +20,6 @@ class Trouble:
 
     def outcome(self, outcome: Outcome, at_ms: int) -> None:
         """Take in an outcome that was written at that time."""
-        self.errors.take(outcome)
-        self.failing.take(outcome.policy, outcome, at_ms)
-        self.advice.take(outcome, at_ms)
+        self.errors.fold_outcome(outcome)
+        self.failing.fold_outcome(outcome.policy, outcome, at_ms)
+        self.advice.fold_outcome(outcome, at_ms)

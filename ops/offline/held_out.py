@@ -52,7 +52,7 @@ def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str,
         groups = play_held_out(recipe, folders, tell)
     found: dict[str, dict[str, Measured]] = {workflow: {} for workflow in recipe.workflows}
     for group in groups:
-        if (result := fold.take(group)) is not None:
+        if (result := fold.fold_group(group)) is not None:
             found[result.workflow][result.policy] = Measured(
                 problems=result.problems,
                 samples=result.samples,

@@ -55,14 +55,14 @@ class CuratedCounts:
     repeated: int = 0
     """Messages of numbers that were concluded before."""
 
-    def take(self, outgoing: list[Outgoing], topics: Topics, policy_variant: str) -> None:
+    def count_results(self, outgoing: list[Outgoing], topics: Topics, policy_variant: str) -> None:
         """Count what followed from one message."""
         self.read += 1
         self.repeated += not outgoing
         concluded = []
         for one in outgoing:
             if one.topic == topics.curated(policy_variant):
-                self.digest.take(one.value, one.headers)
+                self.digest.add_record(one.value, one.headers)
             elif one.topic == topics.dead_letters:
                 self.dead[codec.decode(one.value, DeadLetter).reason] += 1
             else:
@@ -166,7 +166,7 @@ def curate_offline(
     with _open_new_archive(archive, out) as writer, open_progress("curating") as tell:
         _copy_topic(archive, archive.topics.recipe, writer)
         for name in policies:
-            _curate(archive, name, recipes, writer, (tallies[name], tell))
+            _curate(archive, name, recipes, writer, tallies[name], tell)
         writer.save()
     found = {name: tally.counts() for name, tally in tallies.items()}
     return Curated(str(source), str(out), str(chain) if isinstance(chain, Path) else None, found)
@@ -209,9 +209,10 @@ def _curate(
     policy_variant: str,
     recipes: dict[int, Recipe],
     writer: ArchiveWriter,
-    progress: tuple[CuratedCounts, Callable[[int, int], None]],
+    counts: CuratedCounts,
+    tell: Callable[[int, int], None],
 ) -> None:
-    topics, (tally, tell) = archive.topics, progress
+    topics = archive.topics
 
     def recipe_of(revision: int) -> Recipe:
         return find_recipe(recipes, revision, policy_variant)
@@ -245,12 +246,12 @@ def _curate(
         state = CuratorPartition(context, place, len(places))
         for message in archive.messages(place):
             outgoing = list(state.handle(message))
-            tally.take(outgoing, topics, policy_variant)
+            counts.count_results(outgoing, topics, policy_variant)
             for one in outgoing:
                 numbers.write(one, message.timestamp_ms)
-            if tally.read % REPORT_EVERY == 0:
-                tell(tally.read, whole)
-        tally.flagged += state.flagged
+            if counts.read % REPORT_EVERY == 0:
+                tell(counts.read, whole)
+        counts.flagged += state.flagged
 
 
 class _Offsets:

@@ -27,7 +27,7 @@ from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.offline.archived_start import Start, begin
 from headrace.ops.offline.offline_versions import (
     Counts,
-    MadeVersion,
+    OfflineVersion,
     Version,
     batches_of_the_run,
     retrain_versions,
@@ -99,7 +99,7 @@ class TrainedOffline:
     counts: Untrained | None
     """None of the run's own batches."""
     weights_hash: str
-    versions: tuple[MadeVersion, ...]
+    versions: tuple[OfflineVersion, ...]
 
     def report(self) -> dict[str, object]:
         """Return what the report in the folder says."""
@@ -181,9 +181,9 @@ def _write_weights(made: Iterable[Version], start: Start, folder: Path, every: i
         yield one
 
 
-def _write_lines(path: Path, made: Iterable[Version], tell: Callable[[int], None]) -> list[MadeVersion]:
+def _write_lines(path: Path, made: Iterable[Version], tell: Callable[[int], None]) -> list[OfflineVersion]:
     """Write a line for each version as it is made; return these, with the number of their groups."""
-    versions: list[MadeVersion] = []
+    versions: list[OfflineVersion] = []
     with path.open("w") as file:
         for one in made:
             made_one = one.describe()

@@ -27,7 +27,7 @@ from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.first_use_cache import FirstUseCache
 from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences
 from headrace.trainers.batches.trained_groups import decode_group
-from headrace.trainers.batches.window import Eviction, Waiting, Window, count_next_batch
+from headrace.trainers.batches.window import Waiting, Window, WindowEviction, count_next_batch
 from headrace.trainers.intake import UNUSABLE
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.step_metrics import StepMetrics, group_metrics
@@ -63,9 +63,9 @@ class Version:
         """Those of its groups, in the order in which they were trained."""
         return [UseId.of(one.curated) for one in self.groups]
 
-    def describe(self) -> MadeVersion:
+    def describe(self) -> OfflineVersion:
         """Return what is announced of it, without its groups."""
-        return MadeVersion(
+        return OfflineVersion(
             version=self.version,
             clock=self.clock,
             groups=len(self.groups),
@@ -79,7 +79,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeVersion:
+class OfflineVersion:
     """What is announced of a version that was made."""
 
     version: int
@@ -152,10 +152,10 @@ def train_versions(archive: Archive, policy: str, start: Start, counts: Counts) 
     Raises as `Archive.messages` and `Learner.step`.
     """
     topic, learner = archive.topics.curated(policy), start.learner
-    intake, records = _Intake(archive, topic, start, counts), arrivals(archive, topic)
+    intake, records = _OfflineIntake(archive, topic, start, counts), arrivals(archive, topic)
     base = hash_learner(learner)
     while learner.version < learner.settings.steps and (record := next(records, None)) is not None:
-        intake.take(record)
+        intake.add_to_window(record)
         batch = intake.batch()
         if batch:
             step = learner.step(_sequences(batch, learner, intake.clock), learner.version + 1)
@@ -182,7 +182,7 @@ def _select_true_metrics(metrics: StepMetrics) -> StepMetrics:
     return {name: value for name, value in metrics.items() if not name.startswith(NOT_HERE)}
 
 
-class _Intake:
+class _OfflineIntake:
     """Takes archived records into a trainer's window."""
 
     def __init__(self, archive: Archive, topic: str, start: Start, counts: Counts) -> None:
@@ -199,7 +199,7 @@ class _Intake:
         """How many groups the window holds."""
         return len(self._window)
 
-    def take(self, arrived: Arrived) -> None:
+    def add_to_window(self, arrived: Arrived) -> None:
         """Take a record in, or count why not."""
         message, counts = arrived.message, self._counts
         self.clock = max(self.clock, arrived.clock)
@@ -247,8 +247,8 @@ class _Intake:
         """Return the next batch; nothing while it is to wait."""
         self._count(self._window.expire(self.clock))
         size = count_next_batch(self.waiting, self._settings.groups_per_batch, self._settings.minibatches, 0.0, 0.0)
-        return [entry.payload for entry in self._window.take(size) or ()]
+        return [entry.payload for entry in self._window.pop(size) or ()]
 
-    def _count(self, evictions: Sequence[Eviction[WindowedGroup]]) -> None:
+    def _count(self, evictions: Sequence[WindowEviction[WindowedGroup]]) -> None:
         self._counts.evicted.update(eviction.verdict for eviction in evictions)
         self._counts.replays.update(eviction.verdict for eviction in evictions if eviction.entry.is_replay)

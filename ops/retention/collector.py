@@ -264,7 +264,7 @@ def _read(connection: Connection, runs: Iterable[str], marker: Marker) -> None:
     ):
         ends = r.ends()
         for count, message in enumerate(r.catch_up(), 1):
-            marker.take(message)
+            marker.fold_message(message)
             if count % REPORT_EVERY == 0:
                 tell(sum(r.positions.values()), sum(ends.values()))
 

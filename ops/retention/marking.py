@@ -88,7 +88,7 @@ class Marker:
             else:
                 self._objects[match["name"].encode()].append(one)
 
-    def take(self, message: Message) -> None:
+    def fold_message(self, message: Message) -> None:
         """Take in a record of any topic of any run. Raises Unreadable, with its place."""
         self.records += 1
         if not message.value:
@@ -113,7 +113,7 @@ class Marker:
             return False
         if message.key.startswith(self._said):
             codec.decode(message.value, ObjectsRetired)  # raises, where `Retired` would pass it over
-            return self.retired.take(message)
+            return self.retired.fold_message(message)
         found = [policy for prefix, policy in self._pointers.items() if message.key.startswith(prefix)]
         return bool(found) and self._fold_pointer(message, found[0])
 

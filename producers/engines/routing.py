@@ -31,7 +31,7 @@ class RoutingRecord:
         self._wide = torch.uint8 if self.dtype is np.uint8 else torch.uint16
         self._chosen: dict[int, Any] = {}
         for layer, router in enumerate(routers):
-            router.register_forward_hook(partial(self._take, layer))
+            router.register_forward_hook(partial(self._record_chosen, layer))
         self._try_out(model)
 
     def chosen_experts(self) -> torch.Tensor:
@@ -44,7 +44,7 @@ class RoutingRecord:
         copied._chosen = {}  # noqa: SLF001 - it is one of us
         return copied
 
-    def _take(self, layer: int, _router: Any, _given: Any, found: Any) -> None:
+    def _record_chosen(self, layer: int, _router: Any, _given: Any, found: Any) -> None:
         self._chosen[layer] = found[-1]
 
     def _try_out(self, model: Any) -> None:

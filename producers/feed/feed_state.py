@@ -102,7 +102,7 @@ class FeedState:
 
     def fold_result(self, result: EvalResult) -> None:
         """Learn that an evaluation has its result."""
-        self.evaluating.take(result)
+        self.evaluating.fold_result(result)
         self.early_stop.observe(result)
 
     def swap(self, revision: RecipeRevision, recipe: Recipe) -> None:

@@ -68,7 +68,7 @@ class OpenEvaluations:
         """Yield tasks that the workers committed past, as `iterate_passed`."""
         return iterate_passed(self.tasks, committed)
 
-    def take(self, result: EvalResult) -> None:
+    def fold_result(self, result: EvalResult) -> None:
         """Close what a result is of."""
         self.note_answered({Answer(result.workflow, result.policy, result.version)})
 

@@ -8,7 +8,8 @@ from typing import Literal
 import structlog
 
 from headrace.infra.kafka.clients import KafkaAway
-from headrace.infra.run.run import read_revisions
+from headrace.infra.run.run import Run, read_revisions
+from headrace.producers.engines.contract import Engine
 from headrace.producers.rollout.conclusions import Concluder
 from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.slots import Reservation, Slots
@@ -22,8 +23,10 @@ MOST_UNDELIVERED = 64
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Implements `started_task.Gate`: by the run's end, recipe, weights, failed and undelivered tasks, and places."""
+    """Implements `started_task.Gate`: by the run's end, recipe, weights, failed and undelivered tasks, free slots."""
 
+    run: Run
+    engine: Engine
     follower: RunFollower
     concluder: Concluder
     slots: Slots
@@ -37,7 +40,7 @@ class Admission:
             return "run_end"
         if task.revision not in self.follower.recipes:
             return "unknown_revision"
-        if is_training and self.follower.find_stale(self.concluder.context.engine.versions()):
+        if is_training and self.follower.find_stale(self.engine.versions()):
             return None
         if is_training and not self.concluder.brake.is_released():
             return None
@@ -52,7 +55,7 @@ class Admission:
         """See `Gate`. Raises KafkaRefused."""
         if revision not in self.written:
             try:
-                self.written.update(one.revision for one in read_revisions(self.concluder.run.address))
+                self.written.update(one.revision for one in read_revisions(self.run.address))
             except KafkaAway:
                 return True
             if revision in self.written:

@@ -27,7 +27,7 @@ from headrace.producers.rollout.episodes import (
 from headrace.producers.rollout.failure_brake import FailureBrake
 from headrace.producers.rollout.failures import FailureLog, build_failure
 from headrace.producers.rollout.group_records import Encoded, build_outgoing, count_generated_tokens, encode_group
-from headrace.producers.rollout.outcome import Outcome
+from headrace.producers.rollout.outcome import EpisodeOutcome
 from headrace.producers.rollout.pauses import DELIVERY, Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.run_follower import RunFollower
@@ -110,17 +110,7 @@ class Concluder:
         try:
             reach("rollout.started")
             if started.verdict == "play":
-                try:
-                    spec = await self._spec_of(task)
-                    wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
-                    async with self.holds.hold(wanted):
-                        groups = await play_group(
-                            task, spec, self.context, ending, partial(self._release_slot, started)
-                        )
-                except (UsageError, EngineError, ValueError) as error:
-                    groups = self._conclude_unplayed(task, build_failure(0, error))
-                if all(group.reason == "failed" for group in groups.values()):
-                    await self._check_engine()
+                groups = await self._play(started, task, ending)
             else:
                 groups = self._conclude_unplayed(task, Failure(0, *started.refusal))
             if task.purpose != "eval":
@@ -139,6 +129,19 @@ class Concluder:
             self.delivering -= 1
         done(started)  # 3
 
+    async def _play(self, started: StartedTask, task: Task, ending: asyncio.Event) -> Groups:
+        """Play a task and return its groups, by policy. Raises EngineError when the engine is dead."""
+        try:
+            spec = await self._spec_of(task)
+            wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
+            async with self.holds.hold(wanted):
+                groups = await play_group(task, spec, self.context, ending, partial(self._release_slot, started))
+        except (UsageError, EngineError, ValueError) as error:
+            groups = self._conclude_unplayed(task, build_failure(0, error))
+        if all(group.reason == "failed" for group in groups.values()):
+            await self._check_engine()
+        return groups
+
     async def _reject(self, started: StartedTask) -> None:
         """Write the dead letter of a message that holds no task of ours."""
         if started.refusal.reason == "other_run":
@@ -146,7 +149,7 @@ class Concluder:
         dead = build_dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.refusal)
         await self._send([dead])
 
-    def _release_slot(self, started: StartedTask, outcome: Outcome) -> None:
+    def _release_slot(self, started: StartedTask, outcome: EpisodeOutcome) -> None:
         """Count an episode that has ended, and let another one begin in its place."""
         self.tally.count_episode(outcome)
         if started.reservation is not None:

@@ -17,7 +17,7 @@ from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
 from headrace.producers.rollout.failures import build_failure, make_exception
-from headrace.producers.rollout.outcome import Outcome
+from headrace.producers.rollout.outcome import EpisodeOutcome
 from headrace.producers.rollout.reachability import Reachability
 from headrace.schemas.ids import derive_seed, now_ms
 from headrace.schemas.records import Failure, Sampling, Sequence, Task, Trajectory, TrajectoryGroup
@@ -60,7 +60,11 @@ class WorkflowSpec:
 
 
 async def play_group(
-    task: Task, spec: WorkflowSpec, context: RolloutContext, ending: asyncio.Event, on_end: Callable[[Outcome], None]
+    task: Task,
+    spec: WorkflowSpec,
+    context: RolloutContext,
+    ending: asyncio.Event,
+    on_end: Callable[[EpisodeOutcome], None],
 ) -> dict[str, TrajectoryGroup]:
     """Play a task; return one group per policy of the workflow.
 
@@ -76,21 +80,21 @@ async def play_group(
     problem = problem_from_json(task.payload)
     started_ms = now_ms()
 
-    async def run_sample(sample: int) -> Outcome:
+    async def run_sample(sample: int) -> EpisodeOutcome:
         actors: list[EngineActor] = []
 
-        async def attempt_episode() -> Outcome:
+        async def attempt_episode() -> EpisodeOutcome:
             cast = _build_actors(task, sample, spec, context)
             actors.extend(cast.values())
             return await play_episode(sample, problem, spec, cast)
 
-        outcome = Outcome(sample)
+        outcome = EpisodeOutcome(sample)
         try:
             outcome = await context.reachability.play_when_reachable(attempt_episode)
         except asyncio.CancelledError:
             if not ending.is_set():
                 raise
-            outcome = Outcome(sample, failure=Failure(sample, "run_end", "the run is over"))
+            outcome = EpisodeOutcome(sample, failure=Failure(sample, "run_end", "the run is over"))
         finally:
             outcome = replace(outcome, tokens=sum(actor.tokens for actor in actors))
             on_end(outcome)
@@ -106,7 +110,9 @@ async def play_group(
     return build_groups(task, spec, context, outcomes, started_ms)
 
 
-async def play_episode(sample: int, problem: Problem, spec: WorkflowSpec, actors: Mapping[str, EngineActor]) -> Outcome:
+async def play_episode(
+    sample: int, problem: Problem, spec: WorkflowSpec, actors: Mapping[str, EngineActor]
+) -> EpisodeOutcome:
     """Run the workflow once; return how it ended. Each of its calls of a policy is an `EngineActor.generate`.
 
     An episode that ignores its cancellation is left behind, and has ended all the same.
@@ -126,16 +132,16 @@ async def play_episode(sample: int, problem: Problem, spec: WorkflowSpec, actors
     try:
         await asyncio.wait({played}, timeout=spec.episode_limit_s)
         if not played.done():
-            return Outcome(sample, failure=build_failure(sample, OutOfTime(), spec.episode_limit_s, actors))
-        return Outcome(sample, _check_episode(played.result(), spec.roles))
+            return EpisodeOutcome(sample, failure=build_failure(sample, OutOfTime(), spec.episode_limit_s, actors))
+        return EpisodeOutcome(sample, _check_episode(played.result(), spec.roles))
     except Exception as error:  # noqa: BLE001 - whatever an episode raises is data
-        return Outcome(sample, failure=build_failure(sample, error, spec.episode_limit_s, actors))
+        return EpisodeOutcome(sample, failure=build_failure(sample, error, spec.episode_limit_s, actors))
     finally:
         played.cancel()
         played.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else looks at it
 
 
-async def _cancel_at_end(ending: asyncio.Event, episodes: Iterable[asyncio.Task[Outcome]]) -> None:
+async def _cancel_at_end(ending: asyncio.Event, episodes: Iterable[asyncio.Task[EpisodeOutcome]]) -> None:
     await ending.wait()
     for episode in episodes:
         episode.cancel()
@@ -180,7 +186,7 @@ def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
 
 
 def build_groups(
-    task: Task, spec: WorkflowSpec, context: RolloutContext, outcomes: Iterable[Outcome], started_ms: int
+    task: Task, spec: WorkflowSpec, context: RolloutContext, outcomes: Iterable[EpisodeOutcome], started_ms: int
 ) -> dict[str, TrajectoryGroup]:
     """Return one group per policy, in the order of samples; one without trajectories has the reason."""
     ordered = sorted(outcomes, key=lambda outcome: outcome.sample)

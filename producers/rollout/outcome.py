@@ -9,7 +9,7 @@ from headrace.schemas.records import Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EpisodeOutcome:
     """How one episode ended: with an episode, with a failure, or with neither when it was cancelled with its group."""
 
     sample: int

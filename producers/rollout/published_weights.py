@@ -19,13 +19,13 @@ class PublishedWeights:
         self._further: dict[ClaimCheck | None, WeightsPublished] = {}
         """Further ways between versions, by their objects, in the order in which they came."""
 
-    def take(self, record: WeightsPublished) -> None:
-        """Take in a record, and forget what nothing recent is made from."""
-        if is_version(record):
-            self._versions[record.version] = record
-            self.head = max(self.head, record.version)
+    def add_event(self, event: WeightsPublished) -> None:
+        """Take in an event, and forget what nothing recent is made from."""
+        if is_version(event):
+            self._versions[event.version] = event
+            self.head = max(self.head, event.version)
         else:
-            self._further[record.weights] = record
+            self._further[event.weights] = event
         self._forget()
 
     def find_version(self, version: int) -> WeightsPublished | None:

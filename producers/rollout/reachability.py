@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from headrace.infra.backoff import Backoff
-from headrace.producers.rollout.outcome import Outcome
+from headrace.producers.rollout.outcome import EpisodeOutcome
 from headrace.producers.rollout.pauses import ENVIRONMENT, Pauses
 
 UNREACHABLE = "unreachable"
@@ -48,7 +48,7 @@ class Reachability:
         """Episodes that reached it."""
         self._trying = asyncio.Lock()
 
-    async def play_when_reachable(self, play: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    async def play_when_reachable(self, play: Callable[[], Awaitable[EpisodeOutcome]]) -> EpisodeOutcome:
         """Return how an episode ended; it is played again while its environment cannot be reached."""
         backoff, times, reached = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0, self._reached
         failed_at_s: float | None = None
@@ -73,7 +73,7 @@ class Reachability:
     def _is_away(self) -> bool:
         return self._away_since_s is not None
 
-    async def _play_once(self, play: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    async def _play_once(self, play: Callable[[], Awaitable[EpisodeOutcome]]) -> EpisodeOutcome:
         outcome = await play()
         if _is_unreachable(outcome):
             now_s = self._clock()
@@ -87,5 +87,5 @@ class Reachability:
         return outcome
 
 
-def _is_unreachable(outcome: Outcome) -> bool:
+def _is_unreachable(outcome: EpisodeOutcome) -> bool:
     return outcome.failure is not None and outcome.failure.reason == UNREACHABLE

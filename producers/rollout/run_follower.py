@@ -96,7 +96,7 @@ class RunFollower(threading.Thread):
                 ends = reader.ends()
                 while not self._over.is_set():
                     for message in reader.poll(256, POLL_S):
-                        self.take(message)
+                        self.fold_message(message)
                     if not self.caught_up.is_set() and all(reader.positions[at] >= end for at, end in ends.items()):
                         self.caught_up.set()
                     if self._loader is not None:
@@ -118,16 +118,16 @@ class RunFollower(threading.Thread):
                 return min(begin, record.anchor_offset) if record.anchor_offset >= 0 else begin
         return begin
 
-    def take(self, message: Message) -> None:
+    def fold_message(self, message: Message) -> None:
         """Take in a record of the weights or recipe topics; one that cannot be read is logged."""
         if message.topic in self._topics:
             record = self._read(message)
             if record is not None:
-                self.published[self._topics[message.topic]].take(record)
+                self.published[self._topics[message.topic]].add_event(record)
         else:
-            self._take_revision(message)
+            self._fold_revision(message)
 
-    def _take_revision(self, message: Message) -> None:
+    def _fold_revision(self, message: Message) -> None:
         revision = read_revision(message)
         if revision is None or revision.run_id != self._joined.run_id:
             return

@@ -77,7 +77,7 @@ class RolloutWorker:
 
         intake = runtime.intake = TaskIntake(
             self._subscribe(),
-            Admission(runtime.follower, concluder, runtime.slots),
+            Admission(self.run, concluder.context.engine, runtime.follower, concluder, runtime.slots),
             lambda started: loop.call_soon_threadsafe(begin, started),
             lambda places: loop.call_soon_threadsafe(runtime.tasks.cancel, places),
             runtime.pauses,

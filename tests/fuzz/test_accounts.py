@@ -94,7 +94,7 @@ def _said(rng: Random, offset: int) -> Message:
 def audited(messages: Iterable[Message]) -> Audit:
     fold = AuditFold("run-1", RECIPE)
     for message in messages:
-        fold.take(message)
+        fold.fold_message(message)
     fold.close()
     return fold.account.audit(Scope(drained=True, still=True, whole=True))
 

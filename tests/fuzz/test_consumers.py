@@ -351,7 +351,7 @@ def test_a_trainer_takes_in_what_can_be_trained_on_and_buries_the_rest(fuzz: Fuz
     def check(message: Message) -> None:
         told = [fits(outgoing) for outgoing in one.handle(message)]
         assert all(isinstance(record, DeadLetter | BatchTrained) for record in told)
-        for entry in one.scheduler.window.take(len(one.scheduler.window)) or []:
+        for entry in one.scheduler.window.pop(len(one.scheduler.window)) or []:
             sequences = build_batch_sequences([entry.payload.prepared], one.settings)
             assert cut_minibatches(sequences, 1, 4096, seed=1, version=4)
 
@@ -487,7 +487,7 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
         return Message(topic, 0, 0, b"", altered(rng, encoded) if rng.random() < 0.2 else encoded)
 
     def check(message: Message) -> None:
-        follower.take(message)
+        follower.fold_message(message)
         for record in follower.published["solver"].list_ways():
             with suppress(StoreError, WeightsError, BadWeights):
                 tensors = PolicyWeights(RUN.weights_cache).bring([whole, record], record)
@@ -574,8 +574,8 @@ def test_the_page_shows_whatever_was_said(fuzz: Fuzz) -> None:
         return said(rng, offset, SHOWN)
 
     def check(message: Message) -> None:
-        figures.take(message)
-        pulse.take(message)
+        figures.fold_message(message)
+        pulse.fold_message(message)
         if message.offset % 50 == 0:
             now = figures.figures({}, 10**12)
             json.dumps(plain(now))

@@ -184,7 +184,7 @@ class RecordedLog(AuditedLog):
         run = self._kept.run
         found = Retired(run.run_id, run.recipe.policy_variants)
         for message in self._kept.of(run.topics.state):
-            found.take(message)
+            found.fold_message(message)
         return found
 
 

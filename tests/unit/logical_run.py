@@ -154,7 +154,7 @@ class LogicalRun:
         entry = Waiting(key, curated.min_version, curated.deadline_version, self._arrivals, partition, 0, None)
         self._evict(self._window.add(entry))
 
-    def _evict(self, gone: list[window.Eviction[None]]) -> None:
+    def _evict(self, gone: list[window.WindowEviction[None]]) -> None:
         for one in gone:
             stream, number, use = one.entry.key
             told = Outcome(
@@ -168,7 +168,7 @@ class LogicalRun:
 
     def _train(self) -> None:
         self._evict(self._window.expire(self.version))
-        taken = self._window.take(self._batch)
+        taken = self._window.pop(self._batch)
         if taken is None:
             return
         batch = BatchTrained(

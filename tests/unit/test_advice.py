@@ -24,7 +24,7 @@ def advised(
 ) -> dict[str, Advice]:
     fold = AdviceFold()
     for number, one in enumerate(groups):
-        fold.take(one, number)
+        fold.fold_outcome(one, number)
     points = [RewardPoint(version, reward, 1, 4) for version, reward in enumerate(curve)]
     results = [
         EvalResult(policy="solver", workflow="w", version=v, avg_at_k=reward, problems=200, samples=1)

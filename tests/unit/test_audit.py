@@ -134,7 +134,7 @@ def folded(messages: list[Message], **known: Any) -> AuditFold:
     for name, value in known.items():
         setattr(fold.account.known, name, value)
     for message in messages:
-        fold.take(message)
+        fold.fold_message(message)
     fold.close()
     return fold
 
@@ -435,7 +435,7 @@ def test_more_in_flight_than_the_feeder_lets_be_open_are_lost_unless_they_were_s
             log.letter(0, topic=TOPICS.tasks("sums"))
             log.letter(0, topic=TOPICS.tasks("sums"), **more)
         for message in log.messages:
-            fold.take(message)
+            fold.fold_message(message)
         fold.close()
         return fold.account.audit(WHOLE)
 
@@ -911,7 +911,7 @@ def test_a_group_on_a_partition_that_is_not_its_own_counts_for_nothing() -> None
     recipe = RECIPE.model_copy(update={"kafka": RECIPE.kafka.model_copy(update={"partitions": 2})})
     fold = AuditFold("r", recipe)
     headers = Stamp("r", "sums", 1, policy="solver").to_headers()
-    assert not fold.take(Message(TOPICS.trajectories("solver"), 0, 0, b"", b"", headers))
+    assert not fold.fold_message(Message(TOPICS.trajectories("solver"), 0, 0, b"", b"", headers))
     assert "does not belong" in str(fold.account.audit(WHOLE).problems.listed[0])
 
 
@@ -996,7 +996,7 @@ def shadowed(log: Log, scope: Scope = STILL, answered: int = 0) -> Audit:
     fold = AuditFold("r", SHADOWED)
     fold.account.known.answered = {FREE: {(TOPICS.trajectories("solver"), 0): answered}}
     for message in log.messages:
-        fold.take(message)
+        fold.fold_message(message)
     fold.close()
     return fold.account.audit(scope)
 

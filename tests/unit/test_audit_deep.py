@@ -124,7 +124,7 @@ class Scene:
             key = b"feed" if topic == TOPICS.state else self.keys.get(topic, task_key("sums", stamp.number))
             message = Message(topic, 0, ends.get(topic, 0), key, value, stamp.to_headers())
             ends[topic] = message.offset + 1
-            is_new = fold.take(message)
+            is_new = fold.fold_message(message)
             if topic in fold.groups:
                 deep.look_at_group(message, is_new=is_new)
             else:

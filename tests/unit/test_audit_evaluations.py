@@ -36,7 +36,7 @@ class Scene:
         self.tasks, self.passed = list(range(4)), 4
         self.answers = {number: answer(number, 1.0, 0.0) for number in range(4)}
         fold = EvaluationFold("r", 2)
-        self.results = [result for one in self.answers.values() if (result := fold.take(one)) is not None]
+        self.results = [result for one in self.answers.values() if (result := fold.fold_group(one)) is not None]
         self.issued, self.read = 4, 4
         self.letters: list[DeadLetter] = []
 
@@ -182,7 +182,7 @@ def test_a_result_of_an_older_build_counts_failed_episodes_as_wrong_and_closes()
     scene.answers[2] = replace(scene.answers[2], n_asked=4)
     fold = EvaluationFold("r", 2)
     answers = (scene.answers[number] for number in (2, 3))
-    [counted_apart] = [result for one in answers if (result := fold.take(one)) is not None]
+    [counted_apart] = [result for one in answers if (result := fold.fold_group(one)) is not None]
     assert (counted_apart.played, counted_apart.failures) == (4, 2)
     scene.results[1] = counted_apart
     assert not scene.said()
@@ -198,5 +198,5 @@ def test_a_result_without_a_reward_closes() -> None:
         scene.answers[number] = replace(scene.answers[number], trajectories=(), n_asked=2)
     fold = EvaluationFold("r", 2)
     answers = (scene.answers[number] for number in (2, 3))
-    [scene.results[1]] = [result for one in answers if (result := fold.take(one)) is not None]
+    [scene.results[1]] = [result for one in answers if (result := fold.fold_group(one)) is not None]
     assert not scene.said()

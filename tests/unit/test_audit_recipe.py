@@ -69,7 +69,7 @@ def batches(*facts: dict[str, Any]) -> BatchRecords:
     found = BatchRecords("solver", [RECIPE])
     common = {"version": 1, "epoch": 0, "revision": 0, "groups": 32, "fingerprint": {"torch": "2"}, "place": "@0"}
     for more in facts:
-        found.take(BatchFacts(**{**common, **more}))
+        found.fold_batch(BatchFacts(**{**common, **more}))
     return found
 
 
@@ -91,7 +91,7 @@ def test_a_batch_is_as_its_recipe_has_it() -> None:
 def test_no_version_is_trained_under_an_older_revision_than_the_one_before() -> None:
     found = BatchRecords("solver", [RECIPE, RECIPE])
     for version, revision in enumerate((0, 1, 1, 0), 1):
-        found.take(BatchFacts(version, 0, revision, 32, {}, "@0"))
+        found.fold_batch(BatchFacts(version, 0, revision, 32, {}, "@0"))
     [what] = found.problems([0])
     assert what == ("version 4 of solver was trained under recipe revision 0, and the version before under 1: @0")
 

@@ -37,7 +37,7 @@ SOURCE = "t.trajectories.solver"
 def folded(*records: DeadLetter) -> DeadLetterList:
     found = DeadLetterList("run-1")
     for offset, record in enumerate(records):
-        found.take(Message("t.dead-letters", 0, offset, b"", codec.encode(record)))
+        found.fold_message(Message("t.dead-letters", 0, offset, b"", codec.encode(record)))
     return found
 
 

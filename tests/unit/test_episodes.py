@@ -16,7 +16,7 @@ from headrace.envs.payload import problem_to_json
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.producers.engines.contract import EngineError, EngineStats, RawGeneration, VersionGone
-from headrace.producers.rollout.episodes import Outcome, RolloutContext, WorkflowSpec, play_group
+from headrace.producers.rollout.episodes import EpisodeOutcome, RolloutContext, WorkflowSpec, play_group
 from headrace.producers.rollout.group_records import build_outgoing, build_stamp, count_generated_tokens, encode_group
 from headrace.producers.rollout.scoring import LimitedScoring, ScoreTimeLimit
 from headrace.schemas import codec, records
@@ -106,8 +106,8 @@ def spec(
 
 def play(
     task: Task, a_spec: WorkflowSpec, a_context: RolloutContext, ending_after_s: float | None = None
-) -> tuple[dict[str, TrajectoryGroup], list[Outcome]]:
-    ends: list[Outcome] = []
+) -> tuple[dict[str, TrajectoryGroup], list[EpisodeOutcome]]:
+    ends: list[EpisodeOutcome] = []
 
     async def run() -> dict[str, TrajectoryGroup]:
         ending = asyncio.Event()
@@ -226,7 +226,7 @@ def test_the_end_of_the_run_ends_episodes_that_still_run() -> None:
 
 
 def test_a_cancelled_group_is_no_group_and_frees_its_places() -> None:
-    ends: list[Outcome] = []
+    ends: list[EpisodeOutcome] = []
 
     async def run() -> None:
         playing = asyncio.create_task(play_group(TASK, spec(hang), context(FakeEngine()), asyncio.Event(), ends.append))

@@ -33,13 +33,13 @@ def group(number: int, *rewards: float, version: int = 3, n_asked: int = 0, poli
 
 
 def fold_all(fold: EvaluationFold, groups: list[TrajectoryGroup]) -> list[EvalResult]:
-    return [result for one in groups if (result := fold.take(one)) is not None]
+    return [result for one in groups if (result := fold.fold_group(one)) is not None]
 
 
 def test_a_result_comes_when_all_problems_have_concluded() -> None:
     fold = EvaluationFold("r", 2)
-    assert fold.take(group(0, 1, 1, 0, 0, 0, 0, 0, 0)) is None
-    result = fold.take(group(1, *[0.0] * 8))
+    assert fold.fold_group(group(0, 1, 1, 0, 0, 0, 0, 0, 0)) is None
+    result = fold.fold_group(group(1, *[0.0] * 8))
     assert result is not None
     assert (result.run_id, result.policy, result.workflow, result.version) == ("r", "solver", "sums", 3)
     assert (result.problems, result.asked, result.samples, result.failures) == (2, 2, 8, 0)
@@ -51,16 +51,16 @@ def test_a_result_comes_when_all_problems_have_concluded() -> None:
 
 def test_failed_episodes_are_counted_apart_and_are_no_wrong_answers() -> None:
     fold = EvaluationFold("r", 3)
-    fold.take(group(0, n_asked=4))
-    fold.take(group(1, 1.0, n_asked=4))
-    result = fold.take(group(2, 1.0, 0.0, n_asked=4))
+    fold.fold_group(group(0, n_asked=4))
+    fold.fold_group(group(1, 1.0, n_asked=4))
+    result = fold.fold_group(group(2, 1.0, 0.0, n_asked=4))
     assert result is not None
     assert (result.avg_at_k, result.played, result.failures, result.samples) == (0.75, 3, 9, 4)
     assert result.pass_at_k == {"1": 0.75, "2": 1.0}, "of two samples only one problem has them"
 
 
 def test_an_evaluation_of_which_every_episode_failed_has_no_reward() -> None:
-    result = EvaluationFold("r", 1).take(group(0, n_asked=4))
+    result = EvaluationFold("r", 1).fold_group(group(0, n_asked=4))
     assert result is not None
     assert (result.has_reward, result.played, result.failures, result.pass_at_k) == (False, 0, 4, {})
     assert math.isnan(result.avg_at_k)
@@ -75,7 +75,7 @@ def test_an_evaluation_of_which_every_episode_failed_has_no_reward() -> None:
 
 
 def test_partial_rewards_count_in_part_and_never_beyond_one() -> None:
-    result = EvaluationFold("r", 1).take(group(0, 0.5, 0.6, 3.0, -1.0))
+    result = EvaluationFold("r", 1).fold_group(group(0, 0.5, 0.6, 3.0, -1.0))
     assert result is not None
     assert result.avg_at_k == pytest.approx((0.5 + 0.6 + 1.0) / 4)
     assert result.pass_at_k["1"] == 0.5
@@ -83,11 +83,11 @@ def test_partial_rewards_count_in_part_and_never_beyond_one() -> None:
 
 def test_one_version_gives_one_result() -> None:
     fold = EvaluationFold("r", 1)
-    assert fold.take(group(0, 1)) is not None
-    assert fold.take(group(0, 1)) is None
-    assert fold.take(group(7, 1)) is None
-    assert fold.take(group(1, 1, version=4)) is not None
-    assert fold.take(group(1, 1, policy="judge")) is not None
+    assert fold.fold_group(group(0, 1)) is not None
+    assert fold.fold_group(group(0, 1)) is None
+    assert fold.fold_group(group(7, 1)) is None
+    assert fold.fold_group(group(1, 1, version=4)) is not None
+    assert fold.fold_group(group(1, 1, policy="judge")) is not None
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.4, 1.0]), min_size=4, max_size=4), min_size=4, max_size=4), st.data())

@@ -6,9 +6,9 @@ import pytest
 
 from headrace.schemas.ids import UseId
 from headrace.trainers.batches.evictions import WAIT_S, Evictions
-from headrace.trainers.batches.window import Eviction, Waiting
+from headrace.trainers.batches.window import Waiting, WindowEviction
 
-LEFT = Eviction(Waiting(UseId("sums", 0, 0), 0, 0, 0, 0, 0, None), "expired")
+LEFT = WindowEviction(Waiting(UseId("sums", 0, 0), 0, 0, 0, 0, 0, None), "expired")
 
 
 @pytest.fixture
@@ -32,6 +32,6 @@ def test_evictions_wait_for_the_version_that_is_on_its_way(late: Evictions[None]
 
 def test_what_is_taken_is_reported_once_and_what_is_left_at_the_end_of_the_run_too(late: Evictions[None]) -> None:
     late.end([LEFT.entry])
-    assert [eviction.verdict for eviction in late.take()] == ["expired", "run_end"]
+    assert [eviction.verdict for eviction in late.pop_all()] == ["expired", "run_end"]
     assert not late
     assert not late.are_due(is_idle=True, has_batch=True)

@@ -170,12 +170,12 @@ def test_errors_are_counted_over_groups_and_once_for_all_policies_of_a_task() ->
     fold = ErrorsFold()
     rare = replace(ERROR, detail="ValueError: no", episodes=1)
     for number in range(3):
-        fold.take(outcome(number))
-        fold.take(outcome(number, policy="verifier"))
-    fold.take(outcome(3, error=rare))
-    fold.take(outcome(4, use=1))
-    fold.take(outcome(5, level="trajectory"))
-    fold.take(outcome(6, component="train"))
+        fold.fold_outcome(outcome(number))
+        fold.fold_outcome(outcome(number, policy="verifier"))
+    fold.fold_outcome(outcome(3, error=rare))
+    fold.fold_outcome(outcome(4, use=1))
+    fold.fold_outcome(outcome(5, level="trajectory"))
+    fold.fold_outcome(outcome(6, component="train"))
     first, second = fold.errors()
     assert (first.count, first.number, second.count) == (24, 0, 1)
     assert first.sentence == (

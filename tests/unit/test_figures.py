@@ -44,7 +44,7 @@ class Log:
         value = b"" if record is None else codec.encode(record)
         self.messages.append(Message(topic, 0, self._ends[topic], key, value, timestamp_ms=at_ms))
         self._ends[topic] += 1
-        self.figures.take(self.messages[-1])
+        self.figures.fold_message(self.messages[-1])
 
     def read(self, now_ms: int = NOW) -> RunFigures:
         return self.figures.figures({}, now_ms)
@@ -142,7 +142,7 @@ def test_a_repeated_message_changes_nothing() -> None:
     log.say(TOPICS.evals("solver"), EvalResult(run_id="r", policy="solver", version=0))
     before = log.read()
     for message in log.messages:
-        log.figures.take(message)
+        log.figures.fold_message(message)
     assert log.read() == before
 
 
@@ -210,8 +210,8 @@ def test_a_run_that_ended_is_finished_once_it_is_drained_or_nobody_is_left() -> 
 def test_other_runs_and_unreadable_bytes_are_passed_over() -> None:
     log = Log()
     log.say(TOPICS.weights("solver"), WeightsPublished(run_id="old", policy="solver", version=9))
-    log.figures.take(Message(TOPICS.weights("solver"), 0, 1, b"", b"no record"))
-    log.figures.take(Message("another.topic", 0, 0, b"", b""))
+    log.figures.fold_message(Message(TOPICS.weights("solver"), 0, 1, b"", b"no record"))
+    log.figures.fold_message(Message("another.topic", 0, 0, b"", b""))
     assert log.read().versions == {}
 
 

@@ -103,7 +103,7 @@ class Scene:
         self.take("r.weights.p", codec.encode(replace(record, **changes)))
 
     def take(self, topic: str, value: bytes) -> None:
-        self.follower.take(Message(topic, 0, 0, b"", value))
+        self.follower.fold_message(Message(topic, 0, 0, b"", value))
 
     def turn(self) -> list[int]:
         """One turn, however long the follower would wait before it tries again."""

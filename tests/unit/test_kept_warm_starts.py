@@ -16,7 +16,7 @@ from headrace.trainers import kept_warm_starts
 from headrace.trainers.kept_warm_starts import KeptWarmStart
 from headrace.trainers.learner import warm_start as search
 from headrace.trainers.learner.model import build_model, character_tokenizer, round_to_bf16
-from headrace.trainers.learner.warm_start import WarmStart, WarmStartSettings, WorkedExample, warm_start
+from headrace.trainers.learner.warm_start import WarmStartResult, WarmStartSettings, WorkedExample, warm_start
 
 TOKENIZER = character_tokenizer("0123456789=")
 COPIES = [WorkedExample(f"{digit}=", f"{digit}") for digit in range(10)]
@@ -51,11 +51,11 @@ def place(
 
 
 @pytest.fixture
-def done(tmp_path: Path) -> tuple[WarmStart, str]:
+def done(tmp_path: Path) -> tuple[WarmStartResult, str]:
     """Change the weights as a warm start does, and keep them; return its result with the hash of the weights."""
-    model, result = tiny(), WarmStart(2, 0.5, ((0, 0.0), (2, 0.5)))
+    model, result = tiny(), WarmStartResult(2, 0.5, ((0, 0.0), (2, 0.5)))
     kept = place(tmp_path, model)
-    assert kept.take() is None
+    assert kept.load_into_model() is None
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.125)
@@ -63,65 +63,67 @@ def done(tmp_path: Path) -> tuple[WarmStart, str]:
     return result, hash_of(model)
 
 
-def test_the_same_start_ends_with_the_same_bits_without_a_step(done: tuple[WarmStart, str], tmp_path: Path) -> None:
+def test_the_same_start_ends_with_the_same_bits_without_a_step(
+    done: tuple[WarmStartResult, str], tmp_path: Path
+) -> None:
     model = tiny()
     before = hash_of(model)
 
-    assert place(tmp_path, model).take() == done[0]
+    assert place(tmp_path, model).load_into_model() == done[0]
     assert hash_of(model) == done[1] != before
     assert all(weight.requires_grad for weight in model.parameters())
 
 
 def test_another_start_is_not_taken_for_it_nor_what_other_code_or_another_machine_did(
-    done: tuple[WarmStart, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    done: tuple[WarmStartResult, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert done
     others: list[dict[str, Any]] = [{"settings": replace(SETTINGS, seed=2)}, {"examples": COPIES[:9]}]
     others += [{"settings": replace(SETTINGS, learning_rate=2e-3)}, {"model": tiny(seed=2)}]
     for other in others:
-        assert place(tmp_path, **{"model": tiny(), **other}).take() is None
+        assert place(tmp_path, **{"model": tiny(), **other}).load_into_model() is None
     with monkeypatch.context() as patch:
         patch.setattr(kept_warm_starts, "_hash_own_code", lambda: "other code")
-        assert place(tmp_path, tiny()).take() is None
+        assert place(tmp_path, tiny()).load_into_model() is None
     with monkeypatch.context() as patch:
         patch.setattr(kept_warm_starts, "numerics", lambda _: {"torch": "another"})
-        assert place(tmp_path, tiny()).take() is None
+        assert place(tmp_path, tiny()).load_into_model() is None
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda _: b"", lambda _: b"\0" * 64])
-def test_a_damaged_file_is_none(damage: Any, done: tuple[WarmStart, str], tmp_path: Path) -> None:
+def test_a_damaged_file_is_none(damage: Any, done: tuple[WarmStartResult, str], tmp_path: Path) -> None:
     assert done
     [path] = tmp_path.iterdir()
     path.write_bytes(damage(path.read_bytes()))
     model = tiny()
     before = hash_of(model)
 
-    assert place(tmp_path, model).take() is None
+    assert place(tmp_path, model).load_into_model() is None
     assert hash_of(model) == before
 
 
 def test_large_models_and_more_than_some_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_warm_starts, "MOST_KEPT", 2)
-    result = WarmStart(1, 0.5, ((0, 0.1), (1, 0.5)))
+    result = WarmStartResult(1, 0.5, ((0, 0.1), (1, 0.5)))
     for seed in range(3):
         place(tmp_path, tiny(seed)).keep(result)
         for path in tmp_path.iterdir():  # as if a second had passed
             os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 1))
-    found = [place(tmp_path, tiny(seed)).take() for seed in range(3)]
+    found = [place(tmp_path, tiny(seed)).load_into_model() for seed in range(3)]
     assert found == [None, result, result]
 
     monkeypatch.setattr(kept_warm_starts, "MOST_BYTES", 10)
     large = tiny(9)
     place(tmp_path, large).keep(result)
-    assert place(tmp_path, large).take() is None
+    assert place(tmp_path, large).load_into_model() is None
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     kept = place(tmp_path / "file", tiny())
-    kept.keep(WarmStart(1, 0.5, ()))
-    assert kept.take() is None
+    kept.keep(WarmStartResult(1, 0.5, ()))
+    assert kept.load_into_model() is None
 
 
 class Mortal(KeptWarmStart):
@@ -139,12 +141,12 @@ JUMPING = replace(SETTINGS, low=0.4, high=0.6, measure_every=16, batch_size=16, 
 """A search that jumps over the band, and comes back in smaller steps."""
 
 
-def searched(folder: Path, left: int = 10**9) -> tuple[WarmStart, str]:
+def searched(folder: Path, left: int = 10**9) -> tuple[WarmStartResult, str]:
     """Warm a model up, as a start does; what was left in the folder is gone on from."""
     model = tiny()
     mortal = Mortal(model, TOKENIZER, (COPIES, COPIES), JUMPING, folder)
     mortal.left = left
-    assert mortal.take() is None
+    assert mortal.load_into_model() is None
     done = warm_start(model, TOKENIZER, COPIES, COPIES, JUMPING, mortal)
     mortal.keep(done)
     return done, hash_of(model)

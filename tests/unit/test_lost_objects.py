@@ -147,7 +147,7 @@ def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_an
     assert (third.kind, third.base_hash) == (DELTA, here.weights_hash)
     told = PublishedWeights()
     for event in (first, second, begun, third):
-        told.take(event)
+        told.add_event(event)
     newest = told.find_newer(0, 0)[0]
     assert PolicyWeights(Uncached(store.store)).bring(told.list_ways(), newest) == weights(3)
 

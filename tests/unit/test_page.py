@@ -52,7 +52,7 @@ class Log:
         self._offsets[topic] += 1
         message = Message(topic, 0, offset, key, codec.encode(record), [], at_ms)
         for fold in self._folds:
-            fold.take(message)
+            fold.fold_message(message)
         return message
 
 
@@ -116,7 +116,7 @@ def test_rates_are_of_the_newest_seconds_and_repeated_messages_do_not_count(reci
     log.say(topic, outcome(0), NOW_MS - 60_000)
     for number in range(1, 11):
         message = log.say(topic, outcome(number), NOW_MS - 5_000)
-        pulse.take(message)
+        pulse.fold_message(message)
 
     rates = pulse.rates(NOW_MS)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
-from headrace.producers.rollout.outcome import Outcome
+from headrace.producers.rollout.outcome import EpisodeOutcome
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.reachability import LONGEST_WAIT_S, MOST_TIMES, SAID_AFTER_S, Reachability
 from headrace.schemas.records import Failure
 
 AWAY = Failure(0, "unreachable", "ConnectionRefusedError: no", "own.py:5 in judge")
-PLAYED = Outcome(0, episode={})
+PLAYED = EpisodeOutcome(0, episode={})
 
 
 class World:
@@ -28,18 +28,18 @@ class World:
         assert self.now_s < 5000, "it waits for ever"
         await asyncio.sleep(0)
 
-    async def play(self) -> Outcome:
+    async def play(self) -> EpisodeOutcome:
         self.tries.append(self.now_s)
         await asyncio.sleep(0)
-        return PLAYED if self.now_s >= self.back_at_s else Outcome(0, failure=AWAY)
+        return PLAYED if self.now_s >= self.back_at_s else EpisodeOutcome(0, failure=AWAY)
 
-    async def never(self) -> Outcome:
+    async def never(self) -> EpisodeOutcome:
         await asyncio.sleep(0)
-        return Outcome(0, failure=AWAY)
+        return EpisodeOutcome(0, failure=AWAY)
 
 
-def played(world: World, *plays: Callable[[], Awaitable[Outcome]]) -> list[Outcome]:
-    async def run() -> list[Outcome]:
+def played(world: World, *plays: Callable[[], Awaitable[EpisodeOutcome]]) -> list[EpisodeOutcome]:
+    async def run() -> list[EpisodeOutcome]:
         return list(await asyncio.gather(*(world.reachability.play_when_reachable(play) for play in plays)))
 
     return asyncio.run(run())
@@ -57,7 +57,7 @@ def test_while_it_is_away_one_at_a_time_tries_it_and_none_begins() -> None:
     world = World(back_at_s=60)
     at_once, most, failed = 0, 0, asyncio.Event()
 
-    async def watched() -> Outcome:
+    async def watched() -> EpisodeOutcome:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once if world.now_s < world.back_at_s else 0)
@@ -66,7 +66,7 @@ def test_while_it_is_away_one_at_a_time_tries_it_and_none_begins() -> None:
         failed.set()
         return outcome
 
-    async def run() -> list[Outcome]:
+    async def run() -> list[EpisodeOutcome]:
         first = asyncio.create_task(world.reachability.play_when_reachable(watched))
         await failed.wait()
         return list(await asyncio.gather(first, *(world.reachability.play_when_reachable(watched) for _ in range(20))))
@@ -79,7 +79,7 @@ def test_the_wait_is_reported_once_it_has_lasted_and_until_it_is_over() -> None:
     world = World(back_at_s=30)
     said: list[tuple[float, str]] = []
 
-    async def watched() -> Outcome:
+    async def watched() -> EpisodeOutcome:
         outcome = await world.play()
         said.append((world.now_s, world.pauses.detail))
         return outcome
@@ -101,12 +101,12 @@ def test_an_episode_that_alone_cannot_reach_it_fails_after_some_times() -> None:
     world = World()
     tries = 0
 
-    async def alone() -> Outcome:
+    async def alone() -> EpisodeOutcome:
         nonlocal tries
         tries += 1
         return await world.never()
 
-    async def run() -> Outcome:
+    async def run() -> EpisodeOutcome:
         waiting = asyncio.create_task(world.reachability.play_when_reachable(alone))
         while not waiting.done():
             await world.reachability.play_when_reachable(world.play)
@@ -125,10 +125,10 @@ def test_an_episode_waits_ten_minutes_at_most_so_that_another_may_be_tried() -> 
 
 def test_an_episode_that_fails_otherwise_has_reached_it_unless_its_time_was_over() -> None:
     for reason, opens in (("error", True), ("time_limit", False)):
-        world, failed = World(back_at_s=1000), Outcome(0, failure=Failure(0, reason))
-        answers = iter([Outcome(0, failure=AWAY)] * 4 + [failed])
+        world, failed = World(back_at_s=1000), EpisodeOutcome(0, failure=Failure(0, reason))
+        answers = iter([EpisodeOutcome(0, failure=AWAY)] * 4 + [failed])
 
-        async def play(answers: Iterator[Outcome] = answers) -> Outcome:
+        async def play(answers: Iterator[EpisodeOutcome] = answers) -> EpisodeOutcome:
             return next(answers)
 
         assert played(world, play) == [failed]

@@ -92,7 +92,7 @@ def test_every_object_that_any_kind_of_record_names_stays() -> None:
         record = with_claims(kind, kind.__name__, claims)
         other = claim("named by nobody")
         one = marker(*listed(*claims, other))
-        one.take(message(record))
+        one.fold_message(message(record))
         assert unnamed(one) == {other.key}, kind
         found |= {kind.__name__} if claims else set()
     assert found >= {"TrajectoryGroup", "WeightsPublished", "CheckpointPointer", "WarmStartExamples"}
@@ -105,21 +105,21 @@ def test_objects_of_groups_inside_other_records_stay() -> None:
         RUN, value=codec.encode(CuratedGroup(RUN, group=codec.encode(TrajectoryGroup(claim=claim("x")))))
     )
     one = marker(*listed(claim("inside"), claim("x")))
-    one.take(message(curated, TOPICS.curated("solver")))
-    one.take(message(letter, TOPICS.dead_letters))
+    one.fold_message(message(curated, TOPICS.curated("solver")))
+    one.fold_message(message(letter, TOPICS.dead_letters))
     assert unnamed(one) == set()
 
 
 def test_bytes_that_are_no_record_stop_nothing_and_spare_what_they_name() -> None:
     one = marker(*listed(claim("a"), claim("b")))
-    one.take(message(b"garbage about " + claim("a").key.encode()))
-    one.take(message(codec.encode(TrajectoryGroup(claim=claim("b")))[:-5]))
+    one.fold_message(message(b"garbage about " + claim("a").key.encode()))
+    one.fold_message(message(codec.encode(TrajectoryGroup(claim=claim("b")))[:-5]))
     assert (unnamed(one), one.none_of_ours) == (set(), 1)
 
 
 def test_a_record_of_a_newer_build_stops_everything_and_is_named() -> None:
     with pytest.raises(Unreadable, match=r"r\.trajectories\.solver\[0\]@7 cannot be read: unknown schema.*nothing is"):
-        marker().take(message(codec.MAGIC + b"\x01" * 8 + b"whatever"))
+        marker().fold_message(message(codec.MAGIC + b"\x01" * 8 + b"whatever"))
 
 
 def test_a_version_that_cannot_be_read_stops_everything() -> None:
@@ -129,7 +129,7 @@ def test_a_version_that_cannot_be_read_stops_everything() -> None:
         (TOPICS.state, key_of_retired("solver", WEIGHTS)),
     ):
         with pytest.raises(Unreadable, match="nothing is deleted"):
-            marker().take(message(b"garbage", topic, key))
+            marker().fold_message(message(b"garbage", topic, key))
 
 
 def test_what_is_not_named_as_an_object_is_left_alone() -> None:
@@ -157,8 +157,8 @@ def test_the_version_of_the_highest_held_out_reward_stays_with_what_leads_to_it(
     one = marker()
     for version, reward in ((20, 0.5), (53, 0.6), (90, 0.4)):
         result = EvalResult(run_id=RUN, policy="solver", version=version, avg_at_k=reward, played=8)
-        one.take(message(result, TOPICS.evals("solver")))
-    one.take(message(EvalResult(run_id="of another", version=7, avg_at_k=1.0), TOPICS.evals("solver")))
+        one.fold_message(message(result, TOPICS.evals("solver")))
+    one.fold_message(message(EvalResult(run_id="of another", version=7, avg_at_k=1.0), TOPICS.evals("solver")))
     one.policies["solver"].weights.update(versions(200, 25))
     plans = plan(one, CollectionRequest(keep_versions=1), datetime.now(UTC), PREFIX)
     assert plans.added["solver", "weights"] == ((1, 49), (54, 124))
@@ -197,12 +197,12 @@ def publish(one: Marker, version: int, weights: ClaimCheck, kind: str = "anchor"
     named = tuple(NamedObject(f"model-{number}.safetensors", shard) for number, shard in enumerate(shards))
     files = (NamedObject("config.json", claim("config", "files")),)
     event = WeightsPublished(RUN, "solver", version=version, kind=kind, weights=weights, shards=named, files=files)
-    one.take(message(event, TOPICS.weights("solver")))
+    one.fold_message(message(event, TOPICS.weights("solver")))
 
 
 def take_checkpoint(one: Marker, version: int) -> None:
     pointer = CheckpointPointer(RUN, "solver", version=version, checkpoint=claim(f"c{version}", "checkpoints"))
-    one.take(message(pointer, TOPICS.state, checkpoint_key("solver", version)))
+    one.fold_message(message(pointer, TOPICS.state, checkpoint_key("solver", version)))
 
 
 def whole_run() -> Marker:
@@ -240,7 +240,7 @@ def test_the_parts_of_a_checkpoint_stay_and_go_with_it() -> None:
     for version, some in parts.items():
         named = tuple(NamedObject(f"{number}.safetensors", part) for number, part in enumerate(some))
         pointer = CheckpointPointer(RUN, "solver", version=version, checkpoint=indices[version], parts=named)
-        one.take(message(pointer, TOPICS.state, checkpoint_key("solver", version)))
+        one.fold_message(message(pointer, TOPICS.state, checkpoint_key("solver", version)))
     assert not plan(one, NO_AGE, NOW, PREFIX).doomed
     done = plan(one, dataclasses.replace(NO_AGE, keep_checkpoints=1), NOW, PREFIX)
     assert {doomed.one.key for doomed in done.doomed} == {indices[10].key, parts[10][0].key}
@@ -250,7 +250,7 @@ def test_what_was_retired_before_stays_retired_whatever_is_to_be_kept_now() -> N
     """Its objects may be gone already, or are deleted now: whoever retired them may have been killed before it did."""
     one = whole_run()
     said = ObjectsRetired(RUN, "solver", what=WEIGHTS, versions=np.array([1, 3], np.int32))
-    one.take(message(said, TOPICS.state, key_of_retired("solver", WEIGHTS)))
+    one.fold_message(message(said, TOPICS.state, key_of_retired("solver", WEIGHTS)))
     done = plan(one, dataclasses.replace(NO_AGE, keep_versions=500), NOW, PREFIX)
     assert sorted(of(done)) == sorted([("groups", UNNAMED)] + [("weights", RETIRED[WEIGHTS])] * 3)
     assert done.retired == {}, "it was said"
@@ -281,9 +281,9 @@ def test_a_merged_delta_goes_with_the_version_that_it_leads_to() -> None:
 
 def test_what_another_record_names_as_well_stays() -> None:
     one = whole_run()
-    one.take(message(DeadLetter(RUN, detail=claim("w2", "weights").key), TOPICS.dead_letters))
+    one.fold_message(message(DeadLetter(RUN, detail=claim("w2", "weights").key), TOPICS.dead_letters))
     publishes_elsewhere = WeightsPublished("run-2", "solver", version=1, weights=claim("w3", "weights"))
-    one.take(message(publishes_elsewhere, "beside.weights.solver"))
+    one.fold_message(message(publishes_elsewhere, "beside.weights.solver"))
     assert sum(kind == "weights" for kind, _ in of(plan(one, NO_AGE, NOW, PREFIX))) == 3
 
 
@@ -309,14 +309,14 @@ def test_versions_of_a_shadow_are_kept_and_retired_beside_those_of_its_policy() 
     shared, own = claim("version 0", "weights"), claim("its version 1", "weights")
     found = Marker(RUN, TOPICS, ["solver", "solver.free"], PREFIX, listed(shared, own))
     event = WeightsPublished(run_id=RUN, policy="solver", version=0, weights=shared)
-    found.take(message(event, TOPICS.weights("solver")))
+    found.fold_message(message(event, TOPICS.weights("solver")))
     for version, weights in ((0, shared), (1, own)):
         beside = dataclasses.replace(event, variant="free", version=version, weights=weights)
-        found.take(message(beside, TOPICS.weights("solver.free")))
+        found.fold_message(message(beside, TOPICS.weights("solver.free")))
     retired = ObjectsRetired(
         run_id=RUN, policy="solver", variant="free", what=WEIGHTS, versions=np.array([0, 0], np.int32)
     )
-    found.take(message(retired, TOPICS.state, key_of_retired("solver.free", WEIGHTS)))
+    found.fold_message(message(retired, TOPICS.state, key_of_retired("solver.free", WEIGHTS)))
 
     assert unnamed(found) == set()
     assert {one.key: places for one, places in found.of_versions()} == {

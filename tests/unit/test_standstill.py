@@ -39,7 +39,7 @@ ROLLING = WorkerStatus(worker="rollout-sums-0", workflow="sums", state="rolling"
 def dropped(count: int, reason: str = "zero_variance", at_ms: int = NOW - 1000) -> ConcludedFold:
     fold = ConcludedFold()
     for _ in range(count):
-        fold.take("solver", Outcome(component="curate", verdict="dropped", reason=reason), at_ms)
+        fold.fold_record("solver", Outcome(component="curate", verdict="dropped", reason=reason), at_ms)
     return fold
 
 
@@ -147,7 +147,7 @@ def test_a_worker_that_rolls_beside_one_that_waits_is_not_what_is_short() -> Non
 
 def test_a_curator_that_has_just_concluded_a_group_is_not_what_is_short() -> None:
     fold = ConcludedFold()
-    fold.take("solver", Outcome(component="curate", verdict="kept"), NOW - 1000)
+    fold.fold_record("solver", Outcome(component="curate", verdict="kept"), NOW - 1000)
     assert (found := said(ROLLING, lag={TRAJECTORIES: 5}, groups=fold)) is not None
     assert found.cause == "playing"
 
@@ -169,18 +169,18 @@ def test_drops_of_nearly_all_groups_are_told_while_versions_come() -> None:
     assert found.since_ms == NOW - 1000
     assert (early := said(ROLLING, made={0: NOW - 60_000}, groups=fold)) is not None
     assert early.since_ms == NOW - 60_000, "none was trained since the version, which is longer ago than these groups"
-    fold.take("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * 20), NOW)
+    fold.fold_record("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * 20), NOW)
     assert said(ROLLING, made=young, groups=fold) is None, "one in thirteen is trained"
 
 
 def test_of_the_groups_the_newest_count_whatever_order_their_topics_are_read_in() -> None:
     fold = ConcludedFold()
-    fold.take("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * RECENT), NOW)
-    fold.take("solver", DeadLetter(reason="poison"), NOW + 1)
+    fold.fold_record("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * RECENT), NOW)
+    fold.fold_record("solver", DeadLetter(reason="poison"), NOW + 1)
     for _ in range(RECENT):
-        fold.take("solver", Outcome(component="curate", verdict="dropped", reason="stale"), NOW - 1)
+        fold.fold_record("solver", Outcome(component="curate", verdict="dropped", reason="stale"), NOW - 1)
     for passed_over in (Outcome(verdict="kept"), Outcome(level="trajectory"), Outcome(use=1), Outcome(stream="eval.s")):
-        fold.take("solver", passed_over, NOW + 2)
+        fold.fold_record("solver", passed_over, NOW + 2)
     assert fold.count_since("solver", 0) == (RECENT, {"poison": 1})
 
 
@@ -193,12 +193,12 @@ def failed(count: int, first_ms: int, last_ms: int = NOW - 1000, error: EpisodeE
     fold, groups = FailingFold(), count // error.episodes
     for number in range(groups):
         at_ms = first_ms + (last_ms - first_ms) * number // max(1, groups - 1)
-        fold.take("solver", Outcome(component="curate", verdict="dropped", errors=(error,)), at_ms)
+        fold.fold_outcome("solver", Outcome(component="curate", verdict="dropped", errors=(error,)), at_ms)
     return fold
 
 
 def well(fold: FailingFold, at_ms: int) -> FailingFold:
-    fold.take("solver", Outcome(component="curate", verdict="kept", rewards=(0.0, 1.0)), at_ms)
+    fold.fold_outcome("solver", Outcome(component="curate", verdict="kept", rewards=(0.0, 1.0)), at_ms)
     return fold
 
 

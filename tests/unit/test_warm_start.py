@@ -8,7 +8,7 @@ from headrace.trainers.learner.model import build_model, character_tokenizer, ro
 from headrace.trainers.learner.warm_start import (
     BandNotReached,
     Follower,
-    WarmStart,
+    WarmStartResult,
     WarmStartSettings,
     WorkedExample,
     warm_start,
@@ -34,7 +34,7 @@ def tiny(seed: int = 1) -> transformers.PreTrainedModel:
     return build_model(architecture, TOKENIZER, seed=seed)
 
 
-def warmed(settings: WarmStartSettings, examples: list[WorkedExample]) -> tuple[WarmStart, str]:
+def warmed(settings: WarmStartSettings, examples: list[WorkedExample]) -> tuple[WarmStartResult, str]:
     model = tiny()
     done = warm_start(model, TOKENIZER, examples, examples, settings)
     return done, hash_weights(round_to_bf16(dict(model.named_parameters())))

@@ -23,9 +23,9 @@ def test_the_earliest_deadline_is_served_first_and_the_expired_never() -> None:
     gone = [(one.entry.arrival, one.verdict) for one in window.expire(12)]
     assert sorted(gone) == [(1, "expired"), (3, "expired")], "a replay lives as long as its own bound"
     assert [entry.arrival for entry in window.list_waiting()] == [2, 4, 0, 5], "of equal deadlines the first to come"
-    assert window.take(5) is None
+    assert window.pop(5) is None
     assert len(window) == 4, "a batch that comes up short takes nothing"
-    assert [versions(window.take(1)) for _ in range(4)] == [[4], [4], [5], [3]]
+    assert [versions(window.pop(1)) for _ in range(4)] == [[4], [4], [5], [3]]
 
 
 def test_replays_and_fresh_groups_take_no_room_of_each_other() -> None:
@@ -59,7 +59,7 @@ def test_one_large_group_takes_the_place_of_several_and_as_many_as_a_batch_stay_
     gone = window.add(replace(waiting(6, 5), size_bytes=1000))
     assert [eviction.entry.arrival for eviction in gone] == [0, 1, 2]
     assert [eviction.verdict for eviction in gone] == ["surplus"] * 3
-    assert window.take(3) is not None
+    assert window.pop(3) is not None
     assert [len(window.add(replace(waiting(5, arrival), size_bytes=20))) for arrival in (6, 7, 8)] == [0, 0, 0]
     assert len(window.add(replace(waiting(5, 9), size_bytes=1))) == 1, "what was taken counts no more"
 
@@ -69,7 +69,7 @@ def served(order: ServingOrder, *entries: Waiting, current: int = 12, seed: int 
     for entry in entries:
         assert window.add(entry) == []
     window.expire(current)
-    return versions(window.take(len(window)))
+    return versions(window.pop(len(window)))
 
 
 def test_every_order_serves_what_has_not_expired_and_nothing_else() -> None:
@@ -128,7 +128,7 @@ def test_who_leaves_a_full_window_is_found_without_looking_at_all_that_wait(orde
         expected = [max(before, key=leaves)] if len(before) > 20 else []
         assert [eviction.entry for eviction in window.add(entry)] == expected
         if arrival % 7 == 0:
-            window.take(int(draw.integers(12)))
+            window.pop(int(draw.integers(12)))
             window.expire(arrival // 10 + 3)
     assert looked == 1500
     assert all(len(heap) <= 2 * 20 + 65 for heap in (window._fresh.leaving, window._replays.leaving))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Generic
 
-from headrace.trainers.batches.window import Eviction, T, Waiting
+from headrace.trainers.batches.window import T, Waiting, WindowEviction
 
 WAIT_S = 1.0
 """Seconds that evictions may wait for the transaction of a version; after that they get one of their own."""
@@ -21,14 +21,14 @@ class Evictions(Generic[T]):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._waiting: list[Eviction[T]] = []
+        self._waiting: list[WindowEviction[T]] = []
         self._since = 0.0
         """Time of the clock since which the first of them waits."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, evictions: list[Eviction[T]]) -> None:
+    def add(self, evictions: list[WindowEviction[T]]) -> None:
         """Take in what left the window."""
         if evictions and not self._waiting:
             self._since = self._clock()
@@ -36,9 +36,9 @@ class Evictions(Generic[T]):
 
     def end(self, entries: list[Waiting[T]] | None) -> None:
         """Take in what was in the window when the run ended."""
-        self.add([Eviction(entry, "run_end") for entry in entries or ()])
+        self.add([WindowEviction(entry, "run_end") for entry in entries or ()])
 
-    def take(self) -> list[Eviction[T]]:
+    def pop_all(self) -> list[WindowEviction[T]]:
         """Return all, to be reported now."""
         taken, self._waiting = self._waiting, []
         return taken

@@ -48,7 +48,7 @@ class Waiting(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction(Generic[T_co]):
+class WindowEviction(Generic[T_co]):
     """A group that leaves the window untrained, and why."""
 
     entry: Waiting[T_co]
@@ -134,22 +134,22 @@ class Window(Generic[T]):
     def __contains__(self, key: UseId) -> bool:
         return key in self._room_of(key).inside
 
-    def add(self, entry: Waiting[T]) -> list[Eviction[T]]:
+    def add(self, entry: Waiting[T]) -> list[WindowEviction[T]]:
         """Take one group in, of a use that does not wait; return what leaves as `surplus` for want of room."""
         bisect.insort(self._entries, entry, key=self._rank)
         self._earliest = min(self._earliest, entry.deadline_version)
         room = self._room_of(entry.key)
         room.add(entry, _negate_rank(self._leaves(entry)))
-        evicted: list[Eviction[T]] = []
+        evicted: list[WindowEviction[T]] = []
         while len(room.inside) > self._capacity or (
             room.size_bytes > self._most_bytes and len(room.inside) > self._least
         ):
             gone = room.pop_first_to_leave()
             del self._entries[bisect.bisect_left(self._entries, self._rank(gone), key=self._rank)]
-            evicted.append(Eviction(gone, "surplus"))
+            evicted.append(WindowEviction(gone, "surplus"))
         return evicted
 
-    def expire(self, current_version: int) -> list[Eviction[T]]:
+    def expire(self, current_version: int) -> list[WindowEviction[T]]:
         """Evict what the trainer, now at `current_version`, may no longer train on.
 
         That is current_version > deadline_version, the same as current_version - min_version > max_staleness.
@@ -160,9 +160,9 @@ class Window(Generic[T]):
         self._entries = [entry for entry in self._entries if entry.deadline_version >= current_version]
         self._forget(expired)
         self._earliest = min((entry.deadline_version for entry in self._entries), default=math.inf)
-        return [Eviction(entry, "expired") for entry in expired]
+        return [WindowEviction(entry, "expired") for entry in expired]
 
-    def take(self, n: int) -> list[Waiting[T]] | None:
+    def pop(self, n: int) -> list[Waiting[T]] | None:
         """Take the next n groups, in order; None, and nothing taken, while fewer wait."""
         if len(self._entries) < n:
             return None

@@ -71,7 +71,7 @@ class WarmStartSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class WarmStart:
+class WarmStartResult:
     """What was done: steps in the kept model, its exact match as `reward`, and every measurement (step, that)."""
 
     steps: int
@@ -139,7 +139,7 @@ def warm_start(
     held_out: Sequence[WorkedExample],
     settings: WarmStartSettings,
     follower: Follower | None = None,
-) -> WarmStart:
+) -> WarmStartResult:
     """Train `model` (fp32, in place) until exact match is in [low, high]; deterministic for a seed.
 
     It is the share of sampled completions that equal the gold one but for blanks around it, taken on the bf16-rounded
@@ -170,7 +170,7 @@ def warm_start(
         log.info("warm_start.measured", step=step, reward=round(reward, 4), stride=progress.stride)
         follower.save(progress)
         follower.after_step(step, reward)
-    return WarmStart(progress.steps, progress.reward, tuple(progress.curve))
+    return WarmStartResult(progress.steps, progress.reward, tuple(progress.curve))
 
 
 def _start(student: _Student, reward: float, settings: WarmStartSettings) -> Progress:

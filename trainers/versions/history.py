@@ -178,7 +178,9 @@ class _Fold:
         if message.key == step_key(self._policy_variant):
             begun = read_record(message, StepBegun)
             history.begun = begun if begun and begun.run_id == self._run_id else None
-        elif not self._retired.take(message) and message.key.startswith(checkpoint_prefix(self._policy_variant)):
+        elif not self._retired.fold_message(message) and message.key.startswith(
+            checkpoint_prefix(self._policy_variant)
+        ):
             pointer = read_record(message, CheckpointPointer)
             if pointer and pointer.run_id == self._run_id:
                 history.checkpoints[pointer.version] = pointer

@@ -57,10 +57,9 @@ class WorkerProcess(Process):
         self.loader = WeightLoader(self.engine, self.follower.published, objects, Pauses())  # type: ignore[arg-type]
         self.playing: list[tuple[StartedTask, TrajectoryGroup | None]] = []
         brake = SimpleNamespace(is_released=lambda: True, note_started=lambda: None)
-        context = SimpleNamespace(engine=self.engine)
-        concluder = SimpleNamespace(run=run, delivering=0, brake=brake, context=context)
+        concluder = SimpleNamespace(delivering=0, brake=brake)
         group, topics = TOPICS.rollout_group(STREAM), (TOPICS.tasks(STREAM),)
-        gate = Admission(self.follower, concluder, Slots(4))  # type: ignore[arg-type]  # what it looks at of one
+        gate = Admission(run, self.engine, self.follower, concluder, Slots(4))  # type: ignore[arg-type]  # what it looks at of one
         member = Subscription(run.connection, self.name, group, topics, RUN_ID)
         self.intake = TaskIntake(member, gate, self.play, self.drop, Pauses())
         callbacks = {name: getattr(self.intake, f"_{name}") for name in ("on_assign", "on_revoke", "on_lost")}
@@ -75,7 +74,7 @@ class WorkerProcess(Process):
     def follow(self) -> None:
         """A turn of the follower's thread."""
         for message in self.reader.poll(256, 0):
-            self.follower.take(message)
+            self.follower.fold_message(message)
         self.loader.load_newest()
 
     def turn(self) -> None:
