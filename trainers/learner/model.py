@@ -147,8 +147,8 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
     config = read_config(path) or {}
     refuse_other_media(config, str(path))
     refuse_quantised(config, str(path))
-    only_here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    load: Any = transformers.AutoModelForCausalLM.from_pretrained  # with its loading info it returns a pair
+    only_here = {"local_files_only": True, "trust_remote_code": False}
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained  # its stub knows one of the two results alone
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **only_here)
         model, found = load(
@@ -204,7 +204,7 @@ def save_model_files(
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
-def publish_weights(masters: Mapping[str, torch.Tensor], into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+def round_to_bf16(masters: Mapping[str, torch.Tensor], into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Copy fp32 masters, rounded to bf16 as they are published; tied weights are there once, as in `masters`.
 
     Names and shapes are those of Hugging Face files: of experts, a matrix each.
