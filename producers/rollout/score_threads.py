@@ -91,6 +91,8 @@ class ScoreThreads:
         self, loop: asyncio.AbstractEventLoop, call: _Call, result: object, error: BaseException | None
     ) -> None:
         """Hand an answer to the event loop; called in the call's thread."""
+        if call.given_up:  # here: a loop that is about to close takes the callback and never calls it
+            call.thread.end()
         try:
             loop.call_soon_threadsafe(self._settle, call, result, error)
         except RuntimeError:  # the loop is closed: nobody waits any more
@@ -99,7 +101,7 @@ class ScoreThreads:
     def _settle(self, call: _Call, result: object, error: BaseException | None) -> None:
         if call.given_up:
             self.stuck -= 1
-            call.thread.end()
+            call.thread.end()  # given up while its answer was on its way
             return
         assert call.limit is not None  # noqa: S101 - set before the call began
         call.limit.cancel()

@@ -6,16 +6,19 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from subprocess import run
 from sys import executable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from test_episodes import TASK, Echo, FakeEngine, context, spec
 
 from headrace.envs.contract import Problem, Score
 from headrace.producers.rollout.episodes import WorkflowSpec, play_group
-from headrace.producers.rollout.score_threads import MOST_STUCK, ScoreThreads, ScoreTimeLimit
+from headrace.producers.rollout.score_threads import MOST_STUCK, ScoreThreads, ScoreTimeLimit, _Call, _ScoreThread
 from headrace.producers.rollout.scoring import LimitedScoring
 from headrace.schemas.records import TrajectoryGroup
 
@@ -107,6 +110,21 @@ def test_python_that_computes_for_ever_is_interrupted_and_its_thread_ends() -> N
     while any(thread.name == "score" and thread.is_alive() for thread in threading.enumerate()):
         assert time.monotonic() < end, "the threads of scores that were interrupted never end"
         time.sleep(0.01)
+
+
+def test_a_thread_whose_score_was_given_up_ends_though_the_event_loop_takes_its_answer_and_closes() -> None:
+    threads = ScoreThreads("own", 1, 5)
+
+    async def ask() -> threading.Thread:
+        loop = asyncio.get_running_loop()
+        call = _Call(lambda: None, loop.create_future(), _ScoreThread(), given_up=True)
+        closing = SimpleNamespace(call_soon_threadsafe=lambda *_: None)  # takes the callback, and never calls it
+        call.thread.calls.put((call.function, partial(threads._settle_soon, cast("Any", closing), call)))
+        return call.thread
+
+    thread = asyncio.run(ask())
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_what_a_score_raises_reaches_its_workflow_and_the_thread_goes_on() -> None:
