@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -207,6 +208,7 @@ def test_a_module_in_the_users_own_package_of_the_same_name_comes_first(
 ) -> None:
     written(tmp_path, "envs/__init__.py", "")
     written(tmp_path, "envs/arithmetic.py", "MINE = True\n")
+    importlib.import_module("headrace.envs.jsonl")  # with what it needs, which is not on the path below
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for known in [known for known in sys.modules if known.partition(".")[0] == "envs"]:
         monkeypatch.delitem(sys.modules, known)
