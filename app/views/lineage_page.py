@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.environment_lines import environment_lines
-from headrace.ops.lineage.group_fate import Attempt, Concluded, GroupFate, GroupLineage, Use
+from headrace.ops.lineage.group_fate import Attempt, Concluded, GroupFate, GroupLineage, TrainedUse
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage
 from headrace.schemas.episode_errors import describe_error
 
@@ -221,7 +221,7 @@ def _outcome_in_words(outcome: Concluded) -> str:
     return ", ".join(words)
 
 
-def _name_position(topic: str, facts: Attempt | Concluded | Use) -> str:
+def _name_position(topic: str, facts: Attempt | Concluded | TrainedUse) -> str:
     return f"{topic}[{facts.partition}]@{facts.offset}"
 
 

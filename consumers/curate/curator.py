@@ -27,8 +27,8 @@ from headrace.consumers.curate.end_watch import EndWatch
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.messages import CuratorMessages
 from headrace.consumers.curate.published_versions import PublishedVersions
+from headrace.consumers.curate.replayable_groups import ReplayableGroups
 from headrace.consumers.curate.revision_chains import RevisionChains, load_policy_chain
-from headrace.consumers.curate.uses import Uses
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL, was_sent_back
 from headrace.infra.kafka.decoding import LARGEST_LEAP, LONGEST_NAME, MOST_EPISODES, Rejected, decode_record, stamp_own
@@ -139,7 +139,7 @@ class CuratorPartition:
         self._messages = CuratorMessages(context, place[1])
         self._dedupe = Dedupe(place[1], partitions)
         self._clock = -1
-        self._uses = Uses(context.run_id, context.policy)
+        self._replayable = ReplayableGroups(context.run_id, context.policy)
         self._chains = RevisionChains(context)
         self.was_unread = False
         """Whether the message that was handled last could not be read."""
@@ -181,9 +181,9 @@ class CuratorPartition:
             return self._report_failure(message, stamp, error)
         self._failures = 0
         outgoing = self._build_messages(results, group, message.value)
-        self._uses.forget(first, chain)
+        self._replayable.forget(first, chain)
         for name in self._chains.end(group, self._dedupe.low_watermark):
-            self._uses.drop(name)
+            self._replayable.forget_chain(name)
             log.info("chain.ended", revision=name, partition=self._partition)
         return outgoing
 
@@ -249,12 +249,12 @@ class CuratorPartition:
             match result:
                 case Keep(candidate):
                     stamp, limit = build_stamp(candidate), self._chains.max_staleness(group.revision)
-                    self._uses.add(stamp, name if chain.replays else None)
+                    self._replayable.add(stamp, name if chain.replays else None)
                     outgoing += self._messages.build_kept(candidate, value, stamp, limit)
                 case Drop(reason):
                     outgoing.append(self._messages.build_dropped(group, reason))
                 case Replay():
-                    stamp, back = self._uses.replay(result, name)
+                    stamp, back = self._replayable.replay(result, name)
                     outgoing += self._messages.build_replay(result, stamp, back)
         return outgoing
 
@@ -273,7 +273,7 @@ class CuratorPartition:
         state = {
             "dedupe": self._dedupe.snapshot(),
             "clock": self._clock,
-            "uses": self._uses.snapshot(self._chains.by_name()),
+            "uses": self._replayable.snapshot(self._chains.by_name()),
             **self._chains.snapshot(),
         }
         return json.dumps(state, separators=(",", ":")).encode()
@@ -283,5 +283,5 @@ class CuratorPartition:
         state = json.loads(body)
         self._dedupe.restore(state["dedupe"])
         self._clock = state["clock"]
-        self._uses.restore(state["uses"])
+        self._replayable.restore(state["uses"])
         self._chains.restore(state)

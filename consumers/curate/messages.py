@@ -51,7 +51,7 @@ class CuratorMessages:
         return self._build_outcome(replace(outcome, verdict="dropped", reason=reason))
 
     def build_replay(self, replay: Replay, stamp: Stamp, first_back: int) -> list[Outgoing]:
-        """Return outcome and curated record of one more use of a group; stamp and place are those of `Uses.replay`."""
+        """Return outcome and curated record of a next use; `ReplayableGroups.replay` gives stamp and `first_back`."""
         curated = build_replay(replay, stamp, first_back)
         return [self._build_outcome(build_replay_outcome(stamp)), self._build_curated(curated, stamp)]
 

@@ -62,7 +62,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class TrainedUse:
     """A version that the group trained."""
 
     version: int
@@ -133,7 +133,7 @@ class GroupLineage:
     attempts: tuple[Attempt, ...]
     concluded: tuple[Concluded, ...]
     letters: tuple[GroupDeadLetter, ...]
-    trained: tuple[Use, ...]
+    trained: tuple[TrainedUse, ...]
 
     @property
     def is_known(self) -> bool:
@@ -179,7 +179,7 @@ def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLinea
 
 
 def fate_of(
-    trained: Iterable[Use], concluded: Iterable[Concluded], dead_letters: Iterable[GroupDeadLetter]
+    trained: Iterable[TrainedUse], concluded: Iterable[Concluded], dead_letters: Iterable[GroupDeadLetter]
 ) -> tuple[str, str]:
     """Return the fate of a number and the reason of it, as far as something concluded it; else two empty words."""
     if any(use.use == 0 for use in trained):
@@ -194,10 +194,10 @@ def fate_of(
     return ("kept", "") if firsts else ("", "")
 
 
-def uses_of(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[Use, ...]:
+def uses_of(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[TrainedUse, ...]:
     """Return the versions that a group trained, oldest first."""
     return tuple(
-        Use(batch.version, group.use, place, len(batch.groups), group.partition, group.offset)
+        TrainedUse(batch.version, group.use, place, len(batch.groups), group.partition, group.offset)
         for batch in batches
         for place, group in enumerate(batch.groups)
         if (group.stream, group.number) == (stream, number)

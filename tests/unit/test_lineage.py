@@ -15,7 +15,7 @@ from headrace.ops.lineage.group_fate import (
     GroupDeadLetter,
     GroupFate,
     GroupLineage,
-    Use,
+    TrainedUse,
     fate_of,
     uses_of,
 )
@@ -29,7 +29,7 @@ LETTER = GroupDeadLetter(
     3, "undecodable", "bytes [bold]cut[/] short", "curate.solver", "r.trajectories.solver", 1, 9, False
 )
 REDRIVE = replace(LETTER, offset=4, reason="redriven", component="redrive")
-TRAINED = Use(7, 0, 2, 32, 1, 5)
+TRAINED = TrainedUse(7, 0, 2, 32, 1, 5)
 ATTEMPT = Attempt(1, 5, 0, True, "w-1", "eu", 2, ("error",), "", 4, 3, 4, 1_000, 3_500, "")
 
 
@@ -65,7 +65,7 @@ def test_a_group_is_found_in_every_batch_that_used_it() -> None:
         BatchTrained(version=3, groups=(replace(ours, stream="proofs"),)),
     ]
 
-    assert uses_of(batches, "sums", 9) == (Use(1, 0, 1, 2, 1, 5), Use(2, 1, 0, 1, 1, 8))
+    assert uses_of(batches, "sums", 9) == (TrainedUse(1, 0, 1, 2, 1, 5), TrainedUse(2, 1, 0, 1, 1, 8))
 
 
 def test_shares_count_generated_tokens_of_every_sequence() -> None:

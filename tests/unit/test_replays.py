@@ -14,7 +14,7 @@ from headrace.consumers.algorithms.chain import Chain, ChainError
 from headrace.consumers.algorithms.contract import Candidate, Keep, Replay, Result
 from headrace.consumers.algorithms.replay import LARGEST_CAPACITY, HeldGroup
 from headrace.consumers.algorithms.replay_prioritised import ReplayPrioritised
-from headrace.consumers.curate import uses
+from headrace.consumers.curate import replayable_groups
 from headrace.consumers.curate.context import CuratorContext
 from headrace.consumers.curate.curator import CuratorPartition
 from headrace.infra.kafka.clients import MESSAGE_BYTES, Outgoing
@@ -116,7 +116,7 @@ def test_a_replay_says_how_many_curated_records_ago_its_first_use_was_written() 
 def test_the_same_records_give_the_same_replays_whether_live_or_restored_half_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(uses, "ROOM", 3)
+    monkeypatch.setattr(replayable_groups, "ROOM", 3)
     live = partition()
     whole = curated(live, range(60))
     assert sum(Stamp.from_headers(record.headers).use == 2 for record in whole) > 10
@@ -130,11 +130,11 @@ def test_the_same_records_give_the_same_replays_whether_live_or_restored_half_wa
 
 def test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
     for room, most in ((0, 2 * 8), (-1000, 8)):  # now and then, and at every group
-        monkeypatch.setattr(uses, "ROOM", room)
+        monkeypatch.setattr(replayable_groups, "ROOM", room)
         state, sizes = partition(), []
         for number in range(200):
             curated(state, [number])
-            sizes.append(len(state._uses._groups[0]))
+            sizes.append(len(state._replayable._groups[0]))
         assert 4 < max(sizes) <= most
 
 
@@ -185,7 +185,7 @@ def test_the_name_of_a_stream_stands_in_a_snapshot_as_often_with_many_groups_as_
 
 def test_three_revisions_full_of_replays_fit_into_one_snapshot() -> None:
     """Reckoned from the first tenth of each, with numbers as large as those of a long run."""
-    known, chains = uses.Uses("run-1", "solver"), {}
+    known, chains = replayable_groups.ReplayableGroups("run-1", "solver"), {}
     for revision in range(1000, 1003):
         algorithm = ReplayPrioritised(ratio=0.0, capacity=LARGEST_CAPACITY)
         for number in range(10_000_000, 10_000_000 + LARGEST_CAPACITY // 10):

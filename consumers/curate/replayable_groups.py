@@ -29,7 +29,7 @@ class _Curated:
     """Stamp of its first use; every use has its own versions."""
 
 
-class Uses:
+class ReplayableGroups:
     """Of each chain the groups that it kept and may ask for again; of one without replays none.
 
     A chain is named by the first recipe revision that has it; its groups may be of later ones.
@@ -64,7 +64,7 @@ class Uses:
             self._groups[name] = {group: one for group, one in known.items() if group in held}
             self._left[name] = len(self._groups[name])
 
-    def drop(self, chain: int) -> None:
+    def forget_chain(self, chain: int) -> None:
         """Forget all groups of a chain that has ended."""
         self._groups.pop(chain, None)
         self._left.pop(chain, None)
