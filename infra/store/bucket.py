@@ -39,7 +39,7 @@ def _check_bucket_name(name: str) -> None:
         check_bucket_name(name, s3_check=True)
     except ValueError as error:
         raise UsageError(
-            f"the bucket {name!r} cannot be: {error}; write 3 to 63 small letters, digits, '-' and '.', without "
+            f"{name!r} is not the name of a bucket: {error}; write 3 to 63 small letters, digits, '-' and '.', without "
             "s3:// and without a path"
         ) from error
 

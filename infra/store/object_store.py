@@ -18,7 +18,6 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
-from headrace.infra.errors import UsageError
 from headrace.infra.store.bucket import PART_BYTES, TIMEOUT_S, Bucket
 from headrace.infra.store.object_names import (
     PROBE,
@@ -202,7 +201,7 @@ class ObjectStore:
     def ensure_bucket(self) -> None:
         """Make the bucket unless it exists, and see that these keys may write and read it.
 
-        Raises StoreDenied when they may not, UsageError when S3 does not allow the name.
+        Raises StoreDenied when they may not.
         """
         bucket = self.address.bucket
         content = b"headrace may write and read here\n"
@@ -212,8 +211,6 @@ class ObjectStore:
             self._bucket.make()
             self._bucket.upload(probe, len(content), lambda: io.BytesIO(content))
             self.get(probe, digest, len(content))
-        except ValueError as error:
-            raise UsageError(f"{bucket!r} is not the name of a bucket: {error}") from error
         except StoreDenied as error:
             raise StoreDenied(
                 f"the access key {self._bucket.access_key!r} may not use bucket {bucket!r} at {self.address.endpoint}: "

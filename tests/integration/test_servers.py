@@ -23,7 +23,6 @@ from confluent_kafka.cimpl import NewTopic
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.server_process import FolderTaken, PortTaken, ServerError, ServerFailed
 from headrace.infra.embedded.store_server import EmbeddedStore
-from headrace.infra.errors import UsageError
 from headrace.infra.store.object_store import (
     ObjectCorrupt,
     ObjectMissing,
@@ -348,13 +347,6 @@ def test_a_bucket_without_rights_gives_one_clear_error(store: ObjectStore) -> No
     stranger = StoreAddress(store.address.endpoint, "headrace-tests", "stranger", "wrong-secret")
     with ObjectStore(stranger) as denied, pytest.raises(StoreDenied, match="'stranger' may not use bucket"):
         denied.ensure_bucket()
-
-
-@pytest.mark.servers
-def test_a_name_that_no_bucket_may_have_is_refused(store: ObjectStore) -> None:
-    address = StoreAddress(store.address.endpoint, "No", "a", "b")
-    with ObjectStore(address) as other, pytest.raises(UsageError, match="'No' is not the name of a bucket"):
-        other.ensure_bucket()
 
 
 def test_a_store_that_goes_and_comes_back_is_a_pause(own_store: EmbeddedStore) -> None:

@@ -207,7 +207,7 @@ def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
         (TrainingRequest(sets=("rollout.max_tokens=9",)), "can be tried without rollouts"),
         (TrainingRequest(sets=("trainer.groups_per_batch=98",)), "a batch takes 98"),
         (TrainingRequest(batches=True), "holds no topic t.batches.solver"),
-        (TrainingRequest(start="/nowhere"), "there is no folder"),
+        (TrainingRequest(start="/nowhere"), "there is no folder /nowhere here"),
     ):
         with pytest.raises(Exception, match=sentence):
             train_offline(tmp_path / "a", tmp_path / "out", asked)

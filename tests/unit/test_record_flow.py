@@ -34,9 +34,7 @@ from headrace.trainers.trainer import Trainer, build_handlers
 
 ROOT = Path(__file__).parents[2]
 RECIPE = sums_recipe(policies={"solver": {"path": "/models/any", "warm_start": {"examples": 1}}})
-RUN = Run(
-    RunAddress(Connection("127.0.0.1:1"), "t"), "run-1", (RECIPE,), StoreAddress("127.0.0.1:1", "bucket", "k", "s")
-)
+RUN = Run(RunAddress(Connection("127.0.0.1:1"), "t"), "run-1", (RECIPE,), StoreAddress("127.0.0.1:1", "bin", "k", "s"))
 
 
 def kind_of(topic: str) -> str:
