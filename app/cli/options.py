@@ -48,6 +48,7 @@ FAILED = 1
 """Exit code of a command that found something wrong."""
 NO_VERDICT = 3
 JSON = "--json"
+USUAL_WIDTH = 80
 JsonOption = Annotated[bool, typer.Option(JSON, help='Print JSON for programs; an error too, as {"error": "…"}.')]
 
 
@@ -82,7 +83,10 @@ def open_console(*, outlives_reader: bool = False) -> Console:
 
     from headrace.app.cli.streams import outlive_reader
 
-    return Console(file=outlive_reader(sys.stdout)) if outlives_reader else Console()
+    console = Console(file=outlive_reader(sys.stdout)) if outlives_reader else Console()
+    if console.width < 1:  # COLUMNS=0, as some shells and CI systems set it: nothing would be shown
+        console.width = USUAL_WIDTH
+    return console
 
 
 def log_quietly() -> None:

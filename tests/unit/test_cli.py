@@ -15,6 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.app.cli import main as cli
+from headrace.app.cli.options import open_console
 from headrace.infra import log
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
@@ -443,3 +444,10 @@ def test_notes_survive_the_file_and_add_up(tmp_path: Path) -> None:
     assert found.effort.cpu["feed"] == {"process": 2.0, "librdkafka": 0.5}
     assert found.effort.cpu["broker"] == {"process": 4.0, "librdkafka": 0.0}
     assert json.loads((tmp_path / "run.json").read_text())["run"] == "demo"
+
+
+def test_a_terminal_of_no_width_is_taken_for_one_of_the_usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert open_console().width == 80
+    monkeypatch.setenv("COLUMNS", "120")
+    assert open_console(outlives_reader=True).width == 120
