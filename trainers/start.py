@@ -81,7 +81,7 @@ def begin_or_resume(
 def _publish_unpublished(
     resumed: ResumedTrainer, history: History, writer: TransactionalWriter, stop: threading.Event
 ) -> None:
-    """Publish the newest version if it is not: it was to be part of the next, which died with the last resumed.
+    """Publish the newest version if it is not: it was to be part of the next, which died with the trainer before.
 
     After the end of a run there is no next one. Weights that came out otherwise, of a new epoch, are not that version.
     """

@@ -82,7 +82,7 @@ class Trainer:
         positions = {**resumed.positions, (run.topics.recipe, 0): run.recipe_end}
         self._reader = TopicReader(run.connection, positions, f"train.{policy_variant}")
         self._waiting = resumed.waiting
-        """Records that the last resumed's window held: they come before all others."""
+        """Records that the window of the trainer before held: they come before all others."""
         every, past = run.recipe.evaluate.every, build_trials(self.settings, resumed)
         self.scheduler = Scheduler[WindowedGroup](self.settings, every, run.recipe.seed, past, run.ended)
         self._messages = TrainerMessages(
@@ -326,7 +326,7 @@ def build_trials(settings: Settings, resumed: ResumedTrainer) -> Trials:
     begun = resumed.begun or StepBegun()
     full, unit = settings.groups_per_batch, settings.minibatches
     version = resumed.learner.version + 1
-    return Trials(full, unit, version, begun.times, begun.suspects, is_noted=resumed.resumed)
+    return Trials(full, unit, version, begun.times, begun.suspects, is_noted=resumed.is_successor)
 
 
 def build_handlers(trainer: Trainer) -> Mapping[str, Handler]:

@@ -48,7 +48,7 @@ class ResumedTrainer:
     """Curated records before these positions that the window held."""
     recent: Sequence[Mapping[str, float]] = ()
     """Metrics of the newest versions, oldest first."""
-    resumed: bool = False
+    is_successor: bool = False
     """Whether a trainer was here before."""
     offsets: BatchOffsets = field(default_factory=BatchOffsets)
     """Offsets of the records on `batches`."""
@@ -91,7 +91,7 @@ def resume(run: Run, policy_variant: str, history: History, stop: threading.Even
         positions,
         waiting,
         recent,
-        resumed=True,
+        is_successor=True,
         offsets=history.offsets,
         begun=begun,
     )
