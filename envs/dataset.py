@@ -19,7 +19,7 @@ import structlog
 from headrace.envs.answers import find_last_boxed, is_same_answer
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
 from headrace.envs.data.layout import Layout, Record, RowFault, read_columns
-from headrace.envs.data.rows import DataIdentity, Rows, TaskFileError
+from headrace.envs.data.rows import Rows, TaskFileError
 from headrace.envs.data.scorers import build_scorer
 from headrace.envs.data.sources import Source
 from headrace.envs.data.split_rows import (
@@ -30,6 +30,7 @@ from headrace.envs.data.split_rows import (
     order_by_seed,
     stack_digests,
 )
+from headrace.schemas.records import ReadData
 
 log = structlog.get_logger()
 
@@ -51,8 +52,8 @@ class _Pool:
     """uint64[D, 2]."""
     count: int
 
-    def identify(self) -> DataIdentity:
-        return DataIdentity(str(self.source), self.count, self.rows.hash_content())
+    def identify(self) -> ReadData:
+        return ReadData(str(self.source), self.count, self.rows.hash_content())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class Dataset:
         )
         self._lock = threading.Lock()
         self._decks: dict[Split, _Deck] = {}
-        self._identities: tuple[DataIdentity, ...] = ()
+        self._identities: tuple[ReadData, ...] = ()
         if named.solution:
             self.example = self._example  # so that it gives examples just where it has solutions
 
@@ -154,7 +155,7 @@ class Dataset:
         found = self._layout.find_scorer(problem.extra).score(problem, text)
         return found if isinstance(found, Score) else Score(found)
 
-    def read_data(self) -> tuple[DataIdentity, ...]:
+    def read_data(self) -> tuple[ReadData, ...]:
         """Read the data now, once, and return what it is. Raises TaskFileError."""
         self._open()
         return self._identities

@@ -6,7 +6,7 @@ from importlib import metadata
 
 from headrace.envs.contract import Environment
 from headrace.envs.data.rows import read_data_of
-from headrace.schemas.records import ReadData, UsedEnvironment
+from headrace.schemas.records import UsedEnvironment
 
 LIBRARY = "reasoning_gym"
 """A package whose generators make the problems of a shipped environment."""
@@ -14,7 +14,7 @@ LIBRARY = "reasoning_gym"
 
 def identify_environment(workflow: str, environment: Environment) -> UsedEnvironment:
     """Return name and version of an environment, and what its data is; read now if it was not. Raises TaskFileError."""
-    data = tuple(ReadData(one.path, one.rows, one.content) for one in read_data_of(environment))
+    data = read_data_of(environment)
     return UsedEnvironment(workflow, str(environment.name), find_version(environment), data)
 
 

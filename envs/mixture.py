@@ -9,8 +9,9 @@ from fractions import Fraction
 from typing import Any
 
 from headrace.envs.contract import Environment, GivesExamples, Problem, Score, Split, WorkedExample
-from headrace.envs.data.rows import DataIdentity, read_data_of
+from headrace.envs.data.rows import read_data_of
 from headrace.envs.registry import load_environment
+from headrace.schemas.records import ReadData
 
 MOST_DRAWS = 100_000
 """Longest cycle of draws; more would mean weights that no run can distinguish."""
@@ -88,7 +89,7 @@ class Mixture:
         own = replace(problem, task_id=task_id, tier=problem.extra[OWN_TIER], extra=extra)
         return source.environment.score(own, text)
 
-    def read_data(self) -> tuple[DataIdentity, ...]:
+    def read_data(self) -> tuple[ReadData, ...]:
         """Read the data of all sources that have some. Raises TaskFileError."""
         return tuple(one for source in self._sources for one in read_data_of(source.environment))
 

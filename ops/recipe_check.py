@@ -26,7 +26,7 @@ from headrace.ops.prompt_check import check_prompts_fit
 from headrace.ops.room_check import find_lack_of_disk, find_lack_of_memory
 from headrace.producers.engines.contract import EngineError, Sampling, check_sampling
 from headrace.producers.engines.registry import check_engine
-from headrace.producers.feed.selectors.registry import load_selectors
+from headrace.producers.feed.selectors.registry import load_feed_selectors
 from headrace.producers.feed.task_source import refuse_small_held_out
 from headrace.producers.feed.worked_examples import find_first_environment
 from headrace.schemas.records import UsedEnvironment
@@ -160,9 +160,7 @@ def _check_feed(asked: Asked) -> list[Fault]:
     """Check what the feeder asks of selectors and of environments."""
     recipe, faults = asked.recipe, list[Fault]()
     with catching(faults):
-        selectors = load_selectors(recipe.feed.selector, recipe.seed)
-        if selectors.chooser and recipe.feed.raise_tier:
-            raise UsageError(f"feed.raise_tier and feed.selector {selectors.chooser} both choose the tier: keep one")
+        load_feed_selectors(recipe.feed, recipe.seed)
     for name, environment in asked.environments.items() if recipe.evaluate.every else ():
         with catching(faults):
             refuse_small_held_out(name, environment, recipe.evaluate.problems)

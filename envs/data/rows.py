@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+
+from headrace.schemas.records import ReadData
 
 Row = Mapping[str, Any]
 
@@ -40,27 +41,15 @@ class Rows(Protocol):
         """Return SHA-256 of what was scanned, or the revision of the hub; after `scan`."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataIdentity:
-    """Which data a run's problems come from."""
-
-    path: str
-    rows: int
-    """Rows, those that hold the same problem included."""
-    content: str
-    """SHA-256 in hexadecimal, of a JSONL file's plain text, of a Parquet file or of a folder's Arrow files in their
-    order; or the revision of the hub."""
-
-
 @runtime_checkable
 class ReadsData(Protocol):
     """An environment that reads its problems from files when the first is asked for."""
 
-    def read_data(self) -> tuple[DataIdentity, ...]:
+    def read_data(self) -> tuple[ReadData, ...]:
         """Read them now, once. Raises TaskFileError."""
 
 
-def read_data_of(environment: object) -> tuple[DataIdentity, ...]:
+def read_data_of(environment: object) -> tuple[ReadData, ...]:
     """Have an environment read its data, if it has any, and return what that is. Raises TaskFileError."""
     return environment.read_data() if isinstance(environment, ReadsData) else ()
 

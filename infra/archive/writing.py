@@ -160,8 +160,8 @@ class ArchiveWriter:
         if held.size >= FILE_BYTES:
             self._cut(place)
             self._save()
-        elif time.monotonic() - self._saved_at > SAVE_EVERY_S:
-            self.save()
+        else:
+            self._save_if_due()
 
     def _schema_of(self, message: Message) -> tuple[Plain, bytes] | tuple[None, None]:
         """Return schema and fingerprint that a message's file must have; neither for one that any file takes."""
@@ -220,6 +220,10 @@ class ArchiveWriter:
             series.next_offset = max(series.next_offset, position)
         self._save()
 
+    def _save_if_due(self) -> None:
+        if time.monotonic() - self._saved_at > SAVE_EVERY_S:
+            self.save()
+
     def _save(self) -> None:
         self.location.replace_manifest(self.manifest.to_bytes())
         self._saved_at = time.monotonic()
@@ -272,8 +276,7 @@ class ArchiveWriter:
         """Try once more to get the objects that were missing."""
         for key, lost in list(self.manifest.missing.items()):
             self._copy(ClaimCheck(STORE_NAME, key, lost.sha256, lost.size_bytes))
-            if time.monotonic() - self._saved_at > SAVE_EVERY_S:
-                self.save()
+            self._save_if_due()
 
     # ------------------------------------------------------------------------------------------------------------- end
 

@@ -41,10 +41,11 @@ OURS = {
 aborted, or lose groups, in silence."""
 
 
-def read_client_settings() -> dict[str, str]:
+def read_client_settings(*, alone: bool = False) -> dict[str, str]:
     """Return the client settings that the environment gives: a JSON object, or the path of a file that holds one.
 
-    Raises UsageError, which quotes nothing of them, also for settings that librdkafka does not take.
+    `alone` is that of `check_client_settings`. Raises UsageError, which quotes nothing of them, also for settings that
+    librdkafka does not take.
     """
     where, text = KAFKA_CLIENT_VARIABLE, read_environment(KAFKA_CLIENT_VARIABLE).strip()
     if not text:
@@ -65,7 +66,7 @@ def read_client_settings() -> dict[str, str]:
         ) from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise UsageError(f'{where} must hold librdkafka settings as a JSON object of strings: {{"KEY": "VALUE"}}')
-    check_client_settings(found, where, alone=False)
+    check_client_settings(found, where, alone=alone)
     return found
 
 

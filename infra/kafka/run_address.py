@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from headrace.infra.environment import KAFKA_CLIENT_VARIABLE
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
+from headrace.infra.kafka.client_settings import read_client_settings
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.schemas.topics import NAME
 
@@ -21,15 +20,10 @@ def parse_run(text: str) -> RunAddress:
     run = parts.path.strip("/")
     if parts.scheme != "kafka" or not parts.netloc or not NAME.fullmatch(run):
         meant = _BARE.fullmatch(text.removeprefix("kafka://"))
-        form = (
-            f"kafka://{meant[1]}/{meant[2] if NAME.fullmatch(meant[2]) else 'RUN'}"
-            if meant
-            else "kafka://HOST:PORT/RUN"
-        )
+        brokers, named = meant.groups() if meant else ("HOST:PORT", "")
+        form = f"kafka://{brokers}/{named if NAME.fullmatch(named) else 'RUN'}"
         raise UsageError(f"cannot read the run address {text!r}: give {form}, as `headrace up` prints it")
-    client = read_client_settings()
-    check_client_settings(client, KAFKA_CLIENT_VARIABLE)
-    return RunAddress(Connection(parts.netloc, client), run)
+    return RunAddress(Connection(parts.netloc, read_client_settings(alone=True)), run)
 
 
 _BARE = re.compile(r"((?:[^/:,]+:\d+,?)+)/?([^/]*)")

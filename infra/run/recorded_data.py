@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from headrace.infra.errors import UsageError
+from headrace.infra.recipe.plug_in_sources import SHOWN
 from headrace.schemas.records import ReadData, UsedEnvironment
-
-SHOWN = 12
-"""Digits of a hash that are shown."""
 
 
 class OtherData(UsageError):
@@ -55,5 +53,10 @@ def _find_changed(
             yield path, before, after
 
 
+def describe_data(one: ReadData) -> str:
+    """Return how many rows it has, and the first digits of its hash."""
+    return f"{one.rows:,} rows, {one.content[:SHOWN]}"
+
+
 def _describe(some: list[ReadData]) -> str:
-    return " and ".join(f"{one.rows:,} rows, {one.content[:SHOWN]}" for one in some)
+    return " and ".join(map(describe_data, some))

@@ -92,13 +92,14 @@ def plan_revision(
             parent=parent,
         )
     newest = before[-1]
+    old = Recipe.from_json(newest.recipe)
     store = describe_store(replace(where, prefix=parse_store(newest).prefix))
     swapped, recipe = _keep_swapped_chain(before, recipe)
     known, here = newest_sources(before), sources_of(all_plug_ins(recipe))
     hashes = {top: source.hash for top, source in here.items()}
-    differing = [*find_differences(Recipe.from_json(newest.recipe), recipe), *find_source_differences(known, here)]
+    differing = [*find_differences(old, recipe), *find_source_differences(known, here)]
     differing += find_data_differences(newest_environments(one.environments for one in before), environments)
-    if differing and not new_recipe and not read_progress(address, Recipe.from_json(newest.recipe)).allows(differing):
+    if differing and not new_recipe and not read_progress(address, old).allows(differing):
         raise UsageError(
             f"run {address.run} has another recipe (revision {newest.revision}):\n"
             + "\n".join(f"  {line}" for line in differing)
@@ -106,7 +107,7 @@ def plan_revision(
             "--new-recipe, begin another run by --data or --set name=, or remove this one by `headrace clean`"
         )
     if differing:
-        _refuse_other_adapters(Recipe.from_json(newest.recipe), recipe)
+        _refuse_other_adapters(old, recipe)
         made = build_revision(newest.run_id, newest.revision + 1, recipe, store)
         return replace(made, swapped=swapped, plug_ins=hashes, environments=environments)
     if newest.store != store or find_missing_schemas(before) or hashes.keys() - known.keys():

@@ -34,7 +34,7 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.open_tasks import Plain
 from headrace.producers.feed.planned import Planned
-from headrace.producers.feed.selectors.registry import load_selectors
+from headrace.producers.feed.selectors.registry import load_feed_selectors
 from headrace.producers.feed.task_commits import TaskCommits
 from headrace.producers.feed.task_source import TaskSource
 from headrace.producers.feed.worked_examples import send_examples
@@ -240,10 +240,7 @@ def build_task_source(recipe: Recipe, workflow: str) -> TaskSource:
             raise UsageError(f"workflows.{workflow}.env: {error}") from error
         return environment
 
-    selectors = load_selectors(recipe.feed.selector, recipe.seed)
-    if selectors.chooser and recipe.feed.raise_tier:
-        raise UsageError(f"feed.raise_tier and feed.selector {selectors.chooser} both choose the tier: keep one")
-    return TaskSource(workflow, build, selectors)
+    return TaskSource(workflow, build, load_feed_selectors(recipe.feed, recipe.seed))
 
 
 def main(run: str) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from stoppable import until
+from topic_limits import set_limit
 
-from headrace.infra.kafka.clients import Connection, open_admin
+from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.ops.cluster_checks import ClusterUnfit, Wanted, examine_cluster, examine_run, needs_of, refuse_unfit
@@ -29,9 +29,7 @@ def test_a_cluster_is_looked_at_once_and_a_setting_that_would_refuse_records_is_
     refuse_unfit(connection, wanted)
 
     batches = recipe.topics.batches("solver")
-    small = ConfigEntry("max.message.bytes", "200", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, batches, incremental_configs=[small])
-    open_admin(connection).incremental_alter_configs([resource])[resource].result()
+    set_limit(connection, batches, 200)
     until(lambda: not all(finding.ok for finding in examine_cluster(connection, wanted)), "the broker knows it")
     with pytest.raises(ClusterUnfit, match=rf"topics: {batches} has max\.message\.bytes=200: set it to"):
         refuse_unfit(connection, wanted)

@@ -6,11 +6,10 @@ from multiprocessing.process import BaseProcess
 
 import deadly_loss
 import pytest
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from made_run import make_run, tiny_recipe
+from topic_limits import set_limit
 from trained_run import batches, curated, feed, has_made, start_trainer, until
 
-from headrace.infra.kafka.clients import open_admin
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.dead_letters.listing import read_dead_letters
@@ -67,13 +66,6 @@ def noted(run: Run) -> tuple[int, int]:
     return (begun.version, begun.times) if begun else (-1, 0)
 
 
-def set_limit(run: Run, topic: str, limit_bytes: int) -> None:
-    admin = open_admin(run.connection)
-    limit = ConfigEntry("max.message.bytes", str(limit_bytes), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[limit])
-    admin.incremental_alter_configs([resource])[resource].result()
-
-
 @pytest.mark.training
 def test_a_batch_whose_record_kafka_refuses_is_blamed_for_nothing(
     bootstrap: str, store: ObjectStore, run_name: str, trainers: list[BaseProcess]
@@ -81,14 +73,14 @@ def test_a_batch_whose_record_kafka_refuses_is_blamed_for_nothing(
     trainer = {**TRAINER, "loss": "ppo", "steps": 2}
     run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=trainer, kafka={"partitions": 1}))
     feed(run, [curated(number, stale=100) for number in range(8)])
-    set_limit(run, run.topics.batches("solver"), 200)
+    set_limit(run.connection, run.topics.batches("solver"), 200)
 
     for _ in range(MOST_DEATHS):  # as many as would make the batch smaller, and then dead letters
         trainers.append(start_trainer(run))
         trainers[-1].join(120)
         assert trainers[-1].exitcode == 1
     assert noted(run) in ((-1, 0), (1, 0))
-    set_limit(run, run.topics.batches("solver"), 1 << 20)
+    set_limit(run.connection, run.topics.batches("solver"), 1 << 20)
     trainers.append(start_trainer(run))
     until(lambda: has_made(run, 2), trainers[-1])
 

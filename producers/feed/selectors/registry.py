@@ -8,7 +8,7 @@ from typing import Any
 from headrace.envs.contract import Problem
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import check_settings, find_named
-from headrace.infra.recipe.settings import Use
+from headrace.infra.recipe.settings import Feed, Use
 from headrace.producers.feed.selectors.contract import ChoosesTier, KnowsSize, Selector
 from headrace.schemas.records import Outcome
 
@@ -83,6 +83,14 @@ def load_selectors(uses: Sequence[Use], seed: int) -> AllOf:
     if len(set(names)) < len(names):
         raise UsageError(f"feed.selector names {', '.join(names)}: each can be named once")
     return AllOf({use.use: load_selector(use, seed) for use in uses})
+
+
+def load_feed_selectors(feed: Feed, seed: int) -> AllOf:
+    """Build the selectors of a recipe's feed, as one. Raises UsageError, also where two of its keys choose the tier."""
+    selectors = load_selectors(feed.selector, seed)
+    if selectors.chooser and feed.raise_tier:
+        raise UsageError(f"feed.raise_tier and feed.selector {selectors.chooser} both choose the tier: keep one")
+    return selectors
 
 
 def load_selector(use: Use, seed: int) -> Selector:
