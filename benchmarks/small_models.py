@@ -32,6 +32,7 @@ from headrace.infra.recipe.settings import TrainerSettings
 from headrace.producers.engines.torch_engine import TorchEngine
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.model import empty_model
 
 VOCABULARY = 4096
 SIZES = {"1M": (128, 3), "14M": (384, 6)}
@@ -71,11 +72,7 @@ def build(hidden: int, layers: int) -> transformers.PreTrainedModel:
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config, dtype=torch.float32, attn_implementation="sdpa"
-    )
-    model.train(mode=False)
-    return model
+    return empty_model(config)
 
 
 def drawn_lengths() -> list[int]:

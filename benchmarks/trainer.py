@@ -34,7 +34,7 @@ from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, cut_mi
 from headrace.trainers.learner.attention import enable_packing
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.logprobs import LOGITS_MIB, token_logprobs
-from headrace.trainers.learner.model import deterministic
+from headrace.trainers.learner.model import deterministic, empty_model
 from headrace.trainers.learner.numerics import compute_dtype
 
 ROUNDS = 3
@@ -67,11 +67,7 @@ class Size:
             tie_word_embeddings=True,
         )
         torch.manual_seed(0)
-        model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.float32, attn_implementation="sdpa"
-        )
-        model.train(mode=False)
-        return model
+        return empty_model(config)
 
 
 @dataclass(frozen=True, slots=True)

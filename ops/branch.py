@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from headrace.infra.weights.files import ADAPTER_WEIGHTS
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.opened_run import open_run
 from headrace.ops.weights_export import choose_best, export
-from headrace.schemas.records import CheckpointPointer
 
 BEGAN = "parent.json"
 BEST = "best"
@@ -116,8 +114,7 @@ def _copy_optimizer(run: Run, policy: str, version: int, out: Path) -> None:
     from headrace.trainers.learner.checkpoint import CHECKPOINT_FILE, decode_checkpoint, encode_checkpoint
     from headrace.trainers.versions.history import read_history
 
-    pointers: Mapping[int, CheckpointPointer] = read_history(run, policy).checkpoints
-    pointer = pointers.get(version)
+    pointer = read_history(run, policy).checkpoints.get(version)
     if pointer is None or pointer.checkpoint is None or pointer.parts:
         return
     kept = decode_checkpoint(run.get(pointer.checkpoint))

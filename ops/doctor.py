@@ -128,10 +128,14 @@ def _data_folder() -> Finding:
     return _check_writable("data folder", HOME.absolute(), "run in another folder, or use --data")
 
 
+def find_nearest(folder: Path) -> Path:
+    """Return a folder, or the first above it that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
 def _file_locks() -> Finding:
     """Try a lock where data folders are made."""
-    folder = HOME.absolute()
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    nearest = find_nearest(HOME.absolute())
     descriptor = os.open(nearest, os.O_RDONLY)
     try:
         take_lock(descriptor, shared=True)
@@ -147,6 +151,6 @@ def _cache_folder() -> Finding:
 
 
 def _check_writable(what: str, folder: Path, remedy: str) -> Finding:
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    nearest = find_nearest(folder)
     ok = os.access(nearest, os.W_OK | os.X_OK)
     return Finding(what, ok, str(folder) if ok else f"{nearest} is not writable: {remedy}")

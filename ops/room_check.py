@@ -17,9 +17,9 @@ import psutil
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.settings import Policy, Recipe
-from headrace.infra.weights.model_config import read_config
+from headrace.infra.weights.model_config import EXPERT_COUNTS, read_config
 from headrace.ops.device_check import CPU, TORCH, find_devices, probe_devices
-from headrace.ops.doctor import DISK_BYTES, GIB
+from headrace.ops.doctor import DISK_BYTES, GIB, find_nearest
 from headrace.ops.faults import Fault
 from headrace.ops.model_check import read_tensors
 from headrace.producers.engines.registry import MOST_ROWS
@@ -29,7 +29,6 @@ LEAST_DISK_BYTES = 256 << 20
 """With less the embedded servers do not come up, or stop within minutes."""
 MASTERS_BYTES, MOMENTS_BYTES, FP32_BYTES, BF16_BYTES = 4, 8, 4, 2
 """Of each weight: its fp32 master, AdamW's two moments, and what is computed with on a CPU, or on a GPU."""
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def _derive_parameters(text: Mapping[str, Any]) -> int:
     hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
     queries = int(text["num_attention_heads"]) * _head_size(text)
     attention = 2 * hidden * (queries + _count_key_values(text))
-    experts = next((int(text[key]) for key in EXPERTS if text.get(key)), 0)
+    experts = next((int(text[key]) for key in EXPERT_COUNTS if text.get(key)), 0)
     width = experts * int(text["moe_intermediate_size"]) if experts else int(text["intermediate_size"])
     embeddings = int(text["vocab_size"]) * hidden * (1 if text.get("tie_word_embeddings") else 2)
     return layers * (attention + 3 * hidden * width) + embeddings
@@ -168,7 +167,7 @@ def judge_memory(needs: Sequence[Need], rooms: Mapping[str, Room]) -> list[Fault
 
 def find_lack_of_memory(recipe: Recipe) -> list[Fault]:
     """Hold what a recipe starts here against the memory of this machine and of its GPUs."""
-    sizes = {name: size for name, policy in recipe.policies.items() if (size := measure_model(policy)) is not None}
+    sizes = _measure_models(recipe)
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     rooms = {CPU: Room(memory.available + swap.free, memory.total + swap.total)}
     if wanted := find_devices(recipe):
@@ -223,10 +222,14 @@ def find_lack_of_disk(recipe: Recipe, folder: Path, *, has_begun: bool) -> list[
 
     Of a run that has begun, some is there already: it is not counted.
     """
-    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    sizes = {name: size for name, policy in recipe.policies.items() if (size := measure_model(policy)) is not None}
-    objects = 0.0 if has_begun else estimate_objects(recipe, sizes)
-    return judge_disk(recipe, folder, shutil.disk_usage(nearest).free, objects)
+    is_counted = not (has_begun or recipe.store.endpoint)
+    objects = estimate_objects(recipe, _measure_models(recipe)) if is_counted else 0.0
+    return judge_disk(recipe, folder, shutil.disk_usage(find_nearest(folder.absolute())).free, objects)
+
+
+def _measure_models(recipe: Recipe) -> dict[str, ModelSize]:
+    """Return policy to the size of its model, where that can be told here."""
+    return {name: size for name, policy in recipe.policies.items() if (size := measure_model(policy)) is not None}
 
 
 def _gib(size: float) -> str:

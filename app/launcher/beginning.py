@@ -72,7 +72,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         refuse_unfit(address.connection, Wanted(read_topic_specs(first, recipe)))
     if first is not None and codec.decode(first, RecipeRevision).run_id != own_run_id:
         refuse_run_of_another(join(address), recipe, own_run_id, embedded_store=servers.embedded_store)
-    newest_before = 0 if first is None else read_known_revisions(address)[-1].revision
+    newest_before = 0
     settle = partial(
         plan_revision,
         address,
@@ -88,6 +88,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         remember(own_run_id := revision.run_id)
         write_revision(address.connection, recipe.topics.recipe, revision)
     elif revision is not None:
+        newest_before = read_known_revisions(address)[-1].revision
         revision = write_later(address, settle)
     run = join(address)
     if first is None:  # another may have begun it at the same moment: the oldest revision is the run's

@@ -87,7 +87,7 @@ class Manifest(_Table):
     run: str
     run_id: str
     with_weights: bool = False
-    """Objects of weights and checkpoints are copied too, from its beginning on."""
+    """Objects of weights and checkpoints are copied too."""
     topics: dict[str, ArchivedTopic] = Field(default_factory=dict)
     objects: dict[str, ArchivedObject] = Field(default_factory=dict)
     """Archived objects by key."""

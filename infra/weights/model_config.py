@@ -12,6 +12,9 @@ from headrace.infra.errors import UsageError
 PARTS = ("text_config", "vision_config", "audio_config")
 """Configs of parts, which only a model of several media has."""
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configs call the number of experts in a layer."""
+
 
 def read_config(folder: str | Path) -> Mapping[str, Any] | None:
     """Return config.json of a folder; None where there is none that can be read."""

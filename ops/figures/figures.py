@@ -74,7 +74,6 @@ class Figures:
         self._revisions = RevisionsFold()
         self._ended = ""
         self._began_ms = 0
-        self._parent = ""
         self._newest_ms = 0
         self._feeder: tuple[Snapshot, tuple[str, int, int]] | None = None
         """Its newest state and the position of that; read when it is asked for, as there are many and they are long."""
@@ -120,7 +119,6 @@ class Figures:
             self._revisions.revision(record)
             self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
             self._began_ms = self._began_ms or record.created_ms
-            self._parent = self._parent or record.parent
         elif isinstance(record, WeightsPublished):
             self._fold_event(record)
         elif isinstance(record, Snapshot):
@@ -196,7 +194,6 @@ class Figures:
             run=self.recipe.name,
             state=self._state(now_ms),
             ended=self._ended,
-            parent=self._parent,
             versions={policy: versions[policy] for policy in self.recipe.policies if policy in versions},
             groups=_sum(policies.values()),
             policies=policies,

@@ -123,7 +123,7 @@ class RunFigures:
     advice: tuple[Advice, ...] = ()
     """Observations that something looks wrong, although the run continues; empty once it has ended."""
     parent: str = ""
-    """Of a branch: run id and versions that it began with, `RUN-ID solver@40`."""
+    """Of a branch: run id and versions that it began with, `RUN-ID solver@40`; only `headrace status` has it."""
     environments: tuple[UsedEnvironment, ...] = ()
     """Environment and data of each workflow, as the newest revision records them; only `headrace status` has them."""
     standstill: Standstill | None = None

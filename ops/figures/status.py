@@ -45,7 +45,7 @@ def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
         began_ms: When it was started last, in ms since the epoch; 0 if unknown.
     """
     fold, found = figures(run)
-    found = replace(found, environments=run.environments_at(run.revision))
+    found = replace(found, parent=run.parent, environments=run.environments_at(run.revision))
     now = now_ms()
     if not rests:
         found = replace(found, standstill=_standstill(run, fold, found, Surroundings(began_ms), now))

@@ -16,13 +16,11 @@ import transformers
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe, TrainerSettings
 from headrace.infra.weights.experts import routers_of
+from headrace.infra.weights.model_config import EXPERT_COUNTS
 from headrace.trainers.batches.batch import MicroBatch
 from headrace.trainers.learner.limits import RoutingLimits
 from headrace.trainers.learner.model import config_of
 from headrace.trainers.losses.auxiliary import load_balance
-
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What configs call the number of experts in a layer."""
 
 
 class Routers:
@@ -136,7 +134,7 @@ def check_experts(recipe: Recipe, policy: str) -> None:
     settings = recipe.trainer_of(policy)
     if settings.replay_routing or settings.router_aux:
         config = config_of(recipe.policies[policy]).get_text_config()
-        has_experts = any(getattr(config, name, None) for name in _COUNTS)
+        has_experts = any(getattr(config, name, None) for name in EXPERT_COUNTS)
         _refuse_without_experts(settings, has_experts, config.model_type)
 
 
