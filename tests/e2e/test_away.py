@@ -20,7 +20,7 @@ from headrace.infra.embedded.store_server import EmbeddedStore
 
 STEPS = 6
 PATIENCE_S = 500.0
-DISK = "160m"
+DISK = "320m"
 QUICK = (f"trainer.steps={STEPS}", "trainer.checkpoint_every=2", "trainer.groups_per_batch=8", "evaluate.every=0")
 
 
