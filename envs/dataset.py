@@ -18,6 +18,7 @@ import structlog
 
 from headrace.envs.answers import find_last_boxed, is_same_answer
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
+from headrace.envs.data.held_out import interleave_sets, read_held_out
 from headrace.envs.data.layout import Layout, Record, RowFault, read_columns
 from headrace.envs.data.rows import Rows, TaskFileError
 from headrace.envs.data.scorers import build_scorer
@@ -40,7 +41,7 @@ ROW_SCORERS = ("exact", "numeric", "regex")
 """Scorers that a row may name without a table `scorers`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Pool:
     """The different problems of one source."""
 
@@ -63,6 +64,8 @@ class _Deck:
     pool: _Pool
     places: Numbers
     """Places in `pool.firsts`."""
+    tier: str = ""
+    """Tier of all its problems; empty for that of each row."""
 
 
 class Dataset:
@@ -75,8 +78,9 @@ class Dataset:
         path: JSONL or Parquet file, folder of Parquet files or of `datasets`, or `hub:owner/name`.
         split, config, revision: What to take of a data set that has several; see `Source`.
         columns: Names of its columns; see `Columns`.
-        held_out: Share that is kept for evaluations; or a path of their own, or a table of `path` and `split`. What
-            stands in such a file too is not trained on.
+        held_out: Share that is kept for evaluations; or a path of their own, or a table of `path` and `split`; or
+            several of these by name, each a tier with a result of its own. What stands in such a file too is not
+            trained on.
         warm_start: Share that worked examples come from, if `columns` names a column of solutions.
         scorer: How answers are judged; see `SCORERS`.
         scorers: Scorers by the name that the column of scorers holds.
@@ -100,7 +104,7 @@ class Dataset:
         config: str = "",
         revision: str = "",
         columns: Mapping[str, str] | None = None,
-        held_out: float | str | Mapping[str, str] = 0.1,
+        held_out: float | str | Mapping[str, str | Mapping[str, str]] = 0.1,
         warm_start: float = WARM_START,
         scorer: str | Mapping[str, Any] = "exact",
         scorers: Mapping[str, str | Mapping[str, Any]] | None = None,
@@ -117,14 +121,14 @@ class Dataset:
         for name, text in {**named_texts, "instruction": instruction or "", "answer_pattern": answer_pattern}.items():
             _check_text(name, text)
         self._source = Source(_check_text("path", path), split, config, revision)
-        self._held_out, self._own_held_out = _read_held_out(held_out, self._source)
+        self._held_out = read_held_out(held_out, self._source)
         named = read_columns(columns or {})
         built = {"": build_scorer(scorer)} | (
             {name: build_scorer(name) for name in ROW_SCORERS} if named.scorer else {}
         )
         built |= {name: build_scorer(spec) for name, spec in (scorers or {}).items()}
         self._warm_start = _check_share("warm_start", warm_start) if named.solution else 0.0
-        if self._held_out + self._warm_start >= 1:
+        if self._held_out_share + self._warm_start >= 1:
             raise ValueError("held_out and warm_start are shares of the problems, and leave none to train on")
         if template and "{problem}" not in template:
             raise ValueError("template lacks {problem}, the place of the problem")
@@ -136,19 +140,22 @@ class Dataset:
             named, built, tuple(keep), _compile(answer_pattern), _check_text("system", system), template, instruction
         )
         self._lock = threading.Lock()
-        self._decks: dict[Split, _Deck] = {}
+        self._decks: dict[Split, tuple[_Deck, ...]] = {}
+        self._sets, self._indices = interleave_sets([0])
+        """Of every held-out problem its deck, and its index there."""
         self._identities: tuple[ReadData, ...] = ()
         if named.solution:
             self.example = self._example  # so that it gives examples just where it has solutions
 
     def size(self, split: Split) -> int:
         """Return the number of different problems. Raises TaskFileError."""
-        return len(self._open()[split].places)
+        return sum(len(deck.places) for deck in self._open()[split])
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return the problem at an index; the order begins again at the end. Raises ValueError for an empty split."""
-        task_id, record = self._read_record(split, index)
-        return Problem(task_id, self._layout.compose_prompt(record), record.answer, record.tier, record.extra)
+        task_id, tier, record = self._read_record(split, index)
+        prompt = self._layout.compose_prompt(record)
+        return Problem(task_id, prompt, record.answer, tier or record.tier, record.extra)
 
     def score(self, problem: Problem, text: str) -> Score:
         """Judge a completion by the scorer of the data set, or of the problem's own row."""
@@ -162,24 +169,33 @@ class Dataset:
 
     def _example(self, index: int) -> WorkedExample:
         r"""Return a worked solution; one without a box gets the answer in one, where the scorer looks for it."""
-        _, record = self._read_record("warm_start", index)
+        _, _, record = self._read_record("warm_start", index)
         solution = record.solution
         if self._layout.find_scorer(record.extra).is_boxed and find_last_boxed(solution) is None:
             solution += f"\n\\boxed{{{record.answer}}}"
         return WorkedExample(self._layout.compose_prompt(record), solution)
 
-    def _read_record(self, split: Split, index: int) -> tuple[str, Record]:
-        """Return a problem's identity and what its row holds."""
-        deck = self._open()[split]
-        if not len(deck.places) or index < 0:
-            raise ValueError(f"there is no problem {index} among the {len(deck.places)} of split {split!r}")
-        place = int(deck.places[index % len(deck.places)])
+    @property
+    def _held_out_share(self) -> float:
+        return self._held_out if isinstance(self._held_out, float) else 0.0
+
+    def _read_record(self, split: Split, index: int) -> tuple[str, str, Record]:
+        """Return a problem's identity, the tier of its deck, and what its row holds."""
+        decks = self._open()[split]
+        count = sum(len(deck.places) for deck in decks)
+        if not count or index < 0:
+            raise ValueError(f"there is no problem {index} among the {count} of split {split!r}")
+        index %= count
+        deck = decks[0]
+        if len(decks) > 1:
+            deck, index = decks[int(self._sets[index])], int(self._indices[index])
+        place = int(deck.places[index])
         number, rows = int(deck.pool.firsts[place]), deck.pool.rows
         first, last = deck.pool.digests[place].tolist()
         record = self._read_row(rows, number)
         if hash_text(record.problem) != first.to_bytes(8, "big") + last.to_bytes(8, "big"):
             raise TaskFileError(f"{rows.name_row(number)} was changed since it was first read: start again")
-        return f"{first:016x}", record
+        return f"{first:016x}", deck.tier, record
 
     def _read_row(self, rows: Rows, number: int) -> Record:
         try:
@@ -187,45 +203,56 @@ class Dataset:
         except RowFault as fault:
             raise TaskFileError(f"{rows.name_row(number)}: {fault}") from None
 
-    def _open(self) -> dict[Split, _Deck]:
+    def _open(self) -> dict[Split, tuple[_Deck, ...]]:
         with self._lock:
             if not self._decks:
                 self._decks = self._read_decks()
         return self._decks
 
-    def _read_decks(self) -> dict[Split, _Deck]:
+    def _read_decks(self) -> dict[Split, tuple[_Deck, ...]]:
         began = time.monotonic()
         pool = self._read_pool(self._source)
         shares = compute_shares(pool.digests)
-        is_kept = shares < self._held_out
-        own, rest = pool, ~is_kept
-        kept = np.flatnonzero(is_kept)
-        if self._own_held_out is not None:
-            own = self._read_pool(self._own_held_out)
-            kept = np.arange(len(own.firsts))
-            rest &= ~_find_shared(pool, own)
-        is_warm = rest & (shares < self._held_out + self._warm_start)
+        is_kept = shares < self._held_out_share
+        kept: tuple[_Deck, ...] = (_Deck(pool, np.flatnonzero(is_kept)),)
+        rest = ~is_kept
+        if isinstance(self._held_out, dict):
+            kept = tuple(self._open_set(name, source) for name, source in self._held_out.items())
+            for deck in kept:
+                rest &= ~_find_shared(pool, deck.pool)
+        is_warm = rest & (shares < self._held_out_share + self._warm_start)
         train, warm = np.flatnonzero(rest & ~is_warm), np.flatnonzero(is_warm)
-        wants_kept = self._held_out or self._own_held_out is not None
-        if not len(train) or (wants_kept and not len(kept)) or (self._warm_start and not len(warm)):
-            asked = self._own_held_out or self._held_out
-            examples = f", {len(warm)} for worked examples" if self._warm_start else ""
-            raise TaskFileError(
-                f"{self._source}: {len(pool.firsts)} different problems split by held_out = {asked} leave {len(train)} "
-                f"to train on and {len(kept)} to evaluate on{examples}; give more problems or another held_out (0 for "
-                "no evaluation)"
-            )
-        pools = [pool] if own is pool else [pool, own]
+        self._refuse_empty(pool, kept, train, warm)
+        self._sets, self._indices = interleave_sets([len(deck.places) for deck in kept])
+        pools = dict.fromkeys((pool, *(deck.pool for deck in kept)))
         self._identities = tuple(one.identify() for one in pools)
         for one in self._identities:
             log.info(
                 "data.read", path=one.path, rows=one.rows, content=one.content, s=round(time.monotonic() - began, 2)
             )
         return {
-            "train": _Deck(pool, train[order_by_seed(pool.digests[train], self._seed)]),
-            "held_out": _Deck(own, kept),
-            "warm_start": _Deck(pool, warm[order_by_seed(pool.digests[warm], self._seed)]),
+            "train": (_Deck(pool, train[order_by_seed(pool.digests[train], self._seed)]),),
+            "held_out": kept,
+            "warm_start": (_Deck(pool, warm[order_by_seed(pool.digests[warm], self._seed)]),),
         }
+
+    def _open_set(self, name: str, source: Source) -> _Deck:
+        pool = self._read_pool(source)
+        return _Deck(pool, np.arange(len(pool.firsts)), name)
+
+    def _refuse_empty(self, pool: _Pool, kept: tuple[_Deck, ...], train: Numbers, warm: Numbers) -> None:
+        """Raise TaskFileError for a split that is wanted and has no problem."""
+        counts = [len(deck.places) for deck in kept]
+        is_wanted = self._held_out != 0.0
+        if not len(train) or (is_wanted and not all(counts)) or (self._warm_start and not len(warm)):
+            sets = self._held_out
+            asked = ", ".join(map(str, sets.values())) if isinstance(sets, dict) else sets
+            examples = f", {len(warm)} for worked examples" if self._warm_start else ""
+            raise TaskFileError(
+                f"{self._source}: {len(pool.firsts)} different problems split by held_out = {asked} leave {len(train)} "
+                f"to train on and {' + '.join(map(str, counts))} to evaluate on{examples}; give more problems or "
+                "another held_out (0 for no evaluation)"
+            )
 
     def _read_pool(self, source: Source) -> _Pool:
         """Read all rows once. Raises TaskFileError for one that is malformed, or a problem with two answers."""
@@ -254,22 +281,6 @@ def _find_shared(pool: _Pool, own: _Pool) -> np.ndarray[Any, np.dtype[np.bool_]]
     pair = np.dtype([("first", np.uint64), ("last", np.uint64)])
     left, right = (np.ascontiguousarray(one.digests).view(pair).ravel() for one in (pool, own))
     return np.isin(left, right)
-
-
-def _read_held_out(held_out: Any, source: Source) -> tuple[float, Source | None]:
-    """Return the share to hold out, or where held-out problems are instead."""
-    given = {"path": held_out, "split": source.split} if isinstance(held_out, str) else held_out
-    if isinstance(given, Mapping) and given and not set(given) - {"path", "split", "config", "revision"}:
-        settings = {"path": source.path, "config": source.config, "revision": source.revision, **given}
-        own = Source(**{name: _check_text(f"held_out.{name}", value) for name, value in settings.items()})
-        if own == source:
-            raise ValueError("held_out names what is trained on: give another path or split, or a share")
-        return 0.0, own
-    if isinstance(held_out, bool) or not isinstance(held_out, int | float) or not 0 <= held_out < 1:
-        raise ValueError(
-            f"held_out is a share, 0 <= held_out < 1, a path, or a table of path and split; got {held_out!r}"
-        )
-    return float(held_out), None
 
 
 def _check_share(name: str, value: Any) -> float:

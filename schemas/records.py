@@ -41,6 +41,7 @@ from headrace.schemas.version_records import (
     ObjectsRetired,
     Position,
     StepBegun,
+    TierResult,
     WeightsPublished,
 )
 
@@ -73,6 +74,7 @@ __all__ = [
     "StepBegun",
     "TakenWeights",
     "Task",
+    "TierResult",
     "Trajectory",
     "TrajectoryGroup",
     "UsedEnvironment",

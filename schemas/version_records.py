@@ -122,6 +122,20 @@ class WeightsPublished:
 
 
 @dataclass(frozen=True, slots=True)
+class TierResult:
+    """Success on the held-out problems of one tier: a held-out set, a source of a mixture, a difficulty."""
+
+    tier: str = ""
+    """Name of the tier."""
+    problems: int = 0
+    """How many problems concluded."""
+    played: int = 0
+    """Episodes that played."""
+    avg_at_k: float = 0.0
+    """As that of the whole evaluation; NaN if none played."""
+
+
+@dataclass(frozen=True, slots=True)
 class EvalResult:
     """Success of one version on held-out problems. evaluator → page, feeder."""
 
@@ -151,6 +165,8 @@ class EvalResult:
     """Episodes that failed: they are no answers, right or wrong."""
     played: int = -1
     """Episodes that played; -1 where failed ones counted as wrong, as builds before this field did."""
+    tiers: tuple[TierResult, ...] = ()
+    """The same by tier, in the order of their names; empty where there are fewer than 2 tiers, or more than 16."""
 
     @property
     def has_reward(self) -> bool:

@@ -209,6 +209,10 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
             whose = f"{policy}, {block.versions} versions: " if len(policies) > 1 else ""
             table.add_row(what, f"{whose}{change}")
     for policy, block in policies.items():
+        whose = f"{policy}: " if len(policies) > 1 else ""
+        for tier, (first, last) in block.eval_tiers.items():
+            table.add_row(f"  {tier}", f"{whose}{_change(first, last)}")
+    for policy, block in policies.items():
         if block.best is not None and block.best.version < block.versions:
             whose = f"{policy}: " if len(policies) > 1 else ""
             table.add_row("best held-out", f"{whose}{block.best.reward:.2f}, version {block.best.version}")

@@ -6,9 +6,10 @@ from headrace.schemas.records import EvalResult
 
 
 def describe_evaluation(result: EvalResult) -> str:
-    """Return `0.42 at version 20`, and beside it the episodes that failed, if any."""
+    """Return `0.42 at version 20`, and beside it the rewards by tier and the episodes that failed, if any."""
     reward = f"{result.avg_at_k:.2f}" if result.has_reward else "no reward"
-    return f"{reward} at version {result.version}{describe_failed(result)}"
+    tiers = ", ".join(f"{one.tier} {one.avg_at_k:.2f}" if one.played else f"{one.tier} -" for one in result.tiers)
+    return f"{reward} at version {result.version}{f' ({tiers})' if tiers else ''}{describe_failed(result)}"
 
 
 def describe_failed(result: EvalResult) -> str:

@@ -247,4 +247,6 @@ def evaluation_table(found: Mapping[str, Mapping[str, Measured]]) -> RenderableT
             mean = "-" if one.avg_at_k is None else f"{one.avg_at_k:.3f}"
             row = (mean, passed, asked, f"{one.mean_length:.1f}", str(one.failures))
             table.add_row(workflow, policy, *row)
+            for tier, reward in one.tiers.items():
+                table.add_row("", f"  {tier}", "-" if reward is None else f"{reward:.3f}")
     return table

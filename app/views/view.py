@@ -172,7 +172,7 @@ def _numbers(moment: Moment) -> Table:
         if found:
             table.add_row(
                 _label("held out", policy, moment.recipe),
-                " · ".join(map(describe_evaluation, (*found[:1], *found[1:][-3:]))),
+                " · ".join(map(describe_evaluation, (*found[:1], *found[1:][-(1 if found[-1].tiers else 3) :]))),
             )
     table.add_row(
         "groups",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import fsum
 from typing import Any, NamedTuple
@@ -11,10 +12,12 @@ from typing import Any, NamedTuple
 from headrace.consumers.algorithms.contract import generated_lengths
 from headrace.consumers.evaluate.pass_at_k import mean_pass_at_k
 from headrace.schemas.headers import HeaderError, Headers, Stamp
-from headrace.schemas.records import EvalResult, TrajectoryGroup
+from headrace.schemas.records import EvalResult, TierResult, TrajectoryGroup
 
 RIGHT_ABOVE = 0.5
 """A sample with more reward than this counts as right in pass@k."""
+MOST_TIERS = 16
+"""With more tiers than this a result has none: they are a column of the data, and nobody reads them one by one."""
 
 
 class EvaluationId(NamedTuple):
@@ -40,6 +43,8 @@ class Answers:
     trajectories: int
     """Episodes that played."""
     failures: int
+    tier: str = ""
+    """Tier of the problem; empty for one that has none, and for a group that could not be read."""
 
 
 def count_answers(group: TrajectoryGroup) -> Answers:
@@ -52,6 +57,27 @@ def count_answers(group: TrajectoryGroup) -> Answers:
         tokens=sum(generated_lengths(group)),
         trajectories=len(rewards),
         failures=max(group.n_asked - len(rewards), 0),
+        tier=group.tier,
+    )
+
+
+def mean_score(played: Sequence[Answers]) -> float:
+    """Return the mean reward of problems of which an episode played, each problem the same weight; NaN for none."""
+    return fsum(one.score / one.trajectories for one in played) / len(played) if played else math.nan
+
+
+def measure_tiers(found: Sequence[Answers]) -> tuple[TierResult, ...]:
+    """Return the success on each tier's problems, if there are some tiers to compare."""
+    tiers = defaultdict[str, list[Answers]](list)
+    for one in found:
+        if one.tier:
+            tiers[one.tier].append(one)
+    if not 1 < len(tiers) <= MOST_TIERS:
+        return ()
+    played = {tier: [one for one in answers if one.trajectories] for tier, answers in tiers.items()}
+    return tuple(
+        TierResult(tier, len(tiers[tier]), sum(one.trajectories for one in played[tier]), mean_score(played[tier]))
+        for tier in sorted(tiers)
     )
 
 
@@ -109,7 +135,7 @@ class EvaluationFold:
             problems=len(found),
             asked=self.problems,
             samples=samples,
-            avg_at_k=fsum(one.score / one.trajectories for one in played) / len(played) if played else math.nan,
+            avg_at_k=mean_score(played),
             pass_at_k={
                 str(k): mean_pass_at_k([(one.trajectories, one.right) for one in played if one.trajectories >= k], k)
                 for k in _iterate_ks(min(samples, max((one.trajectories for one in played), default=0)))
@@ -117,6 +143,7 @@ class EvaluationFold:
             mean_length=sum(one.tokens for one in found) / trajectories if trajectories else 0.0,
             failures=sum(one.failures for one in found),
             played=trajectories,
+            tiers=measure_tiers(found),
         )
 
     def snapshot(self) -> dict[str, Any]:

@@ -239,7 +239,8 @@ class Evaluations:
             return OF_ANY
         if found.played < 0 and found.failures:
             return (*OF_ANY, "mean_length", "failures")
-        return (*OF_ANY, *OF_ANSWERS)
+        tiers = ("tiers",) if found.tiers else ()  # builds before this field gave none
+        return (*OF_ANY, *OF_ANSWERS, *tiers)
 
 
 def _stamp(message: Message, run_id: str) -> Stamp | None:

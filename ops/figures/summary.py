@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from headrace.infra.embedded.data_folder import DataFolder, Effort
@@ -68,6 +68,8 @@ class PolicySummary:
     reward_last: float | None
     eval_first: float | None
     eval_last: float | None
+    eval_tiers: dict[str, tuple[float | None, float | None]]
+    """Tier to its held-out reward at the first and the last version that was evaluated; empty for fewer than two."""
     best: BestVersion | None
     """The version with the highest held-out reward."""
     groups: PolicyAudit
@@ -186,6 +188,7 @@ def policy_summary(
         reward_last=figures.reward_last.get(policy),
         eval_first=first,
         eval_last=last,
+        eval_tiers=eval_tier_ends(evals),
         best=find_best_version(evals),
         groups=figures.policies[policy],
         weights=figures.weights[policy],
@@ -223,6 +226,16 @@ def eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:
     known = [one for one in evals if one.has_reward]
     means = [fmean(one.avg_at_k for one in known if one.version == at) for at in sorted({e.version for e in known})]
     return (means[0] if len(means) > 1 else None), (means[-1] if means else None)
+
+
+def eval_tier_ends(evals: Sequence[EvalResult]) -> dict[str, tuple[float | None, float | None]]:
+    """Return, by tier, avg@k of the first and the last version that was evaluated, as `eval_ends`."""
+    tiers = sorted({tier.tier for one in evals for tier in one.tiers})
+    of_tier = {
+        name: [replace(one, avg_at_k=t.avg_at_k, played=t.played) for one in evals for t in one.tiers if t.tier == name]
+        for name in tiers
+    }
+    return {name: eval_ends(found) for name, found in of_tier.items()}
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:

@@ -43,6 +43,8 @@ class Measured:
     """Generated tokens of an answer."""
     failures: int
     """Episodes that failed; they are no answers, right or wrong."""
+    tiers: dict[str, float | None]
+    """Tier to its own `avg_at_k`; empty where there are no tiers to compare."""
 
 
 def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str, Measured]]:
@@ -60,6 +62,7 @@ def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str,
                 pass_at_k=result.pass_at_k,
                 mean_length=result.mean_length,
                 failures=result.failures,
+                tiers={one.tier: one.avg_at_k if one.played else None for one in result.tiers},
             )
     return found
 

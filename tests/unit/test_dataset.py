@@ -134,6 +134,18 @@ def test_held_out_problems_have_a_file_of_their_own_and_are_not_trained_on(tmp_p
     assert identities[0].content == hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
+def test_held_out_sets_by_name_are_tiers_and_the_first_problems_are_of_all_of_them(tmp_path: Path) -> None:
+    found = rows(30)
+    path, hard, easy = (
+        written(tmp_path / name, part) for name, part in (("a", found), ("h", found[:2]), ("e", found[5:9]))
+    )
+    env = Dataset(1, path, columns=COLUMNS, held_out={"hard": hard, "easy": {"path": easy}})
+    assert (env.size("train"), env.size("held_out")) == (24, 6)
+    assert [env.problem("held_out", index).tier for index in range(6)] == [*["hard", "easy"] * 2, "easy", "easy"]
+    assert len({one.task_id for one in [*listed(env), *listed(env, "held_out")]}) == 30
+    assert [one.rows for one in env.read_data()] == [30, 2, 4]
+
+
 def test_a_split_of_a_folder_of_datasets_is_held_out_by_its_name(tmp_path: Path) -> None:
     for split, found in {"train": rows(30), "test": rows(40)[30:]}.items():
         as_saved(tmp_path / "d" / split, found)
@@ -256,7 +268,9 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
         ({"columns": {"problem": ""}}, "columns.problem is the name of a column"),
         ({"columns": {"answer": ""}}, "the scorer compares with an answer"),
         ({"held_out": True}, "held_out is a share"),
-        ({"held_out": {"file": "x"}}, "held_out is a share"),
+        ({"held_out": {"file": "x", "split": "y"}}, "held_out is a path, or a table of config, path, revision, split"),
+        ({"held_out": {"file": 1}}, "held_out.file is a path"),
+        ({"held_out": {"math": "a.jsonl"}}, "held_out.math names what is trained on"),
         ({"held_out": "a.jsonl"}, "held_out names what is trained on"),
         ({"columns": {"solution": "s"}, "held_out": 0.5, "warm_start": 0.5}, "leave none to train on"),
         ({"columns": {"solution": "s"}, "warm_start": 0}, "warm_start is a share"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from headrace.ops.figures.reward_figures import RewardsFold
 from headrace.ops.figures.summary import eval_ends
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
-from headrace.schemas.records import EvalResult, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.schemas.records import EvalResult, Sequence, Span, TierResult, Trajectory, TrajectoryGroup
 
 
 def group(number: int, *rewards: float, version: int = 3, n_asked: int = 0, policy: str = "solver") -> TrajectoryGroup:
@@ -72,6 +73,17 @@ def test_an_evaluation_of_which_every_episode_failed_has_no_reward() -> None:
     fold = RewardsFold(["solver"])
     fold.evaluation(result)
     assert (fold.evals, fold.tokens) == ([result], 0)
+
+
+def test_each_of_a_few_tiers_has_a_result_of_its_own() -> None:
+    answers = [("hard", 0.0, 1.0), ("easy", 1.0, 1.0), ("", 1.0, 0.0), ("hard",)]
+    groups = [replace(group(at, *rewards, n_asked=2), tier=tier) for at, (tier, *rewards) in enumerate(answers)]
+    [result] = fold_all(EvaluationFold("r", 4), groups)
+    assert result.tiers == (TierResult("easy", 1, 2, 1.0), TierResult("hard", 2, 2, 0.5))
+    assert codec.decode(codec.encode(result), EvalResult) == result
+    assert describe_evaluation(result).endswith("at version 3 (easy 1.00, hard 0.50) (2 of 8 failed)")
+    many = [replace(one, tier=f"level {one.number}") for one in (group(at, 1.0) for at in range(17))]
+    assert fold_all(EvaluationFold("r", 17), many)[0].tiers == ()
 
 
 def test_partial_rewards_count_in_part_and_never_beyond_one() -> None:

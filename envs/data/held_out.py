@@ -1,0 +1,63 @@
+"""Where held-out problems come from: a share of the training data, a source of their own, or several by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.envs.data.sources import Source
+from headrace.envs.data.split_rows import Numbers
+
+KEYS = frozenset({"path", "split", "config", "revision"})
+"""What a table of one source may hold; a table with other keys holds sets by name."""
+
+
+def read_held_out(held_out: Any, source: Source) -> float | dict[str, Source]:
+    """Return the share to hold out, or where held-out problems are instead, by the name of the set; "" is of one alone.
+
+    Raises ValueError for a setting that is none of these.
+    """
+    if isinstance(held_out, Mapping) and held_out and not KEYS & held_out.keys():
+        return {_check_name(name): _read_source(f"held_out.{name}", given, source) for name, given in held_out.items()}
+    if isinstance(held_out, str | Mapping):
+        return {"": _read_source("held_out", held_out, source)}
+    if isinstance(held_out, bool) or not isinstance(held_out, int | float) or not 0 <= held_out < 1:
+        raise ValueError(
+            f"held_out is a share, 0 <= held_out < 1, a path, a table of path and split, or such by name; "
+            f"got {held_out!r}"
+        )
+    return float(held_out)
+
+
+def interleave_sets(sizes: Sequence[int]) -> tuple[Numbers, Numbers]:
+    """Return which set each held-out problem is of, and its index there: one of each set in turn, while it has some.
+
+    Both are int64[sum of sizes]. So the first problems, of which an evaluation takes some, are of all sets.
+    """
+    sets = np.repeat(np.arange(len(sizes)), sizes)
+    indices = np.concatenate([np.arange(size) for size in sizes]) if sizes else np.zeros(0, np.int64)
+    order = np.lexsort((sets, indices))
+    return sets[order], indices[order]
+
+
+def _check_name(name: Any) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"a name of a set in held_out must be a string that is not empty; got {name!r}")
+    return name
+
+
+def _read_source(key: str, given: Any, source: Source) -> Source:
+    if isinstance(given, str):
+        given = {"path": given, "split": source.split}
+    if not isinstance(given, Mapping) or not given or set(given) - KEYS:
+        raise ValueError(f"{key} is a path, or a table of {', '.join(sorted(KEYS))}; got {given!r}")
+    settings = {"path": source.path, "config": source.config, "revision": source.revision, **given}
+    for name, value in settings.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{key}.{name} is a text; got {value!r}")  # noqa: TRY004 - a bad setting is a ValueError
+    found = Source(**settings)
+    if found == source:
+        raise ValueError(f"{key} names what is trained on: give another path or split, or a share")
+    return found
