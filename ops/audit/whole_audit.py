@@ -139,7 +139,9 @@ class WholeAudit:
             if group.is_shadow
         }
         commits_of = (one.commits.items() for group, one in asked.items() if not group.component)
-        self.fold.account.known.played = {place: commit.offset for found in commits_of for place, commit in found}
+        self.fold.account.known.played = {
+            partition_id: commit.offset for found in commits_of for partition_id, commit in found
+        }
         self._fold_messages(self.log.read(_select_existing(parts.outcomes, there), "outcomes"))
         self._fold_curated(self.log.read_in_order(_select_existing(parts.curated, there), "curated groups"))
         self._fold_to_the_end(self.log.read(_select_existing(parts.trajectories, there), "groups"))
@@ -165,8 +167,8 @@ class WholeAudit:
         decides it.
         """
         main = [one for group, one in asked.items() if not group.is_shadow]
-        done = {place: commit.offset for one in main for place, commit in one.commits.items()}
-        if any(done.get(place, 0) < end for place, end in self.ends.items()):
+        done = {partition_id: commit.offset for one in main for partition_id, commit in one.commits.items()}
+        if any(done.get(partition_id, 0) < end for partition_id, end in self.ends.items()):
             return False
         return self.fold.account.has_let_go()
 
@@ -235,11 +237,15 @@ class WholeAudit:
         if asked:
             read = [topics.trajectories(policy) for policy in self.run.recipe.policies]
             curated = {topics.curated(variant): variant for variant in self.run.recipe.policy_variants}
-            positions = dict.fromkeys(self.log.places(_select_existing([*read, *curated], there)), 0)
+            positions = dict.fromkeys(self.log.partitions(_select_existing([*read, *curated], there)), 0)
             # A shadow writes no dead letters, so how far its curators are does not matter here.
             for group, one in asked.items():
                 if not group.is_shadow:
-                    positions |= {place: commit.offset for place, commit in one.commits.items() if place in positions}
+                    positions |= {
+                        partition_id: commit.offset
+                        for partition_id, commit in one.commits.items()
+                        if partition_id in positions
+                    }
             for topic, variant in curated.items():
                 reported = self.fold.account.chains[variant].last_positions
                 positions |= {(topic, partition): offset for partition, offset in reported.items()}
@@ -264,7 +270,7 @@ class WholeAudit:
                 continue
             if counts:
                 self._try_look(lambda deep, message=message: deep.answer(message))  # type: ignore[misc]
-        passed = {place: commit.offset for one in asked.values() for place, commit in one.commits.items()}
+        passed = {partition_id: commit.offset for one in asked.values() for partition_id, commit in one.commits.items()}
         for message in self.log.read(_select_existing(parts.eval_tasks, there), "evaluations"):
             self.evaluations.take_task(message, self.run.run_id, passed)
 

@@ -220,7 +220,7 @@ def parse_group(run: Run, text: str) -> GroupId:
 
 
 def _read_issued(run: Run) -> dict[str, int]:
-    snapshot = read_newest_snapshot(run.connection, run.state_place(FEEDER), FEEDER)
+    snapshot = read_newest_snapshot(run.connection, run.state_partition_id(FEEDER), FEEDER)
     return {stream: int(n) for stream, n in json.loads(snapshot.body)["next"].items()} if snapshot else {}
 
 
@@ -232,8 +232,8 @@ def _find_waiting_attempts(run: Run, stream: str, number: int) -> tuple[int, ...
 
 def _find_records(run: Run, topic: str, stream: str, number: int) -> Iterator[Message]:
     """Return the records of one number from the partition of a topic where all of them are."""
-    place = (topic, number % fetch_partitions(run.connection, topic))
-    return read_key(run.connection, place, task_key(stream, number))
+    partition_id = (topic, number % fetch_partitions(run.connection, topic))
+    return read_key(run.connection, partition_id, task_key(stream, number))
 
 
 def _find_attempts(

@@ -185,8 +185,8 @@ def _find_produced(run: Run, policy: str, stream: str, number: int) -> _Found | 
     """Return the group as a worker produced it: the first record of it that can be read."""
     topics = run.topics
     topic = topics.eval_groups(policy) if is_eval(stream) else topics.trajectories(policy)
-    place = (topic, number % fetch_partitions(run.connection, topic))
-    for message in read_key(run.connection, place, task_key(stream, number)):
+    partition_id = (topic, number % fetch_partitions(run.connection, topic))
+    for message in read_key(run.connection, partition_id, task_key(stream, number)):
         try:
             group = codec.decode(message.value, TrajectoryGroup)
             uncurated = CuratedGroup(stream=stream, number=number, group=message.value, rewards=())

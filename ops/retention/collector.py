@@ -338,7 +338,7 @@ def _record(run: Run, policy_variant: str, what: str, ranges: Ranges) -> Outgoin
         versions=np.array(ranges, np.int32).reshape(-1),
         created_ms=now_ms(),
     )
-    topic, partition = run.state_place(trainer_component(policy_variant))
+    topic, partition = run.state_partition_id(trainer_component(policy_variant))
     return Outgoing(topic, codec.encode(record), key_of_retired(policy_variant, what), partition=partition)
 
 

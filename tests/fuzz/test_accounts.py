@@ -122,7 +122,9 @@ def test_a_group_has_a_fate_whatever_was_said(fuzz: Fuzz, monkeypatch: pytest.Mo
     monkeypatch.setattr(group_fate, "fetch_partitions", lambda connection, topic: 4)
     monkeypatch.setattr(group_fate, "read_newest_snapshot", lambda connection, topic, component: None)
     monkeypatch.setattr(
-        group_fate, "read_key", lambda connection, place, key: [m for m in read(connection, place[:1]) if m.key == key]
+        group_fate,
+        "read_key",
+        lambda connection, partition_id, key: [m for m in read(connection, partition_id[:1]) if m.key == key],
     )
 
     def check(given: list[Message]) -> None:

@@ -187,23 +187,26 @@ class Hand:
         for asked in self.run.asked:
             for group, told in asked.items():
                 if group.topic == topic:
-                    ends = {place: self._end(place) for place in told.end}
+                    ends = {partition_id: self._end(partition_id) for partition_id in told.end}
                     asked[group] = replace(told, end=ends)
 
-    def _end(self, place: tuple[str, int]) -> int:
-        found = self.run.messages[place]
+    def _end(self, partition_id: tuple[str, int]) -> int:
+        found = self.run.messages[partition_id]
         return found[-1].offset + 1 if found else 0
 
     def cut_head(self, topic: str, count: int) -> None:
         """Lose the oldest records of every partition."""
-        for place, found in self.run.messages.items():
-            if place[0] == topic and len(found) > count:
+        for partition_id, found in self.run.messages.items():
+            if partition_id[0] == topic and len(found) > count:
                 del found[:count]
-                self.run.begins[place] = found[0].offset
+                self.run.begins[partition_id] = found[0].offset
         for asked in self.run.asked:
             for group, told in asked.items():
                 if group.topic == topic:
-                    begin = {place: self.run.begins.get(place, first) for place, first in told.begin.items()}
+                    begin = {
+                        partition_id: self.run.begins.get(partition_id, first)
+                        for partition_id, first in told.begin.items()
+                    }
                     asked[group] = replace(told, begin=begin)
 
     def commit(self, group: str, change: Callable[[int], int], topic: str = "", metadata: str | None = None) -> None:
@@ -212,12 +215,12 @@ class Hand:
             for one, told in asked.items():
                 if one.name == group and one.topic == (topic or one.topic):
                     moved = {
-                        place: replace(
+                        partition_id: replace(
                             c,
                             offset=max(change(c.offset), 0),
                             metadata=c.metadata if metadata is None else metadata,
                         )
-                        for place, c in told.commits.items()
+                        for partition_id, c in told.commits.items()
                     }
                     asked[one] = replace(told, commits=moved)
 

@@ -668,13 +668,13 @@ def test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_na
     found = log.audit(STILL)
     assert not found.weights_chain_ok
     name = "the merged delta of versions 0 to"
-    place = "t.weights.solver[0]"
+    partition = "t.weights.solver[0]"
     assert says(found) == [
-        f"{name} 2 of solver takes version 0 for w1 of epoch 0, and it is w0 of epoch 0: {place}@5",
-        f"{name} 1 of solver takes version 1 for w2 of epoch 0, and it is w1 of epoch 0: {place}@6",
-        f"{name} 4 of solver takes version 4 for w4 of epoch 0, and it is not published: {place}@7",
-        f"{name} 1 of solver takes version 0 for w0 of epoch 1, and it is w0 of epoch 0: {place}@8",
-        f"{name} 1 of solver takes version 1 for w1 of epoch 1, and it is w1 of epoch 0: {place}@8",
+        f"{name} 2 of solver takes version 0 for w1 of epoch 0, and it is w0 of epoch 0: {partition}@5",
+        f"{name} 1 of solver takes version 1 for w2 of epoch 0, and it is w1 of epoch 0: {partition}@6",
+        f"{name} 4 of solver takes version 4 for w4 of epoch 0, and it is not published: {partition}@7",
+        f"{name} 1 of solver takes version 0 for w0 of epoch 1, and it is w0 of epoch 0: {partition}@8",
+        f"{name} 1 of solver takes version 1 for w1 of epoch 1, and it is w1 of epoch 0: {partition}@8",
     ]
 
 
@@ -686,11 +686,11 @@ def test_weights_that_are_there_whole_once_more_publish_no_version_and_must_agre
     log.weights(2, kind="whole", weights_hash="w1")
     log.weights(2, kind="whole", epoch=1)
     log.weights(4, kind="whole")
-    name, place = "the whole weights of version", "t.weights.solver[0]"
+    name, partition = "the whole weights of version", "t.weights.solver[0]"
     assert says(log.audit(STILL)) == [
-        f"{name} 2 of solver are w1 of epoch 0, and it is w2 of epoch 0: {place}@5",
-        f"{name} 2 of solver are w2 of epoch 1, and it is w2 of epoch 0: {place}@6",
-        f"{name} 4 of solver are w4 of epoch 0, and it is not published: {place}@7",
+        f"{name} 2 of solver are w1 of epoch 0, and it is w2 of epoch 0: {partition}@5",
+        f"{name} 2 of solver are w2 of epoch 1, and it is w2 of epoch 0: {partition}@6",
+        f"{name} 4 of solver are w4 of epoch 0, and it is not published: {partition}@7",
     ]
 
 
@@ -722,11 +722,11 @@ def test_a_delta_on_other_weights_than_those_of_the_version_that_it_names_breaks
     log.batch(6, epoch=1)
     log.batch(7, epoch=1)
     log.weights(7, epoch=1, kind="delta", base_version=6, base_hash="w6")
-    names, place = "which it names, is", "t.weights.solver[0]"
+    names, partition = "which it names, is", "t.weights.solver[0]"
     assert [what.partition(" of solver is a delta of ")[2] for what in says(log.audit(STILL))] == [
-        f"epoch 0 on w2, and version 3, {names} w3 of epoch 0: {place}@4",
-        f"epoch 1 on w4, and version 4, {names} w4 of epoch 0: {place}@5",
-        f"epoch 1 on w6, and version 6, {names} not published: {place}@6",
+        f"epoch 0 on w2, and version 3, {names} w3 of epoch 0: {partition}@4",
+        f"epoch 1 on w4, and version 4, {names} w4 of epoch 0: {partition}@5",
+        f"epoch 1 on w6, and version 6, {names} not published: {partition}@6",
     ]
 
 
@@ -788,9 +788,9 @@ def test_what_is_on_the_topic_of_another_policy_is_named() -> None:
 
 def test_the_trainers_positions_are_within_what_it_reads() -> None:
     fold = folded(clean().messages)
-    chain, place = fold.account.chains["solver"], (TOPICS.curated("solver"), 0)
-    assert list(chain.find_positions_past_end({place: 5})) == []
-    assert list(chain.find_positions_past_end({place: 4})) == [
+    chain, partition_id = fold.account.chains["solver"], (TOPICS.curated("solver"), 0)
+    assert list(chain.find_positions_past_end({partition_id: 5})) == []
+    assert list(chain.find_positions_past_end({partition_id: 4})) == [
         "the trainer's position on t.curated.solver[0] is 5, and that ends at 4"
     ]
 
@@ -896,9 +896,9 @@ def test_a_letter_that_cannot_be_read_is_told_and_fails_nobody_as_nobody_could_m
 def test_what_its_reader_has_not_come_to_yet_may_still_get_its_letter() -> None:
     log = clean()
     log.say(TOPICS.trajectories("solver"), b"")
-    place = (TOPICS.trajectories("solver"), 0)
-    assert log.audit(positions={place: 9}).ok
-    assert not log.audit(positions={place: 10}).ok
+    partition_id = (TOPICS.trajectories("solver"), 0)
+    assert log.audit(positions={partition_id: 9}).ok
+    assert not log.audit(positions={partition_id: 10}).ok
 
 
 def test_a_snapshot_of_the_feeder_that_cannot_be_read_is_a_problem() -> None:
