@@ -20,7 +20,7 @@ from headrace.ops.audit.audited_log import AuditedLog
 from headrace.ops.audit.broken_numbers import Scope
 from headrace.ops.audit.deep_look import DeepLook
 from headrace.ops.audit.evaluations import Evaluations
-from headrace.ops.audit.evidence import with_places
+from headrace.ops.audit.evidence import with_record_names
 from headrace.ops.audit.findings import AuditReport, CuratedCounts, DeepRates
 from headrace.ops.audit.fold import CURATOR_KEY, EVALUATOR_KEY, FEEDER_KEY, AuditFold
 from headrace.ops.audit.objects import ObjectChecks, StoreAway
@@ -85,7 +85,7 @@ class WholeAudit:
         fold, evaluations = AuditFold(run.run_id, run.recipe, run.revisions), Evaluations(run.revisions)
         curated = {topic: CuratedDigest() for topic in Parts.of(run).curated}
         deep = DeepLook(run, fold.account, evaluations, objects) if request.deep else None
-        fold.evaluations, fold.account.known.keeps_places = evaluations, request.deep
+        fold.evaluations, fold.account.known.keeps_positions = evaluations, request.deep
         store = "checked" if objects else "left out"
         return cls(run, request, log, log.revisions(), fold, evaluations, objects, curated, deep, store=store)
 
@@ -121,8 +121,8 @@ class WholeAudit:
             self._check_commits(there)
         found = self.fold.account.audit(scope, self._positions(asked, there))
         again = [*parts.batches, *parts.outcomes, *parts.groups, *parts.tasks]
-        placed = with_places(self.run, found.problems, self.log.reread(_select_existing(again, there)))
-        return _build_report(self, found, placed, drained=drained)
+        named = with_record_names(self.run, found.problems, self.log.reread(_select_existing(again, there)))
+        return _build_report(self, found, named, drained=drained)
 
     def _read_groups(self, parts: Parts, there: set[str]) -> Asked:
         """Read all about groups, and return how far their readers were before."""
@@ -282,14 +282,14 @@ class WholeAudit:
         self.other.extend(self.evaluations.problems(still=scope.still, drained=scope.drained))
 
 
-def _build_report(one: WholeAudit, found: Audit, placed: Problems, *, drained: bool) -> AuditReport:
+def _build_report(one: WholeAudit, found: Audit, named: Problems, *, drained: bool) -> AuditReport:
     for problems in (one.broken, one.other):
-        placed.extend(problems)
+        named.extend(problems)
     objects_s = one.objects.seconds if one.objects else 0.0
     seconds = max(one.log.seconds - (one.deep.rates.seconds if one.deep else 0.0) - objects_s, 1e-9)
     digests = {variant: one.curated[one.run.topics.curated(variant)] for variant in one.run.recipe.policy_variants}
     return AuditReport(
-        ok=not placed,
+        ok=not named,
         run=one.run.address.run,
         source=one.newest.source,
         tasks=found.tasks,
@@ -299,8 +299,8 @@ def _build_report(one: WholeAudit, found: Audit, placed: Problems, *, drained: b
         weights_chain_ok=found.weights_chain_ok and not one.broken,
         unreadable_letters=found.unreadable_letters,
         unnumbered_letters=found.unnumbered_letters,
-        problems=tuple(str(problem) for problem in placed.listed),
-        more_problems=placed.more,
+        problems=tuple(str(problem) for problem in named.listed),
+        more_problems=named.more,
         policies=found.policies,
         shadows=found.shadows,
         curated={variant: CuratedCounts(d.kept, d.again, d.sha256) for variant, d in digests.items()},

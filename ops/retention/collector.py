@@ -299,9 +299,9 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
                 retired[policy, what] = ranges_of(versions, those)
                 added[policy, what] = ranges_of(versions, new)
     doomed = [Doomed(one, _kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]
-    for one, places in marker.of_versions():
-        if places <= gone:
-            doomed.append(Doomed(one, _kind(one, prefix), RETIRED[next(iter(places))[1]]))
+    for one, refs in marker.of_versions():
+        if refs <= gone:
+            doomed.append(Doomed(one, _kind(one, prefix), RETIRED[next(iter(refs))[1]]))
     old_enough = [one for one in doomed if now - one.one.modified >= request.older_than]
     kept_objects = {
         "named": _count(marker.list_own(), [one.one for one in doomed]),

@@ -156,17 +156,17 @@ class Hand:
     def put(self, message: Message, record: Any = None, **more: Any) -> Message:
         """Put another record where one stands."""
         made = _made(message, record, more)
-        for place in (self.run.messages[message.topic, message.partition], self.run.first):
-            if message in place:
-                place[place.index(message)] = made
+        for messages in (self.run.messages[message.topic, message.partition], self.run.first):
+            if message in messages:
+                messages[messages.index(message)] = made
         return made
 
     def append(self, message: Message, record: Any = None, **more: Any) -> Message:
         """Append a record like another one to a partition, that of the other one if none is given."""
         made = _made(message, record, more)
-        place = self.run.messages[made.topic, made.partition]
-        made = replace(made, offset=place[-1].offset + 1 if place else 0)
-        place.append(made)
+        messages = self.run.messages[made.topic, made.partition]
+        made = replace(made, offset=messages[-1].offset + 1 if messages else 0)
+        messages.append(made)
         if made.topic == self.state and self.run.first:
             self.run.first.append(made)
         return made
@@ -239,9 +239,9 @@ class Hand:
 
     def forge_letter(self, about: Message, number: int, **fields: Any) -> None:
         """Append a dead letter of the first policy about a record."""
-        place = {"topic": about.topic, "partition": about.partition, "offset": about.offset, "value": about.value}
+        source = {"topic": about.topic, "partition": about.partition, "offset": about.offset, "value": about.value}
         told = {"policy": "solver", "stream": "sums", "number": number, "reason": "undecodable"}
-        letter = DeadLetter(**{"run_id": self.run_id, "component": "curate", **place, **told, **fields})
+        letter = DeadLetter(**{"run_id": self.run_id, "component": "curate", **source, **told, **fields})
         self.run.messages.setdefault((self.topics.dead_letters, 0), [])
         self.append(about, letter, topic=self.topics.dead_letters, partition=0)
 

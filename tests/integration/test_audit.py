@@ -213,7 +213,7 @@ def test_a_whole_run_closes(made: Made) -> None:
     assert "\r" not in said, "progress is for terminals"
 
 
-def test_an_outcome_that_is_missing_and_a_batch_that_is_there_twice_are_named_with_their_places(made: Made) -> None:
+def test_an_outcome_that_is_missing_and_a_batch_that_is_there_twice_are_named_with_their_records(made: Made) -> None:
     del made.records[f"outcome {DROPPED}"]
     made.records["again"] = made.records["batch 2"]
     made.produce()

@@ -287,8 +287,8 @@ def test_a_curated_record_that_was_sent_back_is_no_second_one() -> None:
 
 def test_a_group_that_was_refused_as_never_issued_is_no_problem_and_concludes_nothing() -> None:
     log = clean()
-    place = {"topic": TOPICS.trajectories("solver"), "offset": 9, "reason": "not_issued"}
-    log.letter(**place)
+    about = {"topic": TOPICS.trajectories("solver"), "offset": 9, "reason": "not_issued"}
+    log.letter(**about)
     log.produced(50_000)
     found = log.audit(STILL)
     assert (found.ok, found.lost, found.groups.produced) == (True, 0, 10)
@@ -861,16 +861,16 @@ def test_what_the_curators_have_read_has_an_answer_also_while_a_run_goes_on() ->
 # --------------------------------------------------------------------------------------------------- what is unreadable
 
 
-def test_what_cannot_be_read_needs_a_letter_that_names_its_place() -> None:
+def test_what_cannot_be_read_needs_a_letter_that_names_its_offset() -> None:
     log = clean()
     log.say(TOPICS.outcomes("solver"), b"no record")
     log.say(TOPICS.trajectories("solver"), b"", headers=[("run_id", b"r")])
     log.produced(8, run_id="other")
-    places = [(message.topic, message.offset) for message in log.messages[-3:]]
+    records = [(message.topic, message.offset) for message in log.messages[-3:]]
     reasons = ("not an Avro single-object message", "header 'policy' is missing", "it is of run b'other'")
-    for what, (topic, offset), reason in zip(says(log.audit(STILL)), places, reasons, strict=True):
+    for what, (topic, offset), reason in zip(says(log.audit(STILL)), records, reasons, strict=True):
         assert what.startswith(f"{topic}[0]@{offset} cannot be used, and no dead letter says so: {reason}")
-    for topic, offset in places:
+    for topic, offset in records:
         log.letter(topic=topic, offset=offset)
     assert log.audit(STILL).ok
 
