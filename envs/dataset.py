@@ -1,7 +1,7 @@
 """Problems from a data set: JSONL, Parquet, a folder of `datasets`, or the hub.
 
 A problem's split comes from a hash of its text alone, so it stays where it is when rows are added, moved or doubled.
-Per row 16 bytes of hash and the place in its file are kept; the text is read when it is asked for.
+Per row 16 bytes of hash and the position in its file are kept; the text is read when it is asked for.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class _Deck:
     """The problems of one split, in its order."""
 
     pool: _Pool
-    places: Numbers
-    """Places in `pool.firsts`."""
+    indices: Numbers
+    """Indices of `pool.firsts`."""
 
 
 class Dataset:
@@ -127,7 +127,7 @@ class Dataset:
         if self._held_out + self._warm_start >= 1:
             raise ValueError("held_out and warm_start are shares of the problems, and leave none to train on")
         if template and "{problem}" not in template:
-            raise ValueError("template lacks {problem}, the place of the problem")
+            raise ValueError("template lacks {problem}, which stands for the problem")
         if not isinstance(keep, list | tuple) or not all(isinstance(column, str) for column in keep):
             raise ValueError(f'keep is a list of columns, as in ["tests"]; got {keep!r}')
         if not named.answer and any(one.needs_answer for one in built.values()):
@@ -143,7 +143,7 @@ class Dataset:
 
     def size(self, split: Split) -> int:
         """Return the number of different problems. Raises TaskFileError."""
-        return len(self._open()[split].places)
+        return len(self._open()[split].indices)
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return the problem at an index; the order begins again at the end. Raises ValueError for an empty split."""
@@ -171,11 +171,11 @@ class Dataset:
     def _read_record(self, split: Split, index: int) -> tuple[str, Record]:
         """Return a problem's identity and what its row holds."""
         deck = self._open()[split]
-        if not len(deck.places) or index < 0:
-            raise ValueError(f"there is no problem {index} among the {len(deck.places)} of split {split!r}")
-        place = int(deck.places[index % len(deck.places)])
-        number, rows = int(deck.pool.firsts[place]), deck.pool.rows
-        first, last = deck.pool.digests[place].tolist()
+        if not len(deck.indices) or index < 0:
+            raise ValueError(f"there is no problem {index} among the {len(deck.indices)} of split {split!r}")
+        pool_index = int(deck.indices[index % len(deck.indices)])
+        number, rows = int(deck.pool.firsts[pool_index]), deck.pool.rows
+        first, last = deck.pool.digests[pool_index].tolist()
         record = self._read_row(rows, number)
         if hash_text(record.problem) != first.to_bytes(8, "big") + last.to_bytes(8, "big"):
             raise TaskFileError(f"{rows.name_row(number)} was changed since it was first read: start again")

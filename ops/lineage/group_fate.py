@@ -68,7 +68,7 @@ class TrainedUse:
     version: int
     use: int
     place: int
-    """Its place in the batch, from 0."""
+    """Its index in the batch, from 0; named as in the JSON."""
     of: int
     """Groups of that batch."""
     partition: int
@@ -197,9 +197,9 @@ def fate_of(
 def uses_of(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[TrainedUse, ...]:
     """Return the versions that a group trained, oldest first."""
     return tuple(
-        TrainedUse(batch.version, group.use, place, len(batch.groups), group.partition, group.offset)
+        TrainedUse(batch.version, group.use, index, len(batch.groups), group.partition, group.offset)
         for batch in batches
-        for place, group in enumerate(batch.groups)
+        for index, group in enumerate(batch.groups)
         if (group.stream, group.number) == (stream, number)
     )
 
