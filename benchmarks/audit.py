@@ -141,8 +141,8 @@ class Rate:
 
 def bare(connection: Connection, topics: list[str]) -> Rate:
     """Return the rate of a loop that consumes the topics and counts."""
-    places = find_whole_topics(connection, topics)
-    ends = {place: end for place, end in fetch_end_offsets(connection, places).items() if end}
+    partition_ids = find_whole_topics(connection, topics)
+    ends = {partition_id: end for partition_id, end in fetch_end_offsets(connection, partition_ids).items() if end}
     begin, cpu, count = time.perf_counter(), time.process_time(), 0
     consumer = open_consumer(connection, "bare", enable_partition_eof=True)
     consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in ends])

@@ -210,9 +210,9 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
             return []
 
     (run, stop), watch = _begin(load), Stopwatch()
-    places = find_whole_topics(run.connection, [run.topics.curated(POLICY)])
+    positions = find_whole_topics(run.connection, [run.topics.curated(POLICY)])
     begun = ResumedTrainer(
-        _smallest_learner(run), VersionUploader(run, POLICY, ()), VersionAnnouncer(run, POLICY), 0, "", places
+        _smallest_learner(run), VersionUploader(run, POLICY, ()), VersionAnnouncer(run, POLICY), 0, "", positions
     )
     intake = Intake(run, POLICY, begun, watch)
     writer = TransactionalWriter(run.connection, f"{run.address.run}.train.{POLICY}")
@@ -306,8 +306,8 @@ def raw_read(load: Load, reports: Reports, _go: Event) -> None:
     """Count what arrives."""
     run, stop = _begin(load)
     consumer = open_consumer(run.connection, "raw.read")
-    places = find_whole_topics(run.connection, [run.topics.curated(POLICY)])
-    consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in places])
+    partition_ids = find_whole_topics(run.connection, [run.topics.curated(POLICY)])
+    consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in partition_ids])
     taken = 0
     while not stop.is_set():
         for raw in consumer.consume(256, 0.05):

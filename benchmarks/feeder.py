@@ -87,7 +87,7 @@ class Written(OwnPositions):
     """Keeps the newest record of every key in place of a broker."""
 
     def __init__(self, run: Run) -> None:
-        self.role = Role(run.connection, COMPONENT, run.run_id, run.state_place(COMPONENT), ())
+        self.role = Role(run.connection, COMPONENT, run.run_id, run.state_partition_id(COMPONENT), ())
         positions = {(f"{STREAM}.{topic}", partition): 1 for topic in "abc" for partition in range(PARTITIONS)}
         self.reader = cast("Any", SimpleNamespace(positions=positions))
         self.restored, self.parts = None, {}

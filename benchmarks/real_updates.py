@@ -132,8 +132,8 @@ def _played(
     answers = asyncio.run(_answers(engine, prompts, int(start.tokenizer.eos_token_id), numbers.start * SAMPLES))
     groups: list[PreparedGroup] = []
     rewards: list[float] = []
-    for place, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
-        group = answers[place * SAMPLES : (place + 1) * SAMPLES]
+    for at, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
+        group = answers[at * SAMPLES : (at + 1) * SAMPLES]
         texts = [str(start.tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in group]
         scores = [start.environment.score(problem, text).reward for text in texts]
         members = tuple(

@@ -47,7 +47,7 @@ class Format:
     encoder: Callable[[PackedWeights], Encoder]
     """Given the base, with whatever is known of it beforehand: from new weights to the bytes that are sent."""
     applier: Callable[[PackedWeights], Applier]
-    """Given the base, which is written to: from these bytes to new weights in its place."""
+    """Given the base, which is written to: from these bytes to new weights in it."""
 
 
 # ------------------------------------------------------------------------------------------------------------ headrace
@@ -155,14 +155,14 @@ def apply_gaps_zstd(target: Bits, data: bytes) -> None:
     count, changed = _GAPS_HEADER.unpack_from(whole)
     gaps = np.frombuffer(whole, "<u2", count, _GAPS_HEADER.size)
     values = np.frombuffer(whole, "<u2", changed, _GAPS_HEADER.size + gaps.nbytes)
-    place, used = -1, 0
+    position, used = -1, 0
     for at in range(0, count, CHUNK):
         piece = gaps[at : at + CHUNK]
         valued = piece != _NO_VALUE
-        places = np.cumsum(piece + valued.astype(np.int64)) + place
-        there = places[valued]
+        positions = np.cumsum(piece + valued.astype(np.int64)) + position
+        there = positions[valued]
         target[there] = values[used : used + len(there)]
-        place, used = int(places[-1]), used + len(there)
+        position, used = int(positions[-1]), used + len(there)
 
 
 # ---------------------------------------------------------------------------------------------------------- all of them

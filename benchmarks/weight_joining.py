@@ -121,15 +121,15 @@ def made_run() -> Iterator[Run]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-joining-")))
         kafka = stack.enter_context(EmbeddedKafka(folder / "kafka"))
-        place = stack.enter_context(EmbeddedStore(folder / "store")).address("joining")
-        with ObjectStore(place) as store:
+        store_address = stack.enter_context(EmbeddedStore(folder / "store")).address("joining")
+        with ObjectStore(store_address) as store:
             store.ensure_bucket()
         address = RunAddress(Connection(kafka.bootstrap), recipe.name)
         ensure_topics(
             address.connection,
             recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions),
         )
-        text = describe_store(place)
+        text = describe_store(store_address)
         write_revision(address.connection, recipe.topics.recipe, build_revision("run-1", 0, recipe, text))
         yield join(address)
 

@@ -1,7 +1,7 @@
 """Weights to measure with: made-up sets in the shape of a real model, in one stretch of memory, and their entropy.
 
-The values of a made-up set are tiled from a pool of random ones, at random places, so that 3.4 GB are there in seconds.
-What changes, and by how much, is drawn anew for every value: repeated places are what compressors find.
+The values of a made-up set are tiled from a pool of random ones, each from a random start: so 3.4 GB are there in
+seconds. What changes, and by how much, is drawn anew for every value: repeats are what compressors find.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def made(shapes: Shapes, seed: int = 0) -> PackedWeights:
     weights = PackedWeights(np.empty(sum(map(prod, shapes.values())), np.uint16), shapes)
     for at in range(0, len(weights.items), CHUNK):
         chunk = weights.items[at : at + CHUNK]
-        place = int(rng.integers(0, POOL - CHUNK))
-        chunk[:] = pool[place : place + len(chunk)]
+        start = int(rng.integers(0, POOL - CHUNK))
+        chunk[:] = pool[start : start + len(chunk)]
     return weights
 
 

@@ -22,7 +22,7 @@ Five parts, of which `--parts` chooses some.
   format, and how density and size grow when 10 and 50 versions are merged into one delta.
 
 The floor is the entropy of which items changed, each tensor at its own density, and of by how much. Updates of training
-can fall below it: where a few rows of an embedding are touched, places are no coin flips.
+can fall below it: where a few rows of an embedding are touched, positions are no coin flips.
 """
 
 from __future__ import annotations

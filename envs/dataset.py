@@ -1,7 +1,7 @@
 """Problems from a data set: JSONL, Parquet, a folder of `datasets`, or the hub.
 
 A problem's split comes from a hash of its text alone, so it stays where it is when rows are added, moved or doubled.
-Per row 16 bytes of hash and the place in its file are kept; the text is read when it is asked for.
+Per row 16 bytes of hash and the position in its file are kept; the text is read when it is asked for.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class _Deck:
     """The problems of one split, in its order."""
 
     pool: _Pool
-    places: Numbers
-    """Places in `pool.firsts`."""
+    indices: Numbers
+    """Indices of `pool.firsts`."""
     tier: str = ""
     """Tier of all its problems; empty for that of each row."""
 
@@ -131,7 +131,7 @@ class Dataset:
         if self._held_out_share + self._warm_start >= 1:
             raise ValueError("held_out and warm_start are shares of the problems, and leave none to train on")
         if template and "{problem}" not in template:
-            raise ValueError("template lacks {problem}, the place of the problem")
+            raise ValueError("template lacks {problem}, which stands for the problem")
         if not isinstance(keep, list | tuple) or not all(isinstance(column, str) for column in keep):
             raise ValueError(f'keep is a list of columns, as in ["tests"]; got {keep!r}')
         if not named.answer and any(one.needs_answer for one in built.values()):
@@ -149,7 +149,7 @@ class Dataset:
 
     def size(self, split: Split) -> int:
         """Return the number of different problems. Raises TaskFileError."""
-        return sum(len(deck.places) for deck in self._open()[split])
+        return sum(len(deck.indices) for deck in self._open()[split])
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return the problem at an index; the order begins again at the end. Raises ValueError for an empty split."""
@@ -182,16 +182,16 @@ class Dataset:
     def _read_record(self, split: Split, index: int) -> tuple[str, str, Record]:
         """Return a problem's identity, the tier of its deck, and what its row holds."""
         decks = self._open()[split]
-        count = sum(len(deck.places) for deck in decks)
+        count = sum(len(deck.indices) for deck in decks)
         if not count or index < 0:
             raise ValueError(f"there is no problem {index} among the {count} of split {split!r}")
         index %= count
         deck = decks[0]
         if len(decks) > 1:
             deck, index = decks[int(self._sets[index])], int(self._indices[index])
-        place = int(deck.places[index])
-        number, rows = int(deck.pool.firsts[place]), deck.pool.rows
-        first, last = deck.pool.digests[place].tolist()
+        pool_index = int(deck.indices[index])
+        number, rows = int(deck.pool.firsts[pool_index]), deck.pool.rows
+        first, last = deck.pool.digests[pool_index].tolist()
         record = self._read_row(rows, number)
         if hash_text(record.problem) != first.to_bytes(8, "big") + last.to_bytes(8, "big"):
             raise TaskFileError(f"{rows.name_row(number)} was changed since it was first read: start again")
@@ -223,7 +223,7 @@ class Dataset:
         is_warm = rest & (shares < self._held_out_share + self._warm_start)
         train, warm = np.flatnonzero(rest & ~is_warm), np.flatnonzero(is_warm)
         self._refuse_empty(pool, kept, train, warm)
-        self._sets, self._indices = interleave_sets([len(deck.places) for deck in kept])
+        self._sets, self._indices = interleave_sets([len(deck.indices) for deck in kept])
         pools = dict.fromkeys((pool, *(deck.pool for deck in kept)))
         self._identities = tuple(one.identify() for one in pools)
         for one in self._identities:
@@ -242,7 +242,7 @@ class Dataset:
 
     def _refuse_empty(self, pool: _Pool, kept: tuple[_Deck, ...], train: Numbers, warm: Numbers) -> None:
         """Raise TaskFileError for a split that is wanted and has no problem."""
-        counts = [len(deck.places) for deck in kept]
+        counts = [len(deck.indices) for deck in kept]
         is_wanted = self._held_out != 0.0
         if not len(train) or (is_wanted and not all(counts)) or (self._warm_start and not len(warm)):
             sets = self._held_out

@@ -76,7 +76,7 @@ class Mixture:
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return the problem at an index, its tier the name of its source. Raises ValueError for an empty source."""
-        source, own_index = self._find_place(split, index)
+        source, own_index = self._find_source(split, index)
         found = source.environment.problem(split, own_index)
         extra = {**found.extra, OWN_TIER: found.tier}
         return replace(found, task_id=f"{source.name}/{found.task_id}", tier=source.name, extra=extra)
@@ -103,15 +103,15 @@ class Mixture:
 
     def _example(self, index: int) -> WorkedExample:
         """Return a worked example, from the sources by weight."""
-        source, own_index = self._find_place("warm_start", index)
+        source, own_index = self._find_source("warm_start", index)
         assert isinstance(source.environment, GivesExamples)  # noqa: S101 - checked when it was built
         return source.environment.example(own_index)
 
-    def _find_place(self, split: Split, index: int) -> tuple[_Source, int]:
+    def _find_source(self, split: Split, index: int) -> tuple[_Source, int]:
         if index < 0:
             raise ValueError(f"index must be 0 or more, got {index}")
-        rounds, place = divmod(index, len(self._cycle))
-        number, before = self._cycle[place]
+        rounds, turn = divmod(index, len(self._cycle))
+        number, before = self._cycle[turn]
         source = self._sources[number]
         own_index = rounds * source.weight + before
         size = source.environment.size(split)

@@ -95,8 +95,8 @@ async def play(
     asked = enumerate((prompt for prompt in prompts for _ in range(size)), first * size)
     answers = await asyncio.gather(*(engine.generate("solver", prompt, sampling, seed=seed) for seed, prompt in asked))
     groups: list[list[Answer]] = []
-    for place, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
-        group = answers[place * size : (place + 1) * size]
+    for index, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
+        group = answers[index * size : (index + 1) * size]
         texts = [tokenizer.decode(answer.ids, skip_special_tokens=True) for answer in group]
         rewards = [environment.score(problem, text).reward for text in texts]
         advantages = grpo(rewards).tolist()  # (reward - mean) / (deviation + eps)

@@ -27,12 +27,12 @@ class Reading:
 
     def read_in_order(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         """`read`, one partition after the other."""
-        for place, begin in find_whole_topics(self._connection, topics).items():
-            yield from self._read({place: begin}, f"{what}[{place[1]}]")
+        for partition_id, begin in find_whole_topics(self._connection, topics).items():
+            yield from self._read({partition_id: begin}, f"{what}[{partition_id[1]}]")
 
-    def _read(self, places: Mapping[PartitionId, int], what: str) -> Iterator[Message]:
+    def _read(self, partition_ids: Mapping[PartitionId, int], what: str) -> Iterator[Message]:
         begin = time.perf_counter()
-        with open_progress(f"auditing {what}") as tell, TopicReader(self._connection, places, "audit") as reader:
+        with open_progress(f"auditing {what}") as tell, TopicReader(self._connection, partition_ids, "audit") as reader:
             ends = reader.ends()  # for the progress alone: just after a broker's start they may be wrong
             for count, message in enumerate(reader.catch_up(), 1):
                 self.records += 1

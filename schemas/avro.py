@@ -116,7 +116,7 @@ def _find_converters(record: type, *, outward: bool) -> Convert:
     columns = [(f.name, _find_converter(hints[f.name], outward=outward)) for f in dataclasses.fields(record)]
     # Most fields are read as they are: a call for each of these would cost as much as all the rest.
     values_of = operator.itemgetter(*[name for name, _ in columns]) if len(columns) > 1 else None
-    changed = [(place, convert) for place, (_, convert) in enumerate(columns) if convert is not _pass_through]
+    changed = [(index, convert) for index, (_, convert) in enumerate(columns) if convert is not _pass_through]
 
     def encode_record(value: Any) -> Plain:
         if type(value) is not record:
@@ -133,8 +133,8 @@ def _find_converters(record: type, *, outward: bool) -> Convert:
         if values_of is None:
             return record(*[convert(plain[name]) for name, convert in columns])
         values = list(values_of(plain))
-        for place, convert in changed:
-            values[place] = convert(values[place])
+        for index, convert in changed:
+            values[index] = convert(values[index])
         return record(*values)
 
     return encode_record if outward else decode_record

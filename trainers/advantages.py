@@ -63,7 +63,7 @@ class Member:
     baseline: float | None = None
     """What the workflow compares the reward with; None where it gives none."""
     group: int = 0
-    """Place of its group in the batch."""
+    """Index of its group in the batch."""
     kept: bool = True
     """Whether it is trained on."""
     token_rewards: Floats | None = None
@@ -179,9 +179,9 @@ def given(members: Members, *, group_by: GroupBy = "task", weight: Weight = "tra
     baselines = np.zeros_like(advantages)
     for key in iterate_comparisons(known, group_by, weight):
         baselines[key.members] = key.values.mean()
-    for place, member in enumerate(known):
+    for index, member in enumerate(known):
         if member.baseline is not None:
-            baselines[place] = member.baseline
+            baselines[index] = member.baseline
     return _to_float32(np.where(np.abs(advantages - baselines) <= EQUAL, 0.0, advantages - baselines))
 
 
@@ -314,9 +314,9 @@ def rae(
     """
     within(0, 1, decay=decay)
     known, advantages = dict(baselines or {}), np.zeros(len(rewards), np.float64)
-    for place, (member, role) in enumerate(zip(_check_members(rewards), roles, strict=True)):
+    for index, (member, role) in enumerate(zip(_check_members(rewards), roles, strict=True)):
         before = known.get(role, 0.0)
-        advantages[place] = member.reward - before
+        advantages[index] = member.reward - before
         known[role] = decay * before + (1 - decay) * member.reward
     return _to_float32(advantages), known
 
@@ -353,15 +353,15 @@ def iterate_comparisons(members: Sequence[Member], group_by: GroupBy, weight: We
         raise ValueError(
             f"group_by is one of {', '.join(_KEYS)}, weight trajectory or sequence; got {group_by!r}, {weight!r}"
         )
-    places: dict[tuple[object, ...], list[int]] = {}
-    for place, member in enumerate(members):
-        places.setdefault(tuple(getattr(member, part) for part in _KEYS[group_by]), []).append(place)
-    for those in places.values():
-        rewards = np.array([members[place].reward for place in those], np.float64)
-        lengths = np.array([members[place].length for place in those], np.float64)
+    indices: dict[tuple[object, ...], list[int]] = {}
+    for index, member in enumerate(members):
+        indices.setdefault(tuple(getattr(member, part) for part in _KEYS[group_by]), []).append(index)
+    for those in indices.values():
+        rewards = np.array([members[index].reward for index in those], np.float64)
+        lengths = np.array([members[index].length for index in those], np.float64)
         value_of = np.arange(len(those))
         if weight == "trajectory":
-            _, value_of = np.unique([members[place].trajectory for place in those], return_inverse=True)
+            _, value_of = np.unique([members[index].trajectory for index in those], return_inverse=True)
             rewards = np.bincount(value_of, rewards) / np.bincount(value_of)
             lengths = np.bincount(value_of, lengths).astype(np.float64)
         yield Compared(np.array(those, np.int64), value_of, rewards, lengths)
@@ -432,8 +432,8 @@ def _sum_discounted(values: Floats, factor: float) -> Floats:
 def _check_members(members: Members) -> list[Member]:
     """Return members, plain rewards as trajectories of one token. Raises RewardError for what nothing follows from."""
     known = [
-        member if isinstance(member, Member) else Member(place, "", float(member))
-        for place, member in enumerate(members)
+        member if isinstance(member, Member) else Member(index, "", float(member))
+        for index, member in enumerate(members)
     ]
     _check_finite("rewards", [member.reward for member in known], "mend the environment's scorer")
     _check_finite(

@@ -43,10 +43,10 @@ class TrainerMessages:
     """Offsets of the records on `batches`."""
 
     def build_dead_letter(self, message: Message, refusal: Refusal, key: UseId = UNKNOWN) -> list[Outgoing]:
-        """Return a record's dead letter and, beside how far we are, its place as dead.
+        """Return a record's dead letter and, beside how far we are, its offset as dead.
 
         By these no successor writes the dead letter again, or takes in the record once it can read it: one sent back
-        has another place. A shadow writes an outcome instead of a dead letter.
+        has another offset. A shadow writes an outcome instead of a dead letter.
         """
         if variant_of(self.policy_variant):
             outcome = build_shadow_loss(self.run.run_id, self.policy_variant, message, refusal)
@@ -69,7 +69,7 @@ class TrainerMessages:
             times=times,
             suspects=suspects,
         )
-        topic, partition = self.run.state_place(trainer_component(self.policy_variant))
+        topic, partition = self.run.state_partition_id(trainer_component(self.policy_variant))
         return Outgoing(topic, codec.encode(record), step_key(self.policy_variant), partition=partition)
 
     def build_poison_dead_letters(self, batch: Sequence[Waiting[WindowedGroup]], version: int) -> list[Outgoing]:

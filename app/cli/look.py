@@ -111,7 +111,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
         str | None, typer.Option(metavar="STREAM:NUMBER:SAMPLE", help="Show one trajectory token by token.")
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="One group of the step: its place, or STREAM:NUMBER.")
+        str | None, typer.Option(metavar="INDEX", help="One group of the step: its index, or STREAM:NUMBER.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=0, help="Groups (4) or tokens (400) to show; 0 for all.", show_default=False)

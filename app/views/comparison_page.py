@@ -184,8 +184,8 @@ def figure_of(found: Comparison) -> Any:
     for row, (policy, what) in zip(panels, rows, strict=True):
         curves = [_curves(found, policy, what, axis) for axis in AXES]
         for panel, axis, some in zip(row, AXES, curves, strict=True):
-            for place, (name, curve) in enumerate(some.items()):
-                _line(panel, curve, name, place)
+            for index, (name, curve) in enumerate(some.items()):
+                _line(panel, curve, name, index)
             panel.set_title(_caption(some), fontsize="small")
             panel.set_xlabel(LABELS[axis])
             panel.grid(alpha=0.3)
@@ -235,9 +235,9 @@ def _limits(curves: Iterable[Curve]) -> tuple[float, float] | None:
     return min(values) - room, max(values) + room
 
 
-def _line(panel: Any, curve: Curve, name: str, place: int) -> None:
+def _line(panel: Any, curve: Curve, name: str, index: int) -> None:
     """Draw a variant's mean and band, or its seeds; a line of one point is a dot."""
-    look = {"color": f"C{place % 10}", "linestyle": "-" if place < 10 else "--"}
+    look = {"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
     mean = curve.mean
     panel.plot(mean.x, mean.mean, label=name, marker="o" if len(mean.x) == 1 else "", **look)
     if mean.x and mean.low[0] is not None:

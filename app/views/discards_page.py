@@ -109,9 +109,9 @@ AXES = (("length", "mean tokens of a group, from"), ("reward", "mean reward, fro
 MOST_REASONS = 6
 """Lines of one picture beside the trained groups; the most frequent."""
 LARGEST, SMALLEST = 400.0, 4.0
-"""Areas of dots, in square points: of the most groups at one place, and of any at all, so that it can be seen."""
+"""Areas of dots, in square points: of the most groups at one value, and of any at all, so that it can be seen."""
 APART = 0.08
-"""Distance between the dots of two reasons at one place, in places: lines of equal shares would hide each other."""
+"""Distance between two reasons' dots at one value; values are 1 apart. Lines of equal shares would hide each other."""
 
 
 def plot(found: Discards, file: Path) -> list[Path]:
@@ -141,23 +141,23 @@ def figure_of(found: Discards) -> Any:
         rows: dict[str, TrainedGroups | Discarded] = {"trained": ledger.trained}
         rows |= dict(list(ledger.discarded.items())[:MOST_REASONS])
         cells = {f"{name} ({one.groups:,})": one.cells for name, one in rows.items() if one.groups}
-        for place, (panel, (_, label)) in enumerate(zip(row, AXES, strict=True)):
-            _panel(panel, cells, place)
+        for axis, (panel, (_, label)) in enumerate(zip(row, AXES, strict=True)):
+            _panel(panel, cells, axis)
             panel.set_xlabel(label)
         row[0].set_ylabel(f"{policy}: share of groups")
         if row[0].lines:
             row[0].legend(fontsize="small")
     figure.suptitle(
         f"run {found.run}: trained and discarded groups (in brackets: how many)\nA dot's height is the share of its "
-        "reason's groups that are there, its area their number (the fewest: specks); those at one place stand apart",
+        "reason's groups that are there, its area their number (the fewest: specks); those at one value stand apart",
         fontsize="medium",
     )
     return figure
 
 
-def _panel(panel: Any, cells: Mapping[str, Sequence[Binned]], place: int) -> None:
+def _panel(panel: Any, cells: Mapping[str, Sequence[Binned]], axis: int) -> None:
     """Draw the shares by one of a cell's three numbers, on a scale of the values that occur."""
-    counts = {name: _counts(some, place) for name, some in cells.items()}
+    counts = {name: _counts(some, axis) for name, some in cells.items()}
     values = sorted({value for some in counts.values() for value in some})
     most = max((count for some in counts.values() for count in some.values()), default=1)
     for number, (name, some) in enumerate(counts.items()):
@@ -176,10 +176,10 @@ def areas(counts: Sequence[int], most: int) -> list[float]:
     return [max(SMALLEST, LARGEST * count / most) if count else 0.0 for count in counts]
 
 
-def _counts(cells: Sequence[Binned], place: int) -> Counter[float]:
+def _counts(cells: Sequence[Binned], axis: int) -> Counter[float]:
     counts: Counter[float] = Counter()
     for cell in cells:
-        value = cell[place]
+        value = cell[axis]
         if value is not None:
             counts[float(value)] += cell.groups
     return counts

@@ -63,7 +63,7 @@ def step_page(found: StepSeen) -> RenderableType:
         hint = f"token by token: --trajectory {group.stream}:{group.number}:SAMPLE"
     else:
         more = found.groups_trained - len(found.groups)
-        hint = f"{more} more groups: --limit 0 shows all, --group PLACE one as a whole" if more else ""
+        hint = f"{more} more groups: --limit 0 shows all, --group INDEX one as a whole" if more else ""
     return Group(*parts, Text(), Text(hint, style="dim")) if hint else Group(*parts)
 
 
@@ -89,17 +89,17 @@ def _group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[RenderableType
     shared = prompts.pop() if len(prompts) == 1 else ""
     if shared:
         yield Padding(Text(shared if whole else crop(shared), style=KINDS["prompt"]), (0, 0, 0, 2))
-    rows = [(member, place, sequence) for member in members for place, sequence in enumerate(member.sequences)]
+    rows = [(member, index, sequence) for member in members for index, sequence in enumerate(member.sequences)]
     texts = [_completion(sequence, skip_prompt=bool(shared), whole=whole) for _, _, sequence in rows]
     if all(len(text) <= SHORT and "\n" not in text.plain for text in texts):
         table = _numbers("completion")
-        for (member, place, sequence), text in zip(rows, texts, strict=True):
-            table.add_row(*_row(member, place, sequence), text)
+        for (member, index, sequence), text in zip(rows, texts, strict=True):
+            table.add_row(*_row(member, index, sequence), text)
         yield table
     else:
-        for (member, place, sequence), text in zip(rows, texts, strict=True):
+        for (member, index, sequence), text in zip(rows, texts, strict=True):
             table = _numbers()
-            table.add_row(*_row(member, place, sequence))
+            table.add_row(*_row(member, index, sequence))
             yield table
             yield Padding(text, (0, 0, 0, 7))
     if group.failures:
@@ -132,9 +132,9 @@ def _numbers(*more: str) -> Table:
     return table
 
 
-def _row(member: TrajectorySeen, place: int, sequence: SequenceSeen) -> list[RenderableType]:
+def _row(member: TrajectorySeen, index: int, sequence: SequenceSeen) -> list[RenderableType]:
     sample = member.id.rpartition(":")[2]
-    name = sample if len(member.sequences) == 1 else f"{sample}.{place}"
+    name = sample if len(member.sequences) == 1 else f"{sample}.{index}"
     reward = member.reward if member.shaped_reward is None else member.shaped_reward
     return [
         Text(f"  {name}", style="dim"),
@@ -208,11 +208,11 @@ def trajectory_page(found: TrajectoryFound, limit: int) -> RenderableType:
         parts += [Text(), _flow(sequence.each)]
     parts += [Text(), _legend()]
     left = limit
-    for place, sequence in enumerate(member.sequences):
+    for index, sequence in enumerate(member.sequences):
         if len(member.sequences) > 1:
             parts += [
                 Text(),
-                Text(f"sequence {place} {sequence.role} {sequence.agent_id}".rstrip(), style="bold"),
+                Text(f"sequence {index} {sequence.role} {sequence.agent_id}".rstrip(), style="bold"),
             ]
         shown = sequence.each[:left] if limit else sequence.each
         left -= len(shown)
@@ -272,11 +272,11 @@ def token_table(tokens: Sequence[TokenSeen]) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column("token", overflow="fold")
     table.add_column("kind", style="dim", no_wrap=True)
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         generated = token.logprob is not None
         chance = 0.0 if token.logprob is None else math.exp(token.logprob)
         table.add_row(
-            Text(str(place), style="dim"),
+            Text(str(index), style="dim"),
             str(token.version) if generated else "",
             str(int(generated)),
             advantage_text(token.advantage) if generated else "",

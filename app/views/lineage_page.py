@@ -88,9 +88,9 @@ def _groups(groups: Iterable[MadeOf]) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name, justify, style in COLUMNS:
         table.add_column(name, justify=justify, style=style, no_wrap=name not in CROPPED)
-    for place, group in enumerate(some):
+    for index, group in enumerate(some):
         use = f" use {group.use}" if group.use else ""
-        row = [str(place), f"{group.stream}:{group.number}{use}"]
+        row = [str(index), f"{group.stream}:{group.number}{use}"]
         if group.missing:
             row += ["missing", "", "", "", ""]
         else:
@@ -186,7 +186,7 @@ def _records_table(one: GroupLineage) -> Table:
     for outcome in one.concluded:
         table.add_row(Text(outcome.verdict), Text(_outcome_in_words(outcome)))
     for use in one.trained:
-        words = f"version {use.version}, place {use.place} of {use.of}, from {_name_position('curated', use)}"
+        words = f"version {use.version}, index {use.place} of {use.of}, from {_name_position('curated', use)}"
         table.add_row("trained", Text(words + (f", use {use.use}" if use.use else "")))
     return table
 

@@ -92,7 +92,7 @@ class LivePage:
 
     def _has_read_the_past(self) -> bool:
         """Return whether all records from before the start are read: half of them would look like a loss."""
-        behind = any(self._reader.positions[place] < end for place, end in self._past.items())
+        behind = any(self._reader.positions[partition_id] < end for partition_id, end in self._past.items())
         return not behind or time.monotonic() > self._past_due
 
     def _begin(self) -> None:

@@ -67,9 +67,9 @@ def _group(tried: GroupTried) -> Iterator[RenderableType]:
     yield Text.assemble((f"{group.stream}:{group.number}", "bold"), f"  {group.task_id}  ", (fate, style))
     if not group.trajectories:
         return
-    for place, sequence in enumerate(group.trajectories[0].sequences):
-        if place:
-            yield Padding(Text(f"sequence {place}", style="dim"), (0, 0, 0, 2))
+    for index, sequence in enumerate(group.trajectories[0].sequences):
+        if index:
+            yield Padding(Text(f"sequence {index}", style="dim"), (0, 0, 0, 2))
         yield Padding(_conversation(sequence), (0, 0, 0, 2))
     yield Padding(_members(tried), (0, 0, 0, 2))
 
@@ -110,16 +110,16 @@ def _members(tried: GroupTried) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("answer", overflow="fold")
     for member in tried.group.trajectories:
-        for place, sequence in enumerate(member.sequences):
-            table.add_row(*_member(member, place, parts), *_sequence(sequence, tried.rejected.get(member.id, "")))
+        for index, sequence in enumerate(member.sequences):
+            table.add_row(*_member(member, index, parts), *_sequence(sequence, tried.rejected.get(member.id, "")))
     return table
 
 
-def _member(member: TrajectorySeen, place: int, parts: list[str]) -> list[RenderableType]:
+def _member(member: TrajectorySeen, index: int, parts: list[str]) -> list[RenderableType]:
     sample = member.id.rpartition(":")[2]
     reward = member.reward if member.shaped_reward is None else member.shaped_reward
     each = [f"{member.reward_parts[name]:g}" if name in member.reward_parts else "" for name in parts]
-    return [Text(sample if len(member.sequences) == 1 else f"{sample}.{place}", style="dim"), f"{reward:g}", *each]
+    return [Text(sample if len(member.sequences) == 1 else f"{sample}.{index}", style="dim"), f"{reward:g}", *each]
 
 
 def _sequence(sequence: SequenceSeen, rejected: str) -> list[RenderableType]:

@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed and their place alone."""
+"""Random numbers that depend on a seed and their index alone."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class PhiloxDraws:
 
     def next(self) -> float:
         """Draw one."""
-        block, place = divmod(self._count, BLOCK)
-        if not place or not self._block:
+        block, index = divmod(self._count, BLOCK)
+        if not index or not self._block:
             self._block = Philox(key=self._key, counter=block * _COUNTERS).random_raw(BLOCK).tolist()
         self._count += 1
-        return (self._block[place] >> 11) * 2.0**-53
+        return (self._block[index] >> 11) * 2.0**-53

@@ -21,8 +21,8 @@ def find_wrong_order(uses: Sequence[str]) -> str:
 
     An algorithm of the user's own may come anywhere, but not behind a replay.
     """
-    for place, use in enumerate(uses):
-        for later in uses[place + 1 :]:
+    for index, use in enumerate(uses):
+        for later in uses[index + 1 :]:
             why = _explain_order(use, later)
             if why:
                 return f"{later} cannot come after {use}: {why}"

@@ -26,8 +26,8 @@ class Pods(Subset):
         sets = [take_ends(falling, rising, k, m - k) for k in best]
         if len(sets) == 1:
             return sets[0]
-        place = {index: rank for rank, index in enumerate(ranked)}
-        return min(sets, key=lambda members: sorted(place[index] for index in members))
+        rank_of = {index: rank for rank, index in enumerate(ranked)}
+        return min(sets, key=lambda members: sorted(rank_of[index] for index in members))
 
 
 def find_best_counts(ascending: Sequence[float], m: int) -> list[int]:

@@ -71,7 +71,7 @@ class ReplayMemory:
 
     def _forget_all(self) -> None:
         self._groups: list[HeldGroup] = []
-        """Dense: a slot is a place in it."""
+        """Dense: a slot is an index of it."""
         self._slots: OrderedDict[int, int] = OrderedDict()
         """Arrival to slot, oldest first."""
         self._of_version: dict[int, dict[int, None]] = {}
@@ -140,13 +140,13 @@ class ReplayMemory:
             self._remove(next(iter(self._slots)))
         group = candidate.group
         low, high = candidate.min_version, candidate.max_version
-        self._place(
+        self._insert(
             HeldGroup(group.stream, group.number, low, high, 1, self._arrivals, self.priority(candidate)),
         )
         self._arrivals += 1
         self.note_slot(len(self._groups) - 1)
 
-    def _place(self, one: HeldGroup) -> None:
+    def _insert(self, one: HeldGroup) -> None:
         self._slots[one.arrival] = len(self._groups)
         self._groups.append(one)
         if one.min_version not in self._of_version:
@@ -183,14 +183,14 @@ class ReplayMemory:
     def snapshot(self) -> dict[str, Any]:
         """Return counters and references, as plain JSON."""
         streams = sorted({one.stream for one in self._groups})
-        place = {stream: number for number, stream in enumerate(streams)}
+        index_of = {stream: number for number, stream in enumerate(streams)}
         return {
             "fresh": self._fresh,
             "replayed": self._replayed,
             "arrivals": self._arrivals,
             "streams": streams,
             "groups": [
-                [place[g.stream], g.number, g.min_version, g.max_version, g.uses, g.arrival, g.priority]
+                [index_of[g.stream], g.number, g.min_version, g.max_version, g.uses, g.arrival, g.priority]
                 for g in self._groups
             ],
         }
@@ -201,7 +201,7 @@ class ReplayMemory:
         self._fresh, self._replayed, self._arrivals = state["fresh"], state["replayed"], state["arrivals"]
         groups = [HeldGroup(state["streams"][stream], *rest) for stream, *rest in state["groups"]]
         for one in groups:
-            self._place(one)
+            self._insert(one)
         self._slots = OrderedDict(sorted(self._slots.items()))
         self._of_version = {version: dict.fromkeys(sorted(arrivals)) for version, arrivals in self._of_version.items()}
         for slot in range(len(groups)):

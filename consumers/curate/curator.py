@@ -122,10 +122,10 @@ def open_curator(run: Run, policy_variant: str, published: PublishedVersions, is
             group=topics.curate_group(policy_variant),
             topics=(topic,),
             state_topic=topics.state,
-            state_partition=run.state_place(component)[1],
+            state_partition=run.state_partition_id(component)[1],
             snapshot_every_s=run.recipe.curate.snapshot_every_s,
         ),
-        lambda place: CuratorPartition(context, place, partitions),
+        lambda partition_id: CuratorPartition(context, partition_id, partitions),
         EndWatch(run, policy_variant).look,
     )
 
@@ -133,11 +133,11 @@ def open_curator(run: Run, policy_variant: str, published: PublishedVersions, is
 class CuratorPartition:
     """One partition of trajectories: dedupe, clock and chains; a function of its records in order."""
 
-    def __init__(self, context: CuratorContext, place: PartitionId, partitions: int) -> None:
+    def __init__(self, context: CuratorContext, partition_id: PartitionId, partitions: int) -> None:
         self._context = context
-        self._partition = place[1]
-        self._messages = CuratorMessages(context, place[1])
-        self._dedupe = Dedupe(place[1], partitions)
+        self._partition = partition_id[1]
+        self._messages = CuratorMessages(context, partition_id[1])
+        self._dedupe = Dedupe(partition_id[1], partitions)
         self._clock = -1
         self._replayable = ReplayableGroups(context.run_id, context.policy)
         self._chains = RevisionChains(context)

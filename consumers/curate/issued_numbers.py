@@ -68,11 +68,11 @@ class IssuedNumbers:
         """Read from the end of `tasks` on, and what was issued before."""
         self.close()
         connection, topics = self._run.connection, self._run.topics
-        places = find_whole_topics(connection, [topics.tasks(stream) for stream in self._streams])
+        partition_ids = find_whole_topics(connection, [topics.tasks(stream) for stream in self._streams])
         # Not the very end: a transaction that is open there may have no snapshot yet.
-        self._reader = TopicReader(connection, fetch_stable_ends(connection, places), f"issued.{topics.run}")
+        self._reader = TopicReader(connection, fetch_stable_ends(connection, partition_ids), f"issued.{topics.run}")
         self._met = {}
-        snapshot = read_newest_snapshot(connection, self._run.state_place(FEEDER), FEEDER)
+        snapshot = read_newest_snapshot(connection, self._run.state_partition_id(FEEDER), FEEDER)
         known = json.loads(snapshot.body)["next"] if snapshot is not None else {}
         self._next = {stream: max(int(known.get(stream, 0)), self._next.get(stream, 0)) for stream in self._streams}
         return self._reader

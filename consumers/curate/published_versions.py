@@ -50,8 +50,8 @@ class PublishedVersions:
     def _follow(self) -> dict[PartitionId, int]:
         """Read on to where the topic says that it ends; return that."""
         if self._reader is None:
-            places = find_whole_topics(self._run.connection, [self._topic])
-            self._reader = TopicReader(self._run.connection, places, f"published.{self._topic}")
+            partition_ids = find_whole_topics(self._run.connection, [self._topic])
+            self._reader = TopicReader(self._run.connection, partition_ids, f"published.{self._topic}")
         ends = self._reader.ends()
         for message in self._reader.read_until(ends):
             self._fold_event(message)

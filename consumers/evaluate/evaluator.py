@@ -130,7 +130,7 @@ class Evaluator:
 def open_evaluator(run: Run) -> Evaluator:
     """Build the evaluator of a run from what is committed; its transactional id has been taken over before."""
     topics = tuple(run.topics.eval_groups(policy) for policy in run.recipe.policies)
-    role = Role(run.connection, COMPONENT, run.run_id, run.state_place(COMPONENT), topics)
+    role = Role(run.connection, COMPONENT, run.run_id, run.state_partition_id(COMPONENT), topics)
     return Evaluator(run, OwnPositions(role))
 
 

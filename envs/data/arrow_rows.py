@@ -56,9 +56,9 @@ class ArrowRows:
 
     def read(self, number: int) -> Row:
         """Return one row."""
-        place = bisect_right(self._ends, number)
-        before = self._ends[place - 1] if place else 0
-        [row] = self._batches[place].slice(number - before, 1).to_pylist()
+        index = bisect_right(self._ends, number)
+        before = self._ends[index - 1] if index else 0
+        [row] = self._batches[index].slice(number - before, 1).to_pylist()
         found: Row = row
         return found
 

@@ -39,16 +39,16 @@ class JsonlRows:
 
     def scan(self) -> Iterator[Row]:
         """Yield the object of every line. Raises TaskFileError, with its number, for a line that holds none."""
-        self._starts, self._hash, place = array("q"), hashlib.sha256(), 0
+        self._starts, self._hash, offset = array("q"), hashlib.sha256(), 0
         self._file.seek(0)
         for number, line in enumerate(self._file, start=1):
             self._hash.update(line)
             text = line.removeprefix(MARK) if number == 1 else line
             if text.strip():
-                self._starts.append(place)
+                self._starts.append(offset)
                 yield _parse_line(text, f"{self._path}:{number}")
-            place += len(line)
-        self._starts.append(place)
+            offset += len(line)
+        self._starts.append(offset)
 
     def read(self, number: int) -> Row:
         """Return the object of a line that was scanned. Raises TaskFileError where the file was changed since then."""
@@ -59,13 +59,13 @@ class JsonlRows:
     def name_row(self, number: int) -> str:
         """Return `file:line`; lines are counted anew, since only errors name them."""
         left, line = self._starts[number], 1
-        place = 0
+        offset = 0
         while left > 0:
-            chunk = os.pread(self._file.fileno(), min(left, CHUNK_BYTES), place)
+            chunk = os.pread(self._file.fileno(), min(left, CHUNK_BYTES), offset)
             if not chunk:
                 break
             line += chunk.count(b"\n")
-            place, left = place + len(chunk), left - len(chunk)
+            offset, left = offset + len(chunk), left - len(chunk)
         return f"{self._path}:{line}"
 
     def hash_content(self) -> str:

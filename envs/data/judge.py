@@ -21,7 +21,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from headrace.envs.contract import Problem, Score
-from headrace.envs.data.rows import fill_places
+from headrace.envs.data.rows import fill_placeholders
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.backoff import Backoff
 from headrace.infra.environment import read_environment
@@ -89,7 +89,7 @@ class Judge:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url begins with http:// or https://; got {url!r}")
         if "{completion}" not in prompt:
-            raise ValueError("prompt lacks {completion}, the place of what is to be judged")
+            raise ValueError("prompt lacks {completion}, which stands for what is to be judged")
         if key and not read_environment(key):
             raise ValueError(f"the environment variable {key}, which `key` names, is not set")
         if most <= 0 or limit_s <= 0 or rate < 0 or budget < 0:
@@ -112,7 +112,7 @@ class Judge:
         return score
 
     def _fill_in(self, problem: Problem, text: str) -> str:
-        return fill_places(self._prompt, {"problem": problem.text, "answer": problem.answer, "completion": text})
+        return fill_placeholders(self._prompt, {"problem": problem.text, "answer": problem.answer, "completion": text})
 
     def _read_verdict(self, reply: str) -> Score:
         verdicts = list(_VERDICT.finditer(reply))

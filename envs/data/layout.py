@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed
-from headrace.envs.data.rows import Row, Written, fill_places, find_value, make_plain
+from headrace.envs.data.rows import Row, Written, fill_placeholders, find_value, make_plain
 from headrace.envs.data.scorers import Scorer
 
 SCORER = "scorer"
@@ -98,7 +98,7 @@ class Layout:
         scorer = self.find_scorer(record.extra)
         text = record.problem
         if self.template:
-            text = fill_places(self.template, {**record.extra, "problem": text})
+            text = fill_placeholders(self.template, {**record.extra, "problem": text})
         text += scorer.instruction if self.instruction is None else self.instruction
         return f"{self.system}\n\n{text}" if self.system else text
 
@@ -157,7 +157,7 @@ def _refuse_surrogates(value: str, column: str) -> None:
         value.encode()
     except UnicodeEncodeError as error:
         raise RowFault(
-            f"`{column}` holds half of a character ({value[error.start]!r} at place {error.start}): write the whole one"
+            f"`{column}` holds half of a character ({value[error.start]!r} at index {error.start}): write the whole one"
         ) from error
 
 

@@ -32,7 +32,7 @@ class Rows(Protocol):
         """Yield all rows in order. It comes before `read`, and raises TaskFileError."""
 
     def read(self, number: int) -> Row:
-        """Return a row by its place in `scan`. Raises TaskFileError."""
+        """Return a row by its index in `scan`. Raises TaskFileError."""
 
     def name_row(self, number: int) -> str:
         """Return file and line or row, counted from 1."""
@@ -66,10 +66,10 @@ def find_value(row: Row, column: str) -> Any:
     return found
 
 
-def fill_places(text: str, values: Mapping[str, object]) -> str:
+def fill_placeholders(text: str, values: Mapping[str, object]) -> str:
     """Return a text with each `{name}` of these replaced by its value; what a value holds is not replaced again."""
-    places = {f"{{{name}}}": str(value) for name, value in values.items()}
-    return re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], text)
+    values_of = {f"{{{name}}}": str(value) for name, value in values.items()}
+    return re.sub("|".join(map(re.escape, values_of)), lambda found: values_of[found[0]], text)
 
 
 def make_plain(value: Any) -> Any:

@@ -45,7 +45,7 @@ def compute_shares(digests: Digests) -> npt.NDArray[np.float64]:
 
 
 def order_by_seed(digests: Digests, seed: int) -> Numbers:
-    """Return the order of a seed, int64[N]: places of the digests, the same for any order that they come in."""
+    """Return the order of a seed, int64[N]: indices of the digests, the same for any order that they come in."""
     hashed = bytearray()
     for begin in range(0, len(digests), ROWS_AT_ONCE):  # as Python's integers they take four times as much
         for first, last in digests[begin : begin + ROWS_AT_ONCE].tolist():

@@ -97,20 +97,20 @@ class ContainerWriter:
 
     Args:
         path: Where it grows; it is whole once it was closed.
-        place: Topic and partition.
+        partition_id: Topic and partition.
         schema: In which the values were written; None for a file of values that are bytes.
         fingerprint: Of that schema, 8 bytes; empty without one.
         sync_marker: 16 bytes; the same records in the same order then make the same file.
     """
 
     def __init__(
-        self, path: Path, place: PartitionId, schema: Plain | None, fingerprint: bytes, sync_marker: bytes
+        self, path: Path, partition_id: PartitionId, schema: Plain | None, fingerprint: bytes, sync_marker: bytes
     ) -> None:
         self.path, self.schema, self.fingerprint = path, schema, fingerprint
         self.first_offset = self.last_offset = -1
         self.records = 0
         self._out = _Hashed(path)
-        metadata = {TOPIC: place[0], PARTITION: str(place[1]), FINGERPRINT: fingerprint.hex()}
+        metadata = {TOPIC: partition_id[0], PARTITION: str(partition_id[1]), FINGERPRINT: fingerprint.hex()}
         self._avro = Writer(
             cast(BinaryIO, self._out),
             build_envelope(schema),

@@ -93,9 +93,9 @@ class Manifest(_Table):
     """Archived objects by key."""
     missing: dict[str, ArchivedObject] = Field(default_factory=dict)
 
-    def series(self, place: PartitionId) -> Series:
+    def series(self, partition_id: PartitionId) -> Series:
         """Return what there is of a partition."""
-        return self.topics[place[0]].partitions[place[1]]
+        return self.topics[partition_id[0]].partitions[partition_id[1]]
 
     def check(self) -> str:
         """Return what contradicts itself in it; empty when nothing does."""

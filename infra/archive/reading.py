@@ -24,9 +24,9 @@ from headrace.schemas.records import ClaimCheck, RecipeRevision
 from headrace.schemas.topics import Topics
 
 
-def is_archive(place: str) -> bool:
+def is_archive(where: str) -> bool:
     """Return whether there is an archive, or was meant to be one."""
-    return place.startswith(IN_A_STORE) or location_of(place).read_manifest() is not None
+    return where.startswith(IN_A_STORE) or location_of(where).read_manifest() is not None
 
 
 class Archive:
@@ -44,42 +44,42 @@ class Archive:
         """Names of the run's topics."""
         return Topics(self.manifest.run)
 
-    def places(self, topic: str) -> list[PartitionId]:
+    def partitions(self, topic: str) -> list[PartitionId]:
         """Return the partitions of a topic, by its whole name. Raises UsageError when the archive lacks it."""
         if topic not in self.manifest.topics:
             there = ", ".join(sorted(self.manifest.topics)) or "none"
             raise UsageError(f"the archive {self.root} holds no topic {topic}; of those it holds: {there}")
         return [(topic, partition) for partition in range(len(self.manifest.topics[topic].partitions))]
 
-    def messages(self, place: PartitionId) -> Iterator[Message]:
+    def messages(self, partition_id: PartitionId) -> Iterator[Message]:
         """Yield the messages of a partition in order, each file verified before its first, its schema learnt.
 
         Raises ArchiveCorrupt, which names the file.
         """
-        for file in self.manifest.series(place).files:
-            yield from self._messages(place, file)
+        for file in self.manifest.series(partition_id).files:
+            yield from self._messages(partition_id, file)
 
-    def read_backwards(self, place: PartitionId, offset: int) -> Iterator[Iterator[Message]]:
+    def read_backwards(self, partition_id: PartitionId, offset: int) -> Iterator[Iterator[Message]]:
         """Yield, a file at a time, the newest first, the messages of those that begin at or before an offset.
 
         Raises as `messages`.
         """
-        for file in reversed(self.manifest.series(place).files):
+        for file in reversed(self.manifest.series(partition_id).files):
             if file.first_offset <= offset:
-                yield self._messages(place, file)
+                yield self._messages(partition_id, file)
 
     def revisions(self) -> list[RecipeRevision]:
-        """Return the recipe revisions of the archived run itself, oldest first. Raises as `places` and `messages`."""
-        [place] = self.places(self.topics.recipe)
-        found = (read_revision(message) for message in self.messages(place))
+        """Return the archived run's own recipe revisions, oldest first. Raises as `partitions` and `messages`."""
+        [partition_id] = self.partitions(self.topics.recipe)
+        found = (read_revision(message) for message in self.messages(partition_id))
         return [one for one in found if one is not None and one.run_id == self.manifest.run_id]
 
-    def _messages(self, place: PartitionId, listed: ArchivedFile) -> Iterator[Message]:
+    def _messages(self, partition_id: PartitionId, listed: ArchivedFile) -> Iterator[Message]:
         count, behind = 0, listed.first_offset - 1
         wrong = partial(_corruption_error, f"{self.root}/{listed.name}", listed)
         try:
             with self.root.open_file(listed.name, listed.sha256, listed.bytes) as path, path.open("rb") as file:
-                container = self._open_verified(place, listed, file)
+                container = self._open_verified(partition_id, listed, file)
                 for message in container:
                     if message.offset <= behind:
                         raise wrong(f"has offset {message.offset} after {behind}")
@@ -92,14 +92,14 @@ class Archive:
         if (count, behind) != (listed.records, listed.last_offset):
             raise wrong(f"has {count} records up to offset {behind}")
 
-    def _open_verified(self, place: PartitionId, listed: ArchivedFile, file: BinaryIO) -> Container:
+    def _open_verified(self, partition_id: PartitionId, listed: ArchivedFile, file: BinaryIO) -> Container:
         wrong = partial(_corruption_error, f"{self.root}/{listed.name}", listed)
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a file that is read only
         if digest != listed.sha256:
             raise wrong(f"has sha256 {digest}")
         file.seek(0)
         container = Container(file)
-        if (container.topic, container.partition) != place:
+        if (container.topic, container.partition) != partition_id:
             raise wrong(f"names as its own {container.topic}[{container.partition}]")
         if container.schema is not None:
             codec.learn({listed.schema_name: json.dumps(container.schema)})

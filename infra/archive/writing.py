@@ -138,9 +138,9 @@ class ArchiveWriter:
             )
         self.new[topic] = Added()
 
-    def next_offset(self, place: PartitionId) -> int:
+    def next_offset(self, partition_id: PartitionId) -> int:
         """Return where a partition is to be read from."""
-        return self.manifest.series(place).next_offset
+        return self.manifest.series(partition_id).next_offset
 
     def write(self, message: Message, *, is_own: bool = False) -> None:
         """Add a message, after those before it on its partition. Raises OSError, and what fetching objects raises.
@@ -148,17 +148,17 @@ class ArchiveWriter:
         One's own, just encoded and naming no object, is not decoded to see whether it can be.
         """
         schema, fingerprint = _schema_in(message.value) if is_own else self._schema_of(message)
-        place = (message.topic, message.partition)
-        held = self._open.get(place)
+        partition_id = (message.topic, message.partition)
+        held = self._open.get(partition_id)
         if held is not None and fingerprint is not None and held.fingerprint != fingerprint:
-            self._cut(place)
+            self._cut(partition_id)
             held = None
         if held is None:
-            held = self._open[place] = self._open_series(message, schema, fingerprint or b"")
+            held = self._open[partition_id] = self._open_series(message, schema, fingerprint or b"")
         held.write(message, as_record=schema is not None)
         reach("archive.written")
         if held.size >= FILE_BYTES:
-            self._cut(place)
+            self._cut(partition_id)
             self._save()
         else:
             self._save_if_due()
@@ -177,18 +177,18 @@ class ArchiveWriter:
         return schema, bytes(message.value[len(codec.MAGIC) : codec.HEADER_BYTES])
 
     def _open_series(self, message: Message, schema: Plain | None, fingerprint: bytes) -> ContainerWriter:
-        place = (message.topic, message.partition)
-        path = self.location.path_to_grow(f"{_folder(place)}/{message.offset}{PART}")
+        partition_id = (message.topic, message.partition)
+        path = self.location.path_to_grow(f"{_folder(partition_id)}/{message.offset}{PART}")
         named = f"{self.manifest.run_id}/{message.topic}/{message.partition}/{message.offset}"
         sync_marker = hashlib.sha256(named.encode()).digest()[:16]
-        return ContainerWriter(path, place, schema, fingerprint, sync_marker)
+        return ContainerWriter(path, partition_id, schema, fingerprint, sync_marker)
 
-    def _cut(self, place: PartitionId) -> None:
+    def _cut(self, partition_id: PartitionId) -> None:
         """Close a partition's file and take it into the manifest in memory."""
-        file, series = self._open[place], self.manifest.series(place)
+        file, series = self._open[partition_id], self.manifest.series(partition_id)
         sha256, size = file.close()
-        del self._open[place]
-        name = f"{_folder(place)}/{file.first_offset:020}-{file.last_offset:020}-{sha256[:16]}.avro"
+        del self._open[partition_id]
+        name = f"{_folder(partition_id)}/{file.first_offset:020}-{file.last_offset:020}-{sha256[:16]}.avro"
         self.location.keep(file.path, name, sha256, size)
         series.files.append(
             ArchivedFile(
@@ -203,8 +203,8 @@ class ArchiveWriter:
             )
         )
         series.next_offset = file.last_offset + 1
-        self.new[place[0]].records += file.records
-        self.new[place[0]].bytes += size
+        self.new[partition_id[0]].records += file.records
+        self.new[partition_id[0]].bytes += size
         reach("archive.cut")
 
     def save(self, positions: Mapping[PartitionId, int] | None = None) -> None:
@@ -213,10 +213,10 @@ class ArchiveWriter:
         Args:
             positions: How far partitions were read, where that is known: there may be no record at their ends.
         """
-        for place in list(self._open):
-            self._cut(place)
-        for place, position in (positions or {}).items():
-            series = self.manifest.series(place)
+        for partition_id in list(self._open):
+            self._cut(partition_id)
+        for partition_id, position in (positions or {}).items():
+            series = self.manifest.series(partition_id)
             series.next_offset = max(series.next_offset, position)
         self._save()
 
@@ -302,5 +302,5 @@ def _name(schema: Plain) -> str:
     return str(schema["name"]).removeprefix(f"{NAMESPACE}.")
 
 
-def _folder(place: PartitionId) -> str:
-    return f"{TOPICS}/{place[0]}/{place[1]}"
+def _folder(partition_id: PartitionId) -> str:
+    return f"{TOPICS}/{partition_id[0]}/{partition_id[1]}"

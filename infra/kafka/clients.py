@@ -387,9 +387,9 @@ def find_held_back(connection: Connection, topics: Iterable[str]) -> list[tuple[
     if not wanted:
         return []
     known = call_patiently(lambda: open_admin(connection).list_topics(timeout=10), "listing topics", SETTLING_S).topics
-    places = [(topic, partition) for topic in wanted if topic in known for partition in known[topic].partitions]
-    stable, ends = fetch_stable_ends(connection, places), fetch_end_offsets(connection, places)
-    return [place for place in places if stable[place] < ends[place]]
+    partition_ids = [(topic, partition) for topic in wanted if topic in known for partition in known[topic].partitions]
+    stable, ends = fetch_stable_ends(connection, partition_ids), fetch_end_offsets(connection, partition_ids)
+    return [partition_id for partition_id in partition_ids if stable[partition_id] < ends[partition_id]]
 
 
 def _fetch_offsets_patiently(

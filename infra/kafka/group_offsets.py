@@ -36,7 +36,7 @@ def refuse_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
 
 def fetch_committed_offsets(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], int]:
     """Return a group's next offset by (topic, partition); what was never committed is left out. See `fetch_commits`."""
-    return {place: commit.offset for place, commit in fetch_commits(connection, group, topics).items()}
+    return {partition_id: commit.offset for partition_id, commit in fetch_commits(connection, group, topics).items()}
 
 
 def fetch_commits(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], Commit]:

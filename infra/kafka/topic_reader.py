@@ -32,9 +32,9 @@ PartitionId = tuple[str, int]
 """(topic, partition)."""
 
 
-def name_partition(place: PartitionId) -> str:
+def name_partition(partition_id: PartitionId) -> str:
     """Return `topic[partition]`."""
-    return f"{place[0]}[{place[1]}]"
+    return f"{partition_id[0]}[{partition_id[1]}]"
 
 
 def name_offset(message: Message) -> str:
@@ -61,9 +61,9 @@ class TopicReader:
 
     def _assign(self) -> None:
         # Plain offsets, also for 0: asking for the beginning by name costs half a second.
-        places = [TopicPartition(t, p, offset) for (t, p), offset in self.positions.items()]
+        partitions = [TopicPartition(t, p, offset) for (t, p), offset in self.positions.items()]
         with translate_kafka_errors("assigning partitions"):
-            self._consumer.assign(places)
+            self._consumer.assign(partitions)
 
     def __enter__(self) -> Self:
         """Return the reader, which closes at the end of the block."""
@@ -89,9 +89,9 @@ class TopicReader:
                 self.positions[found[-1].topic, found[-1].partition] = found[-1].offset + 1
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 # An end of partition also covers markers that no record shows.
-                place = (raw.topic() or "", raw.partition() or 0)
-                self.positions[place] = max(self.positions[place], raw.offset() or 0)
-                self._ended.add(place)
+                partition_id = (raw.topic() or "", raw.partition() or 0)
+                self.positions[partition_id] = max(self.positions[partition_id], raw.offset() or 0)
+                self._ended.add(partition_id)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
                 outside.add((raw.topic() or "", raw.partition() or 0))
             elif error.code() not in AWAY:
@@ -102,10 +102,10 @@ class TopicReader:
 
     def _reenter(self, outside: set[PartitionId]) -> None:
         """Go to the first record that there is where earlier ones were deleted. Raises LogTruncated."""
-        places = {place: self.positions[place] for place in outside}
-        refuse_lost_tail(self.connection, places)
-        for place, begin in fetch_begin_offsets(self.connection, places).items():
-            self.positions[place] = max(self.positions[place], begin)
+        positions = {partition_id: self.positions[partition_id] for partition_id in outside}
+        refuse_lost_tail(self.connection, positions)
+        for partition_id, begin in fetch_begin_offsets(self.connection, positions).items():
+            self.positions[partition_id] = max(self.positions[partition_id], begin)
         self._assign()
 
     def read_until(self, ends: Mapping[PartitionId, int], timeout_s: float = 60) -> Iterator[Message]:
@@ -114,7 +114,7 @@ class TopicReader:
         Raises KafkaAway when that takes longer than the timeout without any progress.
         """
         yield from self._read_while(
-            lambda: any(self.positions[place] < end for place, end in ends.items()), ends, timeout_s
+            lambda: any(self.positions[partition_id] < end for partition_id, end in ends.items()), ends, timeout_s
         )
 
     def _read_while(
@@ -142,20 +142,20 @@ class TopicReader:
 
         def goes_on() -> bool:
             unmet.difference_update(self._ended)
-            for place in tuple(unmet):
-                if (end := self._find_fetched_end(place)) is not None:
-                    ends[place] = max(ends[place], end)
-                    unmet.remove(place)
-            return bool(unmet) or any(self.positions[place] < end for place, end in ends.items())
+            for partition_id in tuple(unmet):
+                if (end := self._find_fetched_end(partition_id)) is not None:
+                    ends[partition_id] = max(ends[partition_id], end)
+                    unmet.remove(partition_id)
+            return bool(unmet) or any(self.positions[partition_id] < end for partition_id, end in ends.items())
 
         return self._read_while(goes_on, ends, timeout_s)
 
-    def _find_fetched_end(self, place: PartitionId) -> int | None:
+    def _find_fetched_end(self, partition_id: PartitionId) -> int | None:
         """Return the high watermark that the newest fetch of a partition returned; None while the client has none.
 
         It was seen to have none, minutes after it had read a partition to its end.
         """
-        marks = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+        marks = self._consumer.get_watermark_offsets(TopicPartition(*partition_id), cached=True)
         return marks[1] if marks and marks[1] >= 0 else None
 
     def ends(self) -> dict[PartitionId, int]:
@@ -175,7 +175,7 @@ def refuse_lost_tail(connection: Connection, positions: Mapping[PartitionId, int
     patience = time.monotonic() + SETTLING_S
     while True:
         ends = fetch_end_offsets(connection, positions)
-        short = {place: end for place, end in ends.items() if end < positions[place]}
+        short = {partition_id: end for partition_id, end in ends.items() if end < positions[partition_id]}
         if not short:
             return
         if time.monotonic() > patience:
@@ -207,16 +207,16 @@ def read_all(connection: Connection, topics: Iterable[str]) -> Iterator[Message]
         yield from reader.catch_up()
 
 
-def read_partition(connection: Connection, place: PartitionId) -> Iterator[Message]:
+def read_partition(connection: Connection, partition_id: PartitionId) -> Iterator[Message]:
     """Yield every committed record of a partition, up to its end at this moment."""
-    with TopicReader(connection, {place: 0}) as reader:
+    with TopicReader(connection, {partition_id: 0}) as reader:
         yield from reader.catch_up()
 
 
-def read_range(connection: Connection, place: PartitionId, begin: int, end: int) -> Iterator[Message]:
+def read_range(connection: Connection, partition_id: PartitionId, begin: int, end: int) -> Iterator[Message]:
     """Yield the committed records of a partition from `begin` up to, not including, `end`."""
-    with TopicReader(connection, {place: begin}) as reader:
-        for message in reader.read_until({place: end}):
+    with TopicReader(connection, {partition_id: begin}) as reader:
+        for message in reader.read_until({partition_id: end}):
             if message.offset < end:
                 yield message
 
@@ -225,18 +225,20 @@ def read_offsets(connection: Connection, topic: str, offsets: Mapping[int, Colle
     """Yield the committed records at some offsets of a topic, those that there are, in order by partition."""
     wanted = {(topic, partition): some for partition, some in offsets.items() if some}
     last = fetch_end_offsets(connection, wanted)
-    with TopicReader(connection, {place: min(some) for place, some in wanted.items()}) as reader:
-        for message in reader.read_until({place: min(max(some) + 1, last[place]) for place, some in wanted.items()}):
+    with TopicReader(connection, {partition_id: min(some) for partition_id, some in wanted.items()}) as reader:
+        for message in reader.read_until(
+            {partition_id: min(max(some) + 1, last[partition_id]) for partition_id, some in wanted.items()}
+        ):
             if message.offset in wanted[message.topic, message.partition]:
                 yield message
 
 
-def read_key(connection: Connection, place: PartitionId, key: bytes) -> Iterator[Message]:
+def read_key(connection: Connection, partition_id: PartitionId, key: bytes) -> Iterator[Message]:
     """Yield the committed records of one key on a partition, which is read as a whole: nothing indexes keys."""
-    with TopicReader(connection, {place: 0}) as reader:
+    with TopicReader(connection, {partition_id: 0}) as reader:
         yield from (message for message in reader.catch_up() if message.key == key)
 
 
-def read_one(connection: Connection, place: PartitionId, offset: int) -> Message | None:
+def read_one(connection: Connection, partition_id: PartitionId, offset: int) -> Message | None:
     """Return the record at an offset; None when it is not there, or was not committed."""
-    return next((m for m in read_range(connection, place, offset, offset + 1) if m.offset == offset), None)
+    return next((m for m in read_range(connection, partition_id, offset, offset + 1) if m.offset == offset), None)

@@ -141,7 +141,7 @@ class TransactionalWriter:
             self.close()
             raise
 
-    def _abort_hanging_transactions(self, places: list[tuple[str, int]]) -> None:
+    def _abort_hanging_transactions(self, partition_ids: list[tuple[str, int]]) -> None:
         """Write to partitions that are held back, and abort, so that a transaction that hangs there ends as aborted.
 
         A coordinator that aborts a transaction while its broker is starting has no leader yet for its partitions,
@@ -149,9 +149,9 @@ class TransactionalWriter:
         worse: the next marker of this producer, a commit, would commit what was aborted. Where the transaction is
         another producer's, and goes on, this does no harm.
         """
-        if not places:
+        if not partition_ids:
             return
-        for topic, found in groupby(places, key=itemgetter(0)):
+        for topic, found in groupby(partition_ids, key=itemgetter(0)):
             partitions = [partition for _, partition in found]
             where = ", ".join(f"{topic}[{partition}]" for partition in partitions)
             try:

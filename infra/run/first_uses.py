@@ -15,7 +15,7 @@ from headrace.schemas.headers import HeaderError, Stamp, task_key
 from headrace.schemas.records import CuratedGroup
 
 FIRST_STEP = 64
-"""Offsets that are looked through behind the place where a first use should be; each further step is twice as long."""
+"""Offsets that are looked through behind the one where a first use should be; each further step is twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ def find_first_uses(
         by_partition.setdefault(replay.partition, []).append(replay)
     begin = fetch_begin_offsets(connection, ((topic, partition) for partition in by_partition))
     found: dict[CuratedReplay, Message] = {}
-    for place, first in begin.items():
-        found |= _search_partition(connection, place, first, run_id, by_partition[place[1]])
+    for partition_id, first in begin.items():
+        found |= _search_partition(connection, partition_id, first, run_id, by_partition[partition_id[1]])
     return found
 
 
 def _search_partition(
-    connection: Connection, place: PartitionId, begin: int, run_id: str, replays: list[CuratedReplay]
+    connection: Connection, partition_id: PartitionId, begin: int, run_id: str, replays: list[CuratedReplay]
 ) -> dict[CuratedReplay, Message]:
     wanted: dict[bytes, list[CuratedReplay]] = {}
     for replay in replays:
@@ -59,7 +59,7 @@ def _search_partition(
     low, step = min(replay.offset - 2 * replay.back for replay in replays) - FIRST_STEP, FIRST_STEP
     while wanted and end > begin:
         low = max(begin, min(low, end - step))
-        for message in read_range(connection, place, low, end):
+        for message in read_range(connection, partition_id, low, end):
             if message.key in wanted and is_first_use(message, run_id):
                 found |= dict.fromkeys(wanted.pop(message.key), message)
         end, step = low, 2 * step

@@ -116,16 +116,16 @@ class GroupConsumer:
         consumer.incremental_unassign(partitions)
         lost = {(tp.topic, tp.partition) for tp in partitions}
         self._owned -= lost
-        for place in lost:
-            self._held.pop(place, None)
+        for partition_id in lost:
+            self._held.pop(partition_id, None)
         self._left = [message for message in self._left if (message.topic, message.partition) not in lost]
         if self._restore is not None:
             self._restore.drop(lost)
         log.info("partitions.revoked", partitions=_name_partitions(partitions))
 
-    def _fetch_committed(self, places: Iterable[PartitionId]) -> list[TopicPartition]:
+    def _fetch_committed(self, partition_ids: Iterable[PartitionId]) -> list[TopicPartition]:
         """Return committed offsets with their metadata; waits for transactions that are pending."""
-        asked = [TopicPartition(*place) for place in places]
+        asked = [TopicPartition(*partition_id) for partition_id in partition_ids]
         found: list[TopicPartition] = call_patiently(
             lambda: refuse_errors(self._consumer.committed(asked, timeout=10)),
             f"asking for committed offsets of group {self.membership.group}",
@@ -145,22 +145,22 @@ class GroupConsumer:
         if restored is None:
             return
         self._close_restore()
-        for place, one in restored.items():
-            self._hold(place, one)
+        for partition_id, one in restored.items():
+            self._hold(partition_id, one)
         with translate_kafka_errors("reading on"):
-            for place, one in restored.items():
+            for partition_id, one in restored.items():
                 if one.was_lost:
-                    self._consumer.seek(TopicPartition(*place, one.end))
-            self._consumer.resume([TopicPartition(*place) for place in restored])
+                    self._consumer.seek(TopicPartition(*partition_id, one.end))
+            self._consumer.resume([TopicPartition(*partition_id) for partition_id in restored])
 
     def _close_restore(self) -> None:
         if self._restore is not None:
             self._restore.close()
         self._restore = None
 
-    def _hold(self, place: PartitionId, one: Restored) -> None:
+    def _hold(self, partition_id: PartitionId, one: Restored) -> None:
         due = time.monotonic() + self.membership.snapshot_every_s
-        self._held[place] = _Held(one.state, one.end, one.snapshot_offset, due)
+        self._held[partition_id] = _Held(one.state, one.end, one.snapshot_offset, due)
 
     # ----------------------------------------------------------------------------------------------- the loop's steps
 
@@ -178,7 +178,9 @@ class GroupConsumer:
         left, self._left = self._left, []
         messages = [m for m in (*left, *found) if (m.topic, m.partition) in self._held]
         if behind := {(m.topic, m.partition) for m in messages if m.offset < self._held[m.topic, m.partition].position}:
-            refuse_lost_tail(self.membership.connection, {place: self._held[place].position for place in behind})
+            refuse_lost_tail(
+                self.membership.connection, {partition_id: self._held[partition_id].position for partition_id in behind}
+            )
         self._turn_began, self._turn_bytes = math.inf, 0
         if not messages and self._restore is None:
             self._when_idle()
@@ -217,34 +219,38 @@ class GroupConsumer:
     def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - nothing rests on it
         """Return the snapshots that are due, of partitions that moved."""
         now = time.monotonic()
-        self._due = [place for place, held in self._held.items() if held.handled and now >= held.snapshot_due]
-        return [self._build_snapshot(place, self._held[place]) for place in self._due]
+        self._due = [
+            partition_id for partition_id, held in self._held.items() if held.handled and now >= held.snapshot_due
+        ]
+        return [self._build_snapshot(partition_id, self._held[partition_id]) for partition_id in self._due]
 
     def offsets(self, before: Sequence[Ticket]) -> GroupOffsets | None:
         """Return every moved partition's offset with that of its newest snapshot; `before` are those just written."""
-        for place, ticket in zip(self._due, before, strict=True):
-            held = self._held[place]
+        for partition_id, ticket in zip(self._due, before, strict=True):
+            held = self._held[partition_id]
             held.snapshot_offset = ticket.offset
             held.snapshot_due = time.monotonic() + self.membership.snapshot_every_s
         offsets = []
-        for place, held in self._held.items():
+        for partition_id, held in self._held.items():
             if held.handled:
                 held.handled = False
-                offsets.append(TopicPartition(*place, held.position, json.dumps({"snapshot": held.snapshot_offset})))
+                offsets.append(
+                    TopicPartition(*partition_id, held.position, json.dumps({"snapshot": held.snapshot_offset}))
+                )
         return GroupOffsets(offsets, self._metadata) if offsets else None
 
-    def _build_snapshot(self, place: PartitionId, held: _Held) -> Outgoing:
-        topic, partition = place
+    def _build_snapshot(self, partition_id: PartitionId, held: _Held) -> Outgoing:
+        topic, partition = partition_id
         snapshot = Snapshot(
             run_id=self.membership.run_id,
             component=self.membership.component,
             topic=topic,
             partition=partition,
-            positions={name_partition(place): held.position},
+            positions={name_partition(partition_id): held.position},
             body=held.state.snapshot(),
         )
-        state_topic, state_partition = self.membership.state_place
-        key = self.membership.key(place)
+        state_topic, state_partition = self.membership.state_partition_id
+        key = self.membership.key(partition_id)
         return Outgoing(state_topic, codec.encode(snapshot), key, partition=state_partition)
 
     def rewind(self) -> None:

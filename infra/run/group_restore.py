@@ -67,13 +67,13 @@ class Membership:
     state_partition: int = 0
 
     @property
-    def state_place(self) -> PartitionId:
+    def state_partition_id(self) -> PartitionId:
         """Topic and partition of its snapshots."""
         return self.state_topic, self.state_partition
 
-    def key(self, place: PartitionId) -> bytes:
+    def key(self, partition_id: PartitionId) -> bytes:
         """Return the key of a partition's snapshots."""
-        topic, partition = place
+        topic, partition = partition_id
         return f"{self.component}|{topic}|{partition}".encode()
 
 
@@ -119,11 +119,11 @@ class Restore:
         """What is in partitions of topics that were written to."""
         self._steps = self._restore_all()
 
-    def drop(self, places: Iterable[PartitionId]) -> None:
+    def drop(self, partition_ids: Iterable[PartitionId]) -> None:
         """Restore these no more: they are another member's."""
-        for place in places:
-            self._committed.pop(place, None)
-            self._found.pop(place, None)
+        for partition_id in partition_ids:
+            self._committed.pop(partition_id, None)
+            self._found.pop(partition_id, None)
 
     def continue_for(self, most_s: float) -> dict[PartitionId, Restored] | None:
         """Go on for so many seconds, or a step more; return all when they are restored, until then None.
@@ -134,8 +134,10 @@ class Restore:
         for _ in self._steps:
             if time.monotonic() >= end:
                 return None
-        for place, one in self._found.items():
-            log.info("state.restored", partition=name_partition(place), offset=one.end, replayed=one.end - one.begin)
+        for partition_id, one in self._found.items():
+            log.info(
+                "state.restored", partition=name_partition(partition_id), offset=one.end, replayed=one.end - one.begin
+            )
         return self._found
 
     def close(self) -> None:
@@ -144,15 +146,16 @@ class Restore:
 
     def _restore_all(self) -> Generator[None]:
         """Do all, yielding after each record."""
-        refuse_lost_tail(self._member.connection, {place: one.offset for place, one in self._committed.items()})
+        positions = {partition_id: one.offset for partition_id, one in self._committed.items()}
+        refuse_lost_tail(self._member.connection, positions)
         yield from self._find_lost_offsets()
-        for place, position in self._committed.items():
-            snapshot_offset = _snapshot_offset(position) if position.metadata else self._lost.get(place, -1)
-            end, was_lost = max(position.offset, 0), place in self._lost
-            self._found[place] = Restored(self._make_state(place), 0, end, snapshot_offset, was_lost)
+        for partition_id, position in self._committed.items():
+            snapshot_offset = _snapshot_offset(position) if position.metadata else self._lost.get(partition_id, -1)
+            end, was_lost = max(position.offset, 0), partition_id in self._lost
+            self._found[partition_id] = Restored(self._make_state(partition_id), 0, end, snapshot_offset, was_lost)
         yield from self._take_snapshots()
-        for place in self._lost:
-            yield from self._recover_end(place)
+        for partition_id in self._lost:
+            yield from self._recover_end(partition_id)
         yield from self._handle_inputs()
 
     def _find_lost_offsets(self) -> Iterator[None]:
@@ -161,27 +164,31 @@ class Restore:
         To begin anew there would be to curate everything a second time. A cluster forgets the offsets of a group that
         rests for longer than its offsets.retention.minutes.
         """
-        new = {self._member.key(place): place for place, one in self._committed.items() if one.offset < 0}
+        new = {
+            self._member.key(partition_id): partition_id
+            for partition_id, one in self._committed.items()
+            if one.offset < 0
+        }
         if not new:
             return
-        with TopicReader(self._member.connection, {self._member.state_place: 0}) as reader:
+        with TopicReader(self._member.connection, {self._member.state_partition_id: 0}) as reader:
             for message in reader.catch_up():
-                if (place := new.get(message.key)) is not None:
-                    self._lost[place] = message.offset
+                if (partition_id := new.get(message.key)) is not None:
+                    self._lost[partition_id] = message.offset
                 yield
 
-    def _recover_end(self, place: PartitionId) -> Iterator[None]:
+    def _recover_end(self, partition_id: PartitionId) -> Iterator[None]:
         """Find how far a partition was handled: as far as what follows from its records is in the log.
 
         A state is a function of its records, and what follows was written with the offset that was forgotten. Records
         of which nothing follows are handled again, to the same end.
         """
-        if place not in self._found:
+        if partition_id not in self._found:
             return
-        one, state = self._found[place], self._make_state(place)
-        state.restore(self._bodies[place])
+        one, state = self._found[partition_id], self._make_state(partition_id)
+        state.restore(self._bodies[partition_id])
         one.end = one.begin
-        with TopicReader(self._member.connection, {place: one.begin}) as reader:
+        with TopicReader(self._member.connection, {partition_id: one.begin}) as reader:
             for message in reader.catch_up():
                 first = next((record for record in list(state.handle(message)) if record.partition >= 0), None)
                 yield
@@ -193,59 +200,63 @@ class Restore:
                 if _identify(first) not in self._written[written_to]:
                     break
                 one.end = message.offset + 1
-        log.warning("offsets.recovered", partition=name_partition(place), offset=one.end, group=self._member.group)
+        log.warning(
+            "offsets.recovered", partition=name_partition(partition_id), offset=one.end, group=self._member.group
+        )
 
-    def _read_written(self, place: PartitionId) -> Iterator[None]:
-        known = self._written[place] = set()
-        with TopicReader(self._member.connection, {place: 0}) as reader:
+    def _read_written(self, partition_id: PartitionId) -> Iterator[None]:
+        known = self._written[partition_id] = set()
+        with TopicReader(self._member.connection, {partition_id: 0}) as reader:
             for message in reader.catch_up():
                 known.add(_identify(message))
                 yield
 
     def _take_snapshots(self) -> Iterator[None]:
-        wanted = {one.snapshot_offset: place for place, one in self._found.items() if one.snapshot_offset >= 0}
+        wanted = {
+            one.snapshot_offset: partition_id for partition_id, one in self._found.items() if one.snapshot_offset >= 0
+        }
         if not wanted:
             return
-        where = self._member.state_place
+        where = self._member.state_partition_id
         with TopicReader(self._member.connection, {where: min(wanted)}) as reader:
             for message in reader.read_until({where: min(max(wanted) + 1, reader.ends()[where])}):
-                if (place := wanted.pop(message.offset, None)) is not None and place in self._found:
-                    self._take_snapshot(message, place)
+                if (partition_id := wanted.pop(message.offset, None)) is not None and partition_id in self._found:
+                    self._take_snapshot(message, partition_id)
                 yield
-        for offset, place in wanted.items():
-            if place in self._found:
-                raise self._no_snapshot_error(offset, place)
+        for offset, partition_id in wanted.items():
+            if partition_id in self._found:
+                raise self._no_snapshot_error(offset, partition_id)
 
-    def _take_snapshot(self, message: Message, place: PartitionId) -> None:
+    def _take_snapshot(self, message: Message, partition_id: PartitionId) -> None:
         snapshot = read_record(message, Snapshot)
         if snapshot is None or (snapshot.component, snapshot.topic, snapshot.partition) != (
             self._member.component,
-            *place,
+            *partition_id,
         ):
-            raise self._no_snapshot_error(message.offset, place)
+            raise self._no_snapshot_error(message.offset, partition_id)
         try:
-            self._found[place].state.restore(snapshot.body)
-            self._found[place].begin = snapshot.positions[name_partition(place)]
-            if place in self._lost:
-                self._bodies[place] = snapshot.body
+            self._found[partition_id].state.restore(snapshot.body)
+            self._found[partition_id].begin = snapshot.positions[name_partition(partition_id)]
+            if partition_id in self._lost:
+                self._bodies[partition_id] = snapshot.body
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise StateLost(
-                f"the snapshot of {name_partition(place)} at {self._member.state_topic}@{message.offset} cannot be "
-                f"taken back ({type(error).__name__}: {error}): was it written by another version of Headrace?"
+                f"the snapshot of {name_partition(partition_id)} at {self._member.state_topic}@{message.offset} cannot "
+                f"be taken back ({type(error).__name__}: {error}): was it written by another version of Headrace?"
             ) from error
 
-    def _no_snapshot_error(self, offset: int, place: PartitionId) -> StateLost:
+    def _no_snapshot_error(self, offset: int, partition_id: PartitionId) -> StateLost:
         return StateLost(
-            f"{self._member.state_topic}@{offset} should hold the snapshot of {name_partition(place)}, and does not: "
-            "was the topic's retention changed? Without it records could be trained twice",
+            f"{self._member.state_topic}@{offset} should hold the snapshot of {name_partition(partition_id)}, and does "
+            "not: was the topic's retention changed? Without it records could be trained twice",
         )
 
     def _handle_inputs(self) -> Iterator[None]:
         """Hand every state the records from its snapshot to its committed offset; what follows was written then."""
-        begins = {place: one.begin for place, one in self._found.items() if one.begin < one.end}
+        begins = {partition_id: one.begin for partition_id, one in self._found.items() if one.begin < one.end}
         if not begins:
             return
-        ends = {place: self._found[place].end for place in begins}
+        ends = {partition_id: self._found[partition_id].end for partition_id in begins}
         with TopicReader(self._member.connection, begins) as reader:
             for message in reader.read_until(ends):
                 restored = self._found.get((message.topic, message.partition))

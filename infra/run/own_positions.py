@@ -90,7 +90,7 @@ class OwnPositions:
             parts: Parts of it that have changed, by name; None takes one back. The others stay as they were written
                 last. They belong into one transaction with the body.
         """
-        positions = {name_partition(place): offset for place, offset in self.reader.positions.items()}
+        positions = {name_partition(partition_id): offset for partition_id, offset in self.reader.positions.items()}
         whole = self._build_record(self.role.component, body, positions)
         names = {f"{self.role.component}{OF_PART}{name}": part for name, part in (parts or {}).items()}
         return [*(self._build_record(key, part, {}) for key, part in names.items()), whole]

@@ -120,7 +120,7 @@ class Run:
         """Names of its topics."""
         return Topics(self.address.run)
 
-    def state_place(self, component: str) -> PartitionId:
+    def state_partition_id(self, component: str) -> PartitionId:
         """Return where a component has its records in `state`."""
         return self.topics.state, state_partition(component, self.state_partitions)
 
@@ -332,16 +332,16 @@ class RecipeNews:
 
     def look(self) -> list[RecipeRevision]:
         """Return what is new, its schemas learnt. Raises KafkaAway."""
-        place = (Topics(self._address.run).recipe, 0)
+        partition_id = (Topics(self._address.run).recipe, 0)
         with self._lock:
             if self._looks:  # what it reads may be unknown itself
                 return []
             self._looks = True
             try:
-                end = fetch_end_offsets(self._address.connection, [place])[place]
+                end = fetch_end_offsets(self._address.connection, [partition_id])[partition_id]
                 if end <= self._next:
                     return []
-                messages = list(read_range(self._address.connection, place, self._next, end))
+                messages = list(read_range(self._address.connection, partition_id, self._next, end))
                 self._next = end
                 return [revision for message in messages if (revision := read_revision(message)) is not None]
             finally:

@@ -122,7 +122,7 @@ def decode_block(coded: Coded, items: int, width: int) -> tuple[Positions, Items
     positions = np.cumsum(digits + last.view(np.uint8), dtype=np.int64)[last] - 1
     if len(positions) != coded.changed or (coded.digits and not last[-1]) or (coded.changed and positions[-1] >= items):
         raise WeightsError(
-            f"gaps of {coded.changed} changes lead to {len(positions)} places in a block of {items} items"
+            f"gaps of {coded.changed} changes lead to {len(positions)} positions in a block of {items} items"
         )
     codes = _decompress(coded.streams[-2], (coded.changed * coded.code_bits + 7) // 8)
     if coded.code_bits == 4:

@@ -32,12 +32,12 @@ def split_by_files(named: Mapping[str, T]) -> dict[str, T]:
     found: dict[str, T] = {}
     for name, tensor in named.items():
         whole: Any = tensor
-        found |= {part: whole[place] for part, place in _list_slices(name, whole.shape)} or {name: tensor}
+        found |= {part: whole[cut] for part, cut in _list_slices(name, whole.shape)} or {name: tensor}
     return found
 
 
 def _list_slices(name: str, shape: Sequence[int]) -> Iterator[tuple[str, tuple[int, slice]]]:
-    """Yield (name in files, its place) for each part of an experts' tensor; nothing for any other."""
+    """Yield (name in files, its slice) for each part of an experts' tensor; nothing for any other."""
     parts: dict[str, slice] = {}
     if len(shape) == 3 and name.endswith(GATE_AND_UP):
         half = shape[1] // 2

@@ -23,7 +23,7 @@ class FilesError(HeadraceError):
 
 
 def list_anchor_files(event: WeightsPublished) -> Iterator[tuple[str, ClaimCheck]]:
-    """Yield names and places of an anchor's files. Raises WeightsError for a name that is not a plain file name."""
+    """Yield names and claim checks of an anchor's files. Raises WeightsError for a name that is no plain file name."""
     for shard in event.shards:
         if shard.claim is None or not is_plain_file_name(shard.name):
             raise WeightsError(f"the record names a file {shard.name[:80]!r}, which is not a file of an anchor")
@@ -41,7 +41,7 @@ def choose_files_to_serve(files: Iterable[NamedObject]) -> tuple[NamedObject, ..
     """Return the files that are needed beside the weights.
 
     The base of an adapter is among them only where the weights are an adapter alone. Where they are merged, it is there
-    for the trainer, and would take the place of the weights.
+    for the trainer, and would be taken for the weights.
     """
     named = tuple(files)
     return named if is_adapter(named) else tuple(file for file in named if not _is_weights(file.name))

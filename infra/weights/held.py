@@ -90,7 +90,7 @@ def _copy_into_one(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     copies = {}
     for name, start in starts.items():
         tensor = named[name]
-        place = buffer[start : start + tensor.data.nbytes]
-        place[:] = np.frombuffer(tensor.data, np.uint8)
-        copies[name] = Tensor(tensor.dtype, tensor.shape, place.data)
+        target = buffer[start : start + tensor.data.nbytes]
+        target[:] = np.frombuffer(tensor.data, np.uint8)
+        copies[name] = Tensor(tensor.dtype, tensor.shape, target.data)
     return copies

@@ -34,7 +34,7 @@ from headrace.schemas.topics import Topics, is_eval, policy_of, variant_of
 
 SUMMED = ("produced", "duplicates", "kept", "trained", "dead", "in_flight", "lost", "doubled")
 
-Spot = tuple[str, int, int]
+RecordId = tuple[str, int, int]
 """(topic, partition, offset)."""
 
 
@@ -62,7 +62,7 @@ class Known:
     """Next numbers before anything else was read, of a running run: what concluded since is not counted twice."""
     answered: dict[str, Mapping[PartitionId, int]] = field(default_factory=dict)
     """Shadow to how far its curators were before anything else was read."""
-    keeps_places: bool = False
+    keeps_positions: bool = False
     """Whether the positions that batches name for their groups are kept, as in a deep audit."""
 
 
@@ -132,11 +132,11 @@ class RunAccount:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def train(self, policy_variant: str, batch: object, fields: Fields, place: Spot) -> None:
+    def train(self, policy_variant: str, batch: object, fields: Fields, record_id: RecordId) -> None:
         """Count a batch at a position, and follow its version."""
         numbers, chain = self.numbers[policy_variant], self.chains[policy_variant]
         version, epoch, base, result, groups, evictions, positions, revision, fingerprint = fields.batch(batch)
-        where = f"{place[0]}[{place[1]}]@{place[2]}"
+        where = f"{record_id[0]}[{record_id[1]}]@{record_id[2]}"
         for group in groups:
             stream, number, use = fields.use(group)
             numbers.train(stream, number, use, version)
@@ -163,8 +163,8 @@ class RunAccount:
                     f"version {version} of {policy_variant} was trained from a group at offset {offset} of curated "
                     f"partition {partition}, which its trainer had not read: {where}"
                 )
-            if self.known.keeps_places:
-                numbers.places[fields.use(group)] = partition, offset
+            if self.known.keeps_positions:
+                numbers.named_positions[fields.use(group)] = partition, offset
         is_last = version >= self.chains[policy_variant].steps or (version < 0 and "run_end" in verdicts)
         chain.positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
         if is_last:
@@ -184,21 +184,21 @@ class RunAccount:
         else:
             numbers.discard(stream, number, use, (component, verdict, reason))
 
-    def produce(self, policy: str, stream: str, number: int, place: Spot) -> bool:
+    def produce(self, policy: str, stream: str, number: int, record_id: RecordId) -> bool:
         """Count a delivery at a position; False when it is not the first of its number."""
-        if self.unread.is_refused(*place):
+        if self.unread.is_refused(*record_id):
             return False
-        position = self.known.reached.get(place[:2])
-        bits = REACHED if position is None or place[2] < position else 0
+        position = self.known.reached.get(record_id[:2])
+        bits = REACHED if position is None or record_id[2] < position else 0
         for shadow in self.beside[policy][1:]:
-            is_due = place[2] < self.known.answered.get(shadow, {}).get(place[:2], 0)
+            is_due = record_id[2] < self.known.answered.get(shadow, {}).get(record_id[:2], 0)
             self.numbers[shadow].produce(stream, number, bits | (ANSWER_DUE if is_due else 0))
         return self.numbers[policy].produce(stream, number, bits if position is None else bits and bits | ANSWER_DUE)
 
-    def task(self, stream: str, number: int, place: Spot) -> None:
+    def task(self, stream: str, number: int, record_id: RecordId) -> None:
         """Count a task at a position."""
         self.seen[stream] = max(self.seen.get(stream, 0), number + 1)
-        if self.known.played is not None and place[2] >= self.known.played.get(place[:2], 0):
+        if self.known.played is not None and record_id[2] >= self.known.played.get(record_id[:2], 0):
             for policy in self.policies_of(stream):
                 for variant in self.beside[policy]:
                     self.numbers[variant].pages.mark(stream, number, 0, TASK_WAITS)
@@ -207,8 +207,8 @@ class RunAccount:
         """Count a dead letter, or that one was sent back; `offset` is its own."""
         redriven, dead = dead_letter.reason == REDRIVEN, self._find_concluded(dead_letter)
         if not redriven:
-            place = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
-            self.unread.fold_dead_letter(*place, not_issued=dead_letter.reason == NOT_ISSUED)
+            record_id = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
+            self.unread.fold_dead_letter(*record_id, not_issued=dead_letter.reason == NOT_ISSUED)
         elif 0 <= dead_letter.redrives < offset:
             self.unnumbered.fold_redriven(dead_letter.redrives)
         if not redriven and not dead:

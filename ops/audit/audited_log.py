@@ -35,7 +35,7 @@ class AuditedLog:
         """Return the topics of the cluster."""
         return list_topics(self._run.connection)
 
-    def places(self, topics: Iterable[str]) -> dict[PartitionId, int]:
+    def partitions(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         """Return the partitions of some topics, each with offset 0."""
         return find_whole_topics(self._run.connection, topics)
 
@@ -54,7 +54,7 @@ class AuditedLog:
 
     def ends(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         """Return the ends of some topics as they are now."""
-        return fetch_end_offsets(self._run.connection, self.places(topics))
+        return fetch_end_offsets(self._run.connection, self.partitions(topics))
 
     def schemas(self) -> list[RecipeRevision]:
         """Return all records of the recipe topic, those of schemas alone too, as they are now."""
@@ -77,7 +77,7 @@ class AuditedLog:
     def decode_revisions(self, messages: Iterable[Message]) -> list[tuple[str, RecipeRevision]]:
         """Return this run's revisions in messages of the recipe topic, with their positions."""
         found = [(name_offset(m), revision) for m in messages if (revision := read_revision(m)) is not None]
-        return [(place, revision) for place, revision in found if revision.run_id == self._run.run_id]
+        return [(where, revision) for where, revision in found if revision.run_id == self._run.run_id]
 
     def read_retired(self) -> Retired:
         """Return the versions whose objects are gone because nothing needs them."""

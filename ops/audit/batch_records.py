@@ -16,7 +16,7 @@ class BatchFacts(NamedTuple):
     revision: int
     groups: int
     fingerprint: Mapping[str, str]
-    place: str
+    where: str
 
 
 class BatchRecords:
@@ -40,26 +40,26 @@ class BatchRecords:
         before, self._before = self._before, facts
         name = f"version {facts.version} of {self._variant}"
         if before is not None and before.epoch == facts.epoch and before.fingerprint != facts.fingerprint:
-            self._wrong.append(f"{name} has another fingerprint than the version before, in one epoch: {facts.place}")
+            self._wrong.append(f"{name} has another fingerprint than the version before, in one epoch: {facts.where}")
         if before is not None and facts.revision < before.revision:
             self._wrong.append(
                 f"{name} was trained under recipe revision {facts.revision}, and the version before under "
-                f"{before.revision}: {facts.place}"
+                f"{before.revision}: {facts.where}"
             )
         known = 0 <= facts.revision < len(self._trainers)
         trainer = self._trainers[facts.revision] if known else None
         if trainer is None:
             self._wrong.append(
-                f"{name} was trained under recipe revision {facts.revision}, which is not there: {facts.place}"
+                f"{name} was trained under recipe revision {facts.revision}, which is not there: {facts.where}"
             )
             return
         if facts.groups > trainer.groups_per_batch:
             self._wrong.append(
                 f"{name} was trained from a batch of {facts.groups} groups, and recipe revision {facts.revision} has "
-                f"{trainer.groups_per_batch}: {facts.place}"
+                f"{trainer.groups_per_batch}: {facts.where}"
             )
         if facts.version % trainer.checkpoint_every == 0 or facts.version == trainer.steps:
-            self._checkpoints[facts.version] = facts.place
+            self._checkpoints[facts.version] = facts.where
 
     def problems(self, checkpoints: Iterable[int]) -> Iterator[str]:
         """Yield what is wrong.
@@ -71,6 +71,6 @@ class BatchRecords:
         there = set(checkpoints)
         if self._before is not None and 0 not in there:
             yield f"version 0 of {self._variant} has no checkpoint, and it is kept for ever"
-        for version, place in self._checkpoints.items():
+        for version, where in self._checkpoints.items():
             if version not in there:
-                yield f"version {version} of {self._variant} has no checkpoint, and its recipe asks for one: {place}"
+                yield f"version {version} of {self._variant} has no checkpoint, and its recipe asks for one: {where}"

@@ -58,10 +58,10 @@ def ask(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]:
     """Ask the broker; groups continue meanwhile, so a commit lies between a begin before and an end after it."""
     found = {}
     for group in groups:
-        places = find_whole_topics(run.connection, [group.topic])
-        begin = fetch_begin_offsets(run.connection, places)
+        partition_ids = find_whole_topics(run.connection, [group.topic])
+        begin = fetch_begin_offsets(run.connection, partition_ids)
         known = fetch_commits(run.connection, group.name, [group.topic])
-        found[group] = Committed(begin, known, fetch_end_offsets(run.connection, places))
+        found[group] = Committed(begin, known, fetch_end_offsets(run.connection, partition_ids))
     return found
 
 
@@ -83,32 +83,32 @@ def _compare_with_snapshots(
     group: Group, committed: Committed, snapshots: Mapping[bytes, Message], run_id: str
 ) -> Iterator[str]:
     for topic, partition in committed.end:
-        place = name_partition((topic, partition))
+        name = name_partition((topic, partition))
         newest = snapshots.get(f"{group.component}|{topic}|{partition}".encode())
         commit = committed.commits.get((topic, partition))
         if newest is None:
             if commit is not None and _snapshot_offset(commit) >= 0:
                 offset = _snapshot_offset(commit)
-                yield f"group {group.name} restores {place} from snapshot {offset}, and there is none in state"
+                yield f"group {group.name} restores {name} from snapshot {offset}, and there is none in state"
             continue
         try:
             snapshot = codec.decode(newest.value, Snapshot)
-            position = snapshot.positions[place]
+            position = snapshot.positions[name]
         except (SchemaError, KeyError) as error:
-            yield f"the snapshot {name_offset(newest)} of {place} cannot be read: {error}"
+            yield f"the snapshot {name_offset(newest)} of {name} cannot be read: {error}"
             continue
         if snapshot.run_id != run_id:
-            yield f"the snapshot {name_offset(newest)} of {place} is of run {snapshot.run_id!r:.60}"
+            yield f"the snapshot {name_offset(newest)} of {name} is of run {snapshot.run_id!r:.60}"
         elif commit is None:
-            yield f"group {group.name} has lost its offset of {place}, where it has been up to {position}"
+            yield f"group {group.name} has lost its offset of {name}, where it has been up to {position}"
         elif commit.offset < position:
             yield (
-                f"group {group.name} has committed offset {commit.offset} of {place}, and its "
+                f"group {group.name} has committed offset {commit.offset} of {name}, and its "
                 f"snapshot {name_offset(newest)} is of {position}"
             )
         elif _snapshot_offset(commit) < newest.offset:
             yield (
-                f"group {group.name} restores {place} from snapshot {_snapshot_offset(commit)}, and "
+                f"group {group.name} restores {name} from snapshot {_snapshot_offset(commit)}, and "
                 f"{name_offset(newest)} is newer: written without the offset that belongs to it"
             )
 

@@ -14,7 +14,7 @@ from headrace.infra.kafka.dead_letters import REDRIVEN, was_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreDenied, StoreUnavailable
-from headrace.ops.audit.account import RunAccount
+from headrace.ops.audit.account import RecordId, RunAccount
 from headrace.ops.audit.deep import (
     UnfitValue,
     check_attachments,
@@ -53,8 +53,8 @@ class DeepLook:
         topics = run.topics
         self._kept = {topics.trajectories(policy) for policy in run.recipe.policies} | set(account.variant_of_topic)
         """Topics whose records stay."""
-        self._dead: dict[tuple[str, int, int], tuple[str, int]] = {}
-        """Place of a record to the place of its dead letter, and the digest of the bytes in there."""
+        self._dead: dict[RecordId, tuple[str, int]] = {}
+        """Record to where its dead letter is, and the digest of the bytes in there."""
         self._replays = {variant: ReplayChecks(variant, run.revisions) for variant in run.recipe.policy_variants}
         self._tasks = Pages()
         """What the first record of a number said of its task."""
@@ -86,7 +86,7 @@ class DeepLook:
                 self._match_task(group)
             else:
                 curated, group = check_curated(message, self._run.store if self.objects else None)
-                self._account.numbers[variant].place(
+                self._account.numbers[variant].check_position(
                     curated.stream, curated.number, curated.use, (message.partition, message.offset)
                 )
                 self._replays[variant].fold_group(curated, message.partition, sent_back=was_sent_back(message))
@@ -120,10 +120,10 @@ class DeepLook:
             self._account.numbers[variant].expect_facts(*identity, _digest(repr(facts_of_outcome(outcome)).encode()))
 
     def _look_at_dead_letter(self, message: Message, dead_letter: DeadLetter) -> None:
-        place = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
+        record_id = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
         is_ours = dead_letter.run_id == self._run.run_id and dead_letter.topic in self._kept
         if is_ours and dead_letter.reason != REDRIVEN and not dead_letter.cut_bytes:
-            self._dead[place] = name_offset(message), _digest(dead_letter.value)
+            self._dead[record_id] = name_offset(message), _digest(dead_letter.value)
 
     def problems(self) -> Iterator[str]:
         """Yield the dead letters whose record is not there, when all groups were read."""

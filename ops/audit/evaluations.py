@@ -77,13 +77,13 @@ class Evaluations:
 
     def take_task(self, message: Message, run_id: str, passed: Mapping[PartitionId, int]) -> None:
         """Take in a task; `passed` are the next offsets of the workers, asked before."""
-        stamp, place = _stamp(message, run_id), (message.topic, message.partition)
+        stamp, partition_id = _stamp(message, run_id), (message.topic, message.partition)
         if stamp is None:
             return
         workflow = workflow_of(stamp.stream)
         self._seen[workflow] = max(self._seen[workflow], stamp.number + 1)
         if workflow in self._recipe.workflows:
-            bits = WAITS if message.offset >= passed.get(place, 0) else ANSWER_DUE
+            bits = WAITS if message.offset >= passed.get(partition_id, 0) else ANSWER_DUE
             for policy in self._recipe.policies_of(workflow):
                 self._pages[policy].mark(workflow, stamp.number, 0, bits)
 
@@ -92,8 +92,8 @@ class Evaluations:
 
         Raises HeaderError for one that is on the topic of another policy.
         """
-        stamp, place = _stamp(message, run_id), (message.topic, message.partition)
-        self._ends[place] = message.offset + 1
+        stamp, partition_id = _stamp(message, run_id), (message.topic, message.partition)
+        self._ends[partition_id] = message.offset + 1
         if stamp is None or stamp.policy not in self._pages:
             return False
         if message.topic != self._recipe.topics.eval_groups(stamp.policy):
@@ -134,7 +134,7 @@ class Evaluations:
         self._spans[key] = min(low, group.number), max(high, group.number)
         result = self._fold.fold_group(group)
         if result is not None:
-            ends = {name_partition(place): end for place, end in self._ends.items()}
+            ends = {name_partition(partition_id): end for partition_id, end in self._ends.items()}
             self._expected[result.workflow, result.policy, result.version] = result, ends
 
     def mark_dead(self, dead_letter: DeadLetter) -> None:
@@ -202,7 +202,7 @@ class Evaluations:
 
     def _find_missing(self) -> Iterator[str]:
         """Results that the evaluator has read all answers for."""
-        if any(end > self._read.get(name_partition(place), 0) for place, end in self._ends.items()):
+        if any(end > self._read.get(name_partition(partition_id), 0) for partition_id, end in self._ends.items()):
             return
         counts = self.counts(drained=True)
         for workflow, issued in self._issued.items():
@@ -216,7 +216,7 @@ class Evaluations:
         """In a deep audit, results that are not what the answers give."""
         for key, (expected, ends) in sorted(self._expected.items()):
             found = self._results.get(key)
-            if found is None and all(end <= self._read.get(place, 0) for place, end in ends.items()):
+            if found is None and all(end <= self._read.get(name, 0) for name, end in ends.items()):
                 yield f"{_name(key)} is answered, and has no result"
             elif found is not None and found.has_reward and not 0 <= found.avg_at_k <= 1:
                 yield f"{_name(key)} has a mean success of {found.avg_at_k}, which is between 0 and 1"

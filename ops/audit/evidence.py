@@ -19,23 +19,23 @@ from headrace.schemas.topics import policy_of
 
 Mention = tuple[str, GroupId]
 """Policy variant and group."""
-MOST_PLACES = 8
-"""Most places that are named for one number."""
+MOST_RECORDS = 8
+"""Most records that are named for one number."""
 
 
-def with_places(run: Run, problems: Problems, messages: Iterable[Message]) -> Problems:
-    """Return the problems with the places of the records that name their numbers."""
+def with_record_names(run: Run, problems: Problems, messages: Iterable[Message]) -> Problems:
+    """Return the problems with the names of the records that name their numbers."""
     wanted: dict[Mention, list[str]] = {(p.policy, GroupId.of(p)): [] for p in problems.listed if p.stream}
     if wanted:
         for message in messages:
             _look(run, message, wanted)
-    return Problems([_add_places(problem, wanted) for problem in problems.listed], problems.total)
+    return Problems([_add_records(problem, wanted) for problem in problems.listed], problems.total)
 
 
-def _add_places(problem: Problem, places: dict[Mention, list[str]]) -> Problem:
-    found = places.get((problem.policy, GroupId.of(problem)), [])
-    more = (f"and {len(found) - MOST_PLACES} more records",) if len(found) > MOST_PLACES else ()
-    return replace(problem, places=(*found[:MOST_PLACES], *more)) if problem.stream else problem
+def _add_records(problem: Problem, records: dict[Mention, list[str]]) -> Problem:
+    found = records.get((problem.policy, GroupId.of(problem)), [])
+    more = (f"and {len(found) - MOST_RECORDS} more records",) if len(found) > MOST_RECORDS else ()
+    return replace(problem, records=(*found[:MOST_RECORDS], *more)) if problem.stream else problem
 
 
 def _look(run: Run, message: Message, wanted: dict[Mention, list[str]]) -> None:

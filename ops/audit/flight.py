@@ -1,4 +1,4 @@
-"""What is between a curator and its trainer, by the headers and places of curated records. No I/O."""
+"""What is between a curator and its trainer, by the headers and offsets of curated records. No I/O."""
 
 from __future__ import annotations
 

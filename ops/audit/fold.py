@@ -19,7 +19,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import was_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RunAccount, Spot, read_issued
+from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RecordId, RunAccount, read_issued
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.flight import GroupStamp
 from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
@@ -107,17 +107,17 @@ class AuditFold:
             self.account.unread.record(message.topic, message.partition, message.offset, str(error))
             return False
 
-    def fold_record(self, record: BatchTrained | Outcome | DeadLetter | Snapshot, place: Spot) -> None:
+    def fold_record(self, record: BatchTrained | Outcome | DeadLetter | Snapshot, record_id: RecordId) -> None:
         """Take in a decoded record and its position; the snapshot must be the feeder's, the newest last."""
         if record.run_id != self.run_id:
             return
         if isinstance(record, Snapshot):
             self.account.issue(record)
         elif isinstance(record, DeadLetter):
-            self.account.mark_dead(record, place[2])
-        elif variant := self._owner(place[0], record.policy, getattr(record, "variant", None)):
+            self.account.mark_dead(record, record_id[2])
+        elif variant := self._owner(record_id[0], record.policy, getattr(record, "variant", None)):
             if isinstance(record, BatchTrained):
-                self.account.train(variant, record, OF_RECORD, place)
+                self.account.train(variant, record, OF_RECORD, record_id)
             else:
                 self.account.conclude(variant, record, OF_RECORD)
 
@@ -198,8 +198,8 @@ class AuditFold:
         policy, group = self._stamp(message)
         if group.number % self.recipe.kafka.partitions != message.partition:
             raise HeaderError(f"number {group.number} does not belong on this partition")
-        place = (message.topic, message.partition, message.offset)
-        return self.account.produce(policy, group.stream, group.number, place)
+        record_id = (message.topic, message.partition, message.offset)
+        return self.account.produce(policy, group.stream, group.number, record_id)
 
     def _fold_curated(self, message: Message) -> bool:
         _, curated = self._stamp(message)

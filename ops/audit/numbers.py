@@ -50,7 +50,7 @@ OTHER = ("", "", "other")
 
 VERDICTS = ("expired", "surplus", "run_end", "missing")
 """Verdicts of evictions."""
-OF_PLACE = IN_WINDOW | OVERDUE
+OF_POSITION = IN_WINDOW | OVERDUE
 """Bits that depend on the position of a curated record."""
 
 Conclusion = tuple[str, str, str]
@@ -94,7 +94,7 @@ class PolicyNumbers:
     def __init__(self, policy: str) -> None:
         self.policy = policy
         self.pages = Pages()
-        self.places: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self.named_positions: dict[tuple[str, int, int], tuple[int, int]] = {}
         """Use to the position that its batch names, until its curated record was read."""
         self.reopened = 0
         """Dead letters that were sent back: each may open a number beyond those that the feeder had open."""
@@ -130,7 +130,7 @@ class PolicyNumbers:
         """
         before = self.pages.mark(stream, number, use, CURATED)
         if sent_back:
-            self.pages.clear(stream, number, use, OF_PLACE)
+            self.pages.clear(stream, number, use, OF_POSITION)
         elif before & CURATED:
             bits |= CURATED_TWICE
         if bits:
@@ -146,10 +146,10 @@ class PolicyNumbers:
         if self.pages.digest(stream, number) == digest:
             self.pages.clear(stream, number, 0, UNMATCHED)
 
-    def place(self, stream: str, number: int, use: int, place: tuple[int, int]) -> None:
+    def check_position(self, stream: str, number: int, use: int, position: tuple[int, int]) -> None:
         """Take in the position of a curated record: (partition, offset)."""
-        expected = self.places.pop((stream, number, use), place)
-        if expected not in (place, (-1, -1)):
+        expected = self.named_positions.pop((stream, number, use), position)
+        if expected not in (position, (-1, -1)):
             self.pages.mark(stream, number, use, MISPLACED)
 
     def expect_facts(self, stream: str, number: int, digest: int) -> None:

@@ -80,10 +80,10 @@ class ObjectChecks:
             yield from self._checkpoint(record, name_offset(message))
         self.seconds += time.perf_counter() - begin
 
-    def _weights(self, event: WeightsPublished, place: str) -> Iterator[str]:
+    def _weights(self, event: WeightsPublished, where: str) -> Iterator[str]:
         policy_variant = _policy_variant(event)
         what = KINDS.get(event.kind, "version").format(event.base_version)
-        name = f"{what} {event.version} of {policy_variant}, announced by {place}:"
+        name = f"{what} {event.version} of {policy_variant}, announced by {where}:"
         for file in event.files:
             yield from (f"{name} file {file.name}: {why}" for why in self.claim(file.claim))
         if is_whole(event):
@@ -167,8 +167,8 @@ class ObjectChecks:
         held.apply(delta)
         return held.weights_hash
 
-    def _checkpoint(self, pointer: CheckpointPointer, place: str) -> Iterator[str]:
-        name = f"the checkpoint of version {pointer.version} of {_policy_variant(pointer)}, named by {place}:"
+    def _checkpoint(self, pointer: CheckpointPointer, where: str) -> Iterator[str]:
+        name = f"the checkpoint of version {pointer.version} of {_policy_variant(pointer)}, named by {where}:"
         version = (_policy_variant(pointer), CHECKPOINTS, pointer.version)
         for claim in (pointer.checkpoint, *(part.claim for part in pointer.parts)):
             if self._deep or claim is None:

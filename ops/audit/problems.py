@@ -17,14 +17,14 @@ class Problem:
     policy: str = ""
     stream: str = ""
     number: int = -1
-    places: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
     """Records that name the number."""
 
     def __str__(self) -> str:
-        """Return the sentence, with the name of the number and the places of its records."""
+        """Return the sentence, with the name of the number and the records that name it."""
         name = f"{self.stream}:{self.number} of {self.policy} " if self.stream else ""
-        places = f" ({', '.join(self.places)})" if self.places else ""
-        return f"{name}{self.what}{places}"
+        records = f" ({', '.join(self.records)})" if self.records else ""
+        return f"{name}{self.what}{records}"
 
 
 @dataclass(slots=True)

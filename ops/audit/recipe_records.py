@@ -19,50 +19,50 @@ MOST_SHOWN = 3
 
 
 def recipe_problems(
-    placed: Iterable[tuple[str, RecipeRevision]], begins: Mapping[str, Sequence[Sequence[int]]]
+    records: Iterable[tuple[str, RecipeRevision]], begins: Mapping[str, Sequence[Sequence[int]]]
 ) -> Iterator[str]:
     """Yield what is wrong with the revisions of a run.
 
     The mark of the end, another store and sources that had no record are written as the same revision once more.
 
     Args:
-        placed: Position and revision of each record, oldest first.
+        records: Position and revision of each record, oldest first.
         begins: Stream to [revision, the first number issued under it], by the feeder.
     """
     first: dict[int, tuple[str, RecipeRevision]] = {}
-    for place, revision in placed:
+    for where, revision in records:
         number = revision.revision
         if number not in first:
             if number != len(first):
-                yield f"recipe revision {number} follows revision {len(first) - 1}, and those between are gone: {place}"
-            first[number] = place, revision
+                yield f"recipe revision {number} follows revision {len(first) - 1}, and those between are gone: {where}"
+            first[number] = where, revision
             continue
         before, known = first[number]
         if differing := [*_describe_differences(known, revision)]:
-            yield f"recipe revision {number} has two contents ({'; '.join(differing)}): {before} and {place}"
+            yield f"recipe revision {number} has two contents ({'; '.join(differing)}): {before} and {where}"
         first[number] = before, _with_sources(known, revision)
     for stream, spans in begins.items():
         for number in sorted({number for number, _ in spans} - first.keys()):
             yield f"numbers of {stream} were issued under recipe revision {number}, and no record says what it is"
 
 
-def end_problems(placed: Sequence[tuple[str, RecipeRevision]], newest: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+def end_problems(records: Sequence[tuple[str, RecipeRevision]], newest: Mapping[str, tuple[int, int]]) -> Iterator[str]:
     """Yield what is wrong with the marks of the run's end.
 
     Args:
-        placed: Positions and revisions, as `recipe_problems` takes them.
+        records: Positions and revisions, as `recipe_problems` takes them.
         newest: Policy to its newest version and its last one, read afterwards.
     """
-    marks = {revision.revision: (place, revision.ended) for place, revision in reversed(placed) if revision.ended}
-    for place, revision in placed:
+    marks = {revision.revision: (where, revision.ended) for where, revision in reversed(records) if revision.ended}
+    for where, revision in records:
         if revision.ended and marks[revision.revision][1] != revision.ended:
             first = marks[revision.revision][0]
-            yield f"the run has ended in two ways under recipe revision {revision.revision}: {first} and {place}"
-    place, last = placed[-1]
+            yield f"the run has ended in two ways under recipe revision {revision.revision}: {first} and {where}"
+    where, last = records[-1]
     if last.ended == "steps" and not last.source:
         for policy, (version, steps) in newest.items():
             if version < steps:
-                yield f"the run has ended with all its steps, and {policy} is at version {version} of {steps}: {place}"
+                yield f"the run has ended with all its steps, and {policy} is at version {version} of {steps}: {where}"
 
 
 def schema_problems(revisions: Iterable[RecipeRevision], seen: Mapping[bytes, str]) -> Iterator[str]:
@@ -78,9 +78,9 @@ def schema_problems(revisions: Iterable[RecipeRevision], seen: Mapping[bytes, st
         with suppress(ValueError, KeyError, TypeError, SchemaError):
             known.add(codec.fingerprint_of(json.loads(text)))
     own = {codec.fingerprint_of(json.loads(text)) for text in codec.schema_texts().values()}
-    for fingerprint, place in seen.items():
+    for fingerprint, where in seen.items():
         if fingerprint in own and fingerprint not in known:
-            yield f"{place} is written in a schema that no record of the recipe topic holds"
+            yield f"{where} is written in a schema that no record of the recipe topic holds"
 
 
 def _describe_differences(one: RecipeRevision, other: RecipeRevision) -> Iterator[str]:

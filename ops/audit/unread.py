@@ -29,7 +29,7 @@ class Unread:
             self._whys[topic, partition, offset] = why
 
     def fold_dead_letter(self, topic: str, partition: int, offset: int, *, not_issued: bool = False) -> None:
-        """Take in a dead letter, by the place that it is about, and whether its number was never issued."""
+        """Take in a dead letter, by the record that it is about, and whether its number was never issued."""
         self._mark(topic, partition, offset, DEAD_LETTER | (NOT_ISSUED if not_issued else 0))
 
     def is_refused(self, topic: str, partition: int, offset: int) -> bool:

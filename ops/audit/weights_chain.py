@@ -24,7 +24,7 @@ class Link:
     epoch: int
     base: str
     result: str
-    place: str
+    where: str
 
 
 class WeightsChain:
@@ -69,7 +69,7 @@ class WeightsChain:
 
     def event(self, version: int, link: Link, base_version: int = -1, *, final: bool = False) -> None:
         """Record that a version is published: as a delta when `base_version` is one, `final` when it is marked so."""
-        self._unmarked = link.place if version == self.steps and not final else ""
+        self._unmarked = link.where if version == self.steps and not final else ""
         self._anchors[version] = self._anchor
         before = self._begun.get(version) or self._events.get(version)
         is_newest = version == next(reversed(self._events), -1)
@@ -84,7 +84,7 @@ class WeightsChain:
         """Record that the deltas between two versions are there as one, which is reported after both are published."""
         if final:
             self.broken.add_sentence(
-                f"{link.place} is a merged delta of {self.policy}, and is marked as the last version"
+                f"{link.where} is a merged delta of {self.policy}, and is marked as the last version"
             )
         for which, weights in ((base_version, link.base), (version, link.result)):
             event = self._event(which)
@@ -92,7 +92,7 @@ class WeightsChain:
                 found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
                 self.broken.add_sentence(
                     f"the merged delta of versions {base_version} to {version} of {self.policy} takes version {which} "
-                    f"for {_shorten(weights)} of epoch {link.epoch}, and it {found}: {link.place}"
+                    f"for {_shorten(weights)} of epoch {link.epoch}, and it {found}: {link.where}"
                 )
 
     def find_positions_past_end(self, ends: Mapping[tuple[str, int], int]) -> Iterator[str]:
@@ -102,18 +102,18 @@ class WeightsChain:
             if offset > end:
                 yield f"the trainer's position on {self._curated}[{partition}] is {offset}, and that ends at {end}"
 
-    def place_anchor(self, offset: int) -> None:
+    def fold_anchor(self, offset: int) -> None:
         """Record the offset of whole weights."""
         self._anchor = offset
 
-    def check_anchor(self, offset: int, place: str, version: int | None = None) -> None:
+    def check_anchor(self, offset: int, where: str, version: int | None = None) -> None:
         """Take in the offset that a delta names for the nearest whole weights; -1 where it names none.
 
         Of a merged one those are meant that were the nearest when its version was published.
         """
         nearest = self._anchor if version is None else self._anchors.get(version, -1)
         if 0 <= offset != nearest >= 0:
-            self.broken.add_sentence(f"{place} names offset {offset} as its anchor's, and the nearest is at {nearest}")
+            self.broken.add_sentence(f"{where} names offset {offset} as its anchor's, and the nearest is at {nearest}")
 
     def fold_whole(self, version: int, link: Link) -> None:
         """Record that a version's weights are there once more, whole, which comes after the version."""
@@ -122,7 +122,7 @@ class WeightsChain:
             found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
             self.broken.add_sentence(
                 f"the whole weights of version {version} of {self.policy} are {_shorten(link.result)} of epoch "
-                f"{link.epoch}, and it {found}: {link.place}"
+                f"{link.epoch}, and it {found}: {link.where}"
             )
 
     def checkpoint(self, version: int, link: Link) -> None:
@@ -131,29 +131,29 @@ class WeightsChain:
 
     def _add_link(self, links: dict[int, Link], version: int, link: Link, done: str) -> None:
         if version in links:
-            first = links[version].place
-            self.broken.add_sentence(f"version {version} of {self.policy} {done} twice: {first} and {link.place}")
+            first = links[version].where
+            self.broken.add_sentence(f"version {version} of {self.policy} {done} twice: {first} and {link.where}")
             return
         newest = next(reversed(links), -1)
         if version < newest:
-            self.broken.add_sentence(f"version {version} of {self.policy} {done} after version {newest}: {link.place}")
+            self.broken.add_sentence(f"version {version} of {self.policy} {done} after version {newest}: {link.where}")
         links[version] = link
 
-    def positions(self, positions: Iterable[tuple[int, int]], place: str, *, version: int, settles: bool) -> None:
+    def positions(self, positions: Iterable[tuple[int, int]], where: str, *, version: int, settles: bool) -> None:
         """Take in how far the trainer had read the curated topic.
 
         Args:
             positions: (partition, offset).
-            place: Position of the record.
+            where: Position of the record.
             version: Version that it made; -1 for none.
             settles: Whether it names all that had left the window untrained, as each does but the one of a dead letter.
         """
         for partition, offset in positions:
             before = self._positions.get(partition, 0)
             if offset < before:
-                where = f"{self._curated}[{partition}]"
+                partition_name = f"{self._curated}[{partition}]"
                 self.backwards.add_sentence(
-                    f"the trainer's position on {where} went back from {before} to {offset}: {place}"
+                    f"the trainer's position on {partition_name} went back from {before} to {offset}: {where}"
                 )
             self._positions[partition] = offset
         if settles:
@@ -216,7 +216,7 @@ class WeightsChain:
         for before, version in zip([begin, *versions], versions, strict=False):
             if version > before + 1:
                 gap = f"versions {before + 1} to {version - 1}" if version > before + 2 else f"version {before + 1}"
-                yield f"no batch record names {gap} of {self.policy}: {self._batches[version].place} follows"
+                yield f"no batch record names {gap} of {self.policy}: {self._batches[version].where} follows"
 
     def _find_cuts(self) -> Iterator[str]:
         for version in sorted(self._batches):
@@ -227,10 +227,10 @@ class WeightsChain:
             if link.epoch == before.epoch and link.base != before.result:
                 yield (
                     f"{name} was trained from weights {_shorten(link.base)}, and the version before it is "
-                    f"{_shorten(before.result)}: {before.place} and {link.place}"
+                    f"{_shorten(before.result)}: {before.where} and {link.where}"
                 )
             elif link.epoch not in (before.epoch, before.epoch + 1):
-                yield f"{name} is of epoch {link.epoch}, the version before of {before.epoch}: {link.place}"
+                yield f"{name} is of epoch {link.epoch}, the version before of {before.epoch}: {link.where}"
 
     def _find_loose(self) -> Iterator[str]:
         """Deltas on other weights than those of the version that they name."""
@@ -242,7 +242,7 @@ class WeightsChain:
                 )
                 yield (
                     f"version {version} of {self.policy} is a delta of epoch {link.epoch} on {_shorten(link.base)}, "
-                    f"and version {base}, which it names, {found}: {link.place}"
+                    f"and version {base}, which it names, {found}: {link.where}"
                 )
 
     def _find_left_out(self, *, still: bool, over: bool) -> Iterator[str]:
@@ -250,10 +250,10 @@ class WeightsChain:
         published, newest = max(self._events, default=-1), max(self._batches, default=-1)
         for version, link in sorted(self._checkpoints.items()):
             if version not in self._events and (still or version < published):
-                yield f"version {version} of {self.policy} has a checkpoint and is not published: {link.place}"
+                yield f"version {version} of {self.policy} has a checkpoint and is not published: {link.where}"
         if over and newest > published and newest not in self._checkpoints:
-            place = self._batches[newest].place
-            yield f"version {newest} of {self.policy} is the last one and is not published: {place}"
+            where = self._batches[newest].where
+            yield f"version {newest} of {self.policy} is the last one and is not published: {where}"
 
     def _event(self, version: int) -> Link | None:
         """Return what a version was published as last; None for one that is not."""
@@ -279,11 +279,11 @@ class WeightsChain:
                 batch = self._batches.get(version) or (self._events.get(version) if version == first else None)
                 if batch is None:
                     if still or version <= newest:
-                        yield f"no batch record names version {version} of {self.policy}: {link.place} does"
+                        yield f"no batch record names version {version} of {self.policy}: {link.where} does"
                 elif (batch.result, batch.epoch) != (link.result, link.epoch) and self._begins_epoch(version) != link:
                     yield (
                         f"version {version} of {self.policy} is {_shorten(batch.result)} of epoch {batch.epoch} by "
-                        f"{batch.place}, and {_shorten(link.result)} of epoch {link.epoch} by the {what} {link.place}"
+                        f"{batch.where}, and {_shorten(link.result)} of epoch {link.epoch} by the {what} {link.where}"
                     )
 
 

@@ -13,7 +13,7 @@ def fold_event(chain: WeightsChain, event: WeightsPublished, message: Message) -
     """Take in the event that a message holds: a version, or a further path to one."""
     link = Link(event.epoch, event.base_hash, event.weights_hash, name_offset(message))
     if is_whole(event):
-        chain.place_anchor(message.offset)
+        chain.fold_anchor(message.offset)
     else:
         chain.check_anchor(event.anchor_offset, name_offset(message), None if event.kind == DELTA else event.version)
     if is_version(event):

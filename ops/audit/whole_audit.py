@@ -20,7 +20,7 @@ from headrace.ops.audit.audited_log import AuditedLog
 from headrace.ops.audit.broken_numbers import Scope
 from headrace.ops.audit.deep_look import DeepLook
 from headrace.ops.audit.evaluations import Evaluations
-from headrace.ops.audit.evidence import with_places
+from headrace.ops.audit.evidence import with_record_names
 from headrace.ops.audit.findings import AuditReport, CuratedCounts, DeepRates
 from headrace.ops.audit.fold import CURATOR_KEY, EVALUATOR_KEY, FEEDER_KEY, AuditFold
 from headrace.ops.audit.objects import ObjectChecks, StoreAway
@@ -85,7 +85,7 @@ class WholeAudit:
         fold, evaluations = AuditFold(run.run_id, run.recipe, run.revisions), Evaluations(run.revisions)
         curated = {topic: CuratedDigest() for topic in Parts.of(run).curated}
         deep = DeepLook(run, fold.account, evaluations, objects) if request.deep else None
-        fold.evaluations, fold.account.known.keeps_places = evaluations, request.deep
+        fold.evaluations, fold.account.known.keeps_positions = evaluations, request.deep
         store = "checked" if objects else "left out"
         return cls(run, request, log, log.revisions(), fold, evaluations, objects, curated, deep, store=store)
 
@@ -121,8 +121,8 @@ class WholeAudit:
             self._check_commits(there)
         found = self.fold.account.audit(scope, self._positions(asked, there))
         again = [*parts.batches, *parts.outcomes, *parts.groups, *parts.tasks]
-        placed = with_places(self.run, found.problems, self.log.reread(_select_existing(again, there)))
-        return _build_report(self, found, placed, drained=drained)
+        named = with_record_names(self.run, found.problems, self.log.reread(_select_existing(again, there)))
+        return _build_report(self, found, named, drained=drained)
 
     def _read_groups(self, parts: Parts, there: set[str]) -> Asked:
         """Read all about groups, and return how far their readers were before."""
@@ -139,7 +139,9 @@ class WholeAudit:
             if group.is_shadow
         }
         commits_of = (one.commits.items() for group, one in asked.items() if not group.component)
-        self.fold.account.known.played = {place: commit.offset for found in commits_of for place, commit in found}
+        self.fold.account.known.played = {
+            partition_id: commit.offset for found in commits_of for partition_id, commit in found
+        }
         self._fold_messages(self.log.read(_select_existing(parts.outcomes, there), "outcomes"))
         self._fold_curated(self.log.read_in_order(_select_existing(parts.curated, there), "curated groups"))
         self._fold_to_the_end(self.log.read(_select_existing(parts.trajectories, there), "groups"))
@@ -165,8 +167,8 @@ class WholeAudit:
         decides it.
         """
         main = [one for group, one in asked.items() if not group.is_shadow]
-        done = {place: commit.offset for one in main for place, commit in one.commits.items()}
-        if any(done.get(place, 0) < end for place, end in self.ends.items()):
+        done = {partition_id: commit.offset for one in main for partition_id, commit in one.commits.items()}
+        if any(done.get(partition_id, 0) < end for partition_id, end in self.ends.items()):
             return False
         return self.fold.account.has_let_go()
 
@@ -235,11 +237,15 @@ class WholeAudit:
         if asked:
             read = [topics.trajectories(policy) for policy in self.run.recipe.policies]
             curated = {topics.curated(variant): variant for variant in self.run.recipe.policy_variants}
-            positions = dict.fromkeys(self.log.places(_select_existing([*read, *curated], there)), 0)
+            positions = dict.fromkeys(self.log.partitions(_select_existing([*read, *curated], there)), 0)
             # A shadow writes no dead letters, so how far its curators are does not matter here.
             for group, one in asked.items():
                 if not group.is_shadow:
-                    positions |= {place: commit.offset for place, commit in one.commits.items() if place in positions}
+                    positions |= {
+                        partition_id: commit.offset
+                        for partition_id, commit in one.commits.items()
+                        if partition_id in positions
+                    }
             for topic, variant in curated.items():
                 reported = self.fold.account.chains[variant].last_positions
                 positions |= {(topic, partition): offset for partition, offset in reported.items()}
@@ -264,7 +270,7 @@ class WholeAudit:
                 continue
             if counts:
                 self._try_look(lambda deep, message=message: deep.answer(message))  # type: ignore[misc]
-        passed = {place: commit.offset for one in asked.values() for place, commit in one.commits.items()}
+        passed = {partition_id: commit.offset for one in asked.values() for partition_id, commit in one.commits.items()}
         for message in self.log.read(_select_existing(parts.eval_tasks, there), "evaluations"):
             self.evaluations.take_task(message, self.run.run_id, passed)
 
@@ -276,14 +282,14 @@ class WholeAudit:
         self.other.extend(self.evaluations.problems(still=scope.still, drained=scope.drained))
 
 
-def _build_report(one: WholeAudit, found: Audit, placed: Problems, *, drained: bool) -> AuditReport:
+def _build_report(one: WholeAudit, found: Audit, named: Problems, *, drained: bool) -> AuditReport:
     for problems in (one.broken, one.other):
-        placed.extend(problems)
+        named.extend(problems)
     objects_s = one.objects.seconds if one.objects else 0.0
     seconds = max(one.log.seconds - (one.deep.rates.seconds if one.deep else 0.0) - objects_s, 1e-9)
     digests = {variant: one.curated[one.run.topics.curated(variant)] for variant in one.run.recipe.policy_variants}
     return AuditReport(
-        ok=not placed,
+        ok=not named,
         run=one.run.address.run,
         source=one.newest.source,
         tasks=found.tasks,
@@ -293,8 +299,8 @@ def _build_report(one: WholeAudit, found: Audit, placed: Problems, *, drained: b
         weights_chain_ok=found.weights_chain_ok and not one.broken,
         unreadable_letters=found.unreadable_letters,
         unnumbered_letters=found.unnumbered_letters,
-        problems=tuple(str(problem) for problem in placed.listed),
-        more_problems=placed.more,
+        problems=tuple(str(problem) for problem in named.listed),
+        more_problems=named.more,
         policies=found.policies,
         shadows=found.shadows,
         curated={variant: CuratedCounts(d.kept, d.again, d.sha256) for variant, d in digests.items()},

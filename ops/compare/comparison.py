@@ -17,7 +17,7 @@ from headrace.ops.compare.run_result import PolicyResult, RunResult
 Point = tuple[float, float]
 
 GRID = 61
-"""Places at which a curve against trajectories or time is reported."""
+"""Points at which a curve against trajectories or time is reported."""
 DIGITS = 5
 AXES = ("version", "trajectories", "seconds")
 """Axes of curves: fields of `progress` in a summary."""
@@ -48,7 +48,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class MeanCurve:
-    """The mean of curves and its interval at places that all of them have; empty where there are none."""
+    """The mean of curves and its interval at points that all of them have; empty where there are none."""
 
     x: list[float | None]
     mean: list[float | None]
@@ -206,15 +206,15 @@ def points_of(block: PolicyResult, what: str, axis: str) -> list[Point]:
 
     A point is the mean of its version and of those before it, TRAILING in all.
     """
-    place, trailing = AXES.index(axis), TRAILING.get(what, 1)
-    at = {row[0]: row[place] for row in block.progress}
+    column, trailing = AXES.index(axis), TRAILING.get(what, 1)
+    at = {row[0]: row[column] for row in block.progress}
     values: dict[float, list[float]] = {}
     for version, value in CURVES[what](block):  # an evaluation has one for each workflow
         values.setdefault(version, []).append(value)
     versions = sorted(values.keys() & at.keys())
     means = [fmean(values[version]) for version in versions]
     return [
-        (at[version], fmean(means[max(0, place + 1 - trailing) : place + 1])) for place, version in enumerate(versions)
+        (at[version], fmean(means[max(0, index + 1 - trailing) : index + 1])) for index, version in enumerate(versions)
     ]
 
 

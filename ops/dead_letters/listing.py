@@ -37,7 +37,7 @@ class ListedDeadLetter:
     reason: str
     detail: str
     topic: str
-    """This and the next two: the record that it is about; with reason `redriven`, its new place."""
+    """This and the next two: the record that it is about; with reason `redriven`, where it is now."""
     partition: int
     source_offset: int
     policy: str
@@ -98,7 +98,7 @@ class DeadLetterList:
     run_id: str
     _found: dict[int, ListedDeadLetter] = field(default_factory=dict)
     _notices: dict[int, ListedDeadLetter] = field(default_factory=dict)
-    """Dead letters of reason `redriven`: another one's message was sent back, and its new place."""
+    """Dead letters of reason `redriven`: another one's message was sent back, and where it is now."""
 
     def fold_message(self, message: Message) -> None:
         """Take in a message; unreadable ones and those of other runs are skipped."""

@@ -1,6 +1,6 @@
 """`headrace redrive`: sends what could not be read back to where it came from, after a fix, each dead letter once.
 
-What cannot be read at its new place either becomes a dead letter of its own there, which can be sent back once in its
+What cannot be read at its new offset either becomes a dead letter of its own there, which can be sent back once in its
 turn. The message goes to the partition that it was read from, as it was, with a header that names its dead letter; in
 the same transaction a dead letter of reason `redriven` opens its number again. The transactional id is the run's, so of
 two at once

@@ -86,15 +86,17 @@ class Figures:
     @property
     def trainer_positions(self) -> dict[PartitionId, int]:
         """Next offsets of the curated topics, as the trainers last reported."""
-        return {place: offset for positions in self._positions.values() for place, offset in positions.items()}
+        return {
+            partition_id: offset for positions in self._positions.values() for partition_id, offset in positions.items()
+        }
 
     def fold_message(self, message: Message) -> None:
         """Take in a message; unreadable ones and those of other runs are skipped."""
-        place = (message.topic, message.partition)
+        partition_id = (message.topic, message.partition)
         kind = self._kinds.get(message.topic)
-        if kind is None or message.offset < self._read.get(place, 0):
+        if kind is None or message.offset < self._read.get(partition_id, 0):
             return
-        self._read[place] = message.offset + 1
+        self._read[partition_id] = message.offset + 1
         self._newest_ms = max(self._newest_ms, message.timestamp_ms)
         if kind is Snapshot and message.key != FEEDER_KEY:
             return
@@ -339,7 +341,9 @@ def lags(run: Run, trainer_positions: Mapping[PartitionId, int]) -> dict[str, in
     for policy in recipe.policies:
         trajectories, curated = run.topics.trajectories(policy), run.topics.curated(policy)
         done = fetch_committed_offsets(run.connection, run.topics.curate_group(policy), [trajectories])
-        done |= {place: offset for place, offset in trainer_positions.items() if place[0] == curated}
+        done |= {
+            partition_id: offset for partition_id, offset in trainer_positions.items() if partition_id[0] == curated
+        }
         ends = fetch_end_offsets(run.connection, find_whole_topics(run.connection, [trajectories, curated]))
         for topic in (trajectories, curated):
             found[topic] = sum(max(end - done.get(p, 0), 0) for p, end in ends.items() if p[0] == topic)

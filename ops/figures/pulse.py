@@ -78,11 +78,11 @@ class Pulse:
 
     def fold_message(self, message: Message) -> None:
         """Take in a message; unreadable ones and those of other runs are skipped."""
-        place = (message.topic, message.partition)
+        partition_id = (message.topic, message.partition)
         kind = self._kinds.get(message.topic)
-        if kind is None or message.offset < self._read.get(place, 0):
+        if kind is None or message.offset < self._read.get(partition_id, 0):
             return
-        self._read[place] = message.offset + 1
+        self._read[partition_id] = message.offset + 1
         try:
             record: object = codec.decode(message.value, kind)
         except SchemaError:

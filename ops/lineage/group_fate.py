@@ -68,7 +68,7 @@ class TrainedUse:
     version: int
     use: int
     place: int
-    """Its place in the batch, from 0."""
+    """Its index in the batch, from 0; named as in the JSON."""
     of: int
     """Groups of that batch."""
     partition: int
@@ -197,9 +197,9 @@ def fate_of(
 def uses_of(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[TrainedUse, ...]:
     """Return the versions that a group trained, oldest first."""
     return tuple(
-        TrainedUse(batch.version, group.use, place, len(batch.groups), group.partition, group.offset)
+        TrainedUse(batch.version, group.use, index, len(batch.groups), group.partition, group.offset)
         for batch in batches
-        for place, group in enumerate(batch.groups)
+        for index, group in enumerate(batch.groups)
         if (group.stream, group.number) == (stream, number)
     )
 
@@ -220,7 +220,7 @@ def parse_group(run: Run, text: str) -> GroupId:
 
 
 def _read_issued(run: Run) -> dict[str, int]:
-    snapshot = read_newest_snapshot(run.connection, run.state_place(FEEDER), FEEDER)
+    snapshot = read_newest_snapshot(run.connection, run.state_partition_id(FEEDER), FEEDER)
     return {stream: int(n) for stream, n in json.loads(snapshot.body)["next"].items()} if snapshot else {}
 
 
@@ -232,8 +232,8 @@ def _find_waiting_attempts(run: Run, stream: str, number: int) -> tuple[int, ...
 
 def _find_records(run: Run, topic: str, stream: str, number: int) -> Iterator[Message]:
     """Return the records of one number from the partition of a topic where all of them are."""
-    place = (topic, number % fetch_partitions(run.connection, topic))
-    return read_key(run.connection, place, task_key(stream, number))
+    partition_id = (topic, number % fetch_partitions(run.connection, topic))
+    return read_key(run.connection, partition_id, task_key(stream, number))
 
 
 def _find_attempts(

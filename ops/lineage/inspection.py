@@ -74,12 +74,12 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
         raise UsageError(
             f"policy {policy} of run {run.address.run} has {_explain_missing_step(version, history.batches)}"
         )
-    places = range(len(batch.groups))[chosen] if isinstance(chosen, slice) else [_place(batch, chosen)]
-    groups = _add_advantages(run, policy, batch, places)
+    indices = range(len(batch.groups))[chosen] if isinstance(chosen, slice) else [_find_index(batch, chosen)]
+    groups = _add_advantages(run, policy, batch, indices)
     texts = token_texts(run, policy, history.files)
     seen = [
-        see_group(group, advantages, texts, place=place)
-        for place, (group, advantages) in zip(places, groups, strict=True)
+        see_group(group, advantages, texts, index=index)
+        for index, (group, advantages) in zip(indices, groups, strict=True)
     ]
     return StepSeen(
         run=run.address.run,
@@ -96,15 +96,15 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
 
 
 def _add_advantages(
-    run: Run, policy: str, batch: BatchTrained, places: Sequence[int]
+    run: Run, policy: str, batch: BatchTrained, indices: Sequence[int]
 ) -> list[tuple[DecodedGroup, Advantages]]:
     """Return some groups of a batch with the advantages that they had; the others are read only if these need them."""
     settings = run.revisions[batch.revision].trainer_of(policy)
-    needed = range(len(batch.groups)) if load_estimator(settings).whole_batch else places
-    part = replace(batch, groups=tuple(batch.groups[place] for place in needed))
+    needed = range(len(batch.groups)) if load_estimator(settings).whole_batch else indices
+    part = replace(batch, groups=tuple(batch.groups[index] for index in needed))
     [(_, wholes)] = read_trained_groups(find_groups_run(run), policy, [part])
     found = dict(zip(needed, zip(wholes, advantages_of(wholes, settings), strict=True), strict=True))
-    return [found[place] for place in places]
+    return [found[index] for index in indices]
 
 
 def _explain_missing_step(version: int, batches: Sequence[BatchTrained]) -> str:
@@ -114,8 +114,8 @@ def _explain_missing_step(version: int, batches: Sequence[BatchTrained]) -> str:
     return f"no step {version}: there are {batches[0].version} to {batches[-1].version}{start}"
 
 
-def _place(batch: BatchTrained, word: str) -> int:
-    """Return which group a word names: its place in the batch, or STREAM:NUMBER, the first of several uses.
+def _find_index(batch: BatchTrained, word: str) -> int:
+    """Return which group a word names: its index in the batch, or STREAM:NUMBER, the first of several uses.
 
     Raises UsageError.
     """
@@ -125,7 +125,7 @@ def _place(batch: BatchTrained, word: str) -> int:
     if word.isdecimal() and int(word) < len(names):
         return int(word)
     raise UsageError(
-        f"step {batch.version} has no group {word!r}: give a place from 0 to {len(names) - 1}, or one of "
+        f"step {batch.version} has no group {word!r}: give an index from 0 to {len(names) - 1}, or one of "
         f"{', '.join(names[:4])} …"
     )
 
@@ -147,11 +147,11 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     if found is None:
         raise UsageError(f"no worker has produced a group {stream}:{number} for {acted} that can be read")
     group, members = found.group, found.group.trajectory_group.trajectories
-    chosen = [place for place, member in enumerate(members) if member.id == f"{stream}:{number}:{sample}"]
+    chosen = [index for index, member in enumerate(members) if member.id == f"{stream}:{number}:{sample}"]
     if not chosen:
         raise UsageError(f"group {stream}:{number} has {_members(group.trajectory_group)}, none of them {name}")
     texts = token_texts(run, acted, history.files)
-    seen = see_group(group, found.advantages, texts, place=found.place, only=chosen[0])
+    seen = see_group(group, found.advantages, texts, index=found.index, only=chosen[0])
     return TrajectoryFound(run.address.run, acted, found.version, found.where, seen)
 
 
@@ -160,33 +160,33 @@ class _Found:
     group: DecodedGroup
     where: str
     version: int | None = None
-    place: int | None = None
+    index: int | None = None
     advantages: Advantages = field(default_factory=dict)
 
 
 def _find_trained(run: Run, policy: str, history: History, group: GroupId) -> _Found | None:
     """Return the earliest trained use of a group, at the position that its batch names."""
     uses = (
-        (use.use, batch.version, place, batch)
+        (use.use, batch.version, index, batch)
         for batch in history.batches
-        for place, use in enumerate(batch.groups)
+        for index, use in enumerate(batch.groups)
         if GroupId.of(use) == group
     )
-    _, version, place, batch = min(uses, key=lambda one: one[:3], default=(0, 0, 0, None))
+    _, version, index, batch = min(uses, key=lambda one: one[:3], default=(0, 0, 0, None))
     if batch is None:
         return None
-    [(whole_group, advantages)] = _add_advantages(run, policy, batch, [place])
-    use = batch.groups[place]
+    [(whole_group, advantages)] = _add_advantages(run, policy, batch, [index])
+    use = batch.groups[index]
     where = f"{find_groups_run(run).topics.curated(policy)}[{use.partition}]@{use.offset}"
-    return _Found(whole_group, where, version, place, advantages)
+    return _Found(whole_group, where, version, index, advantages)
 
 
 def _find_produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:
     """Return the group as a worker produced it: the first record of it that can be read."""
     topics = run.topics
     topic = topics.eval_groups(policy) if is_eval(stream) else topics.trajectories(policy)
-    place = (topic, number % fetch_partitions(run.connection, topic))
-    for message in read_key(run.connection, place, task_key(stream, number)):
+    partition_id = (topic, number % fetch_partitions(run.connection, topic))
+    for message in read_key(run.connection, partition_id, task_key(stream, number)):
         try:
             group = codec.decode(message.value, TrajectoryGroup)
             uncurated = CuratedGroup(stream=stream, number=number, group=message.value, rewards=())
@@ -230,7 +230,7 @@ def report_step(run: Run, policy: str | None, version: int, group: str | None, l
         run: The run.
         policy: Whose step; the only policy's if None.
         version: The version that came out of it.
-        group: The only group to show, by its place in the batch or as STREAM:NUMBER; the first ones if None.
+        group: The only group to show, by its index in the batch or as STREAM:NUMBER; the first ones if None.
         limit: How many of them; 0 for all.
     """
     return step(run, run.resolve(policy), version, group if group is not None else slice(limit or None))

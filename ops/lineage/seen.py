@@ -109,7 +109,7 @@ class GroupSeen:
     number: int
     use: int
     place: int | None
-    """Its place in the batch, from 0; None where it was not trained."""
+    """Its index in the batch, from 0, named as in the JSON; None where it was not trained."""
     task_id: str
     tier: str
     worker: str
@@ -130,10 +130,10 @@ def advantages_of(batch: Sequence[DecodedGroup], settings: TrainerSettings) -> l
     trained = iter(build_batch_sequences(map(prepare_group, batch), settings))
     return [
         {
-            (member, place): np.where(sequence.mask, sequence.advantages, np.float32(0))
+            (member, index): np.where(sequence.mask, sequence.advantages, np.float32(0))
             for member, one in enumerate(group.trajectory_group.trajectories)
             if member in group.curated.kept and not math.isnan(group.curated.rewards[member])
-            for place, sequence in zip(range(len(one.sequences)), trained, strict=False)
+            for index, sequence in zip(range(len(one.sequences)), trained, strict=False)
         }
         for group in batch
     ]
@@ -144,7 +144,7 @@ def see_group(
     advantages: Advantages,
     texts: TokenTexts,
     *,
-    place: int | None,
+    index: int | None,
     only: int | None = None,
     each: bool = False,
 ) -> GroupSeen:
@@ -155,7 +155,7 @@ def see_group(
         stream=group.stream,
         number=group.number,
         use=found.curated.use,
-        place=place,
+        place=index,
         task_id=group.task_id,
         tier=group.tier,
         worker=group.worker,

@@ -29,13 +29,13 @@ class Arrived:
     message: Message
     clock: int
     """Newest head_version on its partition so far; -1 before there is one."""
-    place: int
+    index: int
     """Number of records of its partition before it."""
 
     @property
     def rank(self) -> tuple[int, int, int]:
         """What comes first has the lower one."""
-        return self.clock, self.place, self.message.partition
+        return self.clock, self.index, self.message.partition
 
 
 def arrivals(archive: Archive, topic: str) -> Iterator[Arrived]:
@@ -43,13 +43,13 @@ def arrivals(archive: Archive, topic: str) -> Iterator[Arrived]:
 
     Of one partition all keep their order. Raises as `Archive.messages`.
     """
-    partitions = (_of_partition(archive, place) for place in archive.places(topic))
+    partitions = (_of_partition(archive, partition_id) for partition_id in archive.partitions(topic))
     return heapq.merge(*partitions, key=lambda one: one.rank)
 
 
-def _of_partition(archive: Archive, place: PartitionId) -> Iterator[Arrived]:
+def _of_partition(archive: Archive, partition_id: PartitionId) -> Iterator[Arrived]:
     clock = -1
-    for count, message in enumerate(archive.messages(place)):
+    for count, message in enumerate(archive.messages(partition_id)):
         clock = max(clock, _head_version(message, archive.manifest.run_id))
         yield Arrived(message, clock, count)
 
@@ -77,8 +77,8 @@ class ArchivedFirstUses:
     def of(self, replay: CuratedReplay) -> Message | None:
         """Return the first use of a replay, looking at files backwards from where the replay says that it is."""
         key, run_id = task_key(replay.stream, replay.number), self._archive.manifest.run_id
-        place = (self._topic, replay.partition)
-        for messages in self._archive.read_backwards(place, replay.offset - replay.back):
+        partition_id = (self._topic, replay.partition)
+        for messages in self._archive.read_backwards(partition_id, replay.offset - replay.back):
             for message in messages:
                 if message.key == key and is_first_use(message, run_id):
                     return message
@@ -93,7 +93,12 @@ def read_history(archive: Archive, policy: str) -> History:
         for name in (topics.batches(policy), topics.weights(policy), topics.state)
         if name in archive.manifest.topics
     ]
-    messages = (message for name in there for place in archive.places(name) for message in archive.messages(place))
+    messages = (
+        message
+        for name in there
+        for partition_id in archive.partitions(name)
+        for message in archive.messages(partition_id)
+    )
     return fold_history(messages, archive.manifest.run_id, topics, policy)
 
 
@@ -106,7 +111,7 @@ def iterate_batches(
     held in its window. Raises LineageBroken for what is not archived, and as `Archive.messages`.
     """
     topic = archive.topics.curated(policy)
-    archive.places(topic)
+    archive.partitions(topic)
     first_uses = FirstUseCache(ArchivedFirstUses(archive, topic))
     wanted: defaultdict[int, set[int]] = defaultdict(set)
     for use in (use for batch in batches for use in batch.groups):
@@ -115,14 +120,14 @@ def iterate_batches(
     held: dict[tuple[int, int], tuple[Message, CuratedGroup]] = {}
 
     def find(use: GroupUse) -> DecodedGroup:
-        place = (use.partition, use.offset)
-        while place not in held:
+        position = (use.partition, use.offset)
+        while position not in held:
             message = next(partitions[use.partition], None)
             if message is None or message.offset > use.offset:
                 raise LineageBroken(f"{topic}[{use.partition}] of {archive.root} holds no offset {use.offset}")
             if message.offset in wanted[use.partition]:
                 held[use.partition, message.offset] = (message, codec.decode(message.value, CuratedGroup))
-        message, curated = held.pop(place)
+        message, curated = held.pop(position)
         if UseId.of(curated) != UseId.of(use):
             raise LineageBroken(
                 f"{topic}[{use.partition}] of {archive.root} holds at offset {use.offset} another group than the batch "

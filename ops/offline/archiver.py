@@ -147,7 +147,7 @@ def archive(
     Args:
         run: The run.
         out: Where the archive is to lie, as `location_of` takes it.
-        topics: Names without the run's; by default all but the compacted ones, which hold places in this cluster.
+        topics: Names without the run's; by default all but the compacted ones, which hold offsets of this cluster.
         with_weights: Whether to copy the objects of weights and checkpoints too, and `state`, which names the latter.
             An archive that was begun without them gets those that it skipped. None: as the archive began; a new one
             of all topics copies them if they have less than `WHOLE_BELOW_BYTES`.
@@ -224,7 +224,7 @@ def _note_skipped(writer: ArchiveWriter) -> None:
         return
     held = Archive(writer.location)
     for topic in held.manifest.topics:
-        for message in (message for place in held.places(topic) for message in held.messages(place)):
+        for message in (message for partition_id in held.partitions(topic) for message in held.messages(partition_id)):
             with suppress(SchemaError):  # kept as bytes
                 schema, fields = codec.decode_as_written(message.value)
                 for claim in claims_of_any(str(schema["name"]).rpartition(".")[2], fields):
@@ -255,25 +255,25 @@ def choose_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False)
 def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Reading:
     """Take the topics in, and find out what of them is to be read."""
     configs = {spec.name: spec.config for spec in specs}
-    places, ids = find_whole_topics(run.connection, configs), fetch_topic_ids(run.connection, configs)
+    partition_ids, ids = find_whole_topics(run.connection, configs), fetch_topic_ids(run.connection, configs)
     for topic, config in configs.items():
-        writer.add_topic(topic, sum(place[0] == topic for place in places), config, ids[topic])
-    positions = {place: writer.next_offset(place) for place in places}
+        writer.add_topic(topic, sum(partition_id[0] == topic for partition_id in partition_ids), config, ids[topic])
+    positions = {partition_id: writer.next_offset(partition_id) for partition_id in partition_ids}
     try:
         refuse_lost_tail(run.connection, positions)
     except LogTruncated as error:
         raise KafkaRefused(
             f"the cluster has lost what {writer.location} holds; give another folder by --out. {error}"
         ) from error
-    found = _Reading(fetch_end_offsets(run.connection, places))
-    for place, begin in fetch_begin_offsets(run.connection, places).items():
-        if begin > positions[place]:
-            found.gone.append(Gone(*place, positions[place], begin))
+    found = _Reading(fetch_end_offsets(run.connection, partition_ids))
+    for partition_id, begin in fetch_begin_offsets(run.connection, partition_ids).items():
+        if begin > positions[partition_id]:
+            found.gone.append(Gone(*partition_id, positions[partition_id], begin))
     return found
 
 
 def _read(run: Run, writer: ArchiveWriter, reading: _Reading) -> None:
-    positions = {place: writer.next_offset(place) for place in reading.ends}
+    positions = {partition_id: writer.next_offset(partition_id) for partition_id in reading.ends}
     first, whole = sum(positions.values()), sum(reading.ends.values())
     with open_progress("archiving") as tell, TopicReader(run.connection, positions, "archive") as reader:
         for count, message in enumerate(reader.catch_up(), 1):

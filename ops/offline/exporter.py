@@ -123,10 +123,10 @@ def export(source: str | Path, policy: str | None, file: Path) -> Table:
     whole = archive.manifest.topics[topic].records
     read = 0
     with ParquetFile(file) as out, open_progress("exporting") as tell:
-        for place in archive.places(topic):
-            fates = _fates(archive, name, place[1])
+        for partition_id in archive.partitions(topic):
+            fates = _fates(archive, name, partition_id[1])
             seen: set[GroupId] = set()
-            for message in archive.messages(place):
+            for message in archive.messages(partition_id):
                 read += 1
                 group = _group(archive, message, done)
                 if group is not None:
@@ -198,9 +198,9 @@ def _fates(archive: Archive, policy: str, partition: int) -> GroupFates:
     return fates
 
 
-def _messages(archive: Archive, place: PartitionId) -> Iterator[Message]:
-    if place[0] in archive.manifest.topics:
-        yield from archive.messages(place)
+def _messages(archive: Archive, partition_id: PartitionId) -> Iterator[Message]:
+    if partition_id[0] in archive.manifest.topics:
+        yield from archive.messages(partition_id)
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
@@ -242,14 +242,14 @@ def _rows(
         done.trajectories += 1
         done.outcomes[outcome] += 1
         beside |= {"outcome": outcome, "reason": reason, "trained_versions": versions}
-        for place, sequence in enumerate(trajectory.sequences):
+        for index, sequence in enumerate(trajectory.sequences):
             try:
                 tokens = _of_tokens(sequence)
             except ValueError:
                 done.skipped["malformed"] += 1
                 continue
             done.rows += 1
-            yield {**beside, **_of_trajectory(trajectory, place), **tokens, **_texts(tokens, tokenizer)}
+            yield {**beside, **_of_trajectory(trajectory, index), **tokens, **_texts(tokens, tokenizer)}
 
 
 def _of_group(group: TrajectoryGroup) -> Row:
@@ -270,11 +270,11 @@ def _of_group(group: TrajectoryGroup) -> Row:
     }
 
 
-def _of_trajectory(trajectory: Trajectory, place: int) -> Row:
-    sequence = trajectory.sequences[place]
+def _of_trajectory(trajectory: Trajectory, index: int) -> Row:
+    sequence = trajectory.sequences[index]
     return {
         "trajectory": trajectory.id,
-        "sequence": place,
+        "sequence": index,
         "sequences": len(trajectory.sequences),
         "role": sequence.role,
         "agent_id": sequence.agent_id,

@@ -238,13 +238,13 @@ def _curate(
         is_issued if first.asks_for_issued else None,
     )
     topic = topics.trajectories(policy_variant)
-    places, source = archive.places(topic), archive.manifest.topics
+    partition_ids, source = archive.partitions(topic), archive.manifest.topics
     for name in (topics.curated(policy_variant), topics.outcomes(policy_variant)):
-        writer.add_topic(name, len(places), source[name].config if name in source else {})
+        writer.add_topic(name, len(partition_ids), source[name].config if name in source else {})
     whole, numbers = source[topic].records, _Offsets(writer, is_own=not archive.manifest.objects)
-    for place in places:
-        state = CuratorPartition(context, place, len(places))
-        for message in archive.messages(place):
+    for partition_id in partition_ids:
+        state = CuratorPartition(context, partition_id, len(partition_ids))
+        for message in archive.messages(partition_id):
             outgoing = list(state.handle(message))
             counts.count_results(outgoing, topics, policy_variant)
             for one in outgoing:
@@ -262,18 +262,18 @@ class _Offsets:
         self._next: Counter[tuple[str, int]] = Counter()
 
     def write(self, one: Outgoing, timestamp_ms: int) -> None:
-        place = (one.topic, max(one.partition, 0))
-        offset = self._next[place]
-        self._next[place] += 1
-        message = Message(*place, offset, one.key, one.value, list(one.headers), timestamp_ms)
+        partition_id = (one.topic, max(one.partition, 0))
+        offset = self._next[partition_id]
+        self._next[partition_id] += 1
+        message = Message(*partition_id, offset, one.key, one.value, list(one.headers), timestamp_ms)
         self._writer.write(message, is_own=self._is_own)
 
 
 def _copy_topic(archive: Archive, topic: str, writer: ArchiveWriter) -> None:
-    places = archive.places(topic)
-    writer.add_topic(topic, len(places), archive.manifest.topics[topic].config)
-    for place in places:
-        for message in archive.messages(place):
+    partition_ids = archive.partitions(topic)
+    writer.add_topic(topic, len(partition_ids), archive.manifest.topics[topic].config)
+    for partition_id in partition_ids:
+        for message in archive.messages(partition_id):
             writer.write(message)
 
 

@@ -119,7 +119,7 @@ class Counts:
 
 def batches_of_the_run(archive: Archive, policy: str, last: int | None) -> list[BatchTrained]:
     """Return those after the oldest checkpoint, up to a version. Raises UsageError when there are none."""
-    archive.places(archive.topics.batches(policy))
+    archive.partitions(archive.topics.batches(policy))
     history = read_history(archive, policy)
     first = min(history.checkpoints, default=0)
     found = [one for one in history.batches if first < one.version and (last is None or one.version <= last)]

@@ -52,5 +52,5 @@ def refusals(archive: Archive, policy_variant: str) -> Refused:
 
 def _iterate_messages(archive: Archive, topic: str) -> Iterator[Message]:
     if topic in archive.manifest.topics:
-        for place in archive.places(topic):
-            yield from archive.messages(place)
+        for partition_id in archive.partitions(topic):
+            yield from archive.messages(partition_id)

@@ -90,7 +90,7 @@ def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterab
         root: The archive.
         into: `kafka://HOST:PORT/RUN`, of the archive's own run name.
         data: A new folder, in which an embedded Kafka and store are started meanwhile.
-        topics: Names without the run's; by default all but the compacted ones, whose places are those of another log.
+        topics: Names without the run's; by default all but the compacted ones, whose offsets are those of another log.
 
     Raises:
         UsageError: No such archive or topic, another run's name, topics that hold other records.
@@ -132,7 +132,7 @@ def _choose_topics(archive: Archive, asked: Iterable[str]) -> list[str]:
     run, recipe = archive.manifest.run, archive.topics.recipe
     wanted = [f"{run}.{name}" for name in asked]
     for name in wanted:
-        archive.places(name)
+        archive.partitions(name)
     if not wanted:
         held = archive.manifest.topics
         wanted = [name for name in held if held[name].config.get("cleanup.policy") != NEWEST["cleanup.policy"]]
@@ -212,9 +212,9 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
         open_progress("replaying") as tell,
     ):
         for topic in topics:
-            for place in archive.places(topic):
-                rest, fed = _add_verdicts(archive, place), found[topic]
-                there = _pass_over(connection, place, rest)
+            for partition_id in archive.partitions(topic):
+                rest, fed = _add_verdicts(archive, partition_id), found[topic]
+                there = _pass_over(connection, partition_id, rest)
                 fed.there, fed.records = fed.there + there, fed.records + there
                 for batch in split_into_transactions(rest, MOST_RECORDS):
                     _write(writer, batch)
@@ -223,32 +223,32 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
     return found
 
 
-def _add_verdicts(archive: Archive, place: PartitionId) -> Iterator[Message]:
+def _add_verdicts(archive: Archive, partition_id: PartitionId) -> Iterator[Message]:
     """Yield a partition's messages; trajectories get a header that tells what the run's curators decided of them.
 
     Their dead letters name them by offsets, which are others now. A run of before that rule has no verdicts.
     """
     begin, first = archive.topics.trajectories(""), read_first_revision(archive)
-    if not place[0].startswith(begin) or not (first.asks_for_published or first.asks_for_issued):
-        yield from archive.messages(place)
+    if not partition_id[0].startswith(begin) or not (first.asks_for_published or first.asks_for_issued):
+        yield from archive.messages(partition_id)
         return
-    refused = refusals(archive, place[0].removeprefix(begin))
-    for message in archive.messages(place):
+    refused = refusals(archive, partition_id[0].removeprefix(begin))
+    for message in archive.messages(partition_id):
         verdict = refused.get((message.partition, message.offset), TAKEN)
         yield replace(message, headers=[*message.headers, (VERDICT_HEADER, verdict.encode())])
 
 
-def _pass_over(connection: Connection, place: PartitionId, archived: Iterator[Message]) -> int:
+def _pass_over(connection: Connection, partition_id: PartitionId, archived: Iterator[Message]) -> int:
     """Draw from the archive what a partition holds; return how much. Raises UsageError when that is anything else."""
     count = 0
-    if not fetch_end_offsets(connection, [place])[place]:
+    if not fetch_end_offsets(connection, [partition_id])[partition_id]:
         return count
-    with TopicReader(connection, {place: 0}, COMPONENT) as reader:
+    with TopicReader(connection, {partition_id: 0}, COMPONENT) as reader:
         for message in reader.catch_up():
             same = next(archived, None)
             if same is None or _content(same) != _content(message):
                 raise UsageError(
-                    f"{place[0]}[{place[1]}] on {connection.bootstrap} already holds a record at offset "
+                    f"{partition_id[0]}[{partition_id[1]}] on {connection.bootstrap} already holds a record at offset "
                     f"{message.offset} that is not the archive's: replay into a Kafka without topics of this run"
                 )
             count += 1

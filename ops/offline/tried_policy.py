@@ -91,7 +91,7 @@ def try_policy(recipe: Recipe, start: Start, groups: Sequence[Encoded], has_give
                 verdict=fate.verdict,
                 reason=fate.reason,
                 rejected=fate.rejected,
-                group=see_group(whole, of_group, texts, place=None, each=True),
+                group=see_group(whole, of_group, texts, index=None, each=True),
             )
         )
     has_warm_start = recipe.policies[policy].warm_start is not None

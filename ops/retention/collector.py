@@ -299,9 +299,9 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
                 retired[policy, what] = ranges_of(versions, those)
                 added[policy, what] = ranges_of(versions, new)
     doomed = [Doomed(one, _kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]
-    for one, places in marker.of_versions():
-        if places <= gone:
-            doomed.append(Doomed(one, _kind(one, prefix), RETIRED[next(iter(places))[1]]))
+    for one, refs in marker.of_versions():
+        if refs <= gone:
+            doomed.append(Doomed(one, _kind(one, prefix), RETIRED[next(iter(refs))[1]]))
     old_enough = [one for one in doomed if now - one.one.modified >= request.older_than]
     kept_objects = {
         "named": _count(marker.list_own(), [one.one for one in doomed]),
@@ -338,7 +338,7 @@ def _record(run: Run, policy_variant: str, what: str, ranges: Ranges) -> Outgoin
         versions=np.array(ranges, np.int32).reshape(-1),
         created_ms=now_ms(),
     )
-    topic, partition = run.state_place(trainer_component(policy_variant))
+    topic, partition = run.state_partition_id(trainer_component(policy_variant))
     return Outgoing(topic, codec.encode(record), key_of_retired(policy_variant, what), partition=partition)
 
 

@@ -89,7 +89,7 @@ class Marker:
                 self._objects[match["name"].encode()].append(one)
 
     def fold_message(self, message: Message) -> None:
-        """Take in a record of any topic of any run. Raises Unreadable, with its place."""
+        """Take in a record of any topic of any run. Raises Unreadable, with its offset."""
         self.records += 1
         if not message.value:
             return
@@ -140,11 +140,11 @@ class Marker:
         self._name(list_claims(pointer), (policy, CHECKPOINTS, pointer.version), message.value)
         return True
 
-    def _name(self, claims: Iterable[ClaimCheck], place: VersionRef, value: bytes) -> None:
+    def _name(self, claims: Iterable[ClaimCheck], ref: VersionRef, value: bytes) -> None:
         """Take in what names objects by its version, and others (the files beside an anchor) for ever."""
         by_version = {name for claim in claims for name in NAME.findall(claim.key.encode())}
         for name in by_version & self._objects.keys():
-            self._versions[name].add(place)
+            self._versions[name].add(ref)
         self._named.update((set(NAME.findall(value)) - by_version) & self._objects.keys())
 
     def _look_through(self, value: bytes) -> None:
@@ -175,10 +175,10 @@ class Marker:
 
     def of_versions(self) -> Iterator[tuple[ListedObject, set[VersionRef]]]:
         """Yield the objects that only versions name, with these."""
-        for name, places in self._versions.items():
+        for name, refs in self._versions.items():
             if name not in self._named:
                 for one in self._objects[name]:
-                    yield one, places
+                    yield one, refs
 
     def list_own(self) -> Iterator[ListedObject]:
         """Yield all objects that are ours."""

@@ -153,14 +153,14 @@ class CausalLM:
             for name, tensor in held.items()
             if any(part in weights for part in split_by_files({name: tensor}))
         }
-        places = split_by_files(staged)
+        targets = split_by_files(staged)
         for name, value in weights.items():
             tensor = _convert_to_tensor(value)
             if tensor.shape != own[name].shape:
                 raise EngineError(f"{name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}")
             if not bool(torch.isfinite(tensor).all()):
                 raise EngineError(f"{name} holds numbers that are not finite; these weights are not served")
-            places[name].detach().copy_(tensor)
+            targets[name].detach().copy_(tensor)
         return [(self._names[name], tensor) for name, tensor in staged.items()]
 
     def apply(self, staged: Staged) -> None:

@@ -27,7 +27,7 @@ class EvaluatorProgress:
 
 def read_progress(run: Run) -> EvaluatorProgress:
     """Read the newest snapshot of a run's evaluator."""
-    snapshot = read_newest_snapshot(run.connection, run.state_place(EVALUATOR), EVALUATOR)
+    snapshot = read_newest_snapshot(run.connection, run.state_partition_id(EVALUATOR), EVALUATOR)
     if snapshot is None:
         return EvaluatorProgress()
     state = json.loads(snapshot.body)

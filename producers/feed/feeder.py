@@ -222,7 +222,7 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
         source.list_held_out(recipe.evaluate.problems)
     state = FeedState(recipe, revision, sources)
     topics = (*_list_handlers(run, state), run.topics.recipe)
-    own = OwnPositions(Role(run.connection, COMPONENT, run.run_id, run.state_place(COMPONENT), topics))
+    own = OwnPositions(Role(run.connection, COMPONENT, run.run_id, run.state_partition_id(COMPONENT), topics))
     feeder = Feeder(run, own, state)
     log.info("feeder.started", revision=run.revision, issued=dict(state.pacing.next))
     return feeder

@@ -44,7 +44,9 @@ class TaskCommits:
             return []
         self._look_due = now + self._every_s
         try:
-            committed = {place: offset for stream in state.sources for place, offset in self._of(stream).items()}
+            committed = {
+                partition_id: offset for stream in state.sources for partition_id, offset in self._of(stream).items()
+            }
             if now >= self._delete_due:
                 self._delete_due = now + DELETE_EVERY_S
                 self._delete(committed)
@@ -72,16 +74,18 @@ class TaskCommits:
             read_of: Given the ends of partitions of such topics, how far their reader is in each.
             now: The time.
         """
-        places = {source: (topic_of(source.policy), source.partition) for source in overdue.find_sources(passed)}
-        ends = fetch_end_offsets(self.run.connection, list(places.values()))
+        partition_ids = {source: (topic_of(source.policy), source.partition) for source in overdue.find_sources(passed)}
+        ends = fetch_end_offsets(self.run.connection, list(partition_ids.values()))
         read = read_of(ends)
-        at_end = {source: ends[place] for source, place in places.items()}
-        return overdue.find_due(passed, at_end, {source: read[place] for source, place in places.items()}, now)
+        at_end = {source: ends[partition_id] for source, partition_id in partition_ids.items()}
+        return overdue.find_due(
+            passed, at_end, {source: read[partition_id] for source, partition_id in partition_ids.items()}, now
+        )
 
     def _find_overdue_evaluations(self, state: FeedState, now: float) -> list[GroupId]:
         """Return overdue tasks of evaluations, when those that the evaluator has groups of are waited for no more."""
         streams = {group.stream for group in state.evaluating.tasks}
-        committed = {place: offset for stream in streams for place, offset in self._of(stream).items()}
+        committed = {partition_id: offset for stream in streams for partition_id, offset in self._of(stream).items()}
         passed, progress = list(state.evaluating.find_passed(committed)), EvaluatorProgress()
         if passed:
             progress = read_progress(self.run)
@@ -89,7 +93,10 @@ class TaskCommits:
             passed = [one for one in passed if one.group in state.evaluating.tasks]
 
         def read_of(ends: Mapping[PartitionId, int]) -> Mapping[PartitionId, int]:
-            return {place: self._skip_markers(place, progress.positions, end) for place, end in ends.items()}
+            return {
+                partition_id: self._skip_markers(partition_id, progress.positions, end)
+                for partition_id, end in ends.items()
+            }
 
         return self._find_due(self._evaluations_overdue, passed, self.run.topics.eval_groups, read_of, now)
 
@@ -101,7 +108,11 @@ class TaskCommits:
         """Return how far the workers are with the tasks of a stream: one group has both of a workflow's."""
         topic, of = self.run.topics.tasks(stream), stream.removeprefix(eval_stream("")) if is_eval(stream) else stream
         found = fetch_commits(self.run.connection, self.run.topics.rollout_group(of), [topic])
-        ours = {place: commit for place, commit in found.items() if is_of_run(commit.metadata, self.run.run_id)}
+        ours = {
+            partition_id: commit
+            for partition_id, commit in found.items()
+            if is_of_run(commit.metadata, self.run.run_id)
+        }
         return {(stream, partition): commit.offset for (_, partition), commit in ours.items()}
 
     def _find_curated_ends(self, ends: Mapping[PartitionId, int]) -> dict[PartitionId, int]:
@@ -109,14 +120,17 @@ class TaskCommits:
         found: dict[PartitionId, int] = {}
         for policy in self.run.recipe.policies:
             topic, group = self.run.topics.trajectories(policy), self.run.topics.curate_group(policy)
-            places = [place for place in ends if place[0] == topic]
-            committed = fetch_committed_offsets(self.run.connection, group, [topic]) if places else {}
-            found |= {place: self._skip_markers(place, committed, ends[place]) for place in places}
+            partition_ids = [partition_id for partition_id in ends if partition_id[0] == topic]
+            committed = fetch_committed_offsets(self.run.connection, group, [topic]) if partition_ids else {}
+            found |= {
+                partition_id: self._skip_markers(partition_id, committed, ends[partition_id])
+                for partition_id in partition_ids
+            }
         return found
 
-    def _skip_markers(self, place: PartitionId, positions: Mapping[PartitionId, int], end: int) -> int:
+    def _skip_markers(self, partition_id: PartitionId, positions: Mapping[PartitionId, int], end: int) -> int:
         """Return `end` where nothing but aborted records and transactions' marks follow a reader's position."""
-        position = positions.get(place, 0)
-        if position >= end or any(read_range(self.run.connection, place, position, end)):
+        position = positions.get(partition_id, 0)
+        if position >= end or any(read_range(self.run.connection, partition_id, position, end)):
             return position
         return end

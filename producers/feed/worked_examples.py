@@ -34,8 +34,13 @@ def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[s
     wanted = {name: policy.warm_start for name, policy in run.recipe.policies.items() if policy.warm_start}
     if not wanted:
         return
-    places = {policy: run.state_place(trainer_component(policy)) for policy in wanted}
-    there = {m.key for place in set(places.values()) for m in read_partition(run.connection, place) if m.value}
+    partition_ids = {policy: run.state_partition_id(trainer_component(policy)) for policy in wanted}
+    there = {
+        m.key
+        for partition_id in set(partition_ids.values())
+        for m in read_partition(run.connection, partition_id)
+        if m.value
+    }
     missing = {policy: warm for policy, warm in wanted.items() if examples_key(policy) not in there}
     if not missing:
         return
@@ -44,7 +49,7 @@ def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[s
         source = find_first_environment(run.recipe, policy, environments)
         claim = run.put("".join(_write_lines(source, warm.examples)).encode(), "examples", ".jsonl")
         record = WarmStartExamples(run_id=run.run_id, policy=policy, examples=claim)
-        topic, partition = places[policy]
+        topic, partition = partition_ids[policy]
         records.append(Outgoing(topic, codec.encode(record), examples_key(policy), partition=partition))
         log.info("examples.stored", policy=policy, examples=warm.examples, bytes=claim.size_bytes)
     writer.begin()

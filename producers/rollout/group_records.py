@@ -1,4 +1,4 @@
-"""Groups as messages: stamped, keyed, placed by number, and behind a claim check when they are large."""
+"""Groups as messages: stamped, keyed, partitioned by number, and behind a claim check when they are large."""
 
 from __future__ import annotations
 

@@ -19,16 +19,16 @@ class OpenTasks:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, place: PartitionId, work: Coroutine[None, None, None]) -> None:
+    def begin(self, partition_id: PartitionId, work: Coroutine[None, None, None]) -> None:
         """Begin with a task of a partition."""
         task = asyncio.create_task(work)
-        self._open[task] = place
+        self._open[task] = partition_id
         task.add_done_callback(self._note_end)
 
-    def cancel(self, places: frozenset[PartitionId]) -> None:
+    def cancel(self, partition_ids: frozenset[PartitionId]) -> None:
         """Cancel the tasks of partitions that are ours no more."""
-        for task, place in self._open.items():
-            if place in places:
+        for task, partition_id in self._open.items():
+            if partition_id in partition_ids:
                 task.cancel()
 
     async def drain(self, timeout_s: float) -> None:

@@ -12,7 +12,7 @@ from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.task_ledger import TaskLedger
 
-TaskPlace = tuple[PartitionId, int]
+TaskOffset = tuple[PartitionId, int]
 """Partition and offset of a task."""
 
 
@@ -44,9 +44,9 @@ class OwnedPartitions:
     """
 
     def __init__(self, run_id: str) -> None:
-        self.running: set[TaskPlace] = set()
+        self.running: set[TaskOffset] = set()
         """Tasks that are started and not done."""
-        self.alone: TaskPlace | None = None
+        self.alone: TaskOffset | None = None
         """The task beside which nothing may start."""
         self._run_id = run_id
         self._owned: dict[PartitionId, _Owned] = {}
@@ -55,27 +55,27 @@ class OwnedPartitions:
     def __len__(self) -> int:
         return len(self._owned)
 
-    def __contains__(self, place: PartitionId) -> bool:
-        return place in self._owned
+    def __contains__(self, partition_id: PartitionId) -> bool:
+        return partition_id in self._owned
 
     def __iter__(self) -> Iterator[PartitionId]:
         return iter(self._owned)
 
-    def ledger(self, place: PartitionId) -> TaskLedger:
+    def ledger(self, partition_id: PartitionId) -> TaskLedger:
         """Return the ledger of a partition that is ours."""
-        return self._owned[place].ledger
+        return self._owned[partition_id].ledger
 
-    def own(self, place: PartitionId, offset: int, metadata: str) -> int:
+    def own(self, partition_id: PartitionId, offset: int, metadata: str) -> int:
         """Own a partition from what the group committed there; return the offset to read from."""
         ledger = TaskLedger(offset, metadata, self._run_id)
-        self._owned[place] = _Owned(ledger, next(self._ownerships))
+        self._owned[partition_id] = _Owned(ledger, next(self._ownerships))
         return ledger.position
 
-    def disown(self, places: Collection[PartitionId]) -> None:
+    def disown(self, partition_ids: Collection[PartitionId]) -> None:
         """Forget partitions, and what runs of them."""
-        for place in places:
-            self._owned.pop(place, None)
-        self.running = {running for running in self.running if running[0] not in places}
+        for partition_id in partition_ids:
+            self._owned.pop(partition_id, None)
+        self.running = {running for running in self.running if running[0] not in partition_ids}
         if self.alone not in self.running:
             self.alone = None
 
@@ -89,40 +89,42 @@ class OwnedPartitions:
         owned.dirty = True
         return False
 
-    def start(self, place: PartitionId, offset: int) -> int:
+    def start(self, partition_id: PartitionId, offset: int) -> int:
         """Count a start, which has to be committed before the task runs; return the ownership that it is in."""
-        owned = self._owned[place]
+        owned = self._owned[partition_id]
         owned.ledger.start(offset)
         owned.dirty = True
-        self.running.add((place, offset))
+        self.running.add((partition_id, offset))
         return owned.ownership
 
     def mark_done(self, started: StartedTask) -> None:
         """Mark a task as concluded, unless it was started in an earlier ownership: the next owner plays it again."""
-        place, offset = started.place, started.message.offset
-        owned = self._owned.get(place)
+        partition_id, offset = started.partition_id, started.message.offset
+        owned = self._owned.get(partition_id)
         if owned is None or owned.ownership != started.ownership:
             return
-        self.running.discard((place, offset))
-        if self.alone == (place, offset):
+        self.running.discard((partition_id, offset))
+        if self.alone == (partition_id, offset):
             self.alone = None
         owned.ledger.mark_done(offset)
         owned.dirty = True
 
-    def reset_starts(self, places: Iterable[PartitionId]) -> None:
+    def reset_starts(self, partition_ids: Iterable[PartitionId]) -> None:
         """Take back our starts of what is open on some partitions: we leave them in good order."""
-        for place in places:
-            self._owned[place].ledger.reset_starts()
+        for partition_id in partition_ids:
+            self._owned[partition_id].ledger.reset_starts()
 
     def list_changed(self) -> list[PartitionId]:
         """Return the partitions that changed since their newest commit."""
-        return [place for place, owned in self._owned.items() if owned.dirty]
+        return [partition_id for partition_id, owned in self._owned.items() if owned.dirty]
 
-    def list_commits(self, places: Iterable[PartitionId]) -> list[PartitionCommit]:
+    def list_commits(self, partition_ids: Iterable[PartitionId]) -> list[PartitionCommit]:
         """Return what is to be committed of some partitions."""
-        return [PartitionCommit(*place, *self._owned[place].ledger.commit()) for place in places]
+        return [
+            PartitionCommit(*partition_id, *self._owned[partition_id].ledger.commit()) for partition_id in partition_ids
+        ]
 
-    def note_committed(self, places: Iterable[PartitionId]) -> None:
+    def note_committed(self, partition_ids: Iterable[PartitionId]) -> None:
         """Note that what `commits` returned is committed."""
-        for place in places:
-            self._owned[place].dirty = False
+        for partition_id in partition_ids:
+            self._owned[partition_id].dirty = False

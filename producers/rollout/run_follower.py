@@ -106,13 +106,13 @@ class RunFollower(threading.Thread):
 
     def _find_positions(self) -> dict[PartitionId, int]:
         ends = fetch_end_offsets(self._joined.connection, [(topic, 0) for topic in self._topics])
-        positions = {place: self._find_begin(place, end) for place, end in ends.items()}
+        positions = {partition_id: self._find_begin(partition_id, end) for partition_id, end in ends.items()}
         return {**positions, (self._joined.topics.recipe, 0): self._joined.recipe_end}
 
-    def _find_begin(self, place: PartitionId, end: int) -> int:
-        """Return where to begin: every record but an anchor's names the place of its anchor."""
+    def _find_begin(self, partition_id: PartitionId, end: int) -> int:
+        """Return where to begin: every record but an anchor's names the offset of its anchor."""
         begin = max(0, end - OFFSETS_A_VERSION * RECENT)
-        for message in read_range(self._joined.connection, place, begin, end):
+        for message in read_range(self._joined.connection, partition_id, begin, end):
             record = self._read(message)
             if record is not None:
                 return min(begin, record.anchor_offset) if record.anchor_offset >= 0 else begin

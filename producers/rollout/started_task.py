@@ -22,7 +22,7 @@ PLAYED = Refusal("", "")
 class StartedTask:
     """A task whose start is committed. `task` is None for a dead letter."""
 
-    place: PartitionId
+    partition_id: PartitionId
     message: Message
     task: Task | None
     verdict: Verdict

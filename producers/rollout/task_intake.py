@@ -172,20 +172,20 @@ class TaskIntake(threading.Thread):
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit what is done, blame no open task for its start, and forget."""
         self._take_done()
-        places = _partitions_of(partitions)
-        self._leave((place for place in places if place in self.owned), REVOKE_S)
-        self._forget(consumer, places)
+        partition_ids = _partitions_of(partitions)
+        self._leave((partition_id for partition_id in partition_ids if partition_id in self.owned), REVOKE_S)
+        self._forget(consumer, partition_ids)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget: it is too late for a commit."""
         self._forget(consumer, _partitions_of(partitions))
 
-    def _leave(self, places: Iterable[PartitionId], within_s: float) -> bool:
+    def _leave(self, partition_ids: Iterable[PartitionId], within_s: float) -> bool:
         """Commit for the last time; return whether the consumer has answered, which waits for a dead broker for ever.
 
         The commit is a thread's, which touches nothing of ours.
         """
-        leaving = list(places)
+        leaving = list(partition_ids)
         if self._in_good_order:
             self.owned.reset_starts(leaving)
         lost: list[str] = []
@@ -198,7 +198,7 @@ class TaskIntake(threading.Thread):
             except RuntimeError as error:  # the consumer was closed meanwhile: nobody waits for this commit any more
                 lost.append(str(error))
 
-        offsets = [TopicPartition(*place) for place in self.owned.list_commits(leaving)]
+        offsets = [TopicPartition(*partition_id) for partition_id in self.owned.list_commits(leaving)]
         last = threading.Thread(target=commit, name="last-commit", daemon=True)
         last.start()
         last.join(within_s)
@@ -210,15 +210,15 @@ class TaskIntake(threading.Thread):
             self.owned.note_committed(leaving)
         return answered
 
-    def _forget(self, consumer: Consumer, places: frozenset[PartitionId]) -> None:
-        consumer.incremental_unassign([TopicPartition(*place) for place in places])
-        self.owned.disown(places)
-        self.queue.remove(places)
-        for started in (started for started in self._starting if started.place in places):
+    def _forget(self, consumer: Consumer, partition_ids: frozenset[PartitionId]) -> None:
+        consumer.incremental_unassign([TopicPartition(*partition_id) for partition_id in partition_ids])
+        self.owned.disown(partition_ids)
+        self.queue.remove(partition_ids)
+        for started in (started for started in self._starting if started.partition_id in partition_ids):
             started.release_slots()
-        self._starting = [started for started in self._starting if started.place not in places]
-        log.info("partitions.revoked", partitions=_name_partitions(places))
-        self._after_revoke(places)
+        self._starting = [started for started in self._starting if started.partition_id not in partition_ids]
+        log.info("partitions.revoked", partitions=_name_partitions(partition_ids))
+        self._after_revoke(partition_ids)
 
     def _restore(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Restore the ledgers; return where each partition is to be read from."""
@@ -266,8 +266,8 @@ class TaskIntake(threading.Thread):
 
     def _start(self) -> None:
         self._starting += self.queue.start(time.monotonic())
-        for place in self.queue.take_drained():
-            self._consumer.resume([TopicPartition(*place)])
+        for partition_id in self.queue.take_drained():
+            self._consumer.resume([TopicPartition(*partition_id)])
 
     def _commit(self) -> bool:
         """Commit what has changed and is due; False when that has to be tried again."""
@@ -287,9 +287,9 @@ class TaskIntake(threading.Thread):
         self._commit_due = time.monotonic() + COMMIT_EVERY_S
         return True
 
-    def _commit_partitions(self, places: list[PartitionId]) -> None:
-        self._commit_offsets([TopicPartition(*commit) for commit in self.owned.list_commits(places)])
-        self.owned.note_committed(places)
+    def _commit_partitions(self, partition_ids: list[PartitionId]) -> None:
+        self._commit_offsets([TopicPartition(*commit) for commit in self.owned.list_commits(partition_ids)])
+        self.owned.note_committed(partition_ids)
 
     def _commit_offsets(self, offsets: list[TopicPartition]) -> None:
         if offsets:
@@ -307,5 +307,5 @@ def _partitions_of(partitions: Iterable[TopicPartition]) -> frozenset[PartitionI
     return frozenset((tp.topic, tp.partition) for tp in partitions)
 
 
-def _name_partitions(places: Iterable[PartitionId]) -> list[str]:
-    return [f"{topic}[{partition}]" for topic, partition in sorted(places)]
+def _name_partitions(partition_ids: Iterable[PartitionId]) -> list[str]:
+    return [f"{topic}[{partition}]" for topic, partition in sorted(partition_ids)]

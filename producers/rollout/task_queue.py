@@ -49,7 +49,7 @@ class WaitingTask:
     """When it was received, by the intake's clock."""
 
     @property
-    def place(self) -> PartitionId:
+    def partition_id(self) -> PartitionId:
         """Its partition."""
         return self.message.topic, self.message.partition
 
@@ -58,7 +58,7 @@ class WaitingTask:
     ) -> StartedTask:
         """Return it as started; one that is dead has no task."""
         task = self.task if verdict != "dead" else None
-        return StartedTask(self.place, self.message, task, verdict, refusal, reservation)
+        return StartedTask(self.partition_id, self.message, task, verdict, refusal, reservation)
 
 
 class TaskQueue:
@@ -83,22 +83,22 @@ class TaskQueue:
         """Queue a task; True when its partition has become full by it, and is to be paused."""
         # Dead letters first, then as they came: the issuer's clock does not decide when a task starts.
         insort(self._waiting, task, key=lambda waiting: waiting.task is not None)
-        self._counts[task.place] += 1
-        if self._counts[task.place] < MOST_WAITING or task.place in self._full:
+        self._counts[task.partition_id] += 1
+        if self._counts[task.partition_id] < MOST_WAITING or task.partition_id in self._full:
             return False
-        self._full.add(task.place)
+        self._full.add(task.partition_id)
         return True
 
-    def remove(self, places: Collection[PartitionId]) -> None:
+    def remove(self, partition_ids: Collection[PartitionId]) -> None:
         """Forget the tasks of partitions that are ours no more."""
-        self._waiting = [task for task in self._waiting if task.place not in places]
-        for place in places:
-            self._counts.pop(place, None)
-            self._full.discard(place)
+        self._waiting = [task for task in self._waiting if task.partition_id not in partition_ids]
+        for partition_id in partition_ids:
+            self._counts.pop(partition_id, None)
+            self._full.discard(partition_id)
 
     def take_drained(self) -> list[PartitionId]:
         """Return, once, the partitions that were full and are to be read again."""
-        found = [place for place in self._full if self._counts[place] <= FEW_WAITING]
+        found = [partition_id for partition_id in self._full if self._counts[partition_id] <= FEW_WAITING]
         self._full.difference_update(found)
         return found
 
@@ -117,17 +117,17 @@ class TaskQueue:
             if started is None:
                 left.append(task)
                 continue
-            self._counts[task.place] -= 1
-            found.append(replace(started, ownership=self._owned.start(task.place, task.message.offset)))
+            self._counts[task.partition_id] -= 1
+            found.append(replace(started, ownership=self._owned.start(task.partition_id, task.message.offset)))
         self._waiting = left
         return found
 
     def _judge(self, waiting: WaitingTask, refused: set[str], now_s: float) -> StartedTask | None:
         """Return what is to be done with a task; None when it has to wait."""
-        place, offset, task = waiting.place, waiting.message.offset, waiting.task
+        partition_id, offset, task = waiting.partition_id, waiting.message.offset, waiting.task
         if task is None:
             return waiting.as_started("dead", waiting.refusal)
-        ledger = self._owned.ledger(place)
+        ledger = self._owned.ledger(partition_id)
         starts, is_suspect = ledger.count_starts(offset), ledger.must_run_alone(offset)
         if starts >= POISON_STARTS:
             why = f"{task.stream}:{task.number} was started {starts} times, and its worker died every time"
@@ -142,7 +142,7 @@ class TaskQueue:
             refused.add(waiting.message.topic)
             return None
         if is_suspect:
-            self._owned.alone = (place, offset)
+            self._owned.alone = (partition_id, offset)
             log.warning("task.suspect", stream=task.stream, number=task.number, starts=starts)
         return waiting.as_started("play", reservation=admitted)
 

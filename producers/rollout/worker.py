@@ -73,13 +73,13 @@ class RolloutWorker:
         def begin(started: StartedTask) -> None:
             is_training = started.task is None or started.task.purpose != "eval"
             ending = runtime.run_end.ending if is_training else asyncio.Event()
-            runtime.tasks.begin(started.place, concluder.conclude(started, ending, intake.report_done))
+            runtime.tasks.begin(started.partition_id, concluder.conclude(started, ending, intake.report_done))
 
         intake = runtime.intake = TaskIntake(
             self._subscribe(),
             Admission(self.run, concluder.context.engine, runtime.follower, concluder, runtime.slots),
             lambda started: loop.call_soon_threadsafe(begin, started),
-            lambda places: loop.call_soon_threadsafe(runtime.tasks.cancel, places),
+            lambda partition_ids: loop.call_soon_threadsafe(runtime.tasks.cancel, partition_ids),
             runtime.pauses,
         )
         await self._roll(intake, stop)

@@ -87,8 +87,8 @@ def random_tokens(seed: int) -> tuple[TrainedTokens, Sequences]:
     logprobs = tokens.logprobs.tolist()
     columns = (tokens.behaviour, tokens.advantages, proximal, tokens.reference, tokens.entropies, tokens.versions)
     rows = [Token(*row) for row in zip(logprobs, logprobs, *(column.tolist() for column in columns), strict=True)]
-    places = iter(rows)
-    return tokens, [[next(places) for _ in range(length)] for length in LENGTHS]
+    indices = iter(rows)
+    return tokens, [[next(indices) for _ in range(length)] for length in LENGTHS]
 
 
 def compare(loss: dict[str, Any], aggregation: dict[str, Any], correction: dict[str, Any] | None) -> None:
@@ -108,16 +108,16 @@ def compare(loss: dict[str, Any], aggregation: dict[str, Any], correction: dict[
             return written_out(given, loss, aggregation, correction, 0.2, 0.05, count_rejected=count_rejected)
 
         assert value.item() == pytest.approx(right(sequences), abs=1e-6 * scale)
-        for place in (0, 5, 17, 30, 52):
-            sequence, step = int(tokens.sequences[place]), 1e-7
+        for index in (0, 5, 17, 30, 52):
+            sequence, step = int(tokens.sequences[index]), 1e-7
             first = int((tokens.sequences < sequence).sum())
             around = []
             for moved in (step, -step):
                 changed = [list(row) for row in sequences]
-                token = changed[sequence][place - first]
-                changed[sequence][place - first] = replace(token, now=token.now + moved)
+                token = changed[sequence][index - first]
+                changed[sequence][index - first] = replace(token, now=token.now + moved)
                 around.append(right(changed))
-            assert slopes[place].item() == pytest.approx((around[0] - around[1]) / (2 * step), abs=1e-6 * scale)
+            assert slopes[index].item() == pytest.approx((around[0] - around[1]) / (2 * step), abs=1e-6 * scale)
 
 
 @pytest.mark.parametrize("number", range(len(LOSSES)), ids=[label(loss) for loss in LOSSES])

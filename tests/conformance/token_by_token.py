@@ -130,12 +130,12 @@ def m2po(
 ) -> tuple[Numbers, Flags]:
     tokens = [token for sequence in sequences for token in sequence]
     if variant == "mask":
-        left = sorted(range(len(tokens)), key=lambda place: (tokens[place].proximal - tokens[place].behaviour) ** 2)
+        left = sorted(range(len(tokens)), key=lambda index: (tokens[index].proximal - tokens[index].behaviour) ** 2)
         squares = [(token.proximal - token.behaviour) ** 2 for token in tokens]
-        while len(left) > 1 and mean([squares[place] for place in left]) >= budget:
+        while len(left) > 1 and mean([squares[index] for index in left]) >= budget:
             left.pop()
-        places = iter(range(len(tokens)))
-        rejected = [[next(places) not in left for _ in sequence] for sequence in sequences]
+        indices = iter(range(len(tokens)))
+        rejected = [[next(indices) not in left for _ in sequence] for sequence in sequences]
         return per_token(lambda token: -token.advantage * math.exp(token.now - token.behaviour), sequences), rejected
     against = sorted(
         abs(token.held - token.behaviour)

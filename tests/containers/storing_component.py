@@ -26,8 +26,8 @@ from headrace.infra.store.object_store import ObjectStore, StoreAddress
 class StoringCounter(Counter):
     """One partition: `value count key sha256 size` out for every value in."""
 
-    def __init__(self, place: PartitionId, out: str, store: ObjectStore) -> None:
-        super().__init__(place, out)
+    def __init__(self, partition_id: PartitionId, out: str, store: ObjectStore) -> None:
+        super().__init__(partition_id, out)
         self.store = store
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
@@ -51,7 +51,7 @@ def main(bootstrap: str, run: str, store_url: str) -> None:
             member = replace(membership(bootstrap, run), connection=connection(bootstrap))
             writer = TransactionalWriter(member.connection, f"{run}.count.a")
             with ObjectStore(StoreAddress.from_url(store_url)) as store:
-                consumer = GroupConsumer(member, lambda place: StoringCounter(place, f"{run}.out", store))
+                consumer = GroupConsumer(member, lambda partition_id: StoringCounter(partition_id, f"{run}.out", store))
                 try:
                     run_loop(consumer, writer, stop, Stopwatch())
                 finally:

@@ -65,7 +65,7 @@ def lacking(then: Any, now: Any, at: str = "") -> list[str]:
             return [line for key in keys for line in lacking(then[key], now.get(key), f"{at}/{key}")]
         case list(), list() if len(then) == len(now):
             pairs = enumerate(zip(then, now, strict=True))
-            return [line for place, (one, other) in pairs for line in lacking(one, other, f"{at}/{place}")]
+            return [line for index, (one, other) in pairs for line in lacking(one, other, f"{at}/{index}")]
         case float(), float() | int() if math.isclose(then, now, rel_tol=1e-6, abs_tol=1e-9):
             return []
     return [] if then == now else [f"{at}: {then!r} is now {now!r}"]

@@ -16,7 +16,7 @@ from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.audit.broken_numbers import Scope
-from headrace.ops.audit.evidence import with_places
+from headrace.ops.audit.evidence import with_record_names
 from headrace.ops.audit.fold import AuditFold
 from headrace.ops.audit.results import Audit
 from headrace.ops.lineage import group_fate, lineage
@@ -102,8 +102,8 @@ def audited(messages: Iterable[Message]) -> Audit:
 def test_the_audit_counts_whatever_was_said(fuzz: Fuzz) -> None:
     def check(messages: list[Message]) -> None:
         found = audited(messages)
-        places = with_places(RUN, found.problems, messages)
-        json.dumps([asdict(found.groups), [str(problem) for problem in places.listed]])
+        named = with_record_names(RUN, found.problems, messages)
+        json.dumps([asdict(found.groups), [str(problem) for problem in named.listed]])
         unread = [m for m in messages if m.topic == TOPICS.dead_letters and not _readable(m)]
         assert found.unreadable_letters == len(unread)
         assert f"{TOPICS.dead_letters}[" not in "".join(map(str, found.problems.listed)), "nobody could ever mend that"
@@ -122,7 +122,9 @@ def test_a_group_has_a_fate_whatever_was_said(fuzz: Fuzz, monkeypatch: pytest.Mo
     monkeypatch.setattr(group_fate, "fetch_partitions", lambda connection, topic: 4)
     monkeypatch.setattr(group_fate, "read_newest_snapshot", lambda connection, topic, component: None)
     monkeypatch.setattr(
-        group_fate, "read_key", lambda connection, place, key: [m for m in read(connection, place[:1]) if m.key == key]
+        group_fate,
+        "read_key",
+        lambda connection, partition_id, key: [m for m in read(connection, partition_id[:1]) if m.key == key],
     )
 
     def check(given: list[Message]) -> None:

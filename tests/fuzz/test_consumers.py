@@ -203,8 +203,8 @@ def recipe_of(revision: int) -> Recipe:
 
 def test_a_curator_gives_an_outcome_or_a_dead_letter_for_everything(fuzz: Fuzz) -> None:
     context = CuratorContext("run-1", "solver", RUN.topics, recipe_of, RUN.get_group)
-    place = (RUN.topics.trajectories("solver"), 0)
-    partition, number = CuratorPartition(context, place, 2), 0
+    partition_id = (RUN.topics.trajectories("solver"), 0)
+    partition, number = CuratorPartition(context, partition_id, 2), 0
 
     def make(rng: Random) -> Message:
         nonlocal number
@@ -213,7 +213,7 @@ def test_a_curator_gives_an_outcome_or_a_dead_letter_for_everything(fuzz: Fuzz) 
         headers = Stamp("run-1", "sums", number, policy="solver", head_version=3).to_headers()
         if rng.random() < 0.2:
             headers = altered_headers(rng, headers)
-        return Message(*place, number, b"sums:1", nonsense(rng, valid), headers)
+        return Message(*partition_id, number, b"sums:1", nonsense(rng, valid), headers)
 
     def check(message: Message) -> None:
         told = [fits(outgoing) for outgoing in partition.handle(message)]
@@ -223,7 +223,7 @@ def test_a_curator_gives_an_outcome_or_a_dead_letter_for_everything(fuzz: Fuzz) 
                 assert told, "nothing disappears silently"
 
     fuzz.run("curator", 0.03, make, check)
-    again = CuratorPartition(context, place, 2)
+    again = CuratorPartition(context, partition_id, 2)
     again.restore(partition.snapshot())
     assert again.snapshot() == partition.snapshot()
     assert len(partition.snapshot()) < 1 << 20
@@ -420,7 +420,7 @@ SLOTS = cast("Any", SimpleNamespace(_give=lambda n: None))
 @pytest.fixture
 def intake() -> Iterator[TaskIntake]:
     member = Subscription(Connection("127.0.0.1:1"), "w", "t.rollout.sums", ("t.tasks.sums",), "run-1")
-    made = TaskIntake(member, Open(), lambda started: None, lambda places: None, Pauses())
+    made = TaskIntake(member, Open(), lambda started: None, lambda partition_ids: None, Pauses())
     yield made
     made._consumer.close()
 
@@ -428,7 +428,7 @@ def intake() -> Iterator[TaskIntake]:
 def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake) -> None:
     payload = {"task_id": "a", "prompt": "1+1", "answer": "2", "tier": "low", "extra": {}}
     valid = Task("run-1", "sums", 1, workflow="sums", payload=json.dumps(payload), n_asked=8, versions={"solver": 3})
-    place = ("t.tasks.sums", 0)
+    partition_id = ("t.tasks.sums", 0)
 
     def make(rng: Random) -> Message:
         made = distorted(
@@ -436,13 +436,13 @@ def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake
         )
         data = codec.encode(made)
         data = altered(rng, data) if rng.random() < 0.4 else data
-        return Message(*place, rng.randrange(1000), b"", data, task_stamp(valid).to_headers())
+        return Message(*partition_id, rng.randrange(1000), b"", data, task_stamp(valid).to_headers())
 
     def check(message: Message) -> None:
-        intake.owned.disown({place})
-        intake.queue.remove({place})
+        intake.owned.disown({partition_id})
+        intake.queue.remove({partition_id})
         intake._starting = []
-        intake.owned.own(place, 0, "")
+        intake.owned.own(partition_id, 0, "")
         if intake.owned.receive(message):
             intake._receive(message)
         intake._start()

@@ -24,13 +24,13 @@ class Counter:
 
     was_unread = False
 
-    def __init__(self, place: PartitionId, out: str) -> None:
-        self.place, self.out, self.count = place, out, 0
+    def __init__(self, partition_id: PartitionId, out: str) -> None:
+        self.partition_id, self.out, self.count = partition_id, out, 0
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
         self.count += 1
         told = f"{message.value.decode()} {self.count}".encode()
-        yield Outgoing(self.out, told, message.key, partition=self.place[1])
+        yield Outgoing(self.out, told, message.key, partition=self.partition_id[1])
 
     def snapshot(self) -> bytes:
         return json.dumps(self.count).encode()
@@ -57,7 +57,7 @@ def main(bootstrap: str, run: str, slot: str) -> None:
         with attempt:
             member = membership(bootstrap, run)
             writer = TransactionalWriter(member.connection, f"{run}.count.{slot}")
-            consumer = GroupConsumer(member, lambda place: Counter(place, f"{run}.out"))
+            consumer = GroupConsumer(member, lambda partition_id: Counter(partition_id, f"{run}.out"))
             try:
                 run_loop(consumer, writer, stop, Stopwatch())
             finally:

@@ -47,7 +47,7 @@ class Recorded:
     def copy(self) -> Recorded:
         """A copy whose lists and tables may be changed; what they hold is frozen."""
         made = copy(self)
-        made.messages = {place: list(found) for place, found in self.messages.items()}
+        made.messages = {partition_id: list(found) for partition_id, found in self.messages.items()}
         made.first, made.topics, made.objects = list(self.first), set(self.topics), dict(self.objects)
         made.begins, made.asked = dict(self.begins), [dict(one) for one in self.asked]
         return made
@@ -134,8 +134,8 @@ class RecordingLog(AuditedLog):
 
     def _keeping(self, topics: Iterable[str], read: Any) -> Iterator[Message]:
         wanted = list(topics)
-        for place in self.places(wanted):
-            self._kept.messages[place] = []
+        for partition_id in self.partitions(wanted):
+            self._kept.messages[partition_id] = []
         for message in read(wanted):
             self._kept.messages[message.topic, message.partition].append(message)
             yield message
@@ -151,9 +151,9 @@ class RecordedLog(AuditedLog):
     def topics(self) -> set[str]:
         return self._kept.topics
 
-    def places(self, topics: Iterable[str]) -> dict[PartitionId, int]:
+    def partitions(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         wanted = set(topics)
-        return {place: 0 for place in self._kept.messages if place[0] in wanted}
+        return {partition_id: 0 for partition_id in self._kept.messages if partition_id[0] in wanted}
 
     def read(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         for topic in topics:
@@ -166,7 +166,7 @@ class RecordedLog(AuditedLog):
         yield from self._kept.first if wanted == [self._kept.run.topics.state] else self.read(wanted, "")
 
     def ends(self, topics: Iterable[str]) -> dict[PartitionId, int]:
-        return {place: self._kept.ends[place] for place in self.places(topics)}
+        return {partition_id: self._kept.ends[partition_id] for partition_id in self.partitions(topics)}
 
     def find_shortened(self, topics: Iterable[str]) -> Iterator[str]:
         for (topic, partition), offset in self._kept.begins.items():

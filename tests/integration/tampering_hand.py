@@ -156,17 +156,17 @@ class Hand:
     def put(self, message: Message, record: Any = None, **more: Any) -> Message:
         """Put another record where one stands."""
         made = _made(message, record, more)
-        for place in (self.run.messages[message.topic, message.partition], self.run.first):
-            if message in place:
-                place[place.index(message)] = made
+        for messages in (self.run.messages[message.topic, message.partition], self.run.first):
+            if message in messages:
+                messages[messages.index(message)] = made
         return made
 
     def append(self, message: Message, record: Any = None, **more: Any) -> Message:
         """Append a record like another one to a partition, that of the other one if none is given."""
         made = _made(message, record, more)
-        place = self.run.messages[made.topic, made.partition]
-        made = replace(made, offset=place[-1].offset + 1 if place else 0)
-        place.append(made)
+        messages = self.run.messages[made.topic, made.partition]
+        made = replace(made, offset=messages[-1].offset + 1 if messages else 0)
+        messages.append(made)
         if made.topic == self.state and self.run.first:
             self.run.first.append(made)
         return made
@@ -187,23 +187,26 @@ class Hand:
         for asked in self.run.asked:
             for group, told in asked.items():
                 if group.topic == topic:
-                    ends = {place: self._end(place) for place in told.end}
+                    ends = {partition_id: self._end(partition_id) for partition_id in told.end}
                     asked[group] = replace(told, end=ends)
 
-    def _end(self, place: tuple[str, int]) -> int:
-        found = self.run.messages[place]
+    def _end(self, partition_id: tuple[str, int]) -> int:
+        found = self.run.messages[partition_id]
         return found[-1].offset + 1 if found else 0
 
     def cut_head(self, topic: str, count: int) -> None:
         """Lose the oldest records of every partition."""
-        for place, found in self.run.messages.items():
-            if place[0] == topic and len(found) > count:
+        for partition_id, found in self.run.messages.items():
+            if partition_id[0] == topic and len(found) > count:
                 del found[:count]
-                self.run.begins[place] = found[0].offset
+                self.run.begins[partition_id] = found[0].offset
         for asked in self.run.asked:
             for group, told in asked.items():
                 if group.topic == topic:
-                    begin = {place: self.run.begins.get(place, first) for place, first in told.begin.items()}
+                    begin = {
+                        partition_id: self.run.begins.get(partition_id, first)
+                        for partition_id, first in told.begin.items()
+                    }
                     asked[group] = replace(told, begin=begin)
 
     def commit(self, group: str, change: Callable[[int], int], topic: str = "", metadata: str | None = None) -> None:
@@ -212,12 +215,12 @@ class Hand:
             for one, told in asked.items():
                 if one.name == group and one.topic == (topic or one.topic):
                     moved = {
-                        place: replace(
+                        partition_id: replace(
                             c,
                             offset=max(change(c.offset), 0),
                             metadata=c.metadata if metadata is None else metadata,
                         )
-                        for place, c in told.commits.items()
+                        for partition_id, c in told.commits.items()
                     }
                     asked[one] = replace(told, commits=moved)
 
@@ -236,9 +239,9 @@ class Hand:
 
     def forge_letter(self, about: Message, number: int, **fields: Any) -> None:
         """Append a dead letter of the first policy about a record."""
-        place = {"topic": about.topic, "partition": about.partition, "offset": about.offset, "value": about.value}
+        source = {"topic": about.topic, "partition": about.partition, "offset": about.offset, "value": about.value}
         told = {"policy": "solver", "stream": "sums", "number": number, "reason": "undecodable"}
-        letter = DeadLetter(**{"run_id": self.run_id, "component": "curate", **place, **told, **fields})
+        letter = DeadLetter(**{"run_id": self.run_id, "component": "curate", **source, **told, **fields})
         self.run.messages.setdefault((self.topics.dead_letters, 0), [])
         self.append(about, letter, topic=self.topics.dead_letters, partition=0)
 

@@ -135,10 +135,12 @@ def r11_schema_of_another_record(hand: Hand) -> None:
 @tampering("tasks.sums.*which holds", LIVE)
 def t5_tasks_cut_past_what_workers_have_done(hand: Hand) -> None:
     hand.commit(hand.topics.rollout_group("sums"), lambda offset: offset - 5, hand.tasks)
-    for place in [place for place in hand.run.messages if place[0] == hand.tasks]:
+    for partition_id in [partition_id for partition_id in hand.run.messages if partition_id[0] == hand.tasks]:
         committed = next(t for a in reversed(hand.run.asked) for g, t in a.items() if g.topic == hand.tasks).commits
-        hand.run.messages[place] = [m for m in hand.run.messages[place] if m.offset >= committed[place].offset + 3]
-        hand.run.begins[place] = committed[place].offset + 3
+        hand.run.messages[partition_id] = [
+            m for m in hand.run.messages[partition_id] if m.offset >= committed[partition_id].offset + 3
+        ]
+        hand.run.begins[partition_id] = committed[partition_id].offset + 3
     for asked in hand.run.asked:
         for group, told in asked.items():
             if group.topic == hand.tasks:
@@ -399,8 +401,8 @@ def s2_next_number_raised(hand: Hand) -> None:
 @tampering("committed offset .* and its snapshot|where it has been|snapshot")
 def s6_position_of_a_snapshot_altered(hand: Hand) -> None:
     message, snapshot = hand.newest(b"curate.")
-    [(place, offset)] = snapshot.positions.items()
-    hand.put(message, replace(snapshot, positions={place: offset + 50}))
+    [(partition_id, offset)] = snapshot.positions.items()
+    hand.put(message, replace(snapshot, positions={partition_id: offset + 50}))
 
 
 @tampering("checkpoint")

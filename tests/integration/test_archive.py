@@ -108,12 +108,14 @@ def there(run: Run, *topics: str) -> dict[tuple[str, int], list[Message]]:
 
 def archived(root: Path | str, *topics: str) -> dict[tuple[str, int], list[Message]]:
     found = Archive(root)
-    read = {place: list(found.messages(place)) for topic in topics for place in found.places(topic)}
-    return {place: messages for place, messages in read.items() if messages}
+    read = {
+        partition_id: list(found.messages(partition_id)) for topic in topics for partition_id in found.partitions(topic)
+    }
+    return {partition_id: messages for partition_id, messages in read.items() if messages}
 
 
 def without_offsets(found: dict[tuple[str, int], list[Message]]) -> dict[tuple[str, int], list[Message]]:
-    return {place: [replace(one, offset=0) for one in messages] for place, messages in found.items()}
+    return {partition_id: [replace(one, offset=0) for one in messages] for partition_id, messages in found.items()}
 
 
 def delete_topics(run: Run) -> None:
@@ -150,8 +152,10 @@ def test_live_archived_and_replayed_runs_give_the_same_curated_bytes(run: Run, k
     values = [one.value for _, messages in sorted(by_partition.items()) for one in messages]
     assert hashlib.sha256(b"".join(values)).hexdigest() == live["sha256"]
     curated = archived(tmp_path / "curated", run.topics.curated("solver"))
-    for place, messages in by_partition.items():
-        assert [(m.key, m.value, m.headers) for m in curated[place]] == [(m.key, m.value, m.headers) for m in messages]
+    for partition_id, messages in by_partition.items():
+        assert [(m.key, m.value, m.headers) for m in curated[partition_id]] == [
+            (m.key, m.value, m.headers) for m in messages
+        ]
     assert Archive(tmp_path / "curated").manifest.objects == Archive(tmp_path / "a").manifest.objects
 
     delete_topics(run)
@@ -347,7 +351,7 @@ def test_a_false_end_does_not_make_a_topic_look_empty_to_the_archiver(
     """A broker that has just started was seen to give one."""
     say(run, *played(run, range(3)))
     for module in (archiver, topic_reader):
-        monkeypatch.setattr(module, "fetch_end_offsets", lambda _, places: dict.fromkeys(places, 0))
+        monkeypatch.setattr(module, "fetch_end_offsets", lambda _, partition_ids: dict.fromkeys(partition_ids, 0))
 
     done = archive(run, tmp_path / "a", ["trajectories.solver"])
 

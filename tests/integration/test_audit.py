@@ -105,10 +105,10 @@ class Made:
     def say_group(self, number: int, group: TrajectoryGroup | None = None) -> None:
         topics, group = self.run.topics, group or self.group(number)
         stamp = Stamp(self.run.run_id, "sums", number, policy="solver")
-        place = {"partition": number % 4}
-        self.say(f"produced {number}", topics.trajectories("solver"), group, stamp, **place)
+        of_partition = {"partition": number % 4}
+        self.say(f"produced {number}", topics.trajectories("solver"), group, stamp, **of_partition)
         if number != DROPPED:
-            self.say(f"curated {number}", topics.curated("solver"), self.curated(number, group), stamp, **place)
+            self.say(f"curated {number}", topics.curated("solver"), self.curated(number, group), stamp, **of_partition)
 
     def say_version(self, version: int, groups: tuple[int, ...]) -> None:
         topics = self.run.topics
@@ -213,7 +213,7 @@ def test_a_whole_run_closes(made: Made) -> None:
     assert "\r" not in said, "progress is for terminals"
 
 
-def test_an_outcome_that_is_missing_and_a_batch_that_is_there_twice_are_named_with_their_places(made: Made) -> None:
+def test_an_outcome_that_is_missing_and_a_batch_that_is_there_twice_are_named_with_their_records(made: Made) -> None:
     del made.records[f"outcome {DROPPED}"]
     made.records["again"] = made.records["batch 2"]
     made.produce()

@@ -55,10 +55,10 @@ class Log:
         self.write(Outgoing(run.topics.state, codec.encode(state), b"feed", partition=0))
 
     def write(self, record: Outgoing) -> int:
-        place = (record.topic, record.partition)
+        partition_id = (record.topic, record.partition)
         say(self.run, record)
-        self._next[place] = self._next.get(place, 0) + 1
-        return self._next[place] - 1
+        self._next[partition_id] = self._next.get(partition_id, 0) + 1
+        return self._next[partition_id] - 1
 
     def task(self, number: int) -> None:
         task = Task(run_id=self.run.run_id, stream="sums", number=number)

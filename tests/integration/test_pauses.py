@@ -103,8 +103,8 @@ def assert_curated_exactly_once(run: Run) -> None:
     found: dict[PartitionId, list[tuple[bytes, bytes]]] = defaultdict(list)
     for message in read_all(run.connection, written):
         found[message.topic, message.partition].append((message.key, message.value))
-    for place, records in wanted.items():
-        assert [key for key, _ in found[place]] == [key for key, _ in records], place
+    for partition_id, records in wanted.items():
+        assert [key for key, _ in found[partition_id]] == [key for key, _ in records], partition_id
     assert found == wanted
 
 
@@ -242,8 +242,8 @@ def times_played(run: Run) -> Counter[int]:
 def commit_metadata(run: Run) -> list[str]:
     """What the workers' group committed beside its offsets, by partition."""
     consumer = open_consumer(run.connection, "look", run.topics.rollout_group("sums"))
-    places = [TopicPartition(run.topics.tasks("sums"), partition) for partition in range(PARTITIONS)]
-    found = [tp.metadata or "" for tp in consumer.committed(places, timeout=60)]
+    partitions = [TopicPartition(run.topics.tasks("sums"), partition) for partition in range(PARTITIONS)]
+    found = [tp.metadata or "" for tp in consumer.committed(partitions, timeout=60)]
     consumer.close()
     return found
 

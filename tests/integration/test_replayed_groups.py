@@ -57,16 +57,16 @@ TRAINER = {
 def script() -> list[CuratedGroup]:
     """What the curator says: two replays beside every third group, two uses of one group in one batch among them."""
     said: list[CuratedGroup] = []
-    places: dict[int, int] = {}
+    indices: dict[int, int] = {}
     uses: dict[int, int] = {}
     for number in range(20):
-        places[number] = len(said)
+        indices[number] = len(said)
         said.append(curated(number, stale=100))
         if number % 3 == 2:
             for old in (number // 2, number // 2 if number > 9 else 0):
                 uses[old] = uses.get(old, 0) + 1
-                first = said[places[old]]
-                said.append(replay(first, uses[old], len(said) - places[old], weight=1 / uses[old]))
+                first = said[indices[old]]
+                said.append(replay(first, uses[old], len(said) - indices[old], weight=1 / uses[old]))
     return said
 
 
@@ -120,14 +120,14 @@ def test_batches_with_replays_are_trained_again_to_the_same_hashes(undisturbed: 
 @pytest.mark.training
 def test_lineage_and_inspection_show_the_group_of_a_replay_and_its_weight(undisturbed: Run) -> None:
     batch = next(b for b in batches(undisturbed) if any(use.use == 2 for use in b.groups))
-    place = next(place for place, use in enumerate(batch.groups) if use.use == 2)
+    index = next(index for index, use in enumerate(batch.groups) if use.use == 2)
     made_of = version_lineage(undisturbed, "solver", batch.version).groups
     assert not any(group.missing for group in made_of)
-    assert (made_of[place].use, made_of[place].kept, made_of[place].rewards) == (2, (0, 1, 2, 3), (0.0, 1.0, 0.0, 1.0))
+    assert (made_of[index].use, made_of[index].kept, made_of[index].rewards) == (2, (0, 1, 2, 3), (0.0, 1.0, 0.0, 1.0))
     [(_, wholes)] = read_trained_groups(undisturbed, "solver", [batch])
-    first = curated(batch.groups[place].number, stale=100)
-    assert (wholes[place].curated.group, wholes[place].curated.weight) == (first.group, 0.5)
-    seen = inspection.step(undisturbed, "solver", batch.version, slice(None)).groups[place]
+    first = curated(batch.groups[index].number, stale=100)
+    assert (wholes[index].curated.group, wholes[index].curated.weight) == (first.group, 0.5)
+    seen = inspection.step(undisturbed, "solver", batch.version, slice(None)).groups[index]
     advantages = [one.sequences[0].advantage for one in seen.trajectories]
     assert seen.use == 2
     assert all(advantage is not None and 0 < abs(advantage) < 0.6 for advantage in advantages), "halved"
@@ -177,8 +177,8 @@ def test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replay
 
 
 def shorten(run: Run, offset: int) -> None:
-    place = TopicPartition(run.topics.curated("solver"), 0, offset)
-    for future in open_admin(run.connection).delete_records([place]).values():
+    partition = TopicPartition(run.topics.curated("solver"), 0, offset)
+    for future in open_admin(run.connection).delete_records([partition]).values():
         future.result(120)
 
 

@@ -289,8 +289,8 @@ def test_sigterm_ends_a_worker_in_time_and_its_open_tasks_are_not_blamed(
     assert not messages(run)
     assert statuses(run)["w1"].wasted_tokens > 0
     with_group = open_consumer(run.connection, "look", f"{run_name}.rollout.sums")
-    places = [TopicPartition(run.topics.tasks("sums"), partition) for partition in range(4)]
-    assert all("started" not in (found.metadata or "") for found in with_group.committed(places, timeout=60))
+    partitions = [TopicPartition(run.topics.tasks("sums"), partition) for partition in range(4)]
+    assert all("started" not in (found.metadata or "") for found in with_group.committed(partitions, timeout=60))
     with_group.close()
 
 

@@ -127,7 +127,7 @@ def test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_
     def all_committed() -> bool:
         return sum(fetch_committed_offsets(connection, member.group, member.topics).values()) == n
 
-    consumer = GroupConsumer(member, lambda place: Stumbling(place, out))
+    consumer = GroupConsumer(member, lambda partition_id: Stumbling(partition_id, out))
     run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), all_committed)
     assert next(failures, None) is None, "the failures happened"
     assert counted(connection, out) == exactly_once(n)
@@ -150,7 +150,7 @@ def test_a_state_is_restored_from_its_snapshot_and_the_records_after_it(connecti
     out = f"{run_name}.out"
     produce(connection, f"{run_name}.in", range(100))
     member = membership(connection.bootstrap, run_name, snapshot_every_s=0.0)
-    consumer = GroupConsumer(member, lambda place: Counter(place, out))
+    consumer = GroupConsumer(member, lambda partition_id: Counter(partition_id, out))
     run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == 100)
 
     restored: list[int] = []
@@ -161,7 +161,7 @@ def test_a_state_is_restored_from_its_snapshot_and_the_records_after_it(connecti
             restored.append(self.count)
 
     produce(connection, f"{run_name}.in", range(100, 104))
-    consumer = GroupConsumer(member, lambda place: Watched(place, out))
+    consumer = GroupConsumer(member, lambda partition_id: Watched(partition_id, out))
     run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == 104)
     assert len(restored) == PARTITIONS
     assert all(count > 0 for count in restored), "snapshots held counts"
@@ -181,7 +181,7 @@ def test_a_group_that_lost_its_offsets_goes_on_from_its_snapshots_and_what_is_wr
 
     def count_until(n: int, group: str, snapshot_every_s: float) -> None:
         member = replace(membership(connection.bootstrap, run_name, snapshot_every_s), group=group)
-        consumer = GroupConsumer(member, lambda place: Counter(place, out))
+        consumer = GroupConsumer(member, lambda partition_id: Counter(partition_id, out))
         run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == n)
 
     produce_keyed(range(40))
@@ -201,7 +201,7 @@ def test_memory_comes_from_the_snapshot_that_is_named_and_from_every_record_afte
     for end, snapshot_every_s in ((40, 0.0), (80, 1000.0), (120, 1000.0)):
         produce(connection, f"{run_name}.in", range(end - 40, end))
         member = membership(connection.bootstrap, run_name, snapshot_every_s)
-        consumer = GroupConsumer(member, lambda place: Counter(place, out))
+        consumer = GroupConsumer(member, lambda partition_id: Counter(partition_id, out))
         writer = TransactionalWriter(connection, f"{run_name}.t")
         run_until(consumer, writer, lambda n=end: total(connection, out) >= n)  # type: ignore[misc]
     assert counted(connection, out) == exactly_once(120)
@@ -215,7 +215,7 @@ def test_offsets_that_are_set_back_bring_back_the_memory_that_belongs_to_them(
     member = membership(connection.bootstrap, run_name, snapshot_every_s=0.0)
 
     def count_until(n: int) -> None:
-        consumer = GroupConsumer(member, lambda place: Counter(place, out))
+        consumer = GroupConsumer(member, lambda partition_id: Counter(partition_id, out))
         run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) >= n)
 
     produce(connection, f"{run_name}.in", range(40))
@@ -241,7 +241,7 @@ def test_a_group_whose_input_ends_before_what_it_has_handled_stops(
     outsider = open_consumer(connection, "test", member.group)
     outsider.commit(offsets=[TopicPartition(f"{run_name}.in", 1, 25, '{"snapshot": -1}')], asynchronous=False)
     outsider.close()
-    consumer = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    consumer = GroupConsumer(member, lambda partition_id: Counter(partition_id, f"{run_name}.out"))
     with pytest.raises(LogTruncated, match=r"in\[1\] ends at 10, and was read up to 25"):
         until(lambda: handled(consumer) > 40)
     consumer.close()
@@ -267,7 +267,7 @@ def write(consumer: GroupConsumer, writer: TransactionalWriter) -> None:
 def test_an_aborted_turn_leaves_the_groups_offsets_where_they_were(connection: Connection, run_name: str) -> None:
     produce(connection, f"{run_name}.in", range(8))
     member = membership(connection.bootstrap, run_name, snapshot_every_s=0.0)
-    consumer = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    consumer = GroupConsumer(member, lambda partition_id: Counter(partition_id, f"{run_name}.out"))
     writer = TransactionalWriter(connection, f"{run_name}.t")
     until(lambda: handled(consumer) > 0)
     writer.begin()
@@ -282,9 +282,9 @@ def test_a_member_that_lost_a_partition_commits_nothing_for_it(connection: Conne
     """The broker would take it: its fence asks for the member's epoch, not for who owns the partition."""
     produce(connection, f"{run_name}.in", range(40))
     member = membership(connection.bootstrap, run_name)
-    first = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    first = GroupConsumer(member, lambda partition_id: Counter(partition_id, f"{run_name}.out"))
     until(lambda: handled(first) == 0 and sum(held.position for held in first._held.values()) == 40)
-    second = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    second = GroupConsumer(member, lambda partition_id: Counter(partition_id, f"{run_name}.out"))
     until(lambda: handled(first) == 0 and handled(second) > 0)
     lost = set(second._held)
     assert lost
@@ -304,10 +304,10 @@ def test_a_member_that_lost_a_partition_while_it_handled_its_records_is_refused(
     """The metadata is that of the poll that brought the records; with today's the broker would take the commit."""
     produce(connection, f"{run_name}.in", range(40))
     member = membership(connection.bootstrap, run_name)
-    first = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    first = GroupConsumer(member, lambda partition_id: Counter(partition_id, f"{run_name}.out"))
     until(lambda: handled(first) == 0 and sum(held.position for held in first._held.values()) == 40)
     held = dict(first._held)
-    second = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    second = GroupConsumer(member, lambda partition_id: Counter(partition_id, f"{run_name}.out"))
 
     def moved() -> bool:
         first._consumer.poll(0.05)  # past its own `poll`, as a client does that goes round meanwhile

@@ -205,7 +205,7 @@ def test_a_shadow_trains_on_after_the_runs_end_as_long_as_a_batch_can_be_cut(beg
 
 
 @pytest.mark.training
-def test_what_a_shadows_trainer_cannot_read_is_an_outcome_and_a_place_in_its_batches(begun: Run) -> None:
+def test_what_a_shadows_trainer_cannot_read_is_an_outcome_and_an_offset_in_its_batches(begun: Run) -> None:
     broken = curated_message(begun, curated(0), FREE)
     say(begun, replace(broken, value=broken.value[:-5]))
     with training(begun, FREE) as (trainer, _):

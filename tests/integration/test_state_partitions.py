@@ -51,7 +51,10 @@ def test_each_component_goes_on_from_its_partition(run: Run) -> None:
     assert numbers(run) == list(range(QUOTA))
     say(run, eval_message(run, eval_group(run, 0, 1.0, 1.0)))
     evaluate_until(
-        run, lambda evaluator: read_newest_snapshot(run.connection, run.state_place("evaluate"), "evaluate") is not None
+        run,
+        lambda evaluator: (
+            read_newest_snapshot(run.connection, run.state_partition_id("evaluate"), "evaluate") is not None
+        ),
     )
     assert len(read_progress(run).answers) == 1
     claim = ClaimCheck("main", "checkpoints/a", "a", 1)
@@ -67,9 +70,9 @@ def test_each_component_goes_on_from_its_partition(run: Run) -> None:
     assert (list(history.checkpoints), history.retired) == ([2], (1,))
     assert history.begun is not None
     assert read_retired(run).has("solver", CHECKPOINTS, 1)
-    places = {m.key.partition(b"|")[0].decode(): m.partition for m in read_all(run.connection, [run.topics.state])}
+    partitions = {m.key.partition(b"|")[0].decode(): m.partition for m in read_all(run.connection, [run.topics.state])}
     of_trainer = state_partition(trainer_component("solver"), PARTITIONS)
-    assert places == {
+    assert partitions == {
         **{one: state_partition(one, PARTITIONS) for one in ("feed", "evaluate")},
         **dict.fromkeys(("examples", "checkpoint", "step", "retired"), of_trainer),
     }

@@ -34,8 +34,8 @@ def test_a_false_end_does_not_make_a_topic_look_empty(
 ) -> None:
     connection = of_ten_records(bootstrap, run_name, 1)
 
-    def nothing(_: Connection, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
-        return dict.fromkeys(places, 0)
+    def nothing(_: Connection, partition_ids: Iterable[PartitionId]) -> dict[PartitionId, int]:
+        return dict.fromkeys(partition_ids, 0)
 
     monkeypatch.setattr(topic_reader, "fetch_end_offsets", nothing)
     assert [message.value for message in read_all(connection, [run_name])] == TEN
@@ -45,7 +45,7 @@ def test_a_false_end_does_not_make_a_topic_look_empty_to_the_audit(
     bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = of_ten_records(bootstrap, run_name, 1)
-    monkeypatch.setattr(topic_reader, "fetch_end_offsets", lambda _, places: dict.fromkeys(places, 0))
+    monkeypatch.setattr(topic_reader, "fetch_end_offsets", lambda _, partition_ids: dict.fromkeys(partition_ids, 0))
     assert [message.value for message in Reading(connection).read([run_name], "records")] == TEN
 
 

@@ -144,8 +144,8 @@ def test_a_trainer_that_gets_no_groups_publishes_whole_what_the_store_has_lost_a
 
     found = published(run)
     assert [event.kind for event in found] == [ANCHOR, DELTA, DELTA, WHOLE, DELTA, DELTA]
-    places = [m.offset for m in read_all(run.connection, [run.topics.weights("solver")])]
-    assert {event.anchor_offset for event in found[4:]} == {places[3]}, "who joins later reads back to there"
+    offsets = [m.offset for m in read_all(run.connection, [run.topics.weights("solver")])]
+    assert {event.anchor_offset for event in found[4:]} == {offsets[3]}, "who joins later reads back to there"
     tensors = PolicyWeights(Uncached(store)).bring(found[3:], found[-1])
     assert hash_weights(tensors) == found[-1].weights_hash
 

@@ -114,7 +114,7 @@ def test_a_trainer_that_comes_back_with_other_threads_goes_on_under_a_new_epoch(
     until(lambda: has_made(run, STEPS), trainers[-1])
     made = batches(run)
     assert [batch.version for batch in made] == list(range(1, STEPS + 1)), "a version number never goes back"
-    cut = next(place for place, batch in enumerate(made) if batch.epoch == 1)
+    cut = next(index for index, batch in enumerate(made) if batch.epoch == 1)
     assert {(batch.epoch, batch.fingerprint["threads"]) for batch in made[:cut]} == {(0, "1")}
     assert {(batch.epoch, batch.fingerprint["threads"]) for batch in made[cut:]} == {(1, "2")}
     assert next(event.kind for event in published(run) if event.epoch == 1) == "anchor"

@@ -62,7 +62,7 @@ def test_a_turn_ends_once_it_writes_8_mib_and_the_next_one_begins_with_what_is_l
 ) -> None:
     out, n = f"{run_name}.out", 24
     produce(connection, f"{run_name}.in", range(n))
-    consumer = GroupConsumer(membership(connection.bootstrap, run_name), lambda place: Large(place, out))
+    consumer = GroupConsumer(membership(connection.bootstrap, run_name), lambda partition_id: Large(partition_id, out))
     writer = Weighed(connection, f"{run_name}.t")
     run_until(consumer, writer, lambda: total(connection, out) == n)
     assert max(size for _, size in writer.turns) < group_consumer.MOST_BYTES + LARGE
@@ -87,7 +87,9 @@ def test_a_turn_whose_records_take_long_ends_and_nothing_is_lost_of_it_when_it_i
                 raise Aborted("as if the coordinator had moved")
             super().commit()
 
-    consumer = GroupConsumer(membership(connection.bootstrap, run_name), lambda place: Counter(place, out))
+    consumer = GroupConsumer(
+        membership(connection.bootstrap, run_name), lambda partition_id: Counter(partition_id, out)
+    )
     writer = Stumbling(connection, f"{run_name}.t")
     run_until(consumer, writer, lambda: total(connection, out) == n)
     assert {count for count, _ in writer.turns} == {1}, "each record took too long"
@@ -117,7 +119,7 @@ def test_a_member_goes_on_polling_while_it_restores_and_misses_no_record(
             if self.count == 55 and next(undone, False):
                 raise Aborted("everything is restored once more")
 
-    consumer = Polled(member, lambda place: Stumbling(place, out))
+    consumer = Polled(member, lambda partition_id: Stumbling(partition_id, out))
     run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == 240)
     assert polls.count(0) > 2 * 200, "each poll restored a step, twice over"
     assert next(undone, None) is None
@@ -138,10 +140,10 @@ def test_partitions_that_move_while_they_are_restored_are_counted_once_by_whoeve
             moving.wait(0.02)
             return super().handle(message)
 
-    first = GroupConsumer(member, lambda place: Slow(place, out))
+    first = GroupConsumer(member, lambda partition_id: Slow(partition_id, out))
     while first._restore is None:
         first.poll(Stopwatch())
-    second = GroupConsumer(member, lambda place: Counter(place, out))
+    second = GroupConsumer(member, lambda partition_id: Counter(partition_id, out))
     writer = TransactionalWriter(connection, f"{run_name}.second")
     produce(connection, f"{run_name}.in", range(800, 820))
     loop = threading.Thread(target=run_loop, args=(second, writer, stop, Stopwatch()))
@@ -164,7 +166,7 @@ def count_to(connection: Connection, run_name: str, n: int, *, snapshot_every_s:
     """Produce up to so many records, count them, and commit."""
     produce(connection, f"{run_name}.in", range(total(connection, f"{run_name}.out"), n))
     member = membership(connection.bootstrap, run_name, snapshot_every_s)
-    consumer = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    consumer = GroupConsumer(member, lambda partition_id: Counter(partition_id, f"{run_name}.out"))
 
     def all_committed() -> bool:
         return sum(fetch_committed_offsets(connection, member.group, member.topics).values()) == n

@@ -37,8 +37,8 @@ EIGHT = (1, 0, 0, 0, 1, 0, 0, 0)
 LENGTHS = (10, 20, 20, 40, 10, 30, 30, 40)
 
 
-def group(*rewards: float, role: str = "solver", place: int = 0) -> list[Member]:
-    return [Member(trajectory, role, reward, group=place) for trajectory, reward in enumerate(rewards)]
+def group(*rewards: float, role: str = "solver", index: int = 0) -> list[Member]:
+    return [Member(trajectory, role, reward, group=index) for trajectory, reward in enumerate(rewards)]
 
 
 def flat(advantages: Advantages) -> list[float]:
@@ -88,13 +88,13 @@ def test_maxrl_is_zero_where_the_mean_is_not_above_zero() -> None:
 
 
 def test_gpg_counts_over_the_batch_and_never_divides_by_zero() -> None:
-    batch = group(*EIGHT) + group(*[0.0] * 8, place=1)
+    batch = group(*EIGHT) + group(*[0.0] * 8, index=1)
     np.testing.assert_allclose(gpg(batch), [*np.where(EIGHT, 6, -2), *[0] * 8], atol=1e-6)
     assert gpg(group(0.0, 0.0)).tolist() == [0, 0]
 
 
 def test_lite_ppo_divides_by_the_deviation_of_the_whole_batch() -> None:
-    batch = group(1, 0) + group(5, 5, place=1)
+    batch = group(1, 0) + group(5, 5, index=1)
     sigma = np.std([1, 0, 5, 5], ddof=1)
     np.testing.assert_allclose(lite_ppo(batch), np.array([0.5, -0.5, 0, 0]) / (sigma + 1e-5), atol=1e-6)
 
@@ -238,7 +238,7 @@ def test_what_no_advantage_follows_from_is_refused(member: Member, why: str) -> 
 
 
 def test_a_group_to_which_no_baseline_was_given_is_refused() -> None:
-    members = [Member(0, "", 1.0, baseline=0.5), *group(1, 0, place=1)]
+    members = [Member(0, "", 1.0, baseline=0.5), *group(1, 0, index=1)]
     with pytest.raises(RewardError, match="gave none to a whole group"):
         given(members)
 

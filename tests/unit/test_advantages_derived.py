@@ -227,8 +227,8 @@ def test_what_compares_within_a_batch(weight: str) -> None:
             [len(table) / max(1, nonzero) * number for number in centred],
         )
         once = {}
-        for place, me in enumerate(table):
-            name = (me.group, me.role, me.trajectory if weight == "trajectory" else place)
+        for index, me in enumerate(table):
+            name = (me.group, me.role, me.trajectory if weight == "trajectory" else index)
             once[name] = values(table, me, "task+role", weight)[0]
         sigma = statistics.stdev(once.values()) if len(once) > 1 else 0.0
         compare(

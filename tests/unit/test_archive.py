@@ -31,7 +31,7 @@ from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, Snapshot, Task, TrajectoryGroup
 
 TOPIC = "t.trajectories.solver"
-PLACE = (TOPIC, 0)
+PARTITION_ID = (TOPIC, 0)
 OBJECT = b"what lies behind a claim check"
 CLAIM = ClaimCheck("main", "run-1/groups/" + hashlib.sha256(OBJECT).hexdigest(), hashlib.sha256(OBJECT).hexdigest(), 30)
 
@@ -68,7 +68,7 @@ def archive(root: Path, messages: list[Message], end: int | None = None) -> Arch
         for one in messages:
             if one.offset >= made.next_offset((one.topic, one.partition)):
                 made.write(one)
-        made.save({} if end is None else {PLACE: end})
+        made.save({} if end is None else {PARTITION_ID: end})
     return Archive(root)
 
 
@@ -97,7 +97,7 @@ def test_every_message_comes_back_as_it_was(tmp_path: Path) -> None:
 
     found, other = (archive(tmp_path / name, there) for name in ("one", "other"))
 
-    assert list(found.messages(PLACE)) == there
+    assert list(found.messages(PARTITION_ID)) == there
     assert list(found.messages((TOPIC, 1))) == []
     assert found.manifest == other.manifest, "the same records make the same files"
 
@@ -111,7 +111,7 @@ def test_a_body_that_a_writer_could_have_encoded_otherwise_keeps_its_bytes(tmp_p
     padded = plain[:at] + b"\x86\x00" + plain[at + 1 :]
     assert codec.decode(padded, Task) == task
 
-    [found] = archive(tmp_path, [message(0, padded)]).messages(PLACE)
+    [found] = archive(tmp_path, [message(0, padded)]).messages(PARTITION_ID)
 
     assert found.value == padded
     [file] = files_of(tmp_path)
@@ -145,7 +145,7 @@ def test_a_value_in_another_schema_begins_a_file(tmp_path: Path) -> None:
 
     listed = found.manifest.topics[TOPIC].partitions[0].files
     assert [file.schema_name for file in listed] == ["TrajectoryGroup", "Snapshot", "TrajectoryGroup"]
-    assert [one.value for one in found.messages(PLACE)] == values
+    assert [one.value for one in found.messages(PARTITION_ID)] == values
 
 
 def test_a_file_brings_the_schema_that_its_values_need(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_file_brings_the_schema_that_its_values_need(tmp_path: Path) -> None:
     found = archive(tmp_path, [message(0, value)])
     codec._load_past_schemas().pop(codec.fingerprint_of(newer))
 
-    [there] = found.messages(PLACE)
+    [there] = found.messages(PARTITION_ID)
 
     assert codec.decode(there.value, Task).number == 7
 
@@ -170,13 +170,13 @@ def test_a_second_time_adds_only_what_is_new(tmp_path: Path) -> None:
     note = files_of(tmp_path)[0].with_name("notes.txt")
     note.write_text("mine")
     with writer(tmp_path) as made:
-        assert made.next_offset(PLACE) == 7
+        assert made.next_offset(PARTITION_ID) == 7
         with pytest.raises(ArchiveBusy):
             writer(tmp_path)
 
     found = archive(tmp_path, [message(9)], end=10)
 
-    assert [one.offset for one in found.messages(PLACE)] == [0, 1, 2, 3, 4, 9]
+    assert [one.offset for one in found.messages(PARTITION_ID)] == [0, 1, 2, 3, 4, 9]
     assert {file: file.read_bytes() for file in before} == before
     assert archive(tmp_path, []).manifest == found.manifest
     assert note.read_text() == "mine", "what lies beside the files stays"
@@ -190,7 +190,7 @@ def test_a_file_is_cut_when_it_is_large_or_old_and_then_belongs_to_the_archive(
             patch.setattr(writing, limit, value)
             for offset in range(41):
                 made.write(message(offset))
-            whole = [one.offset for one in Archive(tmp_path / limit).messages(PLACE)]
+            whole = [one.offset for one in Archive(tmp_path / limit).messages(PARTITION_ID)]
         assert len(files_of(tmp_path / limit)) > 3
         assert whole == list(range(whole[-1] + 1)), "without a last save nothing of the last file"
         assert 20 < len(whole) <= most
@@ -223,7 +223,7 @@ def assert_completed(root: Path) -> None:
 def test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next(tmp_path: Path) -> None:
     made = writer(tmp_path)
     made.write(message(0))
-    made._cut(PLACE)
+    made._cut(PARTITION_ID)
     made.location.release()
     assert len(files_of(tmp_path)) == 1
 
@@ -276,7 +276,7 @@ def test_a_changed_byte_is_told_with_the_file_and_nothing_of_it_is_handed_out(wh
     for at in (0, 5, len(data) // 3, len(data) // 2, len(data) - 1):
         file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(ArchiveCorrupt, match=file.name):
-            next(Archive(whole).messages(PLACE))
+            next(Archive(whole).messages(PARTITION_ID))
 
 
 def test_a_file_that_is_gone_or_cut_is_told_by_reader_and_writer(whole: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_file_that_is_gone_or_cut_is_told_by_reader_and_writer(whole: Path) ->
     for act in (lambda: file.write_bytes(file.read_bytes()[:-1]), file.unlink):
         act()
         with pytest.raises(ArchiveCorrupt, match=file.name):
-            list(Archive(whole).messages(PLACE))
+            list(Archive(whole).messages(PARTITION_ID))
         with pytest.raises(ArchiveCorrupt, match=file.name):
             writer(whole)
 
@@ -309,7 +309,7 @@ def test_a_file_that_lacks_records_is_told_even_when_its_hash_is_right(whole: Pa
     (whole / "manifest.json").write_bytes(manifest.to_bytes())
 
     with pytest.raises(ArchiveCorrupt, match="has 20 records"):
-        list(Archive(whole).messages(PLACE))
+        list(Archive(whole).messages(PARTITION_ID))
 
 
 def test_an_object_that_changed_is_told_and_is_no_missing_one(whole: Path) -> None:
@@ -332,7 +332,7 @@ def test_an_object_that_cannot_be_had_is_noted_and_nothing_is_written_elsewhere(
     for at, key in enumerate(("run-1/groups/none", "../../etc/passwd", "/etc/passwd", "run-1/../../x")):
         there, root = message(0, codec.encode(group(0, replace(CLAIM, key=key)))), tmp_path / str(at)
         found = archive(root / "a" / "b", [there])
-        assert list(found.messages(PLACE)) == [there]
+        assert list(found.messages(PARTITION_ID)) == [there]
         assert list(found.manifest.missing) == [key]
         [file] = files_of(root / "a" / "b")
         everything = {path.name for path in root.rglob("*") if path.is_file()}

@@ -86,14 +86,14 @@ def test_what_one_packed_sequence_says_changes_no_bit_of_the_others() -> None:
     model = built("gemma3_text", **PACKED["gemma3_text"])
     enable_packing(model)
     mine, others = sequences(), sequences(seed=1)
-    for place in range(len(mine)):
+    for index in range(len(mine)):
         micro = pack(mine)
-        changed = pack([*mine[:place], others[place], *mine[place + 1 :]])
+        changed = pack([*mine[:index], others[index], *mine[index + 1 :]])
         before, _ = token_logprobs(model, micro)
         after, _ = token_logprobs(model, changed)
-        same, moved = micro.sequences != place, changed.sequences == place
-        assert torch.equal(before[torch.from_numpy(same)], after[torch.from_numpy(changed.sequences != place)])
-        alone, _ = token_logprobs(model, pack([others[place]]))
+        same, moved = micro.sequences != index, changed.sequences == index
+        assert torch.equal(before[torch.from_numpy(same)], after[torch.from_numpy(changed.sequences != index)])
+        alone, _ = token_logprobs(model, pack([others[index]]))
         torch.testing.assert_close(after[torch.from_numpy(moved)], alone, atol=1e-5, rtol=0)
 
 

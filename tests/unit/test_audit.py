@@ -287,8 +287,8 @@ def test_a_curated_record_that_was_sent_back_is_no_second_one() -> None:
 
 def test_a_group_that_was_refused_as_never_issued_is_no_problem_and_concludes_nothing() -> None:
     log = clean()
-    place = {"topic": TOPICS.trajectories("solver"), "offset": 9, "reason": "not_issued"}
-    log.letter(**place)
+    about = {"topic": TOPICS.trajectories("solver"), "offset": 9, "reason": "not_issued"}
+    log.letter(**about)
     log.produced(50_000)
     found = log.audit(STILL)
     assert (found.ok, found.lost, found.groups.produced) == (True, 0, 10)
@@ -668,13 +668,13 @@ def test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_na
     found = log.audit(STILL)
     assert not found.weights_chain_ok
     name = "the merged delta of versions 0 to"
-    place = "t.weights.solver[0]"
+    partition = "t.weights.solver[0]"
     assert says(found) == [
-        f"{name} 2 of solver takes version 0 for w1 of epoch 0, and it is w0 of epoch 0: {place}@5",
-        f"{name} 1 of solver takes version 1 for w2 of epoch 0, and it is w1 of epoch 0: {place}@6",
-        f"{name} 4 of solver takes version 4 for w4 of epoch 0, and it is not published: {place}@7",
-        f"{name} 1 of solver takes version 0 for w0 of epoch 1, and it is w0 of epoch 0: {place}@8",
-        f"{name} 1 of solver takes version 1 for w1 of epoch 1, and it is w1 of epoch 0: {place}@8",
+        f"{name} 2 of solver takes version 0 for w1 of epoch 0, and it is w0 of epoch 0: {partition}@5",
+        f"{name} 1 of solver takes version 1 for w2 of epoch 0, and it is w1 of epoch 0: {partition}@6",
+        f"{name} 4 of solver takes version 4 for w4 of epoch 0, and it is not published: {partition}@7",
+        f"{name} 1 of solver takes version 0 for w0 of epoch 1, and it is w0 of epoch 0: {partition}@8",
+        f"{name} 1 of solver takes version 1 for w1 of epoch 1, and it is w1 of epoch 0: {partition}@8",
     ]
 
 
@@ -686,11 +686,11 @@ def test_weights_that_are_there_whole_once_more_publish_no_version_and_must_agre
     log.weights(2, kind="whole", weights_hash="w1")
     log.weights(2, kind="whole", epoch=1)
     log.weights(4, kind="whole")
-    name, place = "the whole weights of version", "t.weights.solver[0]"
+    name, partition = "the whole weights of version", "t.weights.solver[0]"
     assert says(log.audit(STILL)) == [
-        f"{name} 2 of solver are w1 of epoch 0, and it is w2 of epoch 0: {place}@5",
-        f"{name} 2 of solver are w2 of epoch 1, and it is w2 of epoch 0: {place}@6",
-        f"{name} 4 of solver are w4 of epoch 0, and it is not published: {place}@7",
+        f"{name} 2 of solver are w1 of epoch 0, and it is w2 of epoch 0: {partition}@5",
+        f"{name} 2 of solver are w2 of epoch 1, and it is w2 of epoch 0: {partition}@6",
+        f"{name} 4 of solver are w4 of epoch 0, and it is not published: {partition}@7",
     ]
 
 
@@ -722,11 +722,11 @@ def test_a_delta_on_other_weights_than_those_of_the_version_that_it_names_breaks
     log.batch(6, epoch=1)
     log.batch(7, epoch=1)
     log.weights(7, epoch=1, kind="delta", base_version=6, base_hash="w6")
-    names, place = "which it names, is", "t.weights.solver[0]"
+    names, partition = "which it names, is", "t.weights.solver[0]"
     assert [what.partition(" of solver is a delta of ")[2] for what in says(log.audit(STILL))] == [
-        f"epoch 0 on w2, and version 3, {names} w3 of epoch 0: {place}@4",
-        f"epoch 1 on w4, and version 4, {names} w4 of epoch 0: {place}@5",
-        f"epoch 1 on w6, and version 6, {names} not published: {place}@6",
+        f"epoch 0 on w2, and version 3, {names} w3 of epoch 0: {partition}@4",
+        f"epoch 1 on w4, and version 4, {names} w4 of epoch 0: {partition}@5",
+        f"epoch 1 on w6, and version 6, {names} not published: {partition}@6",
     ]
 
 
@@ -788,9 +788,9 @@ def test_what_is_on_the_topic_of_another_policy_is_named() -> None:
 
 def test_the_trainers_positions_are_within_what_it_reads() -> None:
     fold = folded(clean().messages)
-    chain, place = fold.account.chains["solver"], (TOPICS.curated("solver"), 0)
-    assert list(chain.find_positions_past_end({place: 5})) == []
-    assert list(chain.find_positions_past_end({place: 4})) == [
+    chain, partition_id = fold.account.chains["solver"], (TOPICS.curated("solver"), 0)
+    assert list(chain.find_positions_past_end({partition_id: 5})) == []
+    assert list(chain.find_positions_past_end({partition_id: 4})) == [
         "the trainer's position on t.curated.solver[0] is 5, and that ends at 4"
     ]
 
@@ -861,16 +861,16 @@ def test_what_the_curators_have_read_has_an_answer_also_while_a_run_goes_on() ->
 # --------------------------------------------------------------------------------------------------- what is unreadable
 
 
-def test_what_cannot_be_read_needs_a_letter_that_names_its_place() -> None:
+def test_what_cannot_be_read_needs_a_letter_that_names_its_offset() -> None:
     log = clean()
     log.say(TOPICS.outcomes("solver"), b"no record")
     log.say(TOPICS.trajectories("solver"), b"", headers=[("run_id", b"r")])
     log.produced(8, run_id="other")
-    places = [(message.topic, message.offset) for message in log.messages[-3:]]
+    records = [(message.topic, message.offset) for message in log.messages[-3:]]
     reasons = ("not an Avro single-object message", "header 'policy' is missing", "it is of run b'other'")
-    for what, (topic, offset), reason in zip(says(log.audit(STILL)), places, reasons, strict=True):
+    for what, (topic, offset), reason in zip(says(log.audit(STILL)), records, reasons, strict=True):
         assert what.startswith(f"{topic}[0]@{offset} cannot be used, and no dead letter says so: {reason}")
-    for topic, offset in places:
+    for topic, offset in records:
         log.letter(topic=topic, offset=offset)
     assert log.audit(STILL).ok
 
@@ -896,9 +896,9 @@ def test_a_letter_that_cannot_be_read_is_told_and_fails_nobody_as_nobody_could_m
 def test_what_its_reader_has_not_come_to_yet_may_still_get_its_letter() -> None:
     log = clean()
     log.say(TOPICS.trajectories("solver"), b"")
-    place = (TOPICS.trajectories("solver"), 0)
-    assert log.audit(positions={place: 9}).ok
-    assert not log.audit(positions={place: 10}).ok
+    partition_id = (TOPICS.trajectories("solver"), 0)
+    assert log.audit(positions={partition_id: 9}).ok
+    assert not log.audit(positions={partition_id: 10}).ok
 
 
 def test_a_snapshot_of_the_feeder_that_cannot_be_read_is_a_problem() -> None:

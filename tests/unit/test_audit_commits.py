@@ -13,7 +13,7 @@ from headrace.schemas import codec
 from headrace.schemas.records import Snapshot
 
 TOPIC = "t.trajectories.solver"
-PLACE = (TOPIC, 0)
+PARTITION_ID = (TOPIC, 0)
 GROUP = commits.Group("t.curate.solver", TOPIC, "curate.solver")
 KEY = f"curate.solver|{TOPIC}|0".encode()
 
@@ -30,7 +30,9 @@ class Case:
     at: int = 5
 
     def said(self) -> list[str]:
-        asked = commits.Committed({PLACE: 2}, {PLACE: self.commit} if self.commit else {}, {PLACE: 9})
+        asked = commits.Committed(
+            {PARTITION_ID: 2}, {PARTITION_ID: self.commit} if self.commit else {}, {PARTITION_ID: 9}
+        )
         found = {KEY: Message("t.state", 0, self.at, KEY, codec.encode(self.snapshot))} if self.snapshot else {}
         return list(commits.problems({GROUP: asked}, found, "r"))
 

@@ -69,7 +69,7 @@ class Scene:
             self.outcome(1, level="trajectory", verdict="dropped", reason="length"),
         ]
         self.tasks = {n: Task("r", "sums", n, task_id=f"q{n}") for n in (0, 1)}
-        self.places = [(0, 0), (0, 1)]
+        self.positions = [(0, 0), (0, 1)]
         self.versions = [4, 5]
         self.letters: list[DeadLetter] = []
         self.stamps: dict[str, dict[str, Any]] = {}
@@ -84,8 +84,8 @@ class Scene:
         return Outcome(**{**common, **facts, "number": number, **more})
 
     def batches(self) -> Iterator[BatchTrained]:
-        for use, (version, place) in enumerate(zip(self.versions, self.places, strict=True)):
-            used = (GroupUse("sums", 1, use, *place),)
+        for use, (version, position) in enumerate(zip(self.versions, self.positions, strict=True)):
+            used = (GroupUse("sums", 1, use, *position),)
             yield BatchTrained("r", "solver", "", version, 0, 0, used, (), (), f"w{version - 1}", f"w{version}")
 
     def messages(self) -> Iterator[tuple[str, bytes, Stamp]]:
@@ -114,7 +114,7 @@ class Scene:
 
     def said(self) -> list[str]:
         fold = AuditFold("r", RECIPE)
-        fold.account.known.keeps_places = True
+        fold.account.known.keeps_positions = True
         RUN.__dict__["store"] = self
         deep = DeepLook(RUN, fold.account, Evaluations((RECIPE,)), cast("ObjectChecks | None", self.objects))
         ends: dict[str, int] = {}
@@ -212,8 +212,8 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
         altered_afterwards,
         "sums:1 .* has a curated record whose group is none of those that its workers produced",
     ),
-    (put("places", 0, (0, 7)), "sums:1 of solver is not where the batch that trained it says"),
-    (put("places", 1, (0, 7)), "sums:1 of solver , use 1, is not where the batch that trained it says"),
+    (put("positions", 0, (0, 7)), "sums:1 of solver is not where the batch that trained it says"),
+    (put("positions", 1, (0, 7)), "sums:1 of solver , use 1, is not where the batch that trained it says"),
     (replaced("first", deadline_version=8), r"curated.*@0 .* its deadline is version 8, .* recipe revision 0 give 7"),
     (put("versions", 1, 11), "sums:1 of solver , use 1, was trained after its deadline"),
     (replaced("again", deadline_version=10), "its deadline is version 10, .* the replay of recipe revision 0 give 9"),

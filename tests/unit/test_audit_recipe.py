@@ -17,7 +17,7 @@ FIRST = RecipeRevision("r", 0, RECIPE.to_json(), plug_ins={"mine": "a" * 64})
 OTHER = RECIPE.model_copy(update={"seed": 7}).to_json()
 
 
-def placed(*revisions: RecipeRevision) -> list[tuple[str, RecipeRevision]]:
+def records(*revisions: RecipeRevision) -> list[tuple[str, RecipeRevision]]:
     return [(f"@{at}", revision) for at, revision in enumerate(revisions)]
 
 
@@ -38,21 +38,21 @@ def test_a_revision_has_one_content() -> None:
         ),
         ([replace(FIRST, revision=2)], ["recipe revision 2 follows revision 0, and those between are gone: @1"]),
     ):
-        assert list(recipe_problems(placed(FIRST, *more), {"sums": [[0, 0]]})) == says
+        assert list(recipe_problems(records(FIRST, *more), {"sums": [[0, 0]]})) == says
 
 
 def test_a_revision_under_which_numbers_were_issued_is_there() -> None:
-    [what] = recipe_problems(placed(FIRST), {"sums": [[0, 0], [1, 10]]})
+    [what] = recipe_problems(records(FIRST), {"sums": [[0, 0], [1, 10]]})
     assert what == "numbers of sums were issued under recipe revision 1, and no record says what it is"
 
 
 def test_a_run_ends_once_and_with_all_its_steps_where_it_says_so() -> None:
     ended = replace(FIRST, ended="steps")
-    assert list(end_problems(placed(FIRST, ended), {"solver": (9, 9)})) == []
-    assert list(end_problems(placed(FIRST, replace(FIRST, ended="solved")), {"solver": (3, 9)})) == []
-    [short] = end_problems(placed(FIRST, ended), {"solver": (3, 9)})
+    assert list(end_problems(records(FIRST, ended), {"solver": (9, 9)})) == []
+    assert list(end_problems(records(FIRST, replace(FIRST, ended="solved")), {"solver": (3, 9)})) == []
+    [short] = end_problems(records(FIRST, ended), {"solver": (3, 9)})
     assert short == "the run has ended with all its steps, and solver is at version 3 of 9: @1"
-    [twice] = end_problems(placed(FIRST, ended, replace(FIRST, ended="solved")), {"solver": (9, 9)})
+    [twice] = end_problems(records(FIRST, ended, replace(FIRST, ended="solved")), {"solver": (9, 9)})
     assert twice == "the run has ended in two ways under recipe revision 0: @1 and @2"
 
 
@@ -67,7 +67,7 @@ def test_the_schemas_of_records_stand_on_the_recipe_topic() -> None:
 
 def batches(*facts: dict[str, Any]) -> BatchRecords:
     found = BatchRecords("solver", [RECIPE])
-    common = {"version": 1, "epoch": 0, "revision": 0, "groups": 32, "fingerprint": {"torch": "2"}, "place": "@0"}
+    common = {"version": 1, "epoch": 0, "revision": 0, "groups": 32, "fingerprint": {"torch": "2"}, "where": "@0"}
     for more in facts:
         found.fold_batch(BatchFacts(**{**common, **more}))
     return found

@@ -100,9 +100,9 @@ def by_hand(folder: Folder, first: dict[str, Any]) -> dict[str, bytes]:
         assert cut["dtype"] == "F32"
         whole = np.full(cut["shape"], np.nan, np.float32)
         for piece in cut["pieces"]:
-            place = tuple(slice(o, o + n) for o, n in zip(piece["offsets"], piece["sizes"], strict=True))
+            region = tuple(slice(o, o + n) for o, n in zip(piece["offsets"], piece["sizes"], strict=True))
             tensor = parts[piece["part"]][f"{name}@{','.join(map(str, piece['offsets']))}"]
-            whole[place] = np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
+            whole[region] = np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
         found[name] = whole.tobytes()
     return found
 

@@ -131,7 +131,7 @@ def test_an_order_that_makes_an_algorithm_wrong_is_refused() -> None:
             load_chain([(use, NEEDED.get(use, {})) for use in (first, second)])
 
 
-def test_a_shipped_algorithm_keeps_its_place_whatever_it_is_called() -> None:
+def test_a_shipped_algorithm_keeps_its_position_whatever_it_is_called() -> None:
     for first in ("headrace.consumers.algorithms.pods:Pods", f"{__name__}:Imported"):
         with pytest.raises(UnknownAlgorithm, match="overlong cannot come after pods"):
             load_chain([(first, {"m": 2}), ("headrace.consumers.algorithms.overlong:Overlong", {"limit": 9})])

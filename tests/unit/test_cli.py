@@ -124,9 +124,9 @@ def test_every_command_teaches_by_an_example_and_loses_no_word_to_markup() -> No
 
 
 def test_a_component_is_found_by_its_name_and_given_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    for command, (place, options, expected) in COMPONENTS.items():
+    for command, (target, options, expected) in COMPONENTS.items():
         seen: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(place, lambda *given, seen=seen, **named: seen.append((*given, *named.values())))
+        monkeypatch.setattr(target, lambda *given, seen=seen, **named: seen.append((*given, *named.values())))
 
         result = CliRunner().invoke(cli.app, [command, "--run", ADDRESS, *options])
 
@@ -157,9 +157,9 @@ OFFLINE = {
 def test_an_offline_command_and_its_old_spelling_call_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.infra.archive.reading.Archive", lambda _: None)
     monkeypatch.setattr("headrace.app.cli.offline.answer", lambda *_given, **_more: None)
-    for words, (place, expected) in OFFLINE.items():
+    for words, (target, expected) in OFFLINE.items():
         seen: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(place, lambda *given, seen=seen: seen.append(given))
+        monkeypatch.setattr(target, lambda *given, seen=seen: seen.append(given))
 
         for spelling in (["offline", *words], words):
             result = CliRunner().invoke(cli.app, spelling)

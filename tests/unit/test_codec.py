@@ -195,9 +195,9 @@ def test_the_header_is_that_of_the_avro_specification() -> None:
 def test_what_is_read_the_short_way_is_what_fastavro_reads(written: Any) -> None:
     """Every byte of a message in turn becomes each of these: lengths, counts, branches, signs, long numbers."""
     whole, form, short = codec.encode(written), codec.FORMS[type(written)], 0
-    for place in range(codec.HEADER_BYTES, len(whole)):
+    for index in range(codec.HEADER_BYTES, len(whole)):
         for byte in (0, 1, 2, 3, 4, 6, 127, 128, 129, 255):
-            data = whole[:place] + bytes([byte]) + whole[place + 1 :]
+            data = whole[:index] + bytes([byte]) + whole[index + 1 :]
             try:
                 found, end = form.read(data, codec.HEADER_BYTES)
             except REFUSALS:
@@ -226,7 +226,7 @@ def test_a_record_that_was_read_cannot_be_written_and_is_copied_like_any_other()
     ],
 )
 def test_what_other_writers_of_avro_may_do_is_read_alike(body: bytes) -> None:
-    """In place of the array `episode_ids`, which is empty."""
+    """Instead of the array `episode_ids`, which is empty."""
     whole, before = codec.encode(TrajectoryGroup(episode_ids=("x", "y"))), b"\x04\x02x\x02y\x00"
     assert whole.count(before) == 1
     data = whole.replace(before, body)

@@ -287,10 +287,10 @@ def test_a_group_over_which_an_algorithm_fails_is_dead_and_the_next_one_is_kept(
 
 def test_an_algorithm_that_fails_over_one_group_after_the_other_ends_the_curator_with_its_words() -> None:
     state, now_and_then = picky(*range(0, 400, 4)), picky(*range(0, 400, 8))
-    for place in range(4 * MOST_FAILURES):
-        list(now_and_then.handle(message(group(4 * place), offset=place)))  # which ends nothing
-    for place in range(MOST_FAILURES - 1):
-        assert len(list(state.handle(message(group(4 * place), offset=place)))) == 1
+    for offset in range(4 * MOST_FAILURES):
+        list(now_and_then.handle(message(group(4 * offset), offset=offset)))  # which ends nothing
+    for offset in range(MOST_FAILURES - 1):
+        assert len(list(state.handle(message(group(4 * offset), offset=offset)))) == 1
     with pytest.raises(ChainError, match=r"8 groups in a row are dead, the last as .*rewards of nobody") as caught:
         list(state.handle(message(group(4 * MOST_FAILURES), offset=MOST_FAILURES)))
     assert caught.value.exit_code == 2, "the supervisor does not start it again"

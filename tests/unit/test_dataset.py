@@ -227,8 +227,8 @@ def test_a_row_that_cannot_be_used_is_named(
 ) -> None:
     write = {"jsonl": written, "parquet": as_parquet}[form]
     path = write(tmp_path / f"a.{form}", [row])
-    place = {"jsonl": ":1", "parquet": "" if "columns" in words or "no column" in words else ", row 1"}[form]
-    with pytest.raises(TaskFileError, match=rf"a\.{form}{place}.*{words}"):
+    where = {"jsonl": ":1", "parquet": "" if "columns" in words or "no column" in words else ", row 1"}[form]
+    with pytest.raises(TaskFileError, match=rf"a\.{form}{where}.*{words}"):
         Dataset(1, path, held_out=0, **settings).read_data()
 
 

@@ -211,10 +211,10 @@ def test_a_header_whose_numbers_cannot_be_is_refused_before_memory_is_taken(pair
 
     def refused(*path: str | int, to: object) -> None:
         header = json.loads(json.dumps(good))
-        place = header
+        table = header
         for step in path[:-1]:
-            place = place[step]
-        place[path[-1]] = to
+            table = table[step]
+        table[path[-1]] = to
         with pytest.raises(WeightsError):
             read_delta(resealed(data, header))
 
@@ -261,7 +261,7 @@ def test_streams_that_are_not_what_the_header_says_are_refused() -> None:
     ):
         with pytest.raises(WeightsError):
             decode_block(wrong, 1000, 2)
-    with pytest.raises(WeightsError, match="places in a block of 900 items"):
+    with pytest.raises(WeightsError, match="positions in a block of 900 items"):
         decode_block(coded, 900, 2)
 
 
@@ -285,11 +285,11 @@ def test_the_example_of_the_page_is_what_the_code_writes() -> None:
     page = {line[:12].strip(): list(map(int, line[12:].split())) for line in block[1].splitlines()}
     old = np.full(1000, 0x3F80, "<u2")
     new = old.copy()
-    new[page["places"]] += np.array(page["steps"], "<i2").view("<u2")
+    new[page["positions"]] += np.array(page["steps"], "<i2").view("<u2")
     coded = encode_block(*find_changes(old, new))
     digits, codes, escapes = (list(zstd.decompress(stream)) for stream in coded.streams)
     assert (page["digits"], page["code bytes"], escapes) == (digits, codes, [])
-    gaps = np.diff(page["places"], prepend=-1) - 1
+    gaps = np.diff(page["positions"], prepend=-1) - 1
     assert page["gaps"] == gaps.tolist()
     folded = [code + 1 for byte in codes for code in (byte >> 4, byte & 15)]
     assert page["folded"] == folded == [2 * step if step > 0 else -2 * step - 1 for step in page["steps"]]

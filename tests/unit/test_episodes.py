@@ -188,11 +188,11 @@ def test_what_would_end_the_worker_fails_its_episode_with_the_line(threads: int,
         return  # Python's own, of the one who ends it
     a_spec = replace(spec(), environment=LimitedScoring(Ends(), 5.0)) if threads else spec(ends)
     group = play(TASK, a_spec, context(FakeEngine()))[0]["p"]
-    place = "score" if threads else "ends"
+    function = "score" if threads else "ends"
     assert [failure.reason for failure in group.failures] == ["error"] * 3
     for failure in group.failures:
         assert f" raised {kind.__name__}: 3: catch it there" in failure.detail
-        assert failure.at.endswith(f" in {place}")
+        assert failure.at.endswith(f" in {function}")
 
 
 def test_an_episode_that_ignores_its_cancellation_fails_at_its_time_limit_all_the_same() -> None:

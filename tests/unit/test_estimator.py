@@ -1,4 +1,4 @@
-"""The estimator that a recipe names: found, tried, and put over a whole batch in one place."""
+"""The estimator that a recipe names: found, tried, and put over a whole batch at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def settings(use: str, **changes: Any) -> TrainerSettings:
 
 def batch(*rewards: Sequence[float]) -> list[Member]:
     return [
-        Member(n, "", reward, 0, 2, 0.5, place) for place, each in enumerate(rewards) for n, reward in enumerate(each)
+        Member(n, "", reward, 0, 2, 0.5, index) for index, each in enumerate(rewards) for n, reward in enumerate(each)
     ]
 
 
@@ -95,7 +95,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
     return "my_estimators"
 
 
-def test_an_estimator_of_your_own_is_taken_by_its_place(own: str) -> None:
+def test_an_estimator_of_your_own_is_taken_by_its_path(own: str) -> None:
     members = batch((1, 0))
     assert list(load_estimator(settings(f"{own}:scaled", scale=3.0))(members)) == [3, 0]
     found = load_estimator(settings(f"{own}:by_token", group_by="task+role", weight="sequence"))

@@ -232,9 +232,9 @@ def test_a_lost_task_of_an_evaluation_is_asked_again_with_its_problem_and_versio
     first.evaluating.tasks[GroupId("eval.sums", 2)].offset = 7
     restore(feed, first)
     feed.fold_weights(version("solver", 1))
-    place = ("eval.sums", 0)
-    assert [one.group.number for one in feed.evaluating.find_passed({place: 7})] == []
-    assert list(feed.evaluating.find_passed({place: 8})) == [(("eval.sums", 2), 0, ("solver",))]
+    partition_id = ("eval.sums", 0)
+    assert [one.group.number for one in feed.evaluating.find_passed({partition_id: 7})] == []
+    assert list(feed.evaluating.find_passed({partition_id: 8})) == [(("eval.sums", 2), 0, ("solver",))]
     [again] = feed.reissue_lost([GroupId("eval.sums", 2)])
     task = again.task
     assert (task.purpose, task.number, task.attempt, task.versions) == ("eval", 2, 1, {"solver": 0})

@@ -68,14 +68,14 @@ def test_turns_that_go_back_are_no_prefix_of_one_another() -> None:
 
 
 def altered(draw: np.random.Generator) -> Sequence:
-    """A sequence altered at random in one place; many are wrong, some are not."""
-    one, place = sequence(4), int(draw.integers(6))
+    """A sequence altered at random at one index; many are wrong, some are not."""
+    one, index = sequence(4), int(draw.integers(6))
     ids, logprobs, runs = one.ids.copy(), one.logprobs.copy(), one.version_runs.copy()
     match draw.integers(9):
         case 0:
-            ids[place] = draw.choice([-1, 0, 9, 10, 2**31 - 1])
+            ids[index] = draw.choice([-1, 0, 9, 10, 2**31 - 1])
         case 1:
-            logprobs[place] = draw.choice([math.nan, math.inf, -math.inf, 1e-6, 0.1, -3.0, 0.0])
+            logprobs[index] = draw.choice([math.nan, math.inf, -math.inf, 1e-6, 0.1, -3.0, 0.0])
         case 2:
             runs[draw.integers(4)] = draw.integers(-2, 6)
         case 3:

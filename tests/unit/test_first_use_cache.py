@@ -49,7 +49,7 @@ class Log:
             if (one.number, one.use) == (replay.number, 0)
         }
 
-    def _one(self, _connection: object, _place: object, offset: int) -> Message:
+    def _one(self, _connection: object, _partition_id: object, offset: int) -> Message:
         self.asked.append(offset)
         return self._message(offset)
 
@@ -85,22 +85,22 @@ def test_from_the_first_replay_on_what_is_read_is_remembered(log: Log) -> None:
     assert len(log.asked) == 1
 
 
-def test_memory_is_bounded_and_what_left_it_is_read_at_its_place(log: Log) -> None:
-    state = memory(most_bytes=10 * HELD, most_places=50)
+def test_memory_is_bounded_and_what_left_it_is_read_at_its_offset(log: Log) -> None:
+    state = memory(most_bytes=10 * HELD, most_offsets=50)
     state.complete(*log.put(0))
     state.complete(*log.put(0, 1))
     for number in range(1, 200):
         state.complete(*log.put(number))
         assert len(state._firsts) * HELD == state._firsts.currsize <= 10 * HELD
-        assert len(state._places) <= 50
+        assert len(state._offsets) <= 50
     del log.asked[:]
     state.complete(*log.put(199, 1))
     assert log.asked == []
     found = state.complete(*log.put(170, 1))
     assert found is not None
-    assert (found.group, log.asked) == (bytes([170]) * 100, [171]), "its place is known"
+    assert (found.group, log.asked) == (bytes([170]) * 100, [171]), "its offset is known"
     state.complete(*log.put(3, 1))
-    assert isinstance(log.asked[-1], CuratedReplay), "nor its place any more"
+    assert isinstance(log.asked[-1], CuratedReplay), "nor its offset any more"
 
 
 @pytest.mark.parametrize("members", [2, 64])

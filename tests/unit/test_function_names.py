@@ -67,5 +67,5 @@ def test_no_function_is_named_by_a_participle_or_an_adjective() -> None:
         if is_participle_or_adjective(function.name.lstrip("_").partition("_")[0])
     }
 
-    assert not [place for place, name in found.items() if name not in ALLOWED], "name these by a verb or by a noun"
+    assert not [where for where, name in found.items() if name not in ALLOWED], "name these by a verb or by a noun"
     assert not ALLOWED.keys() - set(found.values()), "nothing is named so any more: take these out of the table"

@@ -161,7 +161,7 @@ def test_a_sequence_without_rewards_of_its_spans_earns_its_reward_at_the_end() -
     assert found.advantages.tolist() == [0, 0, 0.25, 0, 0.5, 1.0], "gamma steps over the observation"
 
 
-def test_the_sequences_of_a_batch_stand_group_after_group_with_their_places() -> None:
+def test_the_sequences_of_a_batch_stand_group_after_group_with_their_indices() -> None:
     groups = [
         prepare_group(whole((1.0, 0.0), (1, 0))),
         prepare_group(whole((1.0,), ())),

@@ -22,7 +22,7 @@ VERSIONS = 200
 
 @dataclass
 class Log:
-    """What a trainer of a random window writes on `batches` and `state`, two places between records."""
+    """What a trainer of a random window writes on `batches` and `state`, two offsets between records."""
 
     rng: Random
     batches: list[Message] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Log:
 
 
 def waits(history: History) -> Iterator[tuple[int, int]]:
-    """Yield the places that a successor takes for open."""
+    """Yield the offsets that a successor takes for open."""
     assert history.checkpoint is not None
     assert history.last is not None
     ends = {one.partition: one.offset for one in history.last.positions}

@@ -32,7 +32,7 @@ def test_a_topic_without_partitions_is_a_broker_that_is_not_ready(monkeypatch: p
 
 def test_an_end_that_is_not_known_is_a_broker_that_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     def list_offsets(asked: dict[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
-        futures = {place: Future[Any]() for place in asked}
+        futures = {partition_id: Future[Any]() for partition_id in asked}
         for future in futures.values():
             future.set_result(SimpleNamespace(offset=-1))
         return futures

@@ -86,7 +86,7 @@ def test_the_way_of_a_group_names_every_station_and_its_place() -> None:
         "kept outcomes[1]@5 by curate, rewards 0 1, task sum:1",
         "dead letter @3 by curate.solver, undecodable: r.trajectories.solver[1]@9",
         "bytes [bold]cut[/] short",  # what a record says is text, not markup
-        "trained version 7, place 2 of 32, from curated[1]@5",
+        "trained version 7, index 2 of 32, from curated[1]@5",
     ):
         assert words in told
 

@@ -34,15 +34,15 @@ class InMemory:
         pass
 
     def ends(self) -> dict[PartitionId, int]:
-        return {place: len(LOG[place]) for place in self._positions}
+        return {partition_id: len(LOG[partition_id]) for partition_id in self._positions}
 
     def catch_up(self) -> Iterator[Message]:
-        for place, begin in self._positions.items():
-            yield from LOG[place][begin:]
+        for partition_id, begin in self._positions.items():
+            yield from LOG[partition_id][begin:]
 
     def read_until(self, ends: Mapping[PartitionId, int]) -> Iterator[Message]:
-        for place, begin in self._positions.items():
-            yield from LOG[place][begin : ends[place]]
+        for partition_id, begin in self._positions.items():
+            yield from LOG[partition_id][begin : ends[partition_id]]
 
 
 class Summing:
@@ -66,10 +66,10 @@ class Summing:
         self.seen = json.loads(body)
 
 
-def append(place: PartitionId, *records: tuple[bytes, bytes]) -> None:
-    log = LOG.setdefault(place, [])
+def append(partition_id: PartitionId, *records: tuple[bytes, bytes]) -> None:
+    log = LOG.setdefault(partition_id, [])
     for key, value in records:
-        log.append(Message(*place, len(log), key, value, [("use", b"0")]))
+        log.append(Message(*partition_id, len(log), key, value, [("use", b"0")]))
 
 
 def restored(monkeypatch: pytest.MonkeyPatch, committed: int = OFFSET_INVALID, metadata: str = "") -> Restored:

@@ -86,9 +86,9 @@ def archive(
         writer.add_topic(topic, len(partitions), {})
         writer.write(Message("t.recipe", 0, 0, b"", codec.encode(begun)))
         for partition, messages in enumerate(partitions):
-            for place, message in enumerate(messages):
-                writer.write(replace(message, topic=topic, partition=partition, offset=2 * place))
-                if place % 3 == 2:
+            for index, message in enumerate(messages):
+                writer.write(replace(message, topic=topic, partition=partition, offset=2 * index))
+                if index % 3 == 2:
                     writer.save()
         writer.save()
     return Archive(root)

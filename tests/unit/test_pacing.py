@@ -229,7 +229,7 @@ def test_a_number_that_is_open_again_and_that_nobody_tells_of_is_lost_and_asked_
     assert list(state.find_passed({("math", 1): 40})) == [(("math", 1), 0, ("solver",))]
     assert state.reissue(GroupId("math", 1)).index == 1
     state.mark_dead(GroupId("math", 0))
-    state.reopen(GroupId("math", 0), "", (2, 57))  # the task itself stands at another place again
+    state.reopen(GroupId("math", 0), "", (2, 57))  # the task itself stands at another offset again
     assert list(state.find_passed({("math", 0): 40, ("math", 2): 57})) == []
     assert list(state.find_passed({("math", 2): 58})) == [(("math", 0), 0, ("solver",))]
 

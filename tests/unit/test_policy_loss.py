@@ -198,7 +198,7 @@ def test_vectors_of_other_lengths_are_refused_and_not_broadcast(wrong: torch.Ten
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_what_is_no_number_is_refused_with_its_place(wrong: float) -> None:
+def test_what_is_no_number_is_refused_with_its_index(wrong: float) -> None:
     good = tokens_of([0.0, 0.1, 0.2], [1, 1, 1], reference=torch.zeros(3, dtype=torch.float64))
     for name in ("logprobs", "behaviour", "advantages", "reference"):
         numbers = getattr(good, name).detach().clone()

@@ -127,7 +127,8 @@ def test_a_rollout_worker_takes_what_the_map_says(monkeypatch: pytest.MonkeyPatc
     worker = object.__new__(RolloutWorker)
     worker.run, worker.options = RUN, Options("sums", "w", "", 1)
     monkeypatch.setattr(
-        "headrace.producers.rollout.run_follower.fetch_end_offsets", lambda _, places: dict.fromkeys(places, 0)
+        "headrace.producers.rollout.run_follower.fetch_end_offsets",
+        lambda _, partition_ids: dict.fromkeys(partition_ids, 0),
     )
     follower = RunFollower(RUN, ("solver",), "w")
     topics = [*worker._subscribe().topics, *(topic for topic, _ in follower._find_positions())]

@@ -196,7 +196,7 @@ def test_a_priority_is_the_mean_advantage_of_shaped_rewards() -> None:
 
 
 def test_a_replay_carries_its_weight_and_others_carry_1() -> None:
-    """Each group has one training left, and so leaves its place to the next smallest."""
+    """Each group has one training left, and so leaves its slot to the next smallest."""
     again = step(prioritised(ratio=0.9, max_uses=2), 10)
     priority = dict(enumerate(PRIORITIES))
     for one in again:
@@ -270,7 +270,7 @@ def test_a_replay_goes_on_from_any_snapshot_as_if_nothing_had_been(
 # -------------------------------------------------------------------------------------------------- draws and sum trees
 
 
-def test_draws_depend_on_seed_stream_and_place_alone() -> None:
+def test_draws_depend_on_seed_stream_and_index_alone() -> None:
     draws = PhiloxDraws(3, "a")
     first = [draws.next() for _ in range(3 * BLOCK)]
     assert len(set(first)) == 3 * BLOCK

@@ -106,10 +106,10 @@ def test_a_replay_says_how_many_curated_records_ago_its_first_use_was_written() 
     state = partition()
     sent = [message(group(4 * n, rewards=(1.0, float(n % 3 == 2)))) for n in range(40)]
     records = [one for m in sent for one in read(list(state.handle(m))) if isinstance(one, CuratedGroup)]
-    replays = [(place, one) for place, one in enumerate(records) if one.use]
+    replays = [(index, one) for index, one in enumerate(records) if one.use]
     assert len(replays) > 10
-    for place, one in replays:
-        first = records[place - one.first_back]
+    for index, one in replays:
+        first = records[index - one.first_back]
         assert (first.number, first.use) == (one.number, 0)
 
 
@@ -189,7 +189,7 @@ def test_three_revisions_full_of_replays_fit_into_one_snapshot() -> None:
     for revision in range(1000, 1003):
         algorithm = ReplayPrioritised(ratio=0.0, capacity=LARGEST_CAPACITY)
         for number in range(10_000_000, 10_000_000 + LARGEST_CAPACITY // 10):
-            algorithm._place(HeldGroup("sums", number, 10_000, 10_001, 3, number, math.sqrt(number % 97)))
+            algorithm._insert(HeldGroup("sums", number, 10_000, 10_001, 3, number, math.sqrt(number % 97)))
             stamp = Stamp("run-1", "sums", number, attempt=3, revision=revision, head_version=10_001)
             known.add(stamp, revision)
         chains[revision] = Chain([("replay_prioritised", algorithm)])

@@ -115,7 +115,7 @@ def test_advantages_that_depend_on_the_batch_are_taken_from_all_of_it(tokenizer:
 def test_a_group_is_seen_with_what_was_not_trained_on(tokenizer: Tokenizer, texts: TokenTexts) -> None:
     whole = group(tokenizer)
 
-    seen = see_group(whole, taken(whole), texts, place=2)
+    seen = see_group(whole, taken(whole), texts, index=2)
 
     assert [one.trained for one in seen.trajectories] == [True, False, False, True]
     assert [one.shaped_reward for one in seen.trajectories] == [1.0, 0.0, None, 0.0]
@@ -126,7 +126,7 @@ def test_a_group_is_seen_with_what_was_not_trained_on(tokenizer: Tokenizer, text
 
 
 def step_of(whole: DecodedGroup, texts: TokenTexts, count: int) -> StepSeen:
-    seen = see_group(whole, taken(whole), texts, place=0)
+    seen = see_group(whole, taken(whole), texts, index=0)
     return StepSeen(
         "demo",
         "solver",
@@ -157,7 +157,7 @@ def test_a_step_shows_short_answers_in_a_table(tokenizer: Tokenizer, texts: Toke
 
 def test_a_trajectory_is_shown_token_by_token(tokenizer: Tokenizer, texts: TokenTexts) -> None:
     whole = group(tokenizer, answer="a b\n")
-    seen = see_group(whole, taken(whole), texts, place=0, only=3)
+    seen = see_group(whole, taken(whole), texts, index=0, only=3)
     found = TrajectoryFound("demo", "solver", 7, "demo.curated.solver[1]@5", seen)
 
     told, cut = drawn(trajectory_page(found, 0)), drawn(trajectory_page(found, 3))

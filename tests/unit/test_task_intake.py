@@ -40,13 +40,13 @@ class Broker:
 class Raw:
     """A message as librdkafka hands it over."""
 
-    def __init__(self, place: PartitionId, offset: int, value: bytes) -> None:
-        self.place, self._offset, self._value = place, offset, value
+    def __init__(self, partition_id: PartitionId, offset: int, value: bytes) -> None:
+        self.partition_id, self._offset, self._value = partition_id, offset, value
 
     def __getattr__(self, name: str) -> Callable[[], Any]:
         found = {
-            "topic": self.place[0], "partition": self.place[1], "offset": self._offset, "value": self._value,
-            "key": b"", "headers": [], "timestamp": (1, 0), "error": None,
+            "topic": self.partition_id[0], "partition": self.partition_id[1], "offset": self._offset,
+            "value": self._value, "key": b"", "headers": [], "timestamp": (1, 0), "error": None,
         }  # fmt: skip
         return lambda: found[name]
 
@@ -63,12 +63,12 @@ class Consumer:
 
     def consume(self, most: int, _timeout_s: float) -> list[Raw]:
         if not self.next:
-            self.on_assign(self, [TopicPartition(*place) for place in self.broker.logs])
+            self.on_assign(self, [TopicPartition(*partition_id) for partition_id in self.broker.logs])
         found: list[Raw] = []
-        for place, log in self.broker.logs.items():
-            end = min(len(log), self.next[place] + most)
-            found += [Raw(place, offset, log[offset]) for offset in range(self.next[place], end)]
-            self.next[place] = end
+        for partition_id, log in self.broker.logs.items():
+            end = min(len(log), self.next[partition_id] + most)
+            found += [Raw(partition_id, offset, log[offset]) for offset in range(self.next[partition_id], end)]
+            self.next[partition_id] = end
         return found
 
     def poll(self, _timeout_s: float) -> None:
@@ -76,7 +76,9 @@ class Consumer:
 
     def committed(self, asked: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         assert timeout
-        known = {place: self.broker.committed.get(place, (-1001, "")) for place in self.broker.logs}
+        known = {
+            partition_id: self.broker.committed.get(partition_id, (-1001, "")) for partition_id in self.broker.logs
+        }
         return [TopicPartition(tp.topic, tp.partition, *known[tp.topic, tp.partition]) for tp in asked]
 
     def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
@@ -155,7 +157,7 @@ class Workers:
             for each in started:
                 assert each.task is not None
                 if each.verdict == "play":
-                    before = intake.owned.ledger(each.place).count_starts(each.message.offset)
+                    before = intake.owned.ledger(each.partition_id).count_starts(each.message.offset)
                     self.company.append((before, len(running) - 1))
                     self.alone |= running.keys() if (before, len(running)) == (2, 1) else set()
             self.handed += started
@@ -248,7 +250,10 @@ def test_after_a_rebalance_the_next_owner_skips_what_is_done_and_blames_nothing_
     assert sum(first.ends.values()) == 6
     assert first.intake is not None
     first.intake._on_revoke(first.intake._consumer, [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)])
-    assert {place: offset for place, (offset, _) in made.committed.items()} == {(TOPIC, 0): 0, (TOPIC, 1): 4}
+    assert {partition_id: offset for partition_id, (offset, _) in made.committed.items()} == {
+        (TOPIC, 0): 0,
+        (TOPIC, 1): 4,
+    }
     assert second.live()
     assert second.ends == {(0, "play"): 1, (4, "play"): 1}
     assert {before for before, _ in second.company} == {0}
@@ -260,9 +265,9 @@ def test_the_end_of_a_task_counts_in_the_ownership_of_its_start_and_in_no_later_
     assert workers.live(turns=2)
     intake = workers.intake
     assert intake is not None
-    places = [TopicPartition(*place) for place in made.logs]
-    intake._on_lost(intake._consumer, places)
-    intake._on_assign(intake._consumer, places)
+    partitions = [TopicPartition(*partition_id) for partition_id in made.logs]
+    intake._on_lost(intake._consumer, partitions)
+    intake._on_assign(intake._consumer, partitions)
     for late in list(workers.handed):
         intake.report_done(late)
     intake.turn()
@@ -280,7 +285,7 @@ def test_tasks_start_as_they_came_whatever_the_clocks_of_their_feeders_say() -> 
     workers = Workers(found, frozenset(), {}, room=1)
     assert workers.live()
     for partition in range(PARTITIONS):
-        order = [one.message.offset for one in workers.handed if one.place == (TOPIC, partition)]
+        order = [one.message.offset for one in workers.handed if one.partition_id == (TOPIC, partition)]
         assert order == sorted(order)
         assert len(order) == 6
 

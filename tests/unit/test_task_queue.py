@@ -8,7 +8,7 @@ from headrace.producers.rollout.started_task import PLAYED
 from headrace.producers.rollout.task_queue import REVISION_PATIENCE_S, TaskQueue, WaitingTask
 from headrace.schemas.records import Task
 
-PLACE = ("run.tasks.sums", 0)
+PARTITION_ID = ("run.tasks.sums", 0)
 
 
 class Behind:
@@ -26,10 +26,10 @@ class Behind:
 
 def queue_of(gate: Behind) -> TaskQueue:
     owned = OwnedPartitions("run-1")
-    owned.own(PLACE, 0, "")
-    queue = TaskQueue(owned, gate, [PLACE[0]])  # type: ignore[arg-type]  # a gate that only refuses
+    owned.own(PARTITION_ID, 0, "")
+    queue = TaskQueue(owned, gate, [PARTITION_ID[0]])  # type: ignore[arg-type]  # a gate that only refuses
     task = Task(run_id="run-1", stream="sums", revision=7)
-    message = Message(*PLACE, 0, b"sums:0", b"")
+    message = Message(*PARTITION_ID, 0, b"sums:0", b"")
     owned.receive(message)
     queue.add(WaitingTask(message, task, PLAYED, 0.0))
     return queue

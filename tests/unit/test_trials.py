@@ -43,11 +43,11 @@ def lives(full: int, unit: int, lethal: int, most: int = 50) -> tuple[list[int],
         (4, 4, [4, 4, 4, 4]),
     ],
 )
-@pytest.mark.parametrize("place", [0.0, 0.4, 0.99])
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.99])
 def test_whichever_group_of_a_batch_is_lethal_the_smallest_batch_with_it_is_poison_after_few_deaths(
-    full: int, unit: int, sizes: list[int], place: float
+    full: int, unit: int, sizes: list[int], share: float
 ) -> None:
-    lethal = int(place * full)
+    lethal = int(share * full)
     died, poison = lives(full, unit, lethal)
     assert died == sizes, "the first is not noted; then three whole ones, then smaller ones"
     assert lethal in poison

@@ -3,7 +3,7 @@
 Everything here is a pure function of (sequences, settings, seed, version), so that a version can be re-trained from its
 lineage: no torch, no clock, and no random generator whose stream may change between releases.
 
-The one place where predictions are shifted: the logits at position t-1 predict token t, so a micro-batch lists, for
+Here alone predictions are shifted: the logits at position t-1 predict token t, so a micro-batch lists, for
 each trained token, the flat position of its *predecessor* in its ids and everything else at the token itself.
 """
 
@@ -46,7 +46,7 @@ class TrainingSequence:
     temperature: float | Float32s
     """Temperature of the log-probabilities: one for all tokens, or float32[T]."""
     group: int = 0
-    """Place of its group in the batch; sequences of one group are never split over minibatches."""
+    """Index of its group in the batch; sequences of one group are never split over minibatches."""
     routing: Experts | None = None
     """uint8 or uint16 [n, layers, experts per token]: where the engine sent its first n <= T tokens."""
 
@@ -109,7 +109,7 @@ class MicroBatch:
 
     @property
     def position_ids(self) -> Int64s:
-        """int64, in the shape of `ids`: the place of each input in its own sequence."""
+        """int64, in the shape of `ids`: the position of each input in its own sequence."""
         if not self.lengths:
             return np.tile(np.arange(self.ids.shape[1]), (len(self.ids), 1))
         return np.concatenate([np.arange(length) for length in self.lengths])[None]
@@ -196,10 +196,10 @@ def _line_up(sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s,
     """Line every trained token up with the position that predicts it; `starts` are the sequences' in the flat ids."""
     mask = np.concatenate([sequence.mask for sequence in sequences])
     owners = np.repeat(np.arange(len(sequences)), [sequence.ids.size for sequence in sequences])[mask]
-    places = np.concatenate([np.flatnonzero(sequence.mask) for sequence in sequences])
+    indices = np.concatenate([np.flatnonzero(sequence.mask) for sequence in sequences])
     return MicroBatch(
         ids=ids,
-        positions=starts[owners] + places - 1,
+        positions=starts[owners] + indices - 1,
         targets=np.concatenate([sequence.ids for sequence in sequences])[mask].astype(np.int64),
         behaviour=np.concatenate([sequence.behaviour_logprobs for sequence in sequences])[mask].astype(np.float32),
         advantages=np.concatenate([sequence.advantages for sequence in sequences])[mask],

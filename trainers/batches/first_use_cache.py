@@ -20,11 +20,11 @@ MOST_BYTES = 64 << 20
 RECORD_BYTES = 768
 """Bytes of a record without its group: objects, strings and key."""
 MEMBER_BYTES = 48
-"""An index, a reward and their places in two tuples."""
-MOST_PLACES = 65_536
-"""Places that are remembered: some 150 bytes each."""
+"""An index, a reward and their entries in two tuples."""
+MOST_OFFSETS = 65_536
+"""Offsets that are remembered: some 150 bytes each."""
 
-PlacedGroup: TypeAlias = tuple[int, GroupId]
+PartitionGroup: TypeAlias = tuple[int, GroupId]
 """Partition and group."""
 
 
@@ -61,13 +61,13 @@ class FirstUseCache:
     Args:
         firsts: Source of the groups that are not remembered.
         most_bytes: Limit of the groups that are remembered; the least recently used leave first.
-        most_places: Limit of the known places of first uses; the least recently used leave first.
+        most_offsets: Limit of the known offsets of first uses; the least recently used leave first.
     """
 
-    def __init__(self, firsts: FirstUses, most_bytes: int = MOST_BYTES, most_places: int = MOST_PLACES) -> None:
+    def __init__(self, firsts: FirstUses, most_bytes: int = MOST_BYTES, most_offsets: int = MOST_OFFSETS) -> None:
         self._source = firsts
-        self._firsts: LRUCache[PlacedGroup, CuratedGroup] = LRUCache(most_bytes, estimate_bytes)
-        self._places: LRUCache[PlacedGroup, int] = LRUCache(most_places)
+        self._firsts: LRUCache[PartitionGroup, CuratedGroup] = LRUCache(most_bytes, estimate_bytes)
+        self._offsets: LRUCache[PartitionGroup, int] = LRUCache(most_offsets)
         self._wanted = False
         self.read_again = 0
         """How many were read from the log."""
@@ -95,13 +95,13 @@ class FirstUseCache:
 
     def _read(self, message: Message, curated: CuratedGroup) -> Message | None:
         self.read_again += 1
-        place = self._places.get((message.partition, GroupId.of(curated)))
-        if place is not None:
-            return self._source.at(message.partition, place)
+        offset = self._offsets.get((message.partition, GroupId.of(curated)))
+        if offset is not None:
+            return self._source.at(message.partition, offset)
         return self._source.of(replay_of(message, curated))
 
-    def _remember(self, key: PlacedGroup, offset: int, first: CuratedGroup) -> None:
-        self._places[key] = offset
+    def _remember(self, key: PartitionGroup, offset: int, first: CuratedGroup) -> None:
+        self._offsets[key] = offset
         with suppress(ValueError):  # it is larger than all that may be remembered
             self._firsts[key] = first
 
@@ -112,5 +112,5 @@ def estimate_bytes(first: CuratedGroup) -> int:
 
 
 def replay_of(message: Message, curated: CuratedGroup) -> CuratedReplay:
-    """Return the place of a replay and of its first use."""
+    """Return where a replay and its first use are."""
     return CuratedReplay(message.partition, message.offset, curated.stream, curated.number, curated.first_back)

@@ -76,7 +76,7 @@ def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
 
 
 def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
-    """Return the sequences of a whole batch, group after group, with their advantages and their groups' places.
+    """Return the sequences of a whole batch, group after group, with their advantages and their groups' indices.
 
     A pure function of groups and settings, so that a version made again gets the same ones. Advantages that
     `compute_or_check_advantages` has computed are not computed again.
@@ -86,7 +86,7 @@ def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSett
     batch = list(groups)
     if not all(group.has_advantages for group in batch):
         return _add_advantages(batch, settings)
-    return [replace(sequence, group=place) for place, group in enumerate(batch) for sequence in group.sequences]
+    return [replace(sequence, group=index) for index, group in enumerate(batch) for sequence in group.sequences]
 
 
 def compute_or_check_advantages(group: PreparedGroup, settings: TrainerSettings) -> PreparedGroup:
@@ -102,22 +102,22 @@ def compute_or_check_advantages(group: PreparedGroup, settings: TrainerSettings)
 
 
 def _add_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
-    """Return a batch's sequences with their advantages: the one place where these are taken.
+    """Return a batch's sequences with their advantages, which are taken here alone.
 
     A group's weight scales them at last, as importance weights scale the gradient of a prioritised replay (Schaul et
     al. 2016, arXiv 1511.05952): it takes no part in statistics.
     """
-    members = [replace(member, group=place) for place, group in enumerate(batch) for member in group.members]
+    members = [replace(member, group=index) for index, group in enumerate(batch) for member in group.members]
     advantages = load_estimator(settings)(members)
     kept = (each for each, member in zip(advantages, members, strict=True) if member.kept)
     return [
         replace(
             sequence,
-            group=place,
+            group=index,
             advantage=_spread_advantage(sequence, next(kept) * np.float32(group.weight)),
             routing=sequence.routing if settings.replay_routing else None,
         )
-        for place, group in enumerate(batch)
+        for index, group in enumerate(batch)
         for sequence in group.sequences
     ]
 

@@ -96,7 +96,9 @@ def _read_at_offsets(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupU
     found = {}
     with TopicReader(run.connection, begin, "lineage") as reader:
         there = reader.ends()
-        for message in reader.read_until({place: min(offset, there[place]) for place, offset in end.items()}):
+        for message in reader.read_until(
+            {partition_id: min(offset, there[partition_id]) for partition_id, offset in end.items()}
+        ):
             use = uses.get((message.partition, message.offset))
             curated = read_own(message, CuratedGroup, run.run_id)
             if use is not None and curated is not None and UseId.of(curated) == UseId.of(use):

@@ -156,20 +156,20 @@ def _attend_by_flash(
 
 def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
     """bool[1, 1, length, length], True where a query (third axis) sees a key."""
-    places = torch.arange(length, device=device)
-    distance = places[:, None] - places
+    positions = torch.arange(length, device=device)
+    distance = positions[:, None] - positions
     return ((distance >= 0) & (distance < window))[None, None]
 
 
 @torch.no_grad()
 def _try_out(model: transformers.PreTrainedModel, config: transformers.PreTrainedConfig) -> None:
     first, second = _PROBE
-    places = torch.cat([torch.arange(length, device=model.device) for length in _PROBE])
+    positions = torch.cat([torch.arange(length, device=model.device) for length in _PROBE])
     ids = (1 + 3 * torch.arange(first + second, device=model.device)) % config.vocab_size
     packing = Packing(_PROBE, model.device)
     base = decoder_of(model)
     try:
-        packed = base(input_ids=ids[None], position_ids=places[None], use_cache=False, **packing.inputs())
+        packed = base(input_ids=ids[None], position_ids=positions[None], use_cache=False, **packing.inputs())
     except TypeError as error:
         raise PackingError(f"{config.model_type} takes no packed sequences: {error}") from error
     alone = base(input_ids=ids[None, first:], use_cache=False).last_hidden_state[0].float()

@@ -85,11 +85,13 @@ def load_base(model: transformers.PreTrainedModel, folder: Path) -> None:
     """Give a model the weights of a folder. Raises WeightsError where there are none, ModelError for another's."""
     tensors = open_weights(folder).tensors
     with torch.no_grad():
-        places = split_by_files(dict(model.named_parameters()))
-        if {name: tensor.shape for name, tensor in tensors.items()} != {n: tuple(p.shape) for n, p in places.items()}:
+        parameters = split_by_files(dict(model.named_parameters()))
+        if {name: tensor.shape for name, tensor in tensors.items()} != {
+            n: tuple(p.shape) for n, p in parameters.items()
+        }:
             raise ModelError("the base beside the anchor and the config beside it are of different models")
-        for name, place in places.items():
-            place.copy_(to_torch(tensors[name]))
+        for name, parameter in parameters.items():
+            parameter.copy_(to_torch(tensors[name]))
 
 
 def check_targets(recipe: Recipe, policy: str) -> None:

@@ -125,9 +125,9 @@ class Passes:
         rank, ranks = self._backend.share
         ends = np.cumsum([micro.targets.size for micro in micro_batches]).tolist()
         for first in range(0, len(micro_batches), ranks):
-            place = min(first + rank, len(micro_batches) - 1)
-            micro = micro_batches[place]
-            yield slice(ends[place] - micro.targets.size, ends[place]), micro, first + rank == place
+            index = min(first + rank, len(micro_batches) - 1)
+            micro = micro_batches[index]
+            yield slice(ends[index] - micro.targets.size, ends[index]), micro, first + rank == index
 
     def reduce_metrics(self, sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return metrics of all processes' micro-batches, as `add_metrics` puts two together."""

@@ -249,8 +249,8 @@ class _Student:
         for name, weight in self._model.named_parameters():
             weight.copy_(state.weights[name])
         moments: defaultdict[int, dict[str, torch.Tensor]] = defaultdict(dict)
-        for place, value in state.moments.items():
-            at, _, name = place.partition(".")
+        for key, value in state.moments.items():
+            at, _, name = key.partition(".")
             moments[int(at)][name] = value.clone()
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": dict(moments)})
         for group in self._optimizer.param_groups:

@@ -175,10 +175,10 @@ def _build_mask(squares: Tensor, counted: Tensor, budget: float) -> tuple[Tensor
     """Return which tokens stay, and the mean before."""
     number = counted.sum()
     values, order = torch.where(counted, squares, -1.0).sort(descending=True, stable=True)
-    places = torch.arange(values.numel(), device=values.device)
+    indices = torch.arange(values.numel(), device=values.device)
     sums_of_rest = values.clamp(min=0).flip(0).cumsum(0).flip(0)
-    means_of_rest = sums_of_rest / (number - places).clamp(min=1)
-    dropped = ((means_of_rest >= budget) & (places < number)).sum().clamp(max=(number - 1).clamp(min=0))
-    ranks = torch.empty_like(order).scatter_(0, order, places)
+    means_of_rest = sums_of_rest / (number - indices).clamp(min=1)
+    dropped = ((means_of_rest >= budget) & (indices < number)).sum().clamp(max=(number - 1).clamp(min=0))
+    ranks = torch.empty_like(order).scatter_(0, order, indices)
     moment = sums_of_rest[:1].sum() / number.clamp(min=1)
     return counted & (ranks >= dropped), moment

@@ -62,7 +62,7 @@ LOSSES: dict[str, Loss] = {
 """Shipped losses by the name in a recipe; each is called with TrainedTokens and its options."""
 OWN_AGGREGATION = {"gspo": "sequence_mean", "gmpo": "sequence_mean"}
 """The aggregation without which a loss is not its paper's; of all others, the token mean."""
-PLACES = ("loss", "reward")
+KL_PLACES = ("loss", "reward")
 
 
 def policy_loss(  # noqa: PLR0913 - one for each table of a recipe
@@ -121,9 +121,9 @@ class Kl:
 
     def __post_init__(self) -> None:
         find_named("trainer.kl", self.use, DIVERGENCES)
-        if not 0 <= self.weight < math.inf or self.place not in PLACES:
+        if not 0 <= self.weight < math.inf or self.place not in KL_PLACES:
             raise UsageError(
-                f"trainer.kl: weight must be at least 0 and place one of {', '.join(PLACES)}, got {self.weight}, "
+                f"trainer.kl: weight must be at least 0 and place one of {', '.join(KL_PLACES)}, got {self.weight}, "
                 f"{self.place!r}"
             )
         if self.unbiased and self.place == "reward":
@@ -327,8 +327,8 @@ def _check_finite(tokens: TrainedTokens) -> None:
     for name in ("logprobs", "behaviour", "advantages", "proximal", "reference", "entropies"):
         numbers = getattr(tokens, name)
         if numbers is not None and not (finite := numbers.isfinite()).all():
-            place = int((~finite).nonzero()[0])
-            raise UsageError(f"policy_loss: {name} of token {place} is {numbers[place].item()}, not a finite number")
+            index = int((~finite).nonzero()[0])
+            raise UsageError(f"policy_loss: {name} of token {index} is {numbers[index].item()}, not a finite number")
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def totals_of(sequences: Tensor, kept: Tensor | None = None, all_sequences: Coun
     every = there if all_sequences is None else all_sequences
     if kept is None:
         return Totals(sequences.numel(), there, every)
-    alive = torch.zeros_like(sequences).index_add_(0, sequence_places(sequences), kept.to(sequences.dtype))
+    alive = torch.zeros_like(sequences).index_add_(0, sequence_indices(sequences), kept.to(sequences.dtype))
     return Totals(kept.sum(), (alive > 0).sum(), every)
 
 
@@ -183,7 +183,7 @@ def sequence_begins(sequences: Tensor) -> Tensor:
     return begins
 
 
-def sequence_places(sequences: Tensor) -> Tensor:
+def sequence_indices(sequences: Tensor) -> Tensor:
     """Return int64[N]: 0 for the tokens of the first sequence that is there, 1 for those of the second, ..."""
     return sequence_begins(sequences).cumsum(0) - 1
 
@@ -193,13 +193,13 @@ def sequence_sums(values: Tensor, sequences: Tensor) -> Tensor:
 
     One entry per token, not per sequence: the size is then known without asking the device.
     """
-    return torch.zeros_like(values).index_add(0, sequence_places(sequences), values)
+    return torch.zeros_like(values).index_add(0, sequence_indices(sequences), values)
 
 
 def per_sequence_sum(values: Tensor, tokens: TrainedTokens) -> Tensor:
     """Sum float[N] `values` over the kept tokens of each token's sequence: float[N]."""
     counted = values if tokens.kept is None else torch.where(tokens.kept, values, torch.zeros_like(values))
-    return sequence_sums(counted, tokens.sequences)[sequence_places(tokens.sequences)]
+    return sequence_sums(counted, tokens.sequences)[sequence_indices(tokens.sequences)]
 
 
 def per_sequence_mean(values: Tensor, tokens: TrainedTokens) -> Tensor:

@@ -111,10 +111,10 @@ def read_history(run: Run, policy_variant: str, *, recent: bool = False) -> Hist
             of the weights those since the newest whole ones.
     """
     topics, fold = run.topics, _Fold(run.run_id, run.topics, policy_variant, recent=recent)
-    state = run.state_place(trainer_component(policy_variant))
+    state = run.state_partition_id(trainer_component(policy_variant))
     if not recent:
-        places = find_whole_topics(run.connection, [topics.batches(policy_variant), topics.weights(policy_variant)])
-        with TopicReader(run.connection, {**places, state: 0}, f"history.{policy_variant}") as reader:
+        begin = find_whole_topics(run.connection, [topics.batches(policy_variant), topics.weights(policy_variant)])
+        with TopicReader(run.connection, {**begin, state: 0}, f"history.{policy_variant}") as reader:
             return fold.of(reader.catch_up())
     history = fold.of(read_partition(run.connection, state))
     batches = 0 if history.checkpoint is None else max(0, history.checkpoint.batches_offset)
@@ -129,13 +129,13 @@ def read_history(run: Run, policy_variant: str, *, recent: bool = False) -> Hist
 
 def _find_newest_anchor(run: Run, policy_variant: str) -> int:
     """Return the offset of the newest whole weights' record, as the newest record names it; 0 where none does."""
-    place = (run.topics.weights(policy_variant), 0)
-    end = fetch_end_offsets(run.connection, [place])[place]
+    partition_id = (run.topics.weights(policy_variant), 0)
+    end = fetch_end_offsets(run.connection, [partition_id])[partition_id]
     found = 0
-    for message in read_range(run.connection, place, max(0, end - LAST_RECORDS), end):
+    for message in read_range(run.connection, partition_id, max(0, end - LAST_RECORDS), end):
         if (event := read_record(message, WeightsPublished)) and event.run_id == run.run_id:
             found = message.offset if is_whole(event) else event.anchor_offset
-    whole = read_one(run.connection, place, found) if found > 0 else None
+    whole = read_one(run.connection, partition_id, found) if found > 0 else None
     event = read_record(whole, WeightsPublished) if whole is not None else None
     return found if event is not None and is_whole(event) else 0
 
@@ -223,12 +223,12 @@ def read_waiting_groups(
     """Return the curated records that the window of the trainer before held, and where it had read to.
 
     That is all between the newest checkpoint's positions and the last record's that was neither trained nor evicted,
-    nor became a dead letter. Known by their places, not by their groups: a group that was dead and is driven here once
+    nor became a dead letter. Known by their offsets, not by their groups: a group that was dead and is driven here once
     more is another record, and one that nobody could read then may be readable now.
     """
-    places = find_whole_topics(run.connection, [run.topics.curated(policy_variant)])
-    begin = _offsets(places, history.checkpoint.positions if history.checkpoint else ())
-    end = _offsets(places, history.last.positions if history.last else ())
+    partition_ids = find_whole_topics(run.connection, [run.topics.curated(policy_variant)])
+    begin = _offsets(partition_ids, history.checkpoint.positions if history.checkpoint else ())
+    end = _offsets(partition_ids, history.last.positions if history.last else ())
     with TopicReader(run.connection, begin, f"window.{policy_variant}") as reader:
         waited = [
             message
@@ -240,9 +240,9 @@ def read_waiting_groups(
     return sorted(waited, key=lambda message: (message.partition, message.offset)), end
 
 
-def _offsets(places: Iterable[PartitionId], positions: Iterable[Position]) -> dict[PartitionId, int]:
+def _offsets(partition_ids: Iterable[PartitionId], positions: Iterable[Position]) -> dict[PartitionId, int]:
     known = {position.partition: position.offset for position in positions}
-    return {place: known.get(place[1], 0) for place in places}
+    return {partition_id: known.get(partition_id[1], 0) for partition_id in partition_ids}
 
 
 def _is_ours(message: Message, run_id: str) -> bool:
@@ -252,7 +252,7 @@ def _is_ours(message: Message, run_id: str) -> bool:
 
 def wait_for_examples(run: Run, policy: str, stop: threading.Event) -> WarmStartExamples:
     """Wait until the feeder has put worked examples into the store. Raises StopRequested."""
-    state = run.state_place(trainer_component(policy))
+    state = run.state_partition_id(trainer_component(policy))
     with TopicReader(run.connection, {state: 0}, f"examples.{policy}") as reader:
         log_due = time.monotonic() + 5
         while True:

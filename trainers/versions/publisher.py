@@ -211,7 +211,7 @@ class VersionAnnouncer:
         self._anchor_offset = anchor_offset
 
     def build_message(self, event: WeightsPublished) -> Outgoing:
-        """Return an event as it goes to its topic; a delta's names the place of the newest anchor there."""
+        """Return an event as it goes to its topic; a delta's names the offset of the newest anchor there."""
         if event.kind == DELTA:
             event = replace(event, anchor_offset=self._anchor_offset)
         key = f"{event.version}".encode()
@@ -273,7 +273,7 @@ def build_pointer(
         batches_offset=window.batches_offset,
         fingerprint=fingerprint,
     )
-    topic, partition = run.state_place(trainer_component(policy_variant))
+    topic, partition = run.state_partition_id(trainer_component(policy_variant))
     key = checkpoint_key(policy_variant, window.version)
     return Outgoing(topic, codec.encode(record), key, partition=partition)
 

@@ -39,7 +39,7 @@ class TaskMemory:
     def note(self, task_id: str, number: float) -> None:
         """Remember a number as the newest."""
         key = _hash_task_id(task_id)
-        self._numbers.pop(key, None)  # a key that is set again would keep its old place
+        self._numbers.pop(key, None)  # a key that is set again would keep its old position in the order
         self._numbers[key] = number
         self._forget()
 

@@ -43,7 +43,7 @@ class Tiers(AcceptAll):
         """Return the tier of the next problem. Raises UsageError when the environment has none."""
         if not tiers:
             raise UsageError("feed.selector tiers needs an environment with tiers, as arithmetic and mixture have")
-        newest = next((place for place, tier in enumerate(tiers) if tier not in self.passed), len(tiers) - 1)
+        newest = next((index for index, tier in enumerate(tiers) if tier not in self.passed), len(tiers) - 1)
         if newest and self.draws.next() < self.floor:
             return tiers[int(self.draws.next() * newest)]
         return tiers[newest]

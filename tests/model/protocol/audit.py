@@ -35,7 +35,7 @@ class ModelLog:
     def topics(self) -> set[str]:
         return set(self._broker.partitions)
 
-    def places(self, topics: Iterable[str]) -> dict[PartitionId, int]:
+    def partitions(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         return {(topic, partition): 0 for topic in topics for partition in range(self._broker.partitions[topic])}
 
     def read(self, topics: Iterable[str], _what: str = "") -> Iterator[Message]:
@@ -45,26 +45,28 @@ class ModelLog:
     reread = read_in_order = read
 
     def ends(self, topics: Iterable[str]) -> dict[PartitionId, int]:
-        return {place: self._broker.end(place) for place in self.places(topics)}
+        return {partition_id: self._broker.end(partition_id) for partition_id in self.partitions(topics)}
 
     def revisions(self) -> list[tuple[str, RecipeRevision]]:
         found = [(name_offset(message), read_revision(message)) for message in self.read([TOPICS.recipe])]
-        return [(place, revision) for place, revision in found if revision is not None]
+        return [(where, revision) for where, revision in found if revision is not None]
 
     def schemas(self) -> list[RecipeRevision]:
         return [revision for _, revision in self.revisions()]
 
     def find_shortened(self, topics: Iterable[str]) -> Iterator[str]:
-        return (str(place) for place in self.places(topics) if self._broker.begins[place])
+        return (str(partition_id) for partition_id in self.partitions(topics) if self._broker.begins[partition_id])
 
     def ask(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
         return {group: self._committed(group) for group in groups}
 
     def _committed(self, group: commits.Group) -> commits.Committed:
-        places, known = self.places([group.topic]), self._broker.groups
+        partition_ids, known = self.partitions([group.topic]), self._broker.groups
         found = known[group.name].commits if group.name in known else {}
-        mine = {place: Commit(*commit) for place, commit in found.items() if place in places}
-        return commits.Committed(places, mine, self.ends([group.topic]))
+        mine = {
+            partition_id: Commit(*commit) for partition_id, commit in found.items() if partition_id in partition_ids
+        }
+        return commits.Committed(partition_ids, mine, self.ends([group.topic]))
 
     def read_retired(self) -> Retired:
         return Retired(RUN_ID, ())

@@ -1,7 +1,7 @@
 """A log in memory: partitions, transactions and consumer groups, as far as the protocol rests on them.
 
 A record of a transaction stands in its partition from when it was produced. Readers of committed records stop in
-front of an open transaction, and never see an aborted one. Marks of transactions take no place.
+front of an open transaction, and never see an aborted one. Marks of transactions take no offset.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.kafka.topic_reader import PartitionId
 
-Place = tuple[str, int]
 STATE = "m.state"
 KEYS: dict[bytes, int] = {}
 """Keys of `state`, numbered. Records of one key stand together there: the order of others means nothing."""
@@ -76,8 +76,8 @@ class Member:
 
     name: str
     epoch: int
-    has: set[Place] = field(default_factory=set)
-    wants: set[Place] = field(default_factory=set)
+    has: set[PartitionId] = field(default_factory=set)
+    wants: set[PartitionId] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Group:
     topics: tuple[str, ...]
     epoch: int = 0
     members: dict[str, Member] = field(default_factory=dict)
-    commits: dict[Place, tuple[int, str]] = field(default_factory=dict)
+    commits: dict[PartitionId, tuple[int, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class Broker:
     def __init__(self, partitions: dict[str, int]) -> None:
         self.partitions = partitions
         self.now = 0.0
-        self.log: defaultdict[Place, list[Entry]] = defaultdict(list)
-        self.begins: defaultdict[Place, int] = defaultdict(int)
+        self.log: defaultdict[PartitionId, list[Entry]] = defaultdict(list)
+        self.begins: defaultdict[PartitionId, int] = defaultdict(int)
         self.epochs: defaultdict[str, int] = defaultdict(int)
         """Of transactional ids."""
         self.transactions: dict[str, Transaction] = {}
@@ -124,19 +124,19 @@ class Broker:
 
     # ------------------------------------------------------------------------------------------------------ reading
 
-    def end(self, place: Place) -> int:
+    def end(self, partition_id: PartitionId) -> int:
         """Return the high watermark."""
-        entries = self.log[place]
-        return entries[-1].message.offset + 1 if entries else self.begins[place]
+        entries = self.log[partition_id]
+        return entries[-1].message.offset + 1 if entries else self.begins[partition_id]
 
-    def stable(self, place: Place) -> int:
+    def stable(self, partition_id: PartitionId) -> int:
         """Return up to where a reader of committed records gets."""
-        is_open = (entry.message.offset for entry in self.log[place] if entry.transaction)
-        return next(is_open, self.end(place))
+        is_open = (entry.message.offset for entry in self.log[partition_id] if entry.transaction)
+        return next(is_open, self.end(partition_id))
 
-    def fetch(self, place: Place, position: int) -> Message | None:
+    def fetch(self, partition_id: PartitionId, position: int) -> Message | None:
         """Return the first committed record at or after a position."""
-        for entry in self.log[place]:
+        for entry in self.log[partition_id]:
             if entry.transaction:
                 return None
             if entry.message.offset >= position and not entry.is_aborted:
@@ -156,16 +156,16 @@ class Broker:
         """Write a record; return its offset."""
         count = self.partitions[record.topic]
         partition = record.partition if record.partition >= 0 else sum(record.key) % count
-        place = (record.topic, partition)
-        offset = self._next_of_key(place, record.key) if record.topic == STATE else self.end(place)
+        partition_id = (record.topic, partition)
+        offset = self._next_of_key(partition_id, record.key) if record.topic == STATE else self.end(partition_id)
         value, headers = record.value, list(record.headers)
         message = Message(record.topic, partition, offset, record.key, value, headers, 0, record.is_null)
-        insort(self.log[place], written(message, transaction), key=_offset)
+        insort(self.log[partition_id], written(message, transaction), key=_offset)
         return offset
 
-    def _next_of_key(self, place: Place, key: bytes) -> int:
+    def _next_of_key(self, partition_id: PartitionId, key: bytes) -> int:
         first = KEYS.setdefault(key, len(KEYS)) * ROOM
-        return first + sum(first <= entry.message.offset < first + ROOM for entry in self.log[place])
+        return first + sum(first <= entry.message.offset < first + ROOM for entry in self.log[partition_id])
 
     def take_over(self, transactional_id: str) -> int:
         """Fence whoever had the id, abort its open transaction; return the epoch."""
@@ -224,7 +224,7 @@ class Broker:
             for partition in range(self.partitions[topic]) if names else ():
                 group.members[names[partition % len(names)]].wants.add((topic, partition))
 
-    def heartbeat(self, name: str, member: str) -> tuple[set[Place], set[Place]] | None:
+    def heartbeat(self, name: str, member: str) -> tuple[set[PartitionId], set[PartitionId]] | None:
         """Return the partitions to give up and those to own from now on; None for one that is no member."""
         group = self.groups[name]
         me = group.members.get(member)
@@ -233,7 +233,7 @@ class Broker:
         gone = me.has - me.wants
         me.has -= gone
         me.epoch = group.epoch
-        taken = {place for other in group.members.values() if other is not me for place in other.has}
+        taken = {partition_id for other in group.members.values() if other is not me for partition_id in other.has}
         new = me.wants - me.has - taken
         me.has |= new
         return gone, new
@@ -249,7 +249,8 @@ class Broker:
     def key(self) -> Any:
         """Return all that decides what follows: what can be read, by whom it was read, and who may write."""
         topics = tuple(
-            (place, self.begins[place], tuple(map(_seen, entries))) for place, entries in sorted(self.log.items())
+            (partition_id, self.begins[partition_id], tuple(map(_seen, entries)))
+            for partition_id, entries in sorted(self.log.items())
         )
         is_open = tuple(
             (one, at.epoch, tuple(sorted(at.offsets.items()))) for one, at in sorted(self.transactions.items())
@@ -270,29 +271,29 @@ class Broker:
         return name, group.epoch, members, tuple(sorted(group.commits.items()))
 
     def send_offsets(
-        self, transactional_id: str, name: str, member: tuple[str, int], offsets: dict[Place, tuple[int, str]]
+        self, transactional_id: str, name: str, member: tuple[str, int], offsets: dict[PartitionId, tuple[int, str]]
     ) -> None:
         """Add offsets to a transaction; `member` is (name, epoch). Raises NotMember."""
         if not self.is_current(name, *member):
             raise NotMember(member)
         self.transactions[transactional_id].offsets.update(
-            {(name, *place): commit for place, commit in offsets.items()}
+            {(name, *partition_id): commit for partition_id, commit in offsets.items()}
         )
 
-    def commit(self, name: str, member: str, epoch: int, offsets: dict[Place, tuple[int, str]]) -> None:
+    def commit(self, name: str, member: str, epoch: int, offsets: dict[PartitionId, tuple[int, str]]) -> None:
         """Commit offsets outside of a transaction."""
         if not self.is_current(name, member, epoch):
             raise NotMember(member)
         self.groups[name].commits.update(offsets)
 
-    def committed(self, name: str, places: Iterable[Place]) -> dict[Place, tuple[int, str]]:
+    def committed(self, name: str, partition_ids: Iterable[PartitionId]) -> dict[PartitionId, tuple[int, str]]:
         """Return what a group has committed; waits for transactions that may change it."""
-        wanted = set(places)
+        wanted = set(partition_ids)
         for transaction in self.transactions.values():
             if any(group == name and (topic, partition) in wanted for group, topic, partition in transaction.offsets):
                 raise Blocked
         commits = self.groups[name].commits if name in self.groups else {}
-        return {place: commits[place] for place in wanted if place in commits}
+        return {partition_id: commits[partition_id] for partition_id in wanted if partition_id in commits}
 
 
 def _offset(entry: Entry) -> int:

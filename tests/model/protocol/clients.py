@@ -10,9 +10,9 @@ from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaE
 from confluent_kafka.admin import OffsetSpec
 
 from headrace.infra.kafka.clients import Fenced, Message, Outgoing
-from headrace.infra.kafka.topic_reader import TopicReader
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader
 from headrace.infra.kafka.transactions import Aborted, GroupOffsets, Ticket
-from protocol.broker import STAGE, Blocked, IsFenced, NotMember, Place
+from protocol.broker import STAGE, Blocked, IsFenced, NotMember
 
 Rebalanced = Callable[[Any, list[TopicPartition]], object]
 
@@ -23,7 +23,7 @@ class Cut(BaseException):
 
 @dataclass(slots=True)
 class RawMessage:
-    """As librdkafka hands it over: a record, or an error at a place."""
+    """As librdkafka hands it over: a record, or an error at an offset."""
 
     message: Message
     code: int = 0
@@ -60,10 +60,10 @@ class Consumer:
         self._group = str(config["group.id"])
         self._by_hand = not config.get("group.protocol")
         self._reset, self._tells_end = config["auto.offset.reset"], bool(config.get("enable.partition.eof"))
-        self._positions: dict[Place, int] = {}
-        self._ends: dict[Place, int] = {}
+        self._positions: dict[PartitionId, int] = {}
+        self._ends: dict[PartitionId, int] = {}
         """Where a reader was told that it is at an end."""
-        self._paused: set[Place] = set()
+        self._paused: set[PartitionId] = set()
         self._topics: tuple[str, ...] = ()
         self._callbacks: dict[str, Rebalanced] = {}
         self.member = ""
@@ -97,26 +97,26 @@ class Consumer:
         if new:
             self._callbacks["on_assign"](self, _partitions(new))
 
-    def assign(self, places: list[TopicPartition]) -> None:
-        self._positions = {(tp.topic, tp.partition): tp.offset for tp in places}
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self._positions = {(tp.topic, tp.partition): tp.offset for tp in partitions}
         self._ends.clear()
 
-    def incremental_assign(self, places: list[TopicPartition]) -> None:
-        for tp in places:
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        for tp in partitions:
             self._positions[tp.topic, tp.partition] = tp.offset
 
-    def incremental_unassign(self, places: list[TopicPartition]) -> None:
-        for tp in places:
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        for tp in partitions:
             self._positions.pop((tp.topic, tp.partition), None)
 
     def seek(self, tp: TopicPartition) -> None:
         self._positions[tp.topic, tp.partition] = tp.offset
 
-    def pause(self, places: list[TopicPartition]) -> None:
-        self._paused.update((tp.topic, tp.partition) for tp in places)
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        self._paused.update((tp.topic, tp.partition) for tp in partitions)
 
-    def resume(self, places: list[TopicPartition]) -> None:
-        self._paused.difference_update((tp.topic, tp.partition) for tp in places)
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        self._paused.difference_update((tp.topic, tp.partition) for tp in partitions)
 
     def consumer_group_metadata(self) -> tuple[str, str, int]:
         return self._group, self.member, self.epoch
@@ -142,60 +142,62 @@ class Consumer:
     def consume(self, most: int = 1, timeout: float = 0) -> list[RawMessage]:
         self._rebalance()
         found: list[RawMessage] = []
-        for place in sorted(self._positions.keys() - self._paused):
-            found += self._of(place, most - len(found))
+        for partition_id in sorted(self._positions.keys() - self._paused):
+            found += self._of(partition_id, most - len(found))
         return found
 
     def poll(self, timeout: float = 0) -> RawMessage | None:
         return next(iter(self.consume(1)), None)
 
-    def _of(self, place: Place, most: int) -> Iterator[RawMessage]:
-        broker, position = STAGE.broker, self._position(place)
-        if position > broker.end(place) or position < broker.begins[place]:
+    def _of(self, partition_id: PartitionId, most: int) -> Iterator[RawMessage]:
+        broker, position = STAGE.broker, self._position(partition_id)
+        if position > broker.end(partition_id) or position < broker.begins[partition_id]:
             if self._reset == "error":
-                yield RawMessage(Message(*place, -1, b"", b""), KafkaError._AUTO_OFFSET_RESET)
+                yield RawMessage(Message(*partition_id, -1, b"", b""), KafkaError._AUTO_OFFSET_RESET)
                 return
-            position = broker.begins[place]
-        self._positions[place] = position
+            position = broker.begins[partition_id]
+        self._positions[partition_id] = position
         for _ in range(most):
-            message = broker.fetch(place, self._positions[place])
+            message = broker.fetch(partition_id, self._positions[partition_id])
             if message is None:
-                yield from self._end(place)
+                yield from self._end(partition_id)
                 return
-            self._positions[place] = message.offset + 1
+            self._positions[partition_id] = message.offset + 1
             yield RawMessage(message)
 
-    def _position(self, place: Place) -> int:
+    def _position(self, partition_id: PartitionId) -> int:
         """Return the position; a member begins where its group has committed, else where the reset says."""
-        position = self._positions[place]
+        position = self._positions[partition_id]
         if position >= 0:
             return position
         if position == OFFSET_BEGINNING:
-            return STAGE.broker.begins[place]
-        committed = {} if self._by_hand else STAGE.broker.committed(self._group, [place])
-        return committed.get(place, (STAGE.broker.begins[place], ""))[0]
+            return STAGE.broker.begins[partition_id]
+        committed = {} if self._by_hand else STAGE.broker.committed(self._group, [partition_id])
+        return committed.get(partition_id, (STAGE.broker.begins[partition_id], ""))[0]
 
-    def _end(self, place: Place) -> Iterator[RawMessage]:
-        end = STAGE.broker.stable(place)
-        self._positions[place] = max(self._positions[place], end)
-        if self._tells_end and self._ends.get(place) != end:
-            self._ends[place] = end
-            yield RawMessage(Message(*place, end, b"", b""), KafkaError._PARTITION_EOF)
+    def _end(self, partition_id: PartitionId) -> Iterator[RawMessage]:
+        end = STAGE.broker.stable(partition_id)
+        self._positions[partition_id] = max(self._positions[partition_id], end)
+        if self._tells_end and self._ends.get(partition_id) != end:
+            self._ends[partition_id] = end
+            yield RawMessage(Message(*partition_id, end, b"", b""), KafkaError._PARTITION_EOF)
 
     def get_watermark_offsets(self, tp: TopicPartition, cached: bool = False) -> tuple[int, int]:
-        place = tp.topic, tp.partition
-        return STAGE.broker.begins[place], STAGE.broker.end(place)
+        partition_id = tp.topic, tp.partition
+        return STAGE.broker.begins[partition_id], STAGE.broker.end(partition_id)
 
     def close(self) -> None:
         if not self._by_hand:
             STAGE.broker.leave(self.member)
 
 
-def _partitions(places: Iterable[Place]) -> list[TopicPartition]:
-    return [TopicPartition(*place) for place in sorted(places)]
+def _partitions(partition_ids: Iterable[PartitionId]) -> list[TopicPartition]:
+    return [TopicPartition(*partition_id) for partition_id in sorted(partition_ids)]
 
 
-def follow(reader: TopicReader, goes_on: Callable[[], bool], ends: Mapping[Place, int], _s: float) -> Iterator[Message]:
+def follow(
+    reader: TopicReader, goes_on: Callable[[], bool], ends: Mapping[PartitionId, int], _s: float
+) -> Iterator[Message]:
     """Stand in for `TopicReader._read_while`: where nothing comes, whoever reads waits for another process."""
     while goes_on():
         before = dict(reader.positions)
@@ -276,9 +278,14 @@ class Admin:
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
 
 
-def offsets(_cluster: object, partitions: list[Place], spec: OffsetSpec, isolation: IsolationLevel) -> dict[Place, int]:
+def offsets(
+    _cluster: object, partitions: list[PartitionId], spec: OffsetSpec, isolation: IsolationLevel
+) -> dict[PartitionId, int]:
     """Stand in for `clients._offsets`: ends, also of what is committed, or beginnings."""
     broker = STAGE.broker
     if isolation == IsolationLevel.READ_COMMITTED:
-        return {place: broker.stable(place) for place in partitions}
-    return {place: broker.end(place) if spec is LATEST else broker.begins[place] for place in partitions}
+        return {partition_id: broker.stable(partition_id) for partition_id in partitions}
+    return {
+        partition_id: broker.end(partition_id) if spec is LATEST else broker.begins[partition_id]
+        for partition_id in partitions
+    }

@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.ops.audit.bounds import MOST_AHEAD
 from headrace.producers.rollout.group_records import build_outgoing, encode_group
-from protocol.broker import STAGE, Broker, Entry, Harm, Place
+from protocol.broker import STAGE, Broker, Entry, Harm
 from protocol.frozen import thaw
 from protocol.processes import FeederProcess, Looped, Process, TrainerProcess
 from protocol.promises import DOUBLED, LOST, facts_of
@@ -101,12 +102,12 @@ def lose_a_tail(world: World, state: State) -> Iterator[Step]:
     """A partition of the curated topic loses its newest record, which is trained, as by an unclean election."""
     broker = world.thaw(state)
     trained = {number for _, number, _ in facts_of(broker).trained}
-    for place in ((TOPICS.curated(POLICY), partition) for partition in (0, 1)):
-        entries = broker.log[place]
+    for partition_id in ((TOPICS.curated(POLICY), partition) for partition in (0, 1)):
+        entries = broker.log[partition_id]
         if entries and not entries[-1].transaction and _number(entries[-1]) in trained:
             yield (
-                f"{place[0]}[{place[1]}] loses its newest record",
-                _changed(world, state, partial(_lose_newest, place=place)),
+                f"{partition_id[0]}[{partition_id[1]}] loses its newest record",
+                _changed(world, state, partial(_lose_newest, partition_id=partition_id)),
             )
 
 
@@ -114,8 +115,8 @@ def _lose_object(broker: Broker, key: str) -> None:
     del broker.objects[key]
 
 
-def _lose_newest(broker: Broker, place: Place) -> None:
-    broker.log[place].pop()
+def _lose_newest(broker: Broker, partition_id: PartitionId) -> None:
+    broker.log[partition_id].pop()
     broker.harm = Harm("gone with the tail")
 
 
@@ -155,10 +156,12 @@ def forget_a_group(world: World, state: State) -> Iterator[Step]:
 
 def double_a_curated_record(world: World, state: State) -> Iterator[Step]:
     """Somebody writes a curated record once more."""
-    for place in ((TOPICS.curated(POLICY), partition) for partition in (0, 1)):
-        entries = [entry for entry in world.thaw(state).log[place] if not (entry.transaction or entry.is_aborted)]
+    for partition_id in ((TOPICS.curated(POLICY), partition) for partition in (0, 1)):
+        entries = [
+            entry for entry in world.thaw(state).log[partition_id] if not (entry.transaction or entry.is_aborted)
+        ]
         if entries:
-            what = f"the record {place[0]}[{place[1]}]@{entries[-1].message.offset} is written again"
+            what = f"the record {partition_id[0]}[{partition_id[1]}]@{entries[-1].message.offset} is written again"
             yield what, _changed(world, state, partial(_double, entry=entries[-1]))
 
 

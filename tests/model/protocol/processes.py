@@ -186,8 +186,8 @@ class CuratorProcess(Looped):
     def memory(self) -> Key:
         body = self.body
         held = tuple(
-            (place, one.position, one.state.snapshot(), _chains_of(one.state), one.handled, one.snapshot_offset)
-            for place, one in sorted(body._held.items())
+            (partition_id, one.position, one.state.snapshot(), _chains_of(one.state), one.handled, one.snapshot_offset)
+            for partition_id, one in sorted(body._held.items())
         )
         consumer = body._consumer
         assert body._restore is None, "a turn takes no time"

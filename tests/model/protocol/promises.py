@@ -184,9 +184,9 @@ def _reissued(broker: Broker, facts: Facts) -> Iterator[str]:
     topic, group = TOPICS.trajectories(POLICY), broker.groups.get(TOPICS.curate_group(POLICY))
     commits = {} if group is None else group.commits
     for number, attempts in facts.attempts.items():
-        place = topic, number % broker.partitions[topic]
-        read, key = commits.get(place, (0, ""))[0], f"{STREAM}:{number}".encode()
-        waits = [e for e in broker.log[place] if e.message.key == key and e.message.offset >= read]
+        partition_id = topic, number % broker.partitions[topic]
+        read, key = commits.get(partition_id, (0, ""))[0], f"{STREAM}:{number}".encode()
+        waits = [e for e in broker.log[partition_id] if e.message.key == key and e.message.offset >= read]
         if attempts > 1 and len(waits) > 1:
             yield f"number {number} was issued {attempts} times, and {len(waits)} groups of it wait for their curator"
 

@@ -95,9 +95,9 @@ class WorkerProcess(Process):
             group = replace(group, trajectories=(), failures=failures, reason=started.refusal.reason)
         self.playing.append((started, group))
 
-    def drop(self, places: frozenset[PartitionId]) -> None:
+    def drop(self, partition_ids: frozenset[PartitionId]) -> None:
         """Cancel what is played of partitions that are ours no more."""
-        self.playing = [one for one in self.playing if one[0].place not in places]
+        self.playing = [one for one in self.playing if one[0].partition_id not in partition_ids]
 
     def deliver(self) -> None:
         """Put the oldest group on the log; it is acknowledged, and the task is done."""
@@ -132,16 +132,16 @@ class WorkerProcess(Process):
             return (self.name, False)
         intake, follower = self.intake, self.follower
         ledgers = tuple(
-            (place, one.ledger._next, one.ledger._base, tuple(sorted(one.ledger._open)), one.dirty,
+            (partition_id, one.ledger._next, one.ledger._base, tuple(sorted(one.ledger._open)), one.dirty,
              tuple(sorted(one.ledger._done)), tuple(sorted(one.ledger._starts.items())),
              tuple(sorted(one.ledger._inherited.items())), tuple(sorted(one.ledger._mine)))
-            for place, one in sorted(intake.owned._owned.items())
+            for partition_id, one in sorted(intake.owned._owned.items())
         )  # fmt: skip
         queue = tuple(
-            (task.place, task.message.offset, task.message.value, task.since_s) for task in intake.queue._waiting
+            (task.partition_id, task.message.offset, task.message.value, task.since_s) for task in intake.queue._waiting
         )
-        playing = tuple((one.place, one.message.offset, group) for one, group in _playing(self.playing))
-        done = tuple((one.place, one.message.offset) for one in intake._done)
+        playing = tuple((one.partition_id, one.message.offset, group) for one, group in _playing(self.playing))
+        done = tuple((one.partition_id, one.message.offset) for one in intake._done)
         served = tuple(self.engine.served.items()), follower.published[POLICY].head, follower.ended
         recipes = tuple(repr(recipe.curate.chain) for recipe in follower.recipes.values())
         weights = self.loader._weights[POLICY]._held

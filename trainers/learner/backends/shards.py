@@ -240,7 +240,7 @@ def _name_of(index: MetadataIndex) -> str:
 
 
 def _cut_of(name: str, metadata: Any, held: Mapping[tuple[str, torch.Size | None], NamedObject]) -> Cut:
-    """Return the places of a tensor's pieces, without those that have no elements."""
+    """Return where a tensor's pieces are, without those that have no elements."""
     pieces = (
         Piece(tuple(chunk.offsets), tuple(chunk.sizes), held[name, chunk.offsets].name)
         for chunk in metadata.chunks
