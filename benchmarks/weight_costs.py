@@ -137,7 +137,7 @@ def _taken(form: Format, sets: Sets, rounds: int, copies: Copies) -> tuple[int, 
         copies.take(base, target)
         apply = form.applier(target)
         applying.time(lambda: apply(data))  # noqa: B023 - called at once
-        assert target.equals(new), f"{form.name} does not give the new weights"  # noqa: S101 - nothing else counts
+        assert target.is_equal_to(new), f"{form.name} does not give the new weights"  # noqa: S101 - nothing else counts
     return len(data), encoding, applying
 
 

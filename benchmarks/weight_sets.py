@@ -51,7 +51,7 @@ class PackedWeights:
         """Copy the items."""
         return PackedWeights(self.items.copy(), self.shapes)
 
-    def equals(self, other: PackedWeights) -> bool:
+    def is_equal_to(self, other: PackedWeights) -> bool:
         """Return whether every bit is the same."""
         return all(
             np.array_equal(self.items[at : at + CHUNK], other.items[at : at + CHUNK])

@@ -74,8 +74,8 @@ TAKES: Mapping[str, tuple[Flow, ...]] = {
     "curate": (
         Flow("trajectories", TrajectoryGroup, CuratorPartition.handle),
         Flow("recipe", RecipeRevision, RecipeNews.look),
-        Flow("weights", WeightsPublished, PublishedVersions.has),
-        Flow("tasks", Task, IssuedNumbers.has),
+        Flow("weights", WeightsPublished, PublishedVersions.has_version),
+        Flow("tasks", Task, IssuedNumbers.has_number),
     ),
     "evaluate": (Flow("eval-groups", TrajectoryGroup, Evaluator.handle),),
     "train": (

@@ -25,7 +25,9 @@ def choose_best(run: Run, policy: str) -> int:
     best = find_best_version(
         result
         for result in results
-        if result is not None and result.run_id == run.run_id and not retired.has(policy, WEIGHTS, result.version)
+        if result is not None
+        and result.run_id == run.run_id
+        and not retired.has_version(policy, WEIGHTS, result.version)
     )
     if best is None:
         raise UsageError(
@@ -55,8 +57,10 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
         last = max(event.version for event in versions)
         raise UsageError(f"policy {name} of run {run.address.run} published no version {version}; the newest is {last}")
     retired = read_retired(run)
-    if retired.has(name, WEIGHTS, target.version):
-        there = describe_versions(event.version for event in versions if not retired.has(name, WEIGHTS, event.version))
+    if retired.has_version(name, WEIGHTS, target.version):
+        there = describe_versions(
+            event.version for event in versions if not retired.has_version(name, WEIGHTS, event.version)
+        )
         raise UsageError(
             f"`headrace gc` has retired the weights of version {target.version} of policy {name}: there are {there}"
         )

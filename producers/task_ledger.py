@@ -71,7 +71,7 @@ class TaskLedger:
         """Return how often owners before this one started a task that is still open."""
         return self._inherited.get(offset, 0)
 
-    def must_run_alone(self, offset: int) -> bool:
+    def has_to_run_alone(self, offset: int) -> bool:
         """Return whether a task is a suspect: one more death makes it poison, so nothing may run beside it."""
         return self.count_starts(offset) >= POISON_STARTS - 1
 

@@ -379,7 +379,7 @@ def _apply_by_key_exactly(
     """Return float64[n]; `formula` sees keys of at least two values that differ."""
     advantages = np.zeros(len(members), np.float64)
     for key in iterate_comparisons(members, group_by, weight):
-        if _are_different(key.values):
+        if _has_spread(key.values):
             advantages[key.members] = formula(key)[key.value_of]
     return advantages
 
@@ -389,7 +389,7 @@ def _centre(key: Compared) -> Floats:
     return centred
 
 
-def _are_different(values: Floats) -> bool:
+def _has_spread(values: Floats) -> bool:
     return values.size > 1 and bool(values.max() - values.min() > EQUAL)
 
 
@@ -405,7 +405,7 @@ def _whiten(advantages: Sequence[Floats], members: Sequence[Member], eps: float)
         np.broadcast_to(each, member.length) for each, member in zip(advantages, members, strict=True) if member.kept
     ]
     tokens = np.concatenate([np.empty(0), *kept])
-    if not _are_different(tokens):
+    if not _has_spread(tokens):
         return [np.zeros_like(each) for each in advantages]
     mean, deviation = tokens.mean(), tokens.std(ddof=1)
     return [(each - mean) / (deviation + eps) for each in advantages]

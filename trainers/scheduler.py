@@ -189,13 +189,13 @@ class Scheduler(Generic[T]):
         if not is_over:
             self._evictions.add(self.window.expire(at.version_now))
         waits = self.has_batch(at)
-        if self._evictions.are_due(at.is_empty, waits):
+        if self._evictions.is_due(at.is_empty, waits):
             return ReportEvictions(self._evictions.pop_all())
         return self._begin(at) if waits else self._look(at)
 
     def _look(self, at: Progress) -> Action[T]:
         is_due = at.is_empty and self._looks.is_due(max(at.arrived_at, at.free_since))
-        return LookAtStore(self._looks.reads, self._looks.applies) if is_due else Rest()
+        return LookAtStore(self._looks.is_reading, self._looks.is_applying) if is_due else Rest()
 
     def _begin(self, at: Progress) -> Action[T]:
         """Begin a step; or do what is to be committed before: that it begins, or that its groups are poison."""
@@ -227,7 +227,7 @@ class Scheduler(Generic[T]):
 
     def has_batch(self, at: Progress) -> bool:
         """Return whether there is a batch, and a learner that may begin to train it."""
-        may_begin = at.is_empty or (at.is_free and not self._trials.must_wait(at.version + 1))
+        may_begin = at.is_empty or (at.is_free and not self._trials.has_to_wait(at.version + 1))
         return may_begin and self._count_next_batch(at) > 0 and not self.is_over(at)
 
     def is_over(self, at: Progress) -> bool:

@@ -267,7 +267,7 @@ class Trainer:
         """None: BatchTrained records how far the trainer is."""
 
     @property
-    def needs_commit(self) -> bool:
+    def is_commit_due(self) -> bool:
         """Positions are committed with the next BatchTrained."""
         return False
 

@@ -66,12 +66,12 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
     """
     address = RunAddress(servers.connection, recipe.name)
     first = read_first_revision(address)
-    if not servers.embedded_kafka:
+    if not servers.has_embedded_kafka:
         refuse_unfit(address.connection, needs_of(recipe, read_topic_specs(first, recipe)))
     elif first is not None:  # of a broker of ours all is known but what became of its topics
         refuse_unfit(address.connection, Wanted(read_topic_specs(first, recipe)))
     if first is not None and codec.decode(first, RecipeRevision).run_id != own_run_id:
-        refuse_run_of_another(join(address), recipe, own_run_id, embedded_store=servers.embedded_store)
+        refuse_run_of_another(join(address), recipe, own_run_id, embedded_store=servers.has_embedded_store)
     newest_before = 0
     settle = partial(
         plan_revision,
@@ -92,7 +92,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         revision = write_later(address, settle)
     run = join(address)
     if first is None:  # another may have begun it at the same moment: the oldest revision is the run's
-        refuse_run_of_another(run, recipe, own_run_id, embedded_store=servers.embedded_store)
+        refuse_run_of_another(run, recipe, own_run_id, embedded_store=servers.has_embedded_store)
     if revision is not None and revision.revision and new_recipe and not revision.ended:
         say(f"recipe revision {revision.revision} is written")
     elif revision is not None and revision.revision > newest_before and not revision.ended:
@@ -137,7 +137,10 @@ def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
     servers = Servers(recipe.kafka, recipe.store, data_folder_of(recipe.name, None), say)
     unnamed = [
         key
-        for key, embedded in (("kafka.bootstrap", servers.embedded_kafka), ("store.endpoint", servers.embedded_store))
+        for key, embedded in (
+            ("kafka.bootstrap", servers.has_embedded_kafka),
+            ("store.endpoint", servers.has_embedded_store),
+        )
         if embedded
     ]
     if unnamed:

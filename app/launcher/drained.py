@@ -30,7 +30,7 @@ class Page(Protocol):
         """Numbers that are issued and not concluded, over all policies and shadows."""
 
     @property
-    def awaits_evaluation(self) -> bool:
+    def is_awaiting_evaluation(self) -> bool:
         """Whether the last version's evaluation is still to come."""
 
     @property
@@ -69,7 +69,7 @@ def is_drained(page: Page, since_end_s: float, since_concluded_s: float, drain_s
     """
     if page.in_flight and since_concluded_s < drain_s:
         return False
-    return not (page.awaits_evaluation and since_end_s < EVALUATION_DRAIN_S)
+    return not (page.is_awaiting_evaluation and since_end_s < EVALUATION_DRAIN_S)
 
 
 class Drain:

@@ -169,11 +169,11 @@ class Launcher:
         """Run to the end and show the result. Raises HeadraceError and KeyboardInterrupt."""
         self._say(f"run [bold]{self._recipe.name}[/] in {self._folder.root}")
         self._servers.claim()
-        early = self._before is None and self._servers.embedded_kafka
+        early = self._before is None and self._servers.has_embedded_kafka
         if early:  # a new run: their imports take as long as the broker's start, and they wait for the recipe
             self._start_components()
         self._servers.fetch()
-        own = (("Kafka", self._servers.embedded_kafka), ("the object store", self._servers.embedded_store))
+        own = (("Kafka", self._servers.has_embedded_kafka), ("the object store", self._servers.has_embedded_store))
         if names := [name for name, embedded in own if embedded]:
             self._say(f"starting {' and '.join(names)}")
         self._servers.start()
@@ -319,7 +319,7 @@ class Launcher:
 
     def _remember(self, run_id: str) -> None:
         """Record the run of this folder before anything of it is written to the cluster."""
-        own, connection = self._servers.embedded_kafka, self._servers.connection
+        own, connection = self._servers.has_embedded_kafka, self._servers.connection
         self._folder.write(RunNotes(self._recipe.name, connection.bootstrap, own, run_id))
 
     def _note(self, run: Run, *, finished: bool | None = None) -> None:
@@ -330,7 +330,7 @@ class Launcher:
         notes = RunNotes(
             run=self._recipe.name,
             bootstrap=self._servers.connection.bootstrap,
-            embedded_kafka=self._servers.embedded_kafka,
+            embedded_kafka=self._servers.has_embedded_kafka,
             run_id=run.run_id,
             finished=bool(run.ended and before and before.finished) if finished is None else finished,
         )

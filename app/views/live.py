@@ -147,7 +147,7 @@ class LivePage:
         return self._figures.in_flight
 
     @property
-    def awaits_evaluation(self) -> bool:
+    def is_awaiting_evaluation(self) -> bool:
         """Whether the last version of a policy is to be evaluated, and has not been in each of its workflows."""
         recipe = self._run.recipe
         done = {(one.workflow, one.policy, one.version) for one in self._figures.evals}

@@ -62,7 +62,7 @@ class Chain:
         self._algorithms = tuple(algorithms)
 
     @property
-    def replays(self) -> bool:
+    def can_replay(self) -> bool:
         """Whether any of its algorithms may ask for a group again."""
         return any(hasattr(algorithm, "holds") for _, algorithm in self._algorithms)
 

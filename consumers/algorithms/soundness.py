@@ -21,7 +21,7 @@ _FLOAT32, _UINT32 = np.dtype(np.float32), np.dtype(np.uint32)
 _WRITABLE = bytearray()
 
 
-def are_all_sound(members: Several[Trajectory], head_version: int, vocabulary: int) -> bool:
+def is_group_sound(members: Several[Trajectory], head_version: int, vocabulary: int) -> bool:
     """Return True where `validate` finds no fault in any member; False where it has to look at each of them.
 
     False does not mean that there is one: what is rare, as a span of length 0, is left to the closer look.

@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.consumers.algorithms.contract import Candidate, Rejection, Result, Stateless
 from headrace.consumers.algorithms.sizes import drop_if_nothing_left, keep_or_drop
-from headrace.consumers.algorithms.soundness import LOGPROB_SLACK, SPAN_KINDS, are_all_sound
+from headrace.consumers.algorithms.soundness import LOGPROB_SLACK, SPAN_KINDS, is_group_sound
 from headrace.infra.recipe.ranges import at_least
 from headrace.schemas.records import Sequence, Span, Trajectory
 
@@ -43,7 +43,7 @@ class Validate(Stateless):
         members = group.trajectories
         if len(candidate.kept) < len(members):
             members = tuple([members[index] for index in candidate.kept])
-        if are_all_sound(members, group.head_version, self._vocabulary):
+        if is_group_sound(members, group.head_version, self._vocabulary):
             return [keep_or_drop(candidate, "failures" if group.failures else "too_few")]
         rejections = list(self._find_rejections(candidate))
         sound = candidate.without(rejections, counted=False) if rejections else candidate

@@ -30,7 +30,7 @@ from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.consumers.curate.replayable_groups import ReplayableGroups
 from headrace.consumers.curate.revision_chains import RevisionChains, load_policy_chain
 from headrace.infra.kafka.clients import Message, Outgoing
-from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL, was_sent_back
+from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL, is_sent_back
 from headrace.infra.kafka.decoding import LARGEST_LEAP, LONGEST_NAME, MOST_EPISODES, Rejected, decode_record, stamp_own
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import run_loop
@@ -141,7 +141,7 @@ class CuratorPartition:
         self._clock = -1
         self._replayable = ReplayableGroups(context.run_id, context.policy)
         self._chains = RevisionChains(context)
-        self.was_unread = False
+        self.is_last_unread = False
         """Whether the message that was handled last could not be read."""
         self._failures = 0
         """Groups in a row over which the chain failed."""
@@ -152,7 +152,7 @@ class CuratorPartition:
         A message that was sent back is not a repetition if a dead letter concluded its number; where that was
         forgotten it becomes another dead letter. To a shadow, which concludes no number by one, it is a repetition.
         """
-        self.was_unread = False
+        self.is_last_unread = False
         try:
             stamp = self._read_stamp(message)
         except Rejected as rejected:
@@ -160,7 +160,7 @@ class CuratorPartition:
             named = replace(message, headers=[]) if rejected.reason in {"misrouted", NOT_ISSUED} else message
             return self._build_dead_letter(named, rejected)
         stream, number = stamp.stream, stamp.number
-        is_new, is_back = self._dedupe.conclude(stream, number), was_sent_back(message) and not self._context.is_shadow
+        is_new, is_back = self._dedupe.conclude(stream, number), is_sent_back(message) and not self._context.is_shadow
         if not is_new and not (is_back and self._dedupe.reopen(stream, number)):
             if is_back and self._dedupe.has_forgotten_dead(stream):
                 # When it was sent back its number was opened, which this dead letter concludes again.
@@ -203,7 +203,7 @@ class CuratorPartition:
         stamp = stamp_own(message, self._context.run_id)
         if stamp.policy != self._context.policy:
             raise Rejected("misrouted", f"a group of policy {stamp.policy!r} is on the topic of {self._context.policy}")
-        if not self._dedupe.belongs(stamp.number):
+        if not self._dedupe.is_own(stamp.number):
             raise Rejected("misrouted", f"number {stamp.number} does not belong on partition {self._partition}")
         is_issued = self._context.is_issued
         if is_issued is not None and not is_issued(message, stamp):
@@ -249,7 +249,7 @@ class CuratorPartition:
             match result:
                 case Keep(candidate):
                     stamp, limit = build_stamp(candidate), self._chains.max_staleness(group.revision)
-                    self._replayable.add(stamp, name if chain.replays else None)
+                    self._replayable.add(stamp, name if chain.can_replay else None)
                     outgoing += self._messages.build_kept(candidate, value, stamp, limit)
                 case Drop(reason):
                     outgoing.append(self._messages.build_dropped(group, reason))
@@ -259,7 +259,7 @@ class CuratorPartition:
         return outgoing
 
     def _build_dead_letter(self, message: Message, rejected: Rejected) -> list[Outgoing]:
-        self.was_unread = True
+        self.is_last_unread = True
         return self._messages.build_dead_letter(message, rejected.refusal)
 
     @property

@@ -31,7 +31,7 @@ class Dedupe:
         self._forgot: set[str] = set()
         """Streams with more dead numbers than are kept."""
 
-    def belongs(self, number: int) -> bool:
+    def is_own(self, number: int) -> bool:
         """Return whether a number is one of this partition's."""
         return number >= 0 and number % self._partitions == self._partition
 
@@ -104,7 +104,11 @@ class Dedupe:
             raise ValueError(f"no dedupe snapshot: {state!r:.80}")  # noqa: TRY004 - what is wrong is the value
         for stream, known in state.items():
             runs, dead = (known.get("runs"), known.get("dead")) if isinstance(known, Mapping) else (None, None)
-            if not _are_runs(runs) or not isinstance(dead, list) or not all(type(index) is int for index in dead):
+            if (
+                not _is_list_of_runs(runs)
+                or not isinstance(dead, list)
+                or not all(type(index) is int for index in dead)
+            ):
                 raise ValueError(f"state of stream {stream} is not a dedupe snapshot: {known!r:.80}")
             self._runs[stream], self._dead[stream] = [list(run) for run in runs], set(dead)
             if known.get("forgot"):
@@ -115,7 +119,7 @@ def _begin_of(run: list[int]) -> int:
     return run[0]
 
 
-def _are_runs(known: object) -> TypeGuard[list[list[int]]]:
+def _is_list_of_runs(known: object) -> TypeGuard[list[list[int]]]:
     end = -1
     for run in known if isinstance(known, list) else [None]:
         if not isinstance(run, list) or len(run) != 2 or not all(type(bound) is int for bound in run):

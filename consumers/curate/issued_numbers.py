@@ -47,9 +47,9 @@ class IssuedNumbers:
     def is_issued(self, message: Message, stamp: Stamp) -> bool:
         """Return whether the number of a message's group was issued. Raises as `has`."""
         verdict = verdict_of(message)
-        return self.has(stamp.stream, stamp.number) if verdict is None else verdict != NOT_ISSUED
+        return self.has_number(stamp.stream, stamp.number) if verdict is None else verdict != NOT_ISSUED
 
-    def has(self, stream: str, number: int) -> bool:
+    def has_number(self, stream: str, number: int) -> bool:
         """Return whether a number was issued. Raises KafkaAway, KafkaRefused or LogTruncated."""
         if number < self._next.get(stream, 0):
             return True

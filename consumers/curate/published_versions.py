@@ -33,7 +33,7 @@ class PublishedVersions:
         self._read_to: dict[PartitionId, int] = {}
         """Ends of the topic when it was last read anew."""
 
-    def has(self, version: int) -> bool:
+    def has_version(self, version: int) -> bool:
         """Return whether a version, or a newer one, is published. Raises KafkaAway or KafkaRefused."""
         if version > self._newest:
             ends = self._follow()
@@ -45,7 +45,7 @@ class PublishedVersions:
     def can_move_clock(self, message: Message, group: TrajectoryGroup) -> bool:
         """Return whether the newest version that a message's group names may move the clock. Raises as `has`."""
         verdict = verdict_of(message)
-        return self.has(group.head_version) if verdict is None else verdict != TIME_TRAVEL
+        return self.has_version(group.head_version) if verdict is None else verdict != TIME_TRAVEL
 
     def _follow(self) -> dict[PartitionId, int]:
         """Read on to where the topic says that it ends; return that."""

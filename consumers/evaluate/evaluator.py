@@ -114,7 +114,7 @@ class Evaluator:
         """None: positions are in the snapshot."""
 
     @property
-    def needs_commit(self) -> bool:
+    def is_commit_due(self) -> bool:
         """Whether a snapshot is due, which holds the positions."""
         return self._changed and time.monotonic() >= self._snapshot_due
 

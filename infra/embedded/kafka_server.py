@@ -95,7 +95,7 @@ class EmbeddedKafka(ServerProcess):
         return f"{HOST}:{self.port('broker')}"
 
     @property
-    def records_start_cache(self) -> bool:
+    def is_recording_start_cache(self) -> bool:
         """Whether this process writes the AOT cache when it stops, which takes 6-10 s instead of half a second."""
         return self._recording is not None and self.is_alive()
 
@@ -116,7 +116,7 @@ class EmbeddedKafka(ServerProcess):
         """Where the JVM unpacks native libraries: one that is killed leaves them, here and not in /tmp."""
         return self.folder / "tmp"
 
-    def _does_answer(self) -> bool:
+    def _is_answering(self) -> bool:
         try:
             socket.create_connection((HOST, self.port("broker")), timeout=0.5).close()
             client = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})

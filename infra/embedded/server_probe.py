@@ -70,7 +70,7 @@ class ServerProbe:
         self._stop.set()
 
 
-def does_kafka_answer(connection: Connection, timeout_s: float = TIMEOUT_S) -> bool:
+def is_kafka_answering(connection: Connection, timeout_s: float = TIMEOUT_S) -> bool:
     """Return whether a broker answers."""
     try:
         return bool(open_admin(connection).list_topics(timeout=timeout_s).brokers)
@@ -78,7 +78,7 @@ def does_kafka_answer(connection: Connection, timeout_s: float = TIMEOUT_S) -> b
         return False
 
 
-def does_store_answer(address: StoreAddress, timeout_s: float = TIMEOUT_S) -> bool:
+def is_store_answering(address: StoreAddress, timeout_s: float = TIMEOUT_S) -> bool:
     """Return whether the store answers at all, be it by a refusal: nothing is signed, so no client is imported."""
     kind = http.client.HTTPSConnection if address.secure else http.client.HTTPConnection
     asked = kind(address.endpoint, timeout=timeout_s)

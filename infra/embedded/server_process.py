@@ -95,7 +95,7 @@ class ServerProcess(ABC):
         """Write what the server needs and return how to run it; the folder and ports are ours by now."""
 
     @abstractmethod
-    def _does_answer(self) -> bool:
+    def _is_answering(self) -> bool:
         """Whether the server serves requests; returns within a few seconds, and False on any failure."""
 
     def _clean_up(self, *, clean: bool) -> None:  # noqa: B027 - a hook that most servers do not need
@@ -269,7 +269,7 @@ class ServerProcess(ABC):
                 raise ServerFailed(
                     f"the {self.what} in {self.folder} exited with {code} while starting; {_describe_logs(log_starts)}"
                 )
-            if self._does_answer():
+            if self._is_answering():
                 return
             time.sleep(PROBE_INTERVAL_S)
         raise ServerFailed(

@@ -16,7 +16,7 @@ from headrace.infra.backoff import Backoff
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.jars import fetch_class_path
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.embedded.server_probe import ServerProbe, Silence, does_kafka_answer, does_store_answer
+from headrace.infra.embedded.server_probe import ServerProbe, Silence, is_kafka_answering, is_store_answering
 from headrace.infra.embedded.server_process import ServerError, ServerProcess
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
@@ -73,12 +73,12 @@ class Servers:
         """Servers whose silence was reported."""
 
     @property
-    def embedded_kafka(self) -> bool:
+    def has_embedded_kafka(self) -> bool:
         """Whether Kafka is ours to start and stop."""
         return self._kafka is not None
 
     @property
-    def embedded_store(self) -> bool:
+    def has_embedded_store(self) -> bool:
         """Whether the store is ours to start and stop."""
         return self._store is not None
 
@@ -169,7 +169,7 @@ class Servers:
         """
         if not self._probes:
             connection, store = self.connection, self.store_address
-            asks = {"broker": lambda: does_kafka_answer(connection), "object store": lambda: does_store_answer(store)}
+            asks = {"broker": lambda: is_kafka_answering(connection), "object store": lambda: is_store_answering(store)}
             self._probes = {what: ServerProbe(ask) for what, ask in asks.items()}
             for probe in self._probes.values():
                 probe.start()
@@ -210,7 +210,7 @@ class Servers:
         end = time.monotonic() + LONGEST_START_S
         for starter in self._starters:
             starter.join(max(0.0, end - time.monotonic()))
-        if self._kafka is not None and self._kafka.records_start_cache and timeout_s >= PATIENCE_S:
+        if self._kafka is not None and self._kafka.is_recording_start_cache and timeout_s >= PATIENCE_S:
             self._say("Kafka writes its start-up cache (once, some seconds): later starts take a third of the time")
         stoppers = [threading.Thread(target=s.stop, args=(timeout_s,), daemon=True) for s in self._embedded]
         for thread in stoppers:

@@ -68,7 +68,7 @@ class EmbeddedStore(ServerProcess):
             arguments = ["--config", os.devnull, "serve", "s3", "--etag-hash=", "--addr", self.endpoint, data]
         return ServerCommand([program, *arguments], logs=(self.folder / "stdout.log",), environment=environment)
 
-    def _does_answer(self) -> bool:
+    def _is_answering(self) -> bool:
         # A signed request: MinIO's /minio/health/ready says yes while every request of ours is still refused (503).
         try:
             with ObjectStore(self.address("readiness"), timeout_s=PROBE_TIMEOUT_S) as store:

@@ -56,7 +56,7 @@ MOST_KEY_BYTES = 1000
 DETAIL_LENGTH = 1000
 
 
-def was_sent_back(message: Message) -> bool:
+def is_sent_back(message: Message) -> bool:
     """Return whether a message came by `headrace redrive`."""
     return any(name == REDRIVE_HEADER for name, _ in message.headers)
 

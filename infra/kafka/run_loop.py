@@ -57,7 +57,7 @@ class Component(Protocol):
         """
 
     @property
-    def needs_commit(self) -> bool:
+    def is_commit_due(self) -> bool:
         """True when there is something to commit even if nothing followed from this turn."""
 
     def rewind(self) -> None:
@@ -102,7 +102,7 @@ def run_loop(
                     with bound_contextvars(topic=message.topic, partition=message.partition, offset=message.offset):
                         handled += component.handle(message)
             ticked = list(component.tick())
-            if handled or ticked or component.needs_commit:
+            if handled or ticked or component.is_commit_due:
                 reach(f"{writer.component}.handled")
                 with watch.measure("produce"):  # 3
                     writer.begin()

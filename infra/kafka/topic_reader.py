@@ -118,10 +118,10 @@ class TopicReader:
         )
 
     def _read_while(
-        self, goes_on: Callable[[], bool], ends: Mapping[PartitionId, int], timeout_s: float
+        self, has_more: Callable[[], bool], ends: Mapping[PartitionId, int], timeout_s: float
     ) -> Iterator[Message]:
         patience = time.monotonic() + timeout_s
-        while goes_on():
+        while has_more():
             found = self.poll(timeout_s=0.05)
             if found:
                 patience = time.monotonic() + timeout_s
@@ -140,7 +140,7 @@ class TopicReader:
         ends = fetch_end_offsets(self.connection, self.positions)
         unmet = set(ends)
 
-        def goes_on() -> bool:
+        def has_more() -> bool:
             unmet.difference_update(self._ended)
             for partition_id in tuple(unmet):
                 if (end := self._find_fetched_end(partition_id)) is not None:
@@ -148,7 +148,7 @@ class TopicReader:
                     unmet.remove(partition_id)
             return bool(unmet) or any(self.positions[partition_id] < end for partition_id, end in ends.items())
 
-        return self._read_while(goes_on, ends, timeout_s)
+        return self._read_while(has_more, ends, timeout_s)
 
     def _find_fetched_end(self, partition_id: PartitionId) -> int | None:
         """Return the high watermark that the newest fetch of a partition returned; None while the client has none.

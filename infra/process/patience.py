@@ -60,6 +60,6 @@ class Deaths:
             self.progress = progress
 
     @property
-    def are_too_many(self) -> bool:
+    def has_too_many(self) -> bool:
         """Whether the child is to be given up."""
         return self.short_lives >= self.patience.most_short_lives or self.stuck >= self.patience.most_deaths

@@ -262,7 +262,7 @@ class Supervisor:
             life.state = "stopped"
         elif life.exit_code == FINISHED and self._run_is_over():
             life.state = "finished"
-        elif life.exit_code == USAGE_ERROR or deaths.are_too_many:
+        elif life.exit_code == USAGE_ERROR or deaths.has_too_many:
             self._failures.append(self._give_up(child, life))
             life.state = "failed"  # last: who sees it asks for the reason
         else:

@@ -198,7 +198,7 @@ class GroupConsumer:
         held.position, held.handled = message.offset + 1, True
         outgoing = list(held.state.handle(message))
         self._turn_bytes += sum(len(one.value) for one in outgoing)
-        if held.state.was_unread:
+        if held.state.is_last_unread:
             held.snapshot_due = 0.0
         return outgoing
 
@@ -212,7 +212,7 @@ class GroupConsumer:
         return ()
 
     @property
-    def needs_commit(self) -> bool:
+    def is_commit_due(self) -> bool:
         """Whether records were handled since the last commit."""
         return any(held.handled for held in self._held.values())
 

@@ -39,7 +39,7 @@ class PartitionState(Protocol):
     """The memory of one input partition: a function of its records in order, without I/O or a clock."""
 
     @property
-    def was_unread(self) -> bool:
+    def is_last_unread(self) -> bool:
         """Whether the record that was handled last could not be read."""
 
     def handle(self, message: Message) -> Iterable[Outgoing]:

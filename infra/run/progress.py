@@ -25,7 +25,7 @@ class Progress:
     begun: frozenset[str] = frozenset()
     """Policies whose version 0 is there."""
 
-    def allows(self, differences: Iterable[str]) -> bool:
+    def can_take(self, differences: Iterable[str]) -> bool:
         """Return whether a recipe with these differences, `key: old -> new`, is taken without being asked for.
 
         Version 0 of a policy stays: a recipe that would have made another one is not taken in silence.

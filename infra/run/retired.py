@@ -36,7 +36,7 @@ class Retired:
             self._ranges[policy_variant, record.what] = tuple((first, last) for first, last in pairs)
         return True
 
-    def has(self, policy: str, what: str, version: int) -> bool:
+    def has_version(self, policy: str, what: str, version: int) -> bool:
         """Return whether the objects of a version may be missing."""
         return any(first <= version <= last for first, last in self.ranges(policy, what))
 

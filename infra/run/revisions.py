@@ -99,7 +99,7 @@ def plan_revision(
     hashes = {top: source.hash for top, source in here.items()}
     differing = [*find_differences(old, recipe), *find_source_differences(known, here)]
     differing += find_data_differences(newest_environments(one.environments for one in before), environments)
-    if differing and not new_recipe and not read_progress(address, old).allows(differing):
+    if differing and not new_recipe and not read_progress(address, old).can_take(differing):
         raise UsageError(
             f"run {address.run} has another recipe (revision {newest.revision}):\n"
             + "\n".join(f"  {line}" for line in differing)

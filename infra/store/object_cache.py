@@ -75,7 +75,7 @@ class ObjectCache:
         path = self._path(claim)
         try:
             found = self._map_file(claim, path)
-            if self._may_be_full():
+            if self._can_be_full():
                 self._make_room(keep=claim.sha256)
         except OSError as error:
             if not self._has_warned:
@@ -110,7 +110,7 @@ class ObjectCache:
             raise ObjectCorrupt(f"the claim on {claim.key[:80]!r} names no sha256: {claim.sha256[:80]!r}")
         return self._folder / claim.sha256[:2] / claim.sha256
 
-    def _may_be_full(self) -> bool:
+    def _can_be_full(self) -> bool:
         if self._brought is None:
             return True
         size, files = self._brought

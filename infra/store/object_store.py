@@ -176,7 +176,7 @@ class ObjectStore:
             )
         return data
 
-    def exists(self, key: str) -> bool:
+    def has_object(self, key: str) -> bool:
         """Whether there is such an object."""
         return self._bucket.stat(key) is not None
 

@@ -58,8 +58,8 @@ def find_broken(page: Page, before: Page | None, issued: int, scope: Scope) -> I
         issued: Next number of the stream.
         scope: What may be expected.
     """
-    trained, discarded = page.has(TRAINED), page.has(DISCARDED)
-    yield "was trained more than once", page.has(TWICE) & trained & ~discarded
+    trained, discarded = page.mask(TRAINED), page.mask(DISCARDED)
+    yield "was trained more than once", page.mask(TWICE) & trained & ~discarded
     if scope.offline:
         return
     yield from chain(_conclusions(page, issued, scope), _versions(page))
@@ -70,53 +70,53 @@ def find_broken(page: Page, before: Page | None, issued: int, scope: Scope) -> I
 
 
 def _conclusions(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
-    trained, discarded, evicted = page.has(TRAINED), page.has(DISCARDED), page.has(EVICTED)
+    trained, discarded, evicted = page.mask(TRAINED), page.mask(DISCARDED), page.mask(EVICTED)
     yield "was trained, and discarded too ({reason})", trained & discarded
-    yield "was discarded more than once ({reason})", page.has(TWICE) & discarded & ~trained
-    yield "was kept more than once", page.has(KEPT_TWICE)
+    yield "was discarded more than once ({reason})", page.mask(TWICE) & discarded & ~trained
+    yield "was kept more than once", page.mask(KEPT_TWICE)
     yield "is dead, and was trained or discarded too", page.died & (trained | discarded)
-    yield "was discarded without a reason", page.has(NO_REASON)
-    yield "was evicted by the trainer more than once", page.has(EVICTED_TWICE)
-    yield "was evicted by the trainer as another verdict than its outcome has ({reason})", page.has(ODD_VERDICT)
+    yield "was discarded without a reason", page.mask(NO_REASON)
+    yield "was evicted by the trainer more than once", page.mask(EVICTED_TWICE)
+    yield "was evicted by the trainer as another verdict than its outcome has ({reason})", page.mask(ODD_VERDICT)
     yield "was concluded, and never issued", page.concluded & ~page.is_below(issued)
-    yield "was trained, and no outcome says that it was kept", trained & ~page.has(KEPT)
+    yield "was trained, and no outcome says that it was kept", trained & ~page.mask(KEPT)
     yield "was evicted by the trainer, and no outcome says so", evicted & ~discarded & ~page.died
     if scope.still:
-        by_trainer = page.has(BY_TRAINER)
+        by_trainer = page.mask(BY_TRAINER)
         yield "was discarded by the trainer ({reason}), and no batch record says so", by_trainer & ~evicted
 
 
 def _versions(page: Page) -> Iterator[tuple[str, Mask]]:
-    yield "was trained after its deadline", page.has(LATE)
-    yield "was trained into a version that is not newer than its newest token", page.has(EARLY)
-    vanished = page.has(OVERDUE) & ~page.concluded & ~page.has(EVICTED)
+    yield "was trained after its deadline", page.mask(LATE)
+    yield "was trained into a version that is not newer than its newest token", page.mask(EARLY)
+    vanished = page.mask(OVERDUE) & ~page.concluded & ~page.mask(EVICTED)
     yield "was read by the trainer and is past its deadline, and it was neither trained nor evicted", vanished
 
 
 def _groups(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
-    curated, produced, kept = page.has(CURATED), page.has(PRODUCED), page.has(KEPT)
-    foreign = produced & page.has(REACHED) & ~page.is_below(issued) & ~page.concluded
+    curated, produced, kept = page.mask(CURATED), page.mask(PRODUCED), page.mask(KEPT)
+    foreign = produced & page.mask(REACHED) & ~page.is_below(issued) & ~page.concluded
     yield "was produced, and never issued", foreign
-    due = page.has(ANSWER_DUE) & ~page.has(REOPENED) & page.is_below(issued)
-    silent = due & ~page.has(KEPT | DISCARDED | CURATED) & ~page.died
+    due = page.mask(ANSWER_DUE) & ~page.mask(REOPENED) & page.is_below(issued)
+    silent = due & ~page.mask(KEPT | DISCARDED | CURATED) & ~page.died
     yield "was read by the curators, and nothing says what became of it", silent & (not scope.drained)
     yield "has a curated record, and no outcome says that it was kept", curated & due & ~kept & (not scope.still)
-    yield "has an outcome that says other things of its group than its workers did", page.has(ODD_FACTS)
-    yield "is not where the batch that trained it says", page.has(MISPLACED)
-    yield "has more than one curated record", page.has(CURATED_TWICE)
+    yield "has an outcome that says other things of its group than its workers did", page.mask(ODD_FACTS)
+    yield "is not where the batch that trained it says", page.mask(MISPLACED)
+    yield "has more than one curated record", page.mask(CURATED_TWICE)
     yield "was kept, and there is no curated record of it", kept & ~curated
     if not page.use:
-        yield "was curated, and no worker produced it", (kept | page.has(DISCARDED)) & ~produced
-        yield "has a curated record whose group is none of those that its workers produced", page.has(UNMATCHED)
+        yield "was curated, and no worker produced it", (kept | page.mask(DISCARDED)) & ~produced
+        yield "has a curated record whose group is none of those that its workers produced", page.mask(UNMATCHED)
     if scope.still:
         yield "has a curated record, and no outcome says that it was kept", curated & ~kept
 
 
 def _replays(page: Page, before: Page, scope: Scope) -> Iterator[tuple[str, Mask]]:
-    asked = page.has(KEPT)
-    yield "was asked for, and the use before it never was kept", asked & ~before.has(KEPT)
+    asked = page.mask(KEPT)
+    yield "was asked for, and the use before it never was kept", asked & ~before.mask(KEPT)
     if scope.drained:
-        vanished = asked & page.has(PASSED) & ~page.concluded
+        vanished = asked & page.mask(PASSED) & ~page.concluded
         yield "was read by the trainer, and then neither trained nor evicted", vanished
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from blake3 import blake3
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.dead_letters import REDRIVEN, was_sent_back
+from headrace.infra.kafka.dead_letters import REDRIVEN, is_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreDenied, StoreUnavailable
@@ -77,7 +77,7 @@ class DeepLook:
             self._account.found.add_sentence(f"the dead letter {dead_letter} holds other bytes than {where}")
         if variant is None:
             self._match(message)
-        if not (is_new or was_sent_back(message)):
+        if not (is_new or is_sent_back(message)):
             return
         with self._measure(message):
             if variant is None:
@@ -89,7 +89,7 @@ class DeepLook:
                 self._account.numbers[variant].check_position(
                     curated.stream, curated.number, curated.use, (message.partition, message.offset)
                 )
-                self._replays[variant].fold_group(curated, message.partition, sent_back=was_sent_back(message))
+                self._replays[variant].fold_group(curated, message.partition, sent_back=is_sent_back(message))
                 self._compare(variant, curated)
                 self._check_rejected(variant, curated, group)
             if self.objects:

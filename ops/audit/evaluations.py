@@ -156,8 +156,8 @@ class Evaluations:
         for workflow, issued in self._issued.items():
             for policy in self._recipe.policies_of(workflow) if issued and workflow in self._recipe.workflows else ():
                 pages = list(self._pages_of(workflow, policy, issued))
-                answered = sum(_sum(page.has(PRODUCED) & page.is_below(issued)) for page in pages)
-                dead = sum(_sum(page.died & ~page.has(PRODUCED) & page.is_below(issued)) for page in pages)
+                answered = sum(_sum(page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
+                dead = sum(_sum(page.died & ~page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
                 lost = sum(_sum(_mask_lost(page, issued)) for page in pages) if drained else 0
                 results = sum(key[:2] == (workflow, policy) for key in self._results)
                 in_flight = issued - answered - dead - lost
@@ -189,7 +189,7 @@ class Evaluations:
                 yield f"eval.{workflow}:{end - 1} is a task, and the feeder does not know that it was issued"
         for policy, pages in self._pages.items():
             for page in pages.iterate():
-                foreign = (page.has(PRODUCED) | page.died) & ~page.is_below(self._issued.get(page.stream, 0))
+                foreign = (page.mask(PRODUCED) | page.died) & ~page.is_below(self._issued.get(page.stream, 0))
                 for at in np.flatnonzero(foreign):
                     yield f"eval.{page.stream}:{page.first + at} of {policy} was answered, and never issued"
 
@@ -253,13 +253,13 @@ def _stamp(message: Message, run_id: str) -> Stamp | None:
 
 
 def _mask_lost(page: Page, issued: int) -> Mask:
-    found: Mask = page.is_below(issued) & ~page.has(PRODUCED | WAITS) & ~page.died
+    found: Mask = page.is_below(issued) & ~page.mask(PRODUCED | WAITS) & ~page.died
     return found
 
 
 def _mask_unanswered(page: Page) -> Mask:
     """Return what the workers are done with and have not answered."""
-    return page.has(ANSWER_DUE) & ~page.has(PRODUCED | WAITS) & ~page.died
+    return page.mask(ANSWER_DUE) & ~page.mask(PRODUCED | WAITS) & ~page.died
 
 
 def _describe_differences(expected: EvalResult, found: EvalResult, names: tuple[str, ...]) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.dead_letters import was_sent_back
+from headrace.infra.kafka.dead_letters import is_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RecordId, RunAccount, read_issued
@@ -204,7 +204,7 @@ class AuditFold:
     def _fold_curated(self, message: Message) -> bool:
         _, curated = self._stamp(message)
         flight = self.account.flights[self.account.variant_of_topic[message.topic]]
-        flight.curate(curated, message.partition, message.offset, sent_back=was_sent_back(message))
+        flight.curate(curated, message.partition, message.offset, sent_back=is_sent_back(message))
         return True
 
     def _stamp(self, message: Message) -> tuple[str, GroupStamp]:

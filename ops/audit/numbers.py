@@ -244,16 +244,16 @@ class PolicyNumbers:
         count: Counter[str] = Counter()
         reasons: Counter[int] = Counter()
         for page in self.pages.iterate():
-            trained, discarded = page.has(TRAINED), page.has(DISCARDED)
-            count["doubled"] += _sum(page.has(TWICE)) + _sum(page.has(KEPT_TWICE)) + _sum(page.has(CURATED_TWICE))
-            count["doubled"] += _sum(page.died & page.has(CONCLUDED))
+            trained, discarded = page.mask(TRAINED), page.mask(DISCARDED)
+            count["doubled"] += _sum(page.mask(TWICE)) + _sum(page.mask(KEPT_TWICE)) + _sum(page.mask(CURATED_TWICE))
+            count["doubled"] += _sum(page.died & page.mask(CONCLUDED))
             if page.use:
-                count["replays"] += _sum(page.has(KEPT))
+                count["replays"] += _sum(page.mask(KEPT))
                 count["replayed"] += _sum(trained)
                 count["replays_discarded"] += _sum((discarded | page.dead) & ~trained)
                 continue
-            count["produced"] += _sum(page.has(PRODUCED))
-            count["kept"] += _sum(page.has(KEPT))
+            count["produced"] += _sum(page.mask(PRODUCED))
+            count["kept"] += _sum(page.mask(KEPT))
             count["trained"] += _sum(trained)
             count["dead"] += _sum(page.dead)
             known = page.concluded & page.is_below(issued.get(page.stream, 0))
@@ -294,18 +294,18 @@ class PolicyNumbers:
     def count_waiting(self) -> int:
         """Count the first uses that the trainer had read at its newest record, and neither trained nor evicted."""
         return sum(
-            _sum(page.has(IN_WINDOW) & ~page.concluded & ~page.has(EVICTED))
+            _sum(page.mask(IN_WINDOW) & ~page.concluded & ~page.mask(EVICTED))
             for page in self.pages.iterate()
             if not page.use
         )
 
     def count_kept_and_open(self) -> int:
         """Count the first uses that were kept and are open."""
-        return sum(_sum(page.has(KEPT) & ~page.concluded) for page in self.pages.iterate() if not page.use)
+        return sum(_sum(page.mask(KEPT) & ~page.concluded) for page in self.pages.iterate() if not page.use)
 
     def count_played_though_dead(self) -> int:
         """Count the numbers whose task is a dead letter of one worker, and was played by another."""
-        return sum(_sum((page.task_deaths > 0) & page.has(PLAYED)) for page in self.pages.iterate() if not page.use)
+        return sum(_sum((page.task_deaths > 0) & page.mask(PLAYED)) for page in self.pages.iterate() if not page.use)
 
     def find_vanished(self, issued: Mapping[str, int]) -> Problems:
         """Return the numbers below these that are open, and of which there is neither a task to be played nor a group.
@@ -316,7 +316,7 @@ class PolicyNumbers:
         for stream, end in issued.items():
             for index in range(-(-end // PAGE)):
                 page = self.pages.page(stream, 0, index)
-                lost = page.is_below(end) & ~page.concluded & ~page.has(PLAYED | TASK_WAITS)
+                lost = page.is_below(end) & ~page.concluded & ~page.mask(PLAYED | TASK_WAITS)
                 found.add(
                     self._name_problems(
                         page, lost, "is in flight, and neither a task to be played nor a group is there"

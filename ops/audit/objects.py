@@ -179,7 +179,7 @@ class ObjectChecks:
                 continue
             self.count += 1
             try:
-                if not self._store.exists(claim.key):
+                if not self._store.has_object(claim.key):
                     self._of_versions.append((version, f"{name} {claim.key} does not exist in the store"))
             except (StoreUnavailable, StoreDenied) as error:
                 raise StoreAway(str(error)) from error
@@ -208,7 +208,7 @@ class ObjectChecks:
         """
         retired = read_retired() if self._of_versions else None
         for version, what in self._of_versions:
-            if retired is None or not retired.has(*version):
+            if retired is None or not retired.has_version(*version):
                 yield what
 
     def claim(self, claim: ClaimCheck | None) -> Iterator[str]:

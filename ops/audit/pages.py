@@ -72,7 +72,7 @@ class Page:
     task_deaths: npt.NDArray[np.int8]
     """The same about tasks: void where a worker played the task all the same."""
 
-    def has(self, bits: int) -> Mask:
+    def mask(self, bits: int) -> Mask:
         """Return which numbers have at least one of these bits."""
         found: Mask = (self.bits & bits) != 0
         return found
@@ -84,18 +84,18 @@ class Page:
         That of a task does not where the task was played: a worker of an older recipe may have written it, and been
         killed before it committed.
         """
-        found: Mask = (self.deaths > 0) | ((self.task_deaths > 0) & ~self.has(PLAYED))
+        found: Mask = (self.deaths > 0) | ((self.task_deaths > 0) & ~self.mask(PLAYED))
         return found
 
     @property
     def dead(self) -> Mask:
         """Numbers that are dead and nothing else."""
-        return self.died & ~self.has(CONCLUDED)
+        return self.died & ~self.mask(CONCLUDED)
 
     @property
     def concluded(self) -> Mask:
         """Numbers that are open no more."""
-        return self.has(CONCLUDED) | self.died
+        return self.mask(CONCLUDED) | self.died
 
     def is_below(self, number: int) -> Mask:
         """Return which numbers are less than this one, and no negative ones."""

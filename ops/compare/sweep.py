@@ -227,7 +227,7 @@ class _Playing:
         self._servers.claim()
         self._servers.fetch()
         self._servers.start()
-        notes = RunNotes(self._runs[0].name, self._servers.connection.bootstrap, self._servers.embedded_kafka)
+        notes = RunNotes(self._runs[0].name, self._servers.connection.bootstrap, self._servers.has_embedded_kafka)
         self._folder.write(notes)
 
     def _play(self, run: SweepRun) -> None:

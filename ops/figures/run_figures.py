@@ -140,7 +140,7 @@ class RunFigures:
         return self.groups.in_flight + sum(shadow.groups.in_flight for shadow in self.shadows.values())
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether the run has ended and no training group is in flight."""
         return bool(self.ended) and not self.groups.in_flight
 
@@ -151,4 +151,4 @@ class RunFigures:
         drained, and where the generated ones are not all known any more, it is what is known to be wasted: a lower
         bound.
         """
-        return max(self.wasted_tokens, self.tokens - self.delivered_tokens if self.drained else 0)
+        return max(self.wasted_tokens, self.tokens - self.delivered_tokens if self.is_drained else 0)

@@ -53,7 +53,7 @@ def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
         found = replace(found, state="stopped")
     gone = [(rests or now - worker.updated_ms > FRESH_MS) and worker.state != "stopped" for worker in found.workers]
     at_work = not rests and any(is_there(worker, now) for worker in found.workers)
-    wasted_is_all = found.drained and not at_work  # until then an evaluation may be under way
+    wasted_is_all = found.is_drained and not at_work  # until then an evaluation may be under way
     if wasted_is_all:
         found = replace(found, wasted_tokens=found.count_wasted_tokens())
     return Status(found, tuple(gone), wasted_is_all)
@@ -64,9 +64,9 @@ def _standstill(run: Run, fold: Figures, found: RunFigures, around: Surroundings
     standstill = fold.standstill(found, around, now)
     if standstill is None:
         return None
-    from headrace.infra.embedded.server_probe import Silence, does_store_answer  # for a running run, in vain
+    from headrace.infra.embedded.server_probe import Silence, is_store_answering  # for a running run, in vain
 
-    if does_store_answer(run.store_address, STORE_PATIENCE_S):
+    if is_store_answering(run.store_address, STORE_PATIENCE_S):
         return standstill
     server = f"the object store at {run.store_address.endpoint}"
     silence = Silence(

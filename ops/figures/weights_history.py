@@ -108,7 +108,7 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
     statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
     reported = _reports_by_version(statuses, name)
     versions = [
-        _of(event, list(reported[event.version].values()), retired=retired.has(name, WEIGHTS, event.version))
+        _of(event, list(reported[event.version].values()), retired=retired.has_version(name, WEIGHTS, event.version))
         for event in events
         if is_version(event)
     ]

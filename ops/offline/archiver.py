@@ -170,7 +170,7 @@ def archive(
         with ArchiveWriter(_location(run, out), run.address.run, run.run_id, fetch, claims) as writer:
             named = list(topics)
             if with_weights is None and not writer.manifest.topics:
-                with_weights = not named and _are_weights_wanted(run, ask)
+                with_weights = not named and _can_copy_weights(run, ask)
             _agree_on_weights(writer, with_weights=with_weights)
             specs = choose_topics(run, named, with_weights=writer.manifest.with_weights)
             reading = _begin(run, writer, specs)
@@ -199,7 +199,7 @@ def _location(run: Run, out: Path | str) -> Location:
     return found
 
 
-def _are_weights_wanted(run: Run, ask: Callable[[int], bool]) -> bool:
+def _can_copy_weights(run: Run, ask: Callable[[int], bool]) -> bool:
     prefix = run.store_address.prefix
     kinds = ((one, one.key.removeprefix(prefix).partition("/")[0]) for one in run.store.list_objects())
     size_bytes = sum(one.size_bytes for one, kind in kinds if kind != COPIED_ANYWAY)

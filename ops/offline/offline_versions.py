@@ -54,7 +54,7 @@ class Version:
     """Hash of the weights that the run had made of the same batch."""
 
     @property
-    def equal(self) -> bool | None:
+    def is_equal(self) -> bool | None:
         """Whether it came out as in the run; None where nothing was expected."""
         return None if self.expected is None else self.expected == self.weights_hash
 
@@ -73,7 +73,7 @@ class Version:
             base_hash=self.base_hash,
             weights_hash=self.weights_hash,
             expected=self.expected,
-            equal=self.equal,
+            equal=self.is_equal,
             metrics=self.metrics,
         )
 

@@ -220,12 +220,12 @@ def runs_beside(run: Run) -> list[str]:
     sharing: dict[str, list[RecipeRevision]] = {}
     for name in list_runs(run.connection, PATIENCE_S):
         revisions = read_revisions(RunAddress(run.connection, name))
-        if not revisions and _holds_something(run.connection, Topics(name).recipe):
+        if not revisions and _has_records(run.connection, Topics(name).recipe):
             raise Unreadable(
                 f"no revision on {Topics(name).recipe} can be read, so it is not known where the objects of run {name} "
                 "are, and nothing is deleted"
             )
-        if name == run.address.run or any(_overlaps(revision, bucket, prefix) for revision in revisions):
+        if name == run.address.run or any(_can_overlap(revision, bucket, prefix) for revision in revisions):
             sharing[name] = revisions
     run_ids = {revision.run_id for revisions in sharing.values() for revision in revisions}
     if run.recipe.store.endpoint and prefix not in {f"{run_id}/" for run_id in run_ids}:
@@ -237,7 +237,7 @@ def runs_beside(run: Run) -> list[str]:
     return sorted(sharing)
 
 
-def _overlaps(revision: RecipeRevision, bucket: str, prefix: str) -> bool:
+def _can_overlap(revision: RecipeRevision, bucket: str, prefix: str) -> bool:
     """Return whether a run may have objects under a prefix. Its host is not looked at: it has several names."""
     try:
         url = str(json.loads(revision.store)["url"])
@@ -247,7 +247,7 @@ def _overlaps(revision: RecipeRevision, bucket: str, prefix: str) -> bool:
     return there.bucket == bucket and (there.prefix.startswith(prefix) or prefix.startswith(there.prefix))
 
 
-def _holds_something(connection: Connection, topic: str) -> bool:
+def _has_records(connection: Connection, topic: str) -> bool:
     with TopicReader(connection, find_whole_topics(connection, [topic])) as reader:
         return any(True for _ in reader.catch_up())
 
@@ -283,7 +283,7 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
         dropped: set[int] = set()
         if request.keep_checkpoints is not None:
             dropped = checkpoints_to_retire(kept.checkpoints, request.keep_checkpoints, at_ms)
-        dropped |= {version for version in kept.checkpoints if before.has(policy, CHECKPOINTS, version)}
+        dropped |= {version for version in kept.checkpoints if before.has_version(policy, CHECKPOINTS, version)}
         best = find_best_version(kept.evaluations)
         old = weights_to_retire(
             kept.weights,
@@ -292,10 +292,10 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
             at_ms,
             best.version if best else None,
         )
-        old |= {version for version in kept.weights if before.has(policy, WEIGHTS, version)}
+        old |= {version for version in kept.weights if before.has_version(policy, WEIGHTS, version)}
         for what, versions, those in ((WEIGHTS, kept.weights, old), (CHECKPOINTS, kept.checkpoints, dropped)):
             gone |= {(policy, what, version) for version in those}
-            if new := {version for version in those if not before.has(policy, what, version)}:
+            if new := {version for version in those if not before.has_version(policy, what, version)}:
                 retired[policy, what] = ranges_of(versions, those)
                 added[policy, what] = ranges_of(versions, new)
     doomed = [Doomed(one, _kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]

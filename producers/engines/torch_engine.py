@@ -230,7 +230,7 @@ class TorchEngine:
                 while self._end is None:
                     while self._commands:
                         self._commands.popleft().run()
-                    busy = [each for each in self._sets.list_sets() if each.busy]
+                    busy = [each for each in self._sets.list_sets() if each.is_busy]
                     if not busy:
                         self._wake.wait()
                         self._wake.clear()

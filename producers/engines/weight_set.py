@@ -42,7 +42,7 @@ class WeightSet:
         self._stride: Stride | None = None  # None: the next step begins one
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a step has anything to do."""
         return bool(self.waiting) or len(self.rows) > 0
 

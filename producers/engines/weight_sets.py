@@ -93,7 +93,7 @@ class WeightSets:
         mine = [key for key in self._held if key[0] == policy]
         if len(mine) < self._max_held:
             return
-        unused = [key for key in mine if self._held[key].holds == 0 and not self._held[key].busy]
+        unused = [key for key in mine if self._held[key].holds == 0 and not self._held[key].is_busy]
         if not unused:
             raise EngineError(
                 f"policy {policy} already holds versions {sorted(key[1] for key in mine)}, all in use; "

@@ -39,7 +39,7 @@ class EvaluationSchedule:
         self._waiting: list[tuple[str, str, int]] = []
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether nothing that is due still waits for another policy's first version."""
         return not self._waiting
 
@@ -51,7 +51,7 @@ class EvaluationSchedule:
         """Take in a version that is in the store."""
         self.newest[policy] = max(version, self.newest.get(policy, -1))
         for workflow, policies in self.policies_of.items():
-            if policy in policies and self._find_due(workflow, policy, version):
+            if policy in policies and self._is_due(workflow, policy, version):
                 self._note(workflow, policy, version)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class EvaluationSchedule:
         self._waiting = [one for one in self._waiting if one[0] not in able]
         return found
 
-    def _find_due(self, workflow: str, policy: str, version: int) -> bool:
+    def _is_due(self, workflow: str, policy: str, version: int) -> bool:
         last = self._noted.get((workflow, policy))
         if not self.every or (last is not None and version <= last):
             return False

@@ -215,7 +215,7 @@ class FeedState:
         why = "" if self.ended else self.pacing.end_reason() or ("early_stop" if self._has_stopped_rising() else "")
         if why in ("solved", "early_stop"):
             self.evaluations.close()
-        if not why or not self.evaluations.settled:
+        if not why or not self.evaluations.is_settled:
             return ""
         if why == "steps" and not all(self.evaluations.is_complete(policy) for policy in self.pacing.quotas):
             return ""

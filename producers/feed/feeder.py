@@ -158,7 +158,7 @@ class Feeder:
         self._announcements.append(Outgoing(topic, codec.encode(ended), key, partition=0))
 
     @property
-    def needs_commit(self) -> bool:
+    def is_commit_due(self) -> bool:
         """Whether a snapshot is due."""
         is_due = time.monotonic() >= self._snapshot_due or self.state.changed >= MOST_CHANGED
         return self._changed and is_due

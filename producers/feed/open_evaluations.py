@@ -35,7 +35,7 @@ class _Open:
     problems: int
     """Its tasks have so many numbers, one after the other."""
 
-    def has(self, group: GroupId) -> bool:
+    def has_group(self, group: GroupId) -> bool:
         is_its = group.stream == eval_stream(self.evaluation.workflow)
         return is_its and self.first <= group.number < self.first + self.problems
 
@@ -62,7 +62,7 @@ class OpenEvaluations:
 
     def of(self, group: GroupId) -> Evaluation:
         """Return the evaluation of an open task."""
-        return next(one.evaluation for one in self._open if one.has(group))
+        return next(one.evaluation for one in self._open if one.has_group(group))
 
     def find_passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
         """Yield tasks that the workers committed past, as `iterate_passed`."""
@@ -105,7 +105,7 @@ class OpenEvaluations:
         self._forget_closed()
 
     def _forget_closed(self) -> None:
-        self._open = [one for one in self._open if any(one.has(group) for group in self.tasks)]
+        self._open = [one for one in self._open if any(one.has_group(group) for group in self.tasks)]
 
     def snapshot(self) -> list[list[Any]]:
         """Return the state as JSON has it, without the tasks, which are in the table's chunks."""
@@ -120,6 +120,6 @@ class OpenEvaluations:
             if workflow in workflows
         ]
         self.table.restore(list(chunks))
-        for group in [group for group in self.tasks if not any(one.has(group) for one in self._open)]:
+        for group in [group for group in self.tasks if not any(one.has_group(group) for one in self._open)]:
             self.table.touch(group)
             del self.tasks[group]

@@ -142,7 +142,7 @@ class WorkerRuntime:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=LEFT_S)
-        if self._stall_watch.found or self._threads.busy or any(not task.done() for task in left):
+        if self._stall_watch.found or self._threads.is_busy or any(not task.done() for task in left):
             log.warning("worker.cut_off", left=len(left), errors=[str(error) for error in errors])
             sys.stderr.flush()
             os._exit(EXIT_CODE if errors else 0)

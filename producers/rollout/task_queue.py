@@ -128,7 +128,7 @@ class TaskQueue:
         if task is None:
             return waiting.as_started("dead", waiting.refusal)
         ledger = self._owned.ledger(partition_id)
-        starts, is_suspect = ledger.count_starts(offset), ledger.must_run_alone(offset)
+        starts, is_suspect = ledger.count_starts(offset), ledger.has_to_run_alone(offset)
         if starts >= POISON_STARTS:
             why = f"{task.stream}:{task.number} was started {starts} times, and its worker died every time"
             return waiting.as_started("poison", Refusal("poison", why))

@@ -24,6 +24,6 @@ class EpisodeThreads(ThreadPoolExecutor):
         return call
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether the interpreter would wait for a call at its end."""
         return any(call.running() for call in self._calls.copy())

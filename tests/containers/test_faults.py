@@ -136,7 +136,7 @@ def ask(name: str, server: Server, store: ObjectStore, limit_s: float) -> None:
         AdminClient({"bootstrap.servers": server.link.address, "log_level": 0}).list_topics(timeout=limit_s)
     else:
         with ObjectStore(store.address, timeout_s=limit_s) as fresh:
-            fresh.exists(fresh.key("values", "0" * 64))
+            fresh.has_object(fresh.key("values", "0" * 64))
 
 
 def felt(fault: str, asking: Callable[[float], None]) -> bool:

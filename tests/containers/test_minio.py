@@ -88,7 +88,7 @@ def test_each_role_can_do_what_it_has_to_and_no_more(role: str, root: StoreAddre
             there = whole.put(f"{kind} for all".encode(), kind)
             if kind in (*rights.reads, *rights.writes, *rights.removes):
                 assert store.get(there.key, there.sha256, there.size_bytes)
-                assert not store.exists(store.key(kind, "0" * 64)), "what is not there is not denied"
+                assert not store.has_object(store.key(kind, "0" * 64)), "what is not there is not denied"
             else:
                 with pytest.raises(StoreDenied, match=f"'{user(role)}'"):
                     store.get(there.key, there.sha256, there.size_bytes)
@@ -100,7 +100,7 @@ def test_each_role_can_do_what_it_has_to_and_no_more(role: str, root: StoreAddre
             else:
                 with pytest.raises(StoreDenied, match="headrace store-policy"):
                     store.put(own, kind)
-                assert not whole.exists(whole.key(kind, sha256(own).hexdigest()))
+                assert not whole.has_object(whole.key(kind, sha256(own).hexdigest()))
 
             if kind in rights.removes:
                 assert store.age(there.key) is not None, "gc looks at an object before it deletes it"
@@ -108,7 +108,7 @@ def test_each_role_can_do_what_it_has_to_and_no_more(role: str, root: StoreAddre
             else:
                 with pytest.raises(S3Error, match="AccessDenied"):
                     store._bucket.client.remove_object(bucket_name=BUCKET, object_name=there.key)
-            assert whole.exists(there.key) == (kind not in rights.removes)
+            assert whole.has_object(there.key) == (kind not in rights.removes)
 
 
 def test_a_trainers_large_weights_go_up_in_parts_and_up_may_make_the_bucket(root: StoreAddress) -> None:

@@ -97,7 +97,7 @@ class RecordedStore:
     def get_to_file(self, key: str, digest: str, size_bytes: int, path: Path) -> None:
         path.write_bytes(self.get(key, digest, size_bytes))
 
-    def exists(self, key: str) -> bool:
+    def has_object(self, key: str) -> bool:
         return key in self._objects
 
 

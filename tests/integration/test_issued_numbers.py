@@ -131,11 +131,11 @@ def test_a_number_whose_transaction_is_open_when_the_curator_begins_counts_once_
     feeder.produce(tasks(run, range(3, 6)))
     feeder.flush()
     with closing(IssuedNumbers(run)) as issued:
-        assert issued.has("sums", 2)
+        assert issued.has_number("sums", 2)
         feeder.produce([snapshot(run, {"sums": 6})])
         feeder.commit()
         assert len(list(read_all(run.connection, [run.topics.tasks("sums")]))) == 6, "workers see them"
-        assert issued.has("sums", 5)
+        assert issued.has_number("sums", 5)
     feeder.close()
 
 
@@ -144,8 +144,8 @@ def test_a_stream_that_a_later_revision_brings_counts(bootstrap: str, store: Obj
     run = begun(bootstrap, store, run_name)
     issue(run, 0, 3)
     with closing(IssuedNumbers(run)) as issued:
-        assert issued.has("sums", 2)
-        assert not issued.has("more", 0)
+        assert issued.has_number("sums", 2)
+        assert not issued.has_number("more", 0)
         first, tables = read_revisions(run.address)[0], run.recipe.model_dump()
         recipe = Recipe.model_validate(
             tables | {"workflows": tables["workflows"] | {"more": tables["workflows"]["sums"]}}
@@ -153,6 +153,6 @@ def test_a_stream_that_a_later_revision_brings_counts(bootstrap: str, store: Obj
         ensure_topics(run.connection, recipe.topic_specs)
         later = replace(first, revision=1, recipe=recipe.to_json())
         say(run, Outgoing(run.topics.recipe, codec.encode(later), partition=0), snapshot(run, {"sums": 3, "more": 2}))
-        assert issued.has("more", 1)
-        assert not issued.has("more", 2)
-        assert issued.has("sums", 2)
+        assert issued.has_number("more", 1)
+        assert not issued.has_number("more", 2)
+        assert issued.has_number("sums", 2)

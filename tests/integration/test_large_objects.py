@@ -130,7 +130,7 @@ def test_of_an_upload_that_is_broken_off_nothing_is_left(behind: ObjectStore, mo
     data, key = large()
     with pytest.raises(OSError, match="the disk fails"):
         behind._bucket.upload(key, len(data), lambda: Breaking(data))
-    assert not behind.exists(key)
+    assert not behind.has_object(key)
     assert mortal.begun(key) == []
 
 
@@ -156,7 +156,7 @@ def test_an_upload_over_a_killed_store_ends_with_the_object_whole_and_is_not_see
             assert mortal.begun(key), "files can be looked at"
         mortal.start()
         direct.wait_ready(PATIENCE_S)
-        assert not direct.exists(key)
+        assert not direct.has_object(key)
         if mortal.sweeps:
             assert mortal.begun(key) == []
         until(lambda: any(line["event"] == "store.waiting" for line in logs), "the wait is said")

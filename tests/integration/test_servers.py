@@ -270,7 +270,7 @@ def test_an_object_comes_back_whole_in_part_and_as_a_file(store: ObjectStore, tm
     stored = store.put(memoryview(data), "groups", ".bin")
     assert stored.key == f"{run_name}/groups/{hashlib.sha256(data).hexdigest()}.bin"
     assert stored.size_bytes == len(data)
-    assert store.exists(stored.key)
+    assert store.has_object(stored.key)
     assert store.get(stored.key, stored.sha256, stored.size_bytes) == data
     assert store.get_range(stored.key, 9_000_000, 1_000) == data[9_000_000:9_001_000]
     store.get_to_file(stored.key, stored.sha256, stored.size_bytes, tmp_path / "copy")
@@ -309,7 +309,7 @@ def test_a_torn_object_is_refused(store: ObjectStore, store_server: EmbeddedStor
 @pytest.mark.servers
 def test_a_missing_object_is_told(store: ObjectStore, run_name: str) -> None:
     key = store.key("groups", "0" * 64)
-    assert not store.exists(key)
+    assert not store.has_object(key)
     with pytest.raises(ObjectMissing, match=run_name):
         store.get(key, "0" * 64, 10)
     with pytest.raises(ObjectMissing):
@@ -338,7 +338,7 @@ def test_a_huge_object_is_answered_for_before_it_is_read(own_store: EmbeddedStor
     with path_of(own_store, "kept", key).open("wb") as file:
         file.truncate(16 << 30)  # takes no room
     with ObjectStore(own_store.start().address("kept")) as store:
-        assert store.exists(key)
+        assert store.has_object(key)
         assert store.get_range(key, 15 << 30, 10) == bytes(10)
 
 

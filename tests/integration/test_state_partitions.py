@@ -69,7 +69,7 @@ def test_each_component_goes_on_from_its_partition(run: Run) -> None:
     wait_for_examples(run, "solver", threading.Event())
     assert (list(history.checkpoints), history.retired) == ([2], (1,))
     assert history.begun is not None
-    assert read_retired(run).has("solver", CHECKPOINTS, 1)
+    assert read_retired(run).has_version("solver", CHECKPOINTS, 1)
     partitions = {m.key.partition(b"|")[0].decode(): m.partition for m in read_all(run.connection, [run.topics.state])}
     of_trainer = state_partition(trainer_component("solver"), PARTITIONS)
     assert partitions == {

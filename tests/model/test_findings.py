@@ -90,8 +90,8 @@ def believe_any_version(patch: pytest.MonkeyPatch) -> None:
 
 
 def report_expired_at_once(patch: pytest.MonkeyPatch) -> None:
-    are_due = Evictions.are_due
-    patch.setattr(Evictions, "are_due", lambda self, _is_idle, waits: are_due(self, True, waits))
+    is_due = Evictions.is_due
+    patch.setattr(Evictions, "is_due", lambda self, _is_idle, waits: is_due(self, True, waits))
 
 
 def believe_what_adds_up(patch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class Scene:
             raise ObjectCorrupt(f"{key} has sha256 of other bytes")
         path.write_bytes(data)
 
-    def exists(self, key: str) -> bool:
+    def has_object(self, key: str) -> bool:
         return key in self.objects
 
     def put(self, key: str, data: bytes) -> ClaimCheck:

@@ -73,7 +73,7 @@ def test_who_watches_asks_the_servers_of_the_run_and_starts_none() -> None:
     run = Run(address, "demo-1", (load_recipe("arithmetic"),), StoreAddress("s:2", "b", "k", "s", secure=True))
 
     servers = servers_of(run, lambda _: None)
-    assert (servers.embedded_kafka, servers.embedded_store) == (False, False)
+    assert (servers.has_embedded_kafka, servers.has_embedded_store) == (False, False)
     assert servers.connection.bootstrap == "k:1"
     assert (servers.store_address.endpoint, servers.store_address.secure) == ("s:2", True)
 

@@ -11,7 +11,7 @@ from drawn_page import drawn
 from headrace.app.views.dead_letters import MOST_ROWS, dead_letter_view, dead_letters_table, redrive_table
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
-from headrace.infra.kafka.dead_letters import MOST_BYTES, REDRIVEN, build_dead_letter, was_sent_back
+from headrace.infra.kafka.dead_letters import MOST_BYTES, REDRIVEN, build_dead_letter, is_sent_back
 from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.run.run import Run, RunEnded
 from headrace.infra.store.object_store import StoreAddress
@@ -214,8 +214,8 @@ def test_a_message_of_which_a_letter_lacks_a_part_is_never_sent_back() -> None:
 
 def test_only_the_header_of_a_redrive_tells_that_a_message_was_sent_back() -> None:
     message = Message(SOURCE, 0, 5, b"", b"", [("attempt", b"1")])
-    assert not was_sent_back(message)
-    assert was_sent_back(replace(message, headers=[*message.headers, ("redrive", b"3")]))
+    assert not is_sent_back(message)
+    assert is_sent_back(replace(message, headers=[*message.headers, ("redrive", b"3")]))
 
 
 def row(**more: Any) -> ListedDeadLetter:

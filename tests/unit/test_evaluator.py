@@ -63,9 +63,9 @@ def test_a_result_and_the_positions_that_it_follows_from_are_written_in_one_turn
         return list(found.handle(Message("r.eval-groups.solver", 0, number, b"", codec.encode(made))))
 
     assert take(0) == []
-    assert found.needs_commit, "the first snapshot is due"
+    assert found.is_commit_due, "the first snapshot is due"
     assert [record.topic for record in found.before_commit(())] == ["r.state"]
     [result] = take(1)
     assert codec.decode(result.value, EvalResult).avg_at_k == 1.0
-    assert not found.needs_commit, "a snapshot is not due, and comes with the result"
+    assert not found.is_commit_due, "a snapshot is not due, and comes with the result"
     assert [record.topic for record in found.before_commit(())] == ["r.state"]

@@ -21,17 +21,17 @@ def late() -> Evictions[None]:
 
 
 def test_evictions_wait_for_the_version_that_is_on_its_way(late: Evictions[None]) -> None:
-    assert not late.are_due(is_idle=False, has_batch=True)
-    assert late.are_due(is_idle=True, has_batch=False)
+    assert not late.is_due(is_idle=False, has_batch=True)
+    assert late.is_due(is_idle=True, has_batch=False)
     young = Evictions[None]()
-    assert not young.are_due(is_idle=True, has_batch=True), "there are none"
+    assert not young.is_due(is_idle=True, has_batch=True), "there are none"
     young.add([LEFT])
-    assert not young.are_due(is_idle=True, has_batch=False), "they wait for a moment"
-    assert young.are_due(is_idle=True, has_batch=True), "or for the next batch"
+    assert not young.is_due(is_idle=True, has_batch=False), "they wait for a moment"
+    assert young.is_due(is_idle=True, has_batch=True), "or for the next batch"
 
 
 def test_what_is_taken_is_reported_once_and_what_is_left_at_the_end_of_the_run_too(late: Evictions[None]) -> None:
     late.end([LEFT.entry])
     assert [eviction.verdict for eviction in late.pop_all()] == ["expired", "run_end"]
     assert not late
-    assert not late.are_due(is_idle=True, has_batch=True)
+    assert not late.is_due(is_idle=True, has_batch=True)

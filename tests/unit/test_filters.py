@@ -15,7 +15,7 @@ from headrace.consumers.algorithms.gibberish import Gibberish
 from headrace.consumers.algorithms.length_bounds import LengthBounds
 from headrace.consumers.algorithms.mask_truncated import MaskTruncated
 from headrace.consumers.algorithms.repetition import Repetition
-from headrace.consumers.algorithms.soundness import are_all_sound
+from headrace.consumers.algorithms.soundness import is_group_sound
 from headrace.consumers.algorithms.validate import Validate
 from headrace.schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
 
@@ -106,22 +106,22 @@ def test_the_look_at_a_whole_group_lets_nothing_pass_that_the_closer_look_finds(
         one = altered(draw)
         members = [Trajectory("a", 1.0, {}, (sequence(4),)), Trajectory("b", 0.0, {}, (one,))]
         fault = validate._find_fault(members[1], 3)
-        if are_all_sound(members, 3, 10):
+        if is_group_sound(members, 3, 10):
             assert fault is None, one
-        seen[fault is None and are_all_sound(members, 3, 10)] += 1
+        seen[fault is None and is_group_sound(members, 3, 10)] += 1
     assert seen[True] > 500
     assert seen[False] > 2000
     sound = [Trajectory("a", 1.0, {}, (sequence(4), sequence(2))), Trajectory("b", math.nan, {}, (sequence(4),))]
-    assert not are_all_sound(sound, 3, 10)
-    assert not are_all_sound(sound[:1] * 2, 3, 10)
-    assert are_all_sound(sound[:1], 3, 10)
+    assert not is_group_sound(sound, 3, 10)
+    assert not is_group_sound(sound[:1] * 2, 3, 10)
+    assert is_group_sound(sound[:1], 3, 10)
 
 
 def test_a_group_made_by_hand_of_other_arrays_is_sound_by_the_closer_look() -> None:
     one = sequence(4)
     for array in (np.repeat(one.logprobs, 2)[::2], one.logprobs.astype(np.float64)):
         whole = Candidate.of(group((1.0, 0.0), sequences=(one, dataclasses.replace(one, logprobs=array))))
-        assert not are_all_sound(whole.group.trajectories, 3, 10)
+        assert not is_group_sound(whole.group.trajectories, 3, 10)
         assert kept(Validate(10).process(whole, 3)).kept == (0, 1)
 
 

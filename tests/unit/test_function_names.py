@@ -45,6 +45,20 @@ ALLOWED = {
 """Function to the reason why it keeps its name."""
 
 
+ACTS = """
+acknowledge add apply ask commit conclude delete extend fetch fold leave note produce raise receive refuse reopen run
+select shorten start step stop summarize take wait
+"""
+"""Verbs of functions that act, and return whether something came of it."""
+ASK_OTHERWISE = {
+    "readable": "of Python's files",
+    "seekable": "of Python's files",
+    "validate_checkpoint_id": "of torch's readers and writers of checkpoints",
+    "writable": "of Python's files",
+}
+"""Function that asks to the reason why it begins neither with is, has nor can."""
+
+
 def is_participle_or_adjective(word: str) -> bool:
     return word in IRREGULAR.split() or (word.endswith("ed") and word not in VERBS_IN_ED)
 
@@ -59,6 +73,11 @@ def functions_of(room: str) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncF
                     yield path, node
 
 
+def returns_bool(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    annotation = ast.unparse(function.returns) if function.returns else ""
+    return annotation in {"bool", "bool | None"} or annotation.startswith("TypeGuard")
+
+
 def test_no_function_is_named_by_a_participle_or_an_adjective() -> None:
     found = {
         f"{path.relative_to(ROOT)}:{function.lineno} {function.name}": function.name
@@ -69,3 +88,20 @@ def test_no_function_is_named_by_a_participle_or_an_adjective() -> None:
 
     assert not [where for where, name in found.items() if name not in ALLOWED], "name these by a verb or by a noun"
     assert not ALLOWED.keys() - set(found.values()), "nothing is named so any more: take these out of the table"
+
+
+def test_a_function_that_returns_whether_begins_with_is_has_or_can_or_with_a_verb_that_acts() -> None:
+    asking = {
+        f"{path.relative_to(ROOT)}:{function.lineno} {function.name}": function.name
+        for room in ROOMS
+        for path in modules(room)
+        for function in ast.walk(tree_of(path))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        if not function.name.startswith("__") and returns_bool(function)
+    }
+    words = {place: name.lstrip("_").partition("_")[0] for place, name in asking.items()}
+    odd = {place: name for place, name in asking.items() if words[place] not in {"is", "has", "can", *ACTS.split()}}
+
+    assert not [place for place, name in odd.items() if name not in ASK_OTHERWISE], "begin these with is, has or can"
+    assert not ASK_OTHERWISE.keys() - set(odd.values()), "nothing asks so any more: take these out of the table"
+    assert not set(ACTS.split()) - set(words.values()), "nothing acts so any more: take these verbs out of the list"

@@ -105,18 +105,18 @@ def test_a_run_that_an_error_stops_says_how_to_go_on_if_it_had_begun(
 
 
 def test_the_drain_at_the_end_of_a_run_outlasts_the_session_of_a_dead_worker() -> None:
-    page = SimpleNamespace(in_flight=1, awaits_evaluation=False)
+    page = SimpleNamespace(in_flight=1, is_awaiting_evaluation=False)
     assert groups_drain_s(8.0) == 30.0
     assert groups_drain_s(45.0) == 65.0
     assert is_drained(page, 31.0, 31.0, 30.0)
     assert not is_drained(page, 31.0, 31.0, 65.0)
-    assert is_drained(SimpleNamespace(in_flight=0, awaits_evaluation=False), 0.0, 0.0, 65.0)
+    assert is_drained(SimpleNamespace(in_flight=0, is_awaiting_evaluation=False), 0.0, 0.0, 65.0)
 
 
 def test_a_run_whose_curators_are_slow_drains_as_long_as_groups_are_concluded(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr("headrace.app.launcher.drained.time.monotonic", lambda: now_s)
-    page = SimpleNamespace(in_flight=40, awaits_evaluation=False, ended="steps")
+    page = SimpleNamespace(in_flight=40, is_awaiting_evaluation=False, ended="steps")
     drain = Drain(cast("Page", page), lambda: 8.0)
     for _ in range(10):
         now_s += GROUPS_DRAIN_S - 1
@@ -149,7 +149,7 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
 
 def test_a_run_that_is_given_up_says_what_it_stood_still_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Page:
-        ended, in_flight, awaits_evaluation = "", 0, False
+        ended, in_flight, is_awaiting_evaluation = "", 0, False
         hopeless = ""
         standstill = "solver has not made a version: no worker is alive."
         closed = False

@@ -201,7 +201,7 @@ def test_one_token_is_enough_and_none_is_a_loss_of_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "needs", "looks_ahead"),
+    ("asked", "needs", "has_lookahead"),
     [
         ({}, set(), False),
         ({"loss": "decoupled_ppo"}, {"proximal"}, False),
@@ -213,10 +213,10 @@ def test_one_token_is_enough_and_none_is_a_loss_of_zero() -> None:
         ({"kl": {"weight": 0.1}, "entropy": 0.1}, {"reference", "entropies"}, False),
     ],
 )
-def test_an_objective_says_what_it_needs(asked: dict[str, Any], needs: set[str], looks_ahead: bool) -> None:
+def test_an_objective_says_what_it_needs(asked: dict[str, Any], needs: set[str], has_lookahead: bool) -> None:
     objective = objective_of(**asked)
     assert objective.needs == needs
-    assert objective.looks_ahead == looks_ahead
+    assert objective.has_lookahead == has_lookahead
 
 
 @pytest.mark.numerics

@@ -63,13 +63,13 @@ def test_the_first_look_reads_no_object_all_others_do_and_from_the_third_on_they
     clock = Clock()
     looks = StoreLooks(clock)
     looks_until(looks, clock, clock.now, clock.now + FIRST_LOOK_S)
-    assert not looks.reads
+    assert not looks.is_reading
     looks_until(looks, clock, 1000.0, clock.now + 2 * FIRST_LOOK_S)
-    assert looks.reads
-    assert not looks.applies
+    assert looks.is_reading
+    assert not looks.is_applying
     looks_until(looks, clock, 1000.0, clock.now + 4 * FIRST_LOOK_S)
-    assert looks.reads
-    assert looks.applies
+    assert looks.is_reading
+    assert looks.is_applying
 
 
 def weights(version: int) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ class Store:
     def verify(self, key: str, sha256: str, size: int) -> None:
         self.get(key, sha256, size)
 
-    def exists(self, key: str) -> bool:
+    def has_object(self, key: str) -> bool:
         return key in self.objects
 
     def uploader(self, **more: Any) -> VersionUploader:

@@ -12,7 +12,7 @@ def deaths(*each: tuple[int, float, object]) -> bool:
     found = Deaths(PATIENCE)
     for one in each:
         found.count(*one)
-    return found.are_too_many
+    return found.has_too_many
 
 
 def test_short_lives_in_a_row_are_too_many_and_a_long_one_between_them_begins_anew() -> None:

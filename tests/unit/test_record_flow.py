@@ -107,7 +107,7 @@ def asked_of_issued(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     monkeypatch.setattr(issued_numbers, "fetch_stable_ends", lambda *_: {})
     monkeypatch.setattr(issued_numbers, "TopicReader", lambda _, __, name="": reader if name else nullcontext(reader))
     monkeypatch.setattr(issued_numbers, "read_newest_snapshot", lambda *_: None)
-    assert not IssuedNumbers(RUN).has(next(iter(RUN.recipe.workflows)), 0)
+    assert not IssuedNumbers(RUN).has_number(next(iter(RUN.recipe.workflows)), 0)
     return asked
 
 

@@ -323,5 +323,5 @@ def test_versions_of_a_shadow_are_kept_and_retired_beside_those_of_its_policy() 
         shared.key: {("solver", WEIGHTS, 0), ("solver.free", WEIGHTS, 0)},
         own.key: {("solver.free", WEIGHTS, 1)},
     }
-    assert found.retired.has("solver.free", WEIGHTS, 0)
-    assert not found.retired.has("solver", WEIGHTS, 0)
+    assert found.retired.has_version("solver.free", WEIGHTS, 0)
+    assert not found.retired.has_version("solver", WEIGHTS, 0)

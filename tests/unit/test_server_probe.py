@@ -13,7 +13,7 @@ from answering_server import answering_server
 
 from headrace.infra.embedded import servers
 from headrace.infra.embedded.data_folder import DataFolder
-from headrace.infra.embedded.server_probe import Ask, ServerProbe, does_kafka_answer, does_store_answer
+from headrace.infra.embedded.server_probe import Ask, ServerProbe, is_kafka_answering, is_store_answering
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.recipe.recipe_file import load_recipe
@@ -29,16 +29,16 @@ def silent() -> Iterator[str]:
 
 @pytest.mark.timeout(30)  # far from 0.1 s, and far from a question that is not limited
 def test_a_server_that_takes_connections_and_says_nothing_does_not_answer(silent: str) -> None:
-    assert not does_store_answer(StoreAddress(silent, "bucket"), timeout_s=0.1)
-    assert not does_store_answer(StoreAddress(silent, "bucket", secure=True), timeout_s=0.1)
-    assert not does_kafka_answer(Connection(silent), timeout_s=0.1)
+    assert not is_store_answering(StoreAddress(silent, "bucket"), timeout_s=0.1)
+    assert not is_store_answering(StoreAddress(silent, "bucket", secure=True), timeout_s=0.1)
+    assert not is_kafka_answering(Connection(silent), timeout_s=0.1)
 
 
 def test_a_store_that_refuses_answers_and_one_that_is_not_there_does_not() -> None:
     with answering_server(403) as port:
         endpoint = f"127.0.0.1:{port}"
-        assert does_store_answer(StoreAddress(endpoint, "bucket"), timeout_s=10)
-    assert not does_store_answer(StoreAddress(endpoint, "bucket"), timeout_s=10)
+        assert is_store_answering(StoreAddress(endpoint, "bucket"), timeout_s=10)
+    assert not is_store_answering(StoreAddress(endpoint, "bucket"), timeout_s=10)
 
 
 def until(condition: Callable[[], bool]) -> None:

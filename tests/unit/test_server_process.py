@@ -20,7 +20,7 @@ class Sleeper(ServerProcess):
     def _command(self) -> ServerCommand:
         return ServerCommand([sys.executable, "-c", "import time; time.sleep(600)"], logs=())
 
-    def _does_answer(self) -> bool:
+    def _is_answering(self) -> bool:
         return True
 
 

@@ -154,23 +154,23 @@ def store(port: int, host: str = "127.0.0.1", *, secure: bool = True) -> ObjectS
 def test_an_authority_of_ones_own_is_believed_where_it_is_named(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with answering_server(tls=True) as port:
         with store(port) as doubting, pytest.raises(StoreError, match=r"not believed.*AWS_CA_BUNDLE") as caught:
-            doubting.exists("weights/a")
+            doubting.has_object("weights/a")
         assert not isinstance(caught.value, StoreUnavailable), "no waiting heals it"
         monkeypatch.setenv(variable, AUTHORITY)
         with store(port) as trusting:
-            assert trusting.exists("weights/a")
+            assert trusting.has_object("weights/a")
 
 
 def test_a_certificate_for_another_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", AUTHORITY)
     refused = pytest.raises(StoreError, match=r"for another host.*localhost")
     with answering_server(tls=True) as port, store(port, "localhost") as other, refused:
-        other.exists("weights/a")
+        other.has_object("weights/a")
 
 
 def test_tls_with_a_server_that_speaks_none_is_told_as_that() -> None:
     with answering_server() as port, store(port) as secure, pytest.raises(StoreError, match="speaks no TLS"):
-        secure.exists("weights/a")
+        secure.has_object("weights/a")
 
 
 def test_a_server_that_ends_in_the_middle_of_a_handshake_is_away() -> None:
@@ -183,7 +183,7 @@ def test_a_server_that_ends_in_the_middle_of_a_handshake_is_away() -> None:
 
         threading.Thread(target=hang_up, daemon=True).start()
         with store(listener.getsockname()[1]) as ending, pytest.raises(StoreUnavailable):
-            ending.exists("weights/a")
+            ending.has_object("weights/a")
 
 
 def test_a_bundle_that_holds_no_certificate_is_told_by_its_variable(

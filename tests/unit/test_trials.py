@@ -87,6 +87,6 @@ def test_after_poison_the_next_batch_is_whole_and_noted_anew() -> None:
 
 def test_the_step_after_a_noted_one_waits_until_that_is_on_the_log_and_no_other_does() -> None:
     trials = Trials(32, 2, version=5, is_noted=True)
-    assert not trials.must_wait(6), "nothing is noted yet"
+    assert not trials.has_to_wait(6), "nothing is noted yet"
     trials.note(5)
-    assert [version for version in range(5, 9) if trials.must_wait(version)] == [6]
+    assert [version for version in range(5, 9) if trials.has_to_wait(version)] == [6]

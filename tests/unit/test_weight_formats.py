@@ -27,7 +27,7 @@ def test_what_a_format_applies_is_bit_equal_to_what_it_encoded(form: Format, see
     new = of(np.where(rng.random(ITEMS) < density, rng.integers(0, 1 << 16, ITEMS), base.items))
     data, target = form.encoder(base)(new), base.copy()
     form.applier(target)(data)
-    assert target.equals(new)
+    assert target.is_equal_to(new)
 
 
 def test_the_raw_layout_is_six_bytes_a_value_after_sixteen() -> None:
@@ -53,7 +53,7 @@ def test_made_sets_have_the_shape_and_the_density_that_were_asked_for() -> None:
     assert change.density == pytest.approx(0.01, rel=0.05)
     # H(0.01) / 0.01 bits for a position, 1.72 for a step
     assert change.floor_bytes / change.changed == pytest.approx((8.079 + 1.722) / 8, rel=0.01)
-    assert packed(base.tensors).equals(base)
+    assert packed(base.tensors).is_equal_to(base)
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01])

@@ -43,7 +43,7 @@ class Evictions(Generic[T]):
         taken, self._waiting = self._waiting, []
         return taken
 
-    def are_due(self, is_idle: bool, has_batch: bool) -> bool:
+    def is_due(self, is_idle: bool, has_batch: bool) -> bool:
         """Return whether they are to be reported by themselves, given whether no version is on its way.
 
         While one is they wait for its transaction. Where the store is frozen it does not come, and each group is too

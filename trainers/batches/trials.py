@@ -59,7 +59,7 @@ class Trials:
         self.is_noted, self.noted = False, version
         return self.died + 1
 
-    def must_wait(self, version: int) -> bool:
+    def has_to_wait(self, version: int) -> bool:
         """Return whether the step to a version begins only when the version before is on the log."""
         return version == self.noted + 1
 

@@ -231,7 +231,7 @@ class Learner:
         self.masters.clear()
         objective, passes = self._objective, self._passes
         passes.routers.begin_count()
-        if objective.looks_ahead or self.settings.router_aux:
+        if objective.has_lookahead or self.settings.router_aux:
             known = replace(known, logprobs=passes.score_logprobs(step.micro_batches))
         passes.routers.end_count(self._backend.total)
         bounds = objective.bounds(known)

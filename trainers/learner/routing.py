@@ -39,7 +39,7 @@ class Routers:
         """int64[I], which inputs of the last pass are not padding."""
         self._load: torch.Tensor | None = None
         """int64[layers, experts], how many inputs of a minibatch each expert was sent."""
-        self._are_known = all(_weighs_as_known(router) for router in self._routers)
+        self._are_known = all(_has_known_weighing(router) for router in self._routers)
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(partial(self._route, layer))
 
@@ -145,7 +145,7 @@ def _refuse_without_experts(settings: TrainerSettings, has_experts: bool, kind: 
 
 
 @torch.no_grad()
-def _weighs_as_known(router: Any) -> bool:
+def _has_known_weighing(router: Any) -> bool:
     """Try out whether a router weighs its experts as `_weights` does; while its weights are still whole."""
     size = router.weight.shape[1]
     states = torch.linspace(-2, 3, 5 * size, device=router.weight.device).sin().view(5, size)

@@ -161,14 +161,14 @@ class Objective:
     def needs(self) -> frozenset[str]:
         """Of the optional fields of TrainedTokens, those that this objective cannot do without."""
         needs = {name for name in ("proximal", "versions", "reference", "entropies") if not self._is_unneeded(name)}
-        return frozenset(needs | ({"proximal"} if self.corrections or self._masks_by_moment else set()))
+        return frozenset(needs | ({"proximal"} if self.corrections or self._is_masked_by_moment else set()))
 
     @property
-    def _masks_by_moment(self) -> bool:
+    def _is_masked_by_moment(self) -> bool:
         return self.loss.func is m2po and self.loss.keywords.get("variant") == "mask"
 
     @property
-    def looks_ahead(self) -> bool:
+    def has_lookahead(self) -> bool:
         """Whether `bounds` or `totals` depend on the log-probabilities under the weights being trained.
 
         Then each optimizer step begins with a forward pass over its whole minibatch. Else `totals` may be asked with
@@ -179,7 +179,7 @@ class Objective:
         guesses = self.loss.func is decoupled_ppo and options.get("proximal") == "interpolated"
         is_bound = options.get("behaviour_upper", 1.0) is not None or options.get("behaviour_lower") is not None
         masks = is_bound and options.get("behaviour_action") != "clamp" and not self.count_rejected
-        return (self.loss.func in _BOUNDS and not self._masks_by_moment) or (guesses and masks)
+        return (self.loss.func in _BOUNDS and not self._is_masked_by_moment) or (guesses and masks)
 
     @torch.no_grad()
     def bounds(self, tokens: TrainedTokens) -> M2Bounds | None:

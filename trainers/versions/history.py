@@ -168,7 +168,9 @@ class _Fold:
                 self._fold_state(message)
         history.batches.sort(key=lambda batch: batch.version)
         checkpoints = sorted({*history.checkpoints, *history.retired})
-        history.retired = tuple(v for v in checkpoints if self._retired.has(self._policy_variant, CHECKPOINTS, v))
+        history.retired = tuple(
+            v for v in checkpoints if self._retired.has_version(self._policy_variant, CHECKPOINTS, v)
+        )
         for version in history.retired:
             history.checkpoints.pop(version, None)
         return history

@@ -39,7 +39,7 @@ def find_lost_object(
             try:
                 if read:
                     store.verify(claim.key, claim.sha256, claim.size_bytes)
-                elif not store.exists(claim.key):
+                elif not store.has_object(claim.key):
                     return f"{name_of(event)}: {claim.key} does not exist in the store"
             except (ObjectMissing, ObjectCorrupt) as error:
                 return f"{name_of(event)}: {error}"
@@ -78,11 +78,11 @@ class StoreLooks:
         return True
 
     @property
-    def reads(self) -> bool:
+    def is_reading(self) -> bool:
         """Whether the look under way reads the objects: not the first, which costs next to nothing."""
         return self._looks > 1
 
     @property
-    def applies(self) -> bool:
+    def is_applying(self) -> bool:
         """Whether it makes the newest version of them, too: from the third on."""
         return self._looks > 2

@@ -36,7 +36,7 @@ class Store(ObjectStore):
     def verify(self, key: str, sha256: str, size_bytes: int) -> None:
         self.get(key, sha256, size_bytes)
 
-    def exists(self, key: str) -> bool:
+    def has_object(self, key: str) -> bool:
         return key in self._objects
 
     @property
