@@ -117,6 +117,8 @@ class Dataset:
         for name, text in {**named_texts, "instruction": instruction or "", "answer_pattern": answer_pattern}.items():
             _check_text(name, text)
         self._source = Source(_check_text("path", path), split, config, revision)
+        self._chosen = {"split": split, "config": config, "revision": revision}
+        self._held_out_chosen = held_out if isinstance(held_out, Mapping) else {}
         self._held_out, self._own_held_out = _read_held_out(held_out, self._source)
         named = read_columns(columns or {})
         built = {"": build_scorer(scorer)} | (
@@ -195,6 +197,9 @@ class Dataset:
 
     def _read_decks(self) -> dict[Split, _Deck]:
         began = time.monotonic()
+        self._source.refuse_ignored(self._chosen)
+        if self._own_held_out is not None:
+            self._own_held_out.refuse_ignored(self._held_out_chosen, "held_out.")
         pool = self._read_pool(self._source)
         shares = compute_shares(pool.digests)
         is_kept = shares < self._held_out
