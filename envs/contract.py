@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, runtime_che
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.messages import Message, Prompt, check_messages, join_text, show_value
+from headrace.envs.messages import Message, Prompt, check_messages, join_text, refuse_half_characters, show_value
 from headrace.infra.deprecated_names import deprecated_names
 from headrace.schemas import records
 
@@ -43,11 +43,17 @@ class Problem:
     """What else the chat template is told, such as `enable_thinking`; plain JSON."""
 
     def __post_init__(self) -> None:
-        """Raise TypeError, naming the field, for a value of another type: `score` gets what a task carries."""
+        """Raise TypeError, naming the field, for a value of another type: `score` gets what a task carries.
+
+        Raise ValueError for half of a character in a text.
+        """
         for name in ("task_id", "answer", "tier"):
             if not isinstance(value := getattr(self, name), str):
                 raise TypeError(f"Problem.{name} must be a string, got {show_value(value)}")
-        if not isinstance(self.prompt, str):
+            refuse_half_characters(f"Problem.{name}", value)
+        if isinstance(self.prompt, str):
+            refuse_half_characters("Problem.prompt", self.prompt)
+        else:
             if isinstance(self.prompt, Mapping) or not isinstance(self.prompt, Iterable):
                 raise TypeError(f"Problem.prompt must be a string or messages, got {show_value(self.prompt)}")
             object.__setattr__(self, "prompt", check_messages("Problem.prompt", self.prompt))
@@ -199,7 +205,7 @@ class RoleTrajectory:
     """What one role did in an episode; it trains that role's policy.
 
     Any number will do for a float, any iterable of sequences for the tuple. Raises TypeError, naming the field, for
-    others.
+    others, and ValueError for half of a character in the name of a part.
     """
 
     reward: float
@@ -249,6 +255,7 @@ def _check_numbers(what: str, values: object) -> dict[str, float]:
     for name in values:
         if not isinstance(name, str):
             raise TypeError(f"a name in {what} must be a string, got {show_value(name)}")
+        refuse_half_characters(f"a name in {what}", name)
     return {name: check_number(f"{what}[{name!r}]", value) for name, value in values.items()}
 
 

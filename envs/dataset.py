@@ -121,6 +121,8 @@ class Dataset:
         for name, text in {**named_texts, "instruction": instruction or "", "answer_pattern": answer_pattern}.items():
             _check_text(name, text)
         self._source = Source(_check_text("path", path), split, config, revision)
+        self._chosen = {"split": split, "config": config, "revision": revision}
+        self._held_out_given = held_out if isinstance(held_out, Mapping) else {}
         self._held_out = read_held_out(held_out, self._source)
         named = read_columns(columns or {})
         built = {"": build_scorer(scorer)} | (
@@ -211,6 +213,12 @@ class Dataset:
 
     def _read_decks(self) -> dict[Split, tuple[_Deck, ...]]:
         began = time.monotonic()
+        self._source.refuse_ignored(self._chosen)
+        if isinstance(self._held_out, dict):
+            for name, source in self._held_out.items():
+                given = self._held_out_given.get(name) if name else self._held_out_given
+                if isinstance(given, Mapping):
+                    source.refuse_ignored(given, f"held_out.{name}." if name else "held_out.")
         pool = self._read_pool(self._source)
         shares = compute_shares(pool.digests)
         is_kept = shares < self._held_out_share

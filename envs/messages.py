@@ -40,6 +40,7 @@ def _check_message(what: str, message: object) -> dict[str, Any]:
         content = "".join(_read_part(f"{what}.content[{at}]", part) for at, part in enumerate(content))
     if not isinstance(content, str):
         raise TypeError(f"{what}.content must be a string, got {show_value(content)}")
+    refuse_half_characters(f"{what}.content", content)
     return {**message, "content": content}
 
 
@@ -49,6 +50,17 @@ def _read_part(what: str, part: object) -> str:
         return text
     kind = part.get("type", "no type") if isinstance(part, Mapping) else type(part).__name__
     raise TypeError(f"{what} is of type {kind}: messages hold text only, images and other media are not supported")
+
+
+def refuse_half_characters(what: str, text: str) -> None:
+    """Raise ValueError, naming what it is of, for a lone surrogate, half of a character, which no record can hold."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"{text[error.start]!r} at place {error.start}"
+        raise ValueError(f"{what} holds half of a character ({half}): write the whole one") from error
 
 
 def show_value(value: object) -> str:

@@ -49,7 +49,7 @@ def problem_from_json(text: str) -> Problem:
         raise PayloadError(f"payload has a value of the wrong type in {', '.join(wrong)}: {text[:80]!r}")
     try:
         return Problem(**plain)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise PayloadError(f"payload is not a problem: {error}") from error
 
 

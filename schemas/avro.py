@@ -166,7 +166,21 @@ def _build_checker(kind: type) -> Convert:
             return value
         raise SchemaError(f": expected {kind.__name__}, got {type(value).__name__} {value!r:.60}")
 
-    return check
+    def check_text(value: Any) -> Any:
+        _refuse_half_characters(check(value))
+        return value
+
+    return check_text if kind is str else check
+
+
+def _refuse_half_characters(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"{text[error.start]!r} at place {error.start}"
+        raise SchemaError(f": half of a character ({half} of {text!r:.60}), and records hold whole ones") from None
 
 
 def _build_items_encoder(inner: Convert) -> Convert:
@@ -200,6 +214,7 @@ def _build_map_encoder(inner: Convert) -> Convert:
         for key, value in values.items():
             if type(key) is not str:
                 raise SchemaError(f": expected a str key, got {type(key).__name__} {key!r:.60}")
+            _refuse_half_characters(key)
             try:
                 plain[key] = inner(value)
             except SchemaError as error:

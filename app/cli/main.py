@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, cast
 
@@ -24,7 +25,7 @@ from headrace.app.cli.servers import clean, doctor, store_policy, topics
 from headrace.app.cli.streams import replace_what_cannot_be_encoded
 from headrace.app.cli.upkeep import dead_letters, gc, redrive
 from headrace.app.cli.weights import app as weights_app
-from headrace.infra.errors import HeadraceError
+from headrace.infra.errors import HeadraceError, UsageError
 
 app = typer.Typer(
     name="headrace",
@@ -55,6 +56,8 @@ COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
 """Panel and commands, in the order of `--help`; a command has the name of its function."""
 NAMES = {export_trajectories: "export", try_recipe: "try"}
 """Names of the commands that differ from their function's."""
+MAY_BE_EMPTY = "--answer"
+"""The option whose value may be empty: an answer without a text."""
 
 app.add_typer(offline_app, name=OFFLINE, rich_help_panel=RUN)
 app.add_typer(weights_app, name="weights", rich_help_panel=LOOK)
@@ -89,12 +92,21 @@ def _spare_markdown(words: Sequence[str]) -> None:
         sys.modules.setdefault("rich.markdown", cast(ModuleType, SimpleNamespace(Markdown=None)))
 
 
+def _refuse_empty_words(words: Sequence[str]) -> None:
+    """Raise UsageError for an empty value, as of a variable that is not set: as a path it would be this folder."""
+    for before, word in pairwise(("headrace", *words)):
+        after = before if not word else word[:-1] if word.startswith("--") and word.find("=") == len(word) - 1 else ""
+        if after and after != MAY_BE_EMPTY:
+            raise UsageError(f"the value after {after} is empty: give one, or leave {after} out")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; expected errors become one message and an exit code, with --json also a JSON object."""
     replace_what_cannot_be_encoded()
     if arguments is None:
         _spare_markdown(sys.argv[1:])
     try:
+        _refuse_empty_words(sys.argv[1:] if arguments is None else arguments)
         app(args=None if arguments is None else list(arguments))
     except (HeadraceError, OSError) as error:
         from headrace.infra.environment import LOG_LEVEL_VARIABLE, read_environment

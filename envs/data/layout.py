@@ -10,6 +10,7 @@ from typing import Any
 from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed
 from headrace.envs.data.rows import Row, Written, fill_placeholders, find_value, make_plain
 from headrace.envs.data.scorers import Scorer
+from headrace.envs.messages import refuse_half_characters
 
 SCORER = "scorer"
 """Key, in a problem's `extra`, of the name of its own scorer."""
@@ -146,19 +147,13 @@ def _read_text(row: Row, field: str, column: str, unit: str) -> str:
     if field == "answer" and isinstance(value, int | float) and not isinstance(value, bool):
         value = repr(value)
     if isinstance(value, str) and value.strip() and (field == "answer" or not isinstance(value, Written)):
-        _refuse_surrogates(value, column)
+        try:
+            refuse_half_characters(f"`{column}`", value)
+        except ValueError as error:
+            raise RowFault(str(error)) from error
         return str(value)
     hint = "" if value is not None else f'; columns = {{ {field} = "…" }} names another'
     raise RowFault(f"`{column}` must be a non-empty string, got {value!r:.60}; the {unit} has {_list_names(row)}{hint}")
-
-
-def _refuse_surrogates(value: str, column: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise RowFault(
-            f"`{column}` holds half of a character ({value[error.start]!r} at index {error.start}): write the whole one"
-        ) from error
 
 
 def _strip_box(answer: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.envs.data.rows import Rows, TaskFileError
 
 HUB = "hub:"
+DEFAULTS = {"split": "train", "config": "", "revision": ""}
+"""What to take of data that has several."""
 _HUB_NAME = re.compile(r"[\w-]+/[\w-]+")
 """What a data set of the hub is called, and no file with an ending."""
 _ELSEWHERE = re.compile(r"[a-z0-9]+://")
@@ -31,6 +33,23 @@ class Source:
     def __str__(self) -> str:
         """Return it as messages name it."""
         return self.path
+
+    def refuse_ignored(self, given: Mapping[str, str], where: str = "") -> None:
+        """Raise TaskFileError for a `split`, `config` or `revision` that is given and chooses nothing of these rows.
+
+        Args:
+            given: What the recipe gives, by key.
+            where: What stands before the keys in the recipe.
+        """
+        from headrace.envs.data.arrow_rows import SAVED_SPLITS
+
+        if self.path.startswith(HUB):
+            return
+        chosen = {"split"} if (_find_path(self.path) / SAVED_SPLITS).is_file() else set()
+        if idle := [key for key in DEFAULTS if key not in chosen and given.get(key, DEFAULTS[key]) != DEFAULTS[key]]:
+            named = " and ".join(f"{where}{key} = {given[key]!r}" for key in idle)
+            has = "has splits alone" if chosen else "is not made of splits"
+            raise TaskFileError(f"{self.path}: {named} would change nothing, as this {has}: leave it out")
 
     def open_rows(self, columns: Sequence[str]) -> Rows:
         """Open it; `columns` are those that are read. Raises TaskFileError."""

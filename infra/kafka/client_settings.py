@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import KafkaException
 
 from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, expand_user, read_environment
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import TRANSACTION_TIMEOUT_MS, Connection, open_consumer, open_producer
 
+LEAST_MESSAGE_BYTES = 1_000_000
+"""librdkafka's default: ordinary groups are smaller."""
 SECRETS = frozenset(
     {
         "sasl.password",
@@ -28,13 +32,15 @@ SECRETS = frozenset(
 """librdkafka's settings whose values are secrets."""
 OURS = {
     **dict.fromkeys(("bootstrap.servers", "metadata.broker.list", "group.id", "group.instance.id"), ()),
-    **dict.fromkeys(("transactional.id", "auto.offset.reset"), ()),
+    **dict.fromkeys(("transactional.id", "auto.offset.reset", "delivery.report.only.error"), ()),
+    **dict.fromkeys(("message.timeout.ms", "delivery.timeout.ms"), ()),
     "isolation.level": ("read_committed",),
     "enable.auto.commit": ("false",),
     "enable.auto.offset.store": ("false",),
     "enable.idempotence": ("true",),
     "acks": ("all", "-1"),
     "request.required.acks": ("all", "-1"),
+    "produce.offset.report": ("true",),
     "group.protocol": ("consumer",),
 }
 """Settings on which the promises rest, and the values that they may be given: with another, a run would read what was
@@ -84,6 +90,8 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
             raise UsageError(f"{where}: {key} {may}, as a run's promises rest on it: leave it out")
     fault = _find_fault(client) if client else None
     if fault is None:
+        if int(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
+            raise UsageError(f"{where}: message.max.bytes is {LEAST_MESSAGE_BYTES} or more, or records do not fit")
         return
     for key, value in client.items():
         own = _find_fault({key: value}) or ""
@@ -91,19 +99,25 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
             raise UsageError(f"{where}: {key} is no setting of librdkafka: look for a misspelling")
         if own.startswith(("Invalid value", "Configuration property")):
             raise UsageError(f"{where}: {key} cannot have the value that it is given")
+        if own == fault and own.startswith("`"):
+            raise UsageError(f"{where}: {key} does not go with what every component sets: {own}")
     if alone:
         shown = "" if any(value and value in fault for key, value in client.items() if key in SECRETS) else f": {fault}"
         raise UsageError(f"{where}: librdkafka does not take {', '.join(client)} together{shown}")
 
 
 def _find_fault(client: Mapping[str, str]) -> str | None:
-    """Return what librdkafka says against settings, None when it takes them. It connects to nobody."""
+    """Return what librdkafka says against settings beside ours, None when it takes them. It connects to nobody."""
     if own := [key for key in client if key.endswith("_cb")]:
         return f'No such configuration property: "{own[0]}"'  # the Python client wants a function there
+    nobody = Connection("", client)
     try:
-        Consumer({"group.id": "check", "log_level": 0, **client}).close()
+        open_consumer(nobody, "check", "check").close()
+        open_producer(nobody, "check", transactional_id="check", transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
     except KafkaException as error:
-        return str(error.args[0].str())
+        return re.sub("^Failed to create [a-z]+: ", "", str(error.args[0].str()))
+    except TypeError as error:  # what the Python client reads itself
+        return f"Invalid value: {error}"
     return None
 
 

@@ -6,6 +6,7 @@ import re
 from urllib.parse import urlsplit
 
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka.bootstrap import parse_bootstrap
 from headrace.infra.kafka.client_settings import read_client_settings
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.schemas.topics import NAME
@@ -15,15 +16,16 @@ def parse_run(text: str) -> RunAddress:
     """Read `kafka://host:port/run`. Raises UsageError that shows the form, with what can be read of another text."""
     try:
         parts = urlsplit(text.strip())
-    except ValueError:  # a bracket of an IPv6 address is missing
-        parts = urlsplit("")
+        bootstrap = parse_bootstrap(parts.netloc)
+    except ValueError:  # a bracket of an IPv6 address is missing, or a port
+        parts, bootstrap = urlsplit(""), ""
     run = parts.path.strip("/")
-    if parts.scheme != "kafka" or not parts.netloc or not NAME.fullmatch(run):
+    if parts.scheme != "kafka" or not bootstrap or not NAME.fullmatch(run):
         meant = _BARE.fullmatch(text.removeprefix("kafka://"))
         brokers, named = meant.groups() if meant else ("HOST:PORT", "")
         form = f"kafka://{brokers}/{named if NAME.fullmatch(named) else 'RUN'}"
         raise UsageError(f"cannot read the run address {text!r}: give {form}, as `headrace up` prints it")
-    return RunAddress(Connection(parts.netloc, read_client_settings(alone=True)), run)
+    return RunAddress(Connection(bootstrap, read_client_settings(alone=True)), run)
 
 
 _BARE = re.compile(r"((?:[^/:,]+:\d+,?)+)/?([^/]*)")

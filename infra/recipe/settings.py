@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka.bootstrap import Bootstrap
 from headrace.schemas.topics import Topics, TopicSpec, check_name, policy_of, policy_variant_of, variant_of
 
 MOST_STATE_PARTITIONS = 64
@@ -363,7 +364,7 @@ class Kafka(Settings):
 
     model_config = ConfigDict(coerce_numbers_to_str=True)  # `"max.poll.interval.ms" = 45000`
 
-    bootstrap: str = ""
+    bootstrap: Bootstrap = ""
     """Address of a Kafka cluster, 4.0 or newer; empty starts an embedded one."""
     client: dict[str, str] = Field(default_factory=dict)
     """Further librdkafka settings. Secrets belong in HEADRACE_KAFKA_CLIENT: a recipe is written to a topic."""
@@ -512,8 +513,7 @@ class Recipe(Settings):
 
     def chain_of(self, policy_variant: str) -> tuple[Use, ...]:
         """Return the data algorithms of a policy, or of a shadow, `policy.variant`."""
-        variant = variant_of(policy_variant)
-        own = self.shadows[variant].chain if variant else None
+        own = self.shadows[variant].chain if (variant := variant_of(policy_variant)) else None
         return self.curate.chain if own is None else own
 
     @property

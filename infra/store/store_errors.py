@@ -10,6 +10,8 @@ StoreError
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -23,6 +25,8 @@ _DENIED = frozenset({
     "AccessDenied", "AllAccessDisabled", "AccountProblem", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken",
     "SignatureDoesNotMatch",
 })  # fmt: skip
+SKEW_S = 300
+"""Stores refuse requests that are signed 15 minutes off; less shows that one of the clocks is not kept."""
 _BUSY, _LOST = "see its log; is its disk full?", "what was sent of it is lost, and is sent again"
 _FULL = "make room in it, or raise the bucket's quota"
 _TIMED_OUT, _CONFLICT, _TOO_MANY, _NOT_IMPLEMENTED, _BAD_GATEWAY, _NO_ROOM = 408, 409, 429, 501, 502, 507
@@ -78,8 +82,8 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
     code, status = _read_s3_code(error), _http_status(error)
     if code in _DENIED or status in _UNAUTHORISED:
         return StoreDenied(
-            f"{where}: {code or status} for the access key {access_key!r}; check the keys ({KEY_PLACES}) and "
-            "their rights (`headrace store-policy` prints those that each component needs)"
+            f"{where}: {code or status} for the access key {access_key!r}; {_describe_skew(error)}check the keys "
+            f"({KEY_PLACES}) and their rights (`headrace store-policy` prints those that each component needs)"
         )
     if why := _why_not_now(code or "", status):
         return StoreUnavailable(f"{where}: the store cannot do it now ({code or status}: {why})")
@@ -97,6 +101,24 @@ def _explain_refusal(code: str, error: Exception, address: StoreAddress) -> str:
     plain = code in {"BadRequest", "400", "HTTP 400"} and not address.secure
     hint = "; a store that speaks TLS answers so: write https:// before the endpoint" if plain else ""
     return _REMEDIES.get(code, f"{error}{hint}")
+
+
+def _describe_skew(error: Exception) -> str:
+    """Return by how much the store's clock differs from ours; empty for minutes that stores bear.
+
+    A refusal of a HEAD has no body: one for the clocks reads as one for the rights.
+    """
+    from minio.error import S3Error
+
+    date = error.response.headers.get("Date") if isinstance(error, S3Error) else None
+    try:
+        ahead_s = (parsedate_to_datetime(date or "") - datetime.now(UTC)).total_seconds()
+    except (TypeError, ValueError):  # no date, or none that can be read
+        return ""
+    if abs(ahead_s) < SKEW_S:
+        return ""
+    side = "ahead of" if ahead_s > 0 else "behind"
+    return f"the store's clock is {abs(ahead_s) / 60:.0f} min {side} this machine's, so set them first, as by NTP; "
 
 
 def _why_not_now(code: str, status: int) -> str:

@@ -191,7 +191,8 @@ class Concluder:
             with self.watch.measure("encode"):
                 encoded = encode_group(group)
             if encoded.group is not group:  # the schema refuses what the workflow gave
-                self.failures.note(task, {group.policy: encoded.group})
+                new = tuple(failure for failure in encoded.group.failures if failure not in group.failures)
+                self.failures.note(task, {group.policy: replace(encoded.group, failures=new)})
             if len(encoded.value) > inline_limit_bytes:
                 encoded = encoded.with_claim(await self._put(encoded))
             records.append(build_outgoing(self.run.topics, encoded, self.partitions))

@@ -51,7 +51,7 @@ def build_failure(
         sample,
         reason,
         detail,
-        place_of(error)[:DETAIL_LENGTH],
+        _make_encodable(place_of(error)[:DETAIL_LENGTH]),
         role,
         actor.calls if actor else 0,
         _render_traceback(error),

@@ -29,13 +29,39 @@ class Encoded:
 
 
 def encode_group(group: TrajectoryGroup) -> Encoded:
-    """Return the message; a group that the schema refuses becomes one of failures that give the reason."""
+    """Return the message; a trajectory that the schema refuses becomes a failure that gives the reason.
+
+    If the group is refused for more than that, all of its episodes fail.
+    """
+    try:
+        return Encoded(group, codec.encode(group))
+    except SchemaError:
+        group = _fail_refused(group)
     try:
         return Encoded(group, codec.encode(group))
     except SchemaError as error:
         failures = tuple(build_failure(sample, error) for sample in range(group.n_asked))
         failed = replace(group, episode_ids=(), trajectories=(), failures=failures, reason="failed")
         return Encoded(failed, codec.encode(failed))
+
+
+def _fail_refused(group: TrajectoryGroup) -> TrajectoryGroup:
+    """Return a group without the trajectories that the schema refuses, each a failed episode."""
+    kept, failures = [], list(group.failures)
+    for trajectory in group.trajectories:
+        try:
+            codec.encode(TrajectoryGroup(trajectories=(trajectory,)))
+        except SchemaError as error:
+            failures.append(build_failure(int(trajectory.id.rpartition(":")[2]), error))
+        else:
+            kept.append(trajectory)
+    return replace(
+        group,
+        episode_ids=tuple(trajectory.id for trajectory in kept),
+        trajectories=tuple(kept),
+        failures=tuple(sorted(failures, key=lambda failure: failure.sample)),
+        reason=group.reason if kept else "failed",
+    )
 
 
 def choose_topic(topics: Topics, policy: str, purpose: str) -> str:

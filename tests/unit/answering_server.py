@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,9 +15,14 @@ CERTIFICATES = Path(__file__).parents[1] / "certificates"
 
 @contextmanager
 def answering_server(
-    status: int = 200, body: bytes = b"", content_type: str = "application/xml", *, tls: bool = False
+    status: int = 200,
+    body: bytes = b"",
+    content_type: str = "application/xml",
+    *,
+    tls: bool = False,
+    ahead_s: float = 0.0,
 ) -> Iterator[int]:
-    """Serve until the end of the block; yield the port."""
+    """Serve until the end of the block, by a clock that is so far ahead; yield the port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -27,6 +33,9 @@ def answering_server(
             self.wfile.write(body)
 
         do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string(time.time() + ahead_s if timestamp is None else timestamp)
 
         def log_message(self, *_: object) -> None:
             pass

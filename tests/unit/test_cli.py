@@ -92,6 +92,15 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return int(caught.value.code or 0), said.err
 
 
+def test_an_empty_value_is_refused_by_the_word_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, after in ((("clean", "--data", ""), "--data"), (("weights", "show", "--data="), "--data")):
+        assert refused(capsys, *words) == (
+            2,
+            f"error: the value after {after} is empty: give one, or leave {after} out\n",
+        )
+    assert "empty" not in refused(capsys, "try", "no-such", "--answer", "", "--answer=")[1]
+
+
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     code = (
         "import sys, headrace.app.cli.main\ntry: headrace.app.cli.main.main(['--help'])\n"

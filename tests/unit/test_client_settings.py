@@ -58,6 +58,11 @@ def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch
         ({"acks": "1"}, "acks is all"),
         ({"group.protocol": "classic"}, "group.protocol is consumer"),
         ({"transactional.id": "mine"}, "transactional.id is set by each component"),
+        ({"max.in.flight": "10"}, r"max\.in\.flight does not go with what every component sets: .*must be set <= 5"),
+        ({"message.max.bytes": "1000"}, r"message\.max\.bytes is 1000000 or more"),
+        ({"message.timeout.ms": "5000"}, r"message\.timeout\.ms is set by each component"),
+        ({"session.timeout.ms": "45000"}, r"session\.timeout\.ms does not go with what every component sets"),
+        ({"produce.offset.report": "false"}, r"produce\.offset\.report is true"),
         ({"bootstrap.servers": "other:9092"}, "bootstrap.servers is set by each component"),
     ],
 )

@@ -156,6 +156,19 @@ def test_a_split_of_a_folder_of_datasets_is_held_out_by_its_name(tmp_path: Path)
         Dataset(1, str(tmp_path / "d"), columns=COLUMNS, split="dev").read_data()
 
 
+def test_a_split_of_what_has_none_is_refused_by_its_key(tmp_path: Path) -> None:
+    path, own = written(tmp_path / "a.jsonl", rows(40)), written(tmp_path / "b.jsonl", rows(50)[40:])
+    chosen: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("split = 'test'", {"split": "test"}),
+        ("revision = 'v1'", {"revision": "v1"}),
+        ("held_out.split = 'test'", {"held_out": {"split": "test"}}),
+    )
+    for named, given in chosen:
+        with pytest.raises(TaskFileError, match=re.escape(f"a.jsonl: {named} would change nothing")):
+            Dataset(1, path, columns=COLUMNS, **given).read_data()
+    assert Dataset(1, path, columns=COLUMNS, held_out={"path": own, "split": "train"}).size("held_out") == 10
+
+
 def test_a_problem_at_an_index_is_the_same_whoever_asks_and_another_seed_has_another_order(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", rows(60))
     orders = [[one.task_id for one in listed(Dataset(seed, path, columns=COLUMNS))] for seed in (1, 1, 2)]

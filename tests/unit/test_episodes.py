@@ -302,6 +302,21 @@ def test_a_group_that_the_schema_refuses_concludes_as_failed() -> None:
     assert codec.decode(encoded.value, TrajectoryGroup) == encoded.group
 
 
+def test_an_episode_that_gives_half_of_a_character_fails_alone_and_says_where() -> None:
+    async def odd(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        [sequence] = (await single_turn(problem, env, actors))["solver"].sequences
+        return {"solver": RoleTrajectory(1.0, (replace(sequence, agent_id=names.pop()),))}
+
+    names = ["a", "a", "a\ud800"]
+    groups, _ = play(TASK, spec(odd), context(FakeEngine()))
+    encoded = encode_group(groups["p"])
+    [failure] = encoded.group.failures
+    assert len({failure.sample, *(int(one.id[-1]) for one in encoded.group.trajectories)}) == 3
+    assert (len(encoded.group.episode_ids), encoded.group.reason) == (2, "")
+    assert r".sequences[0].agent_id: half of a character ('\ud800' at place 1 of 'a\ud800')" in failure.detail
+    assert len(codec.decode(encoded.value, TrajectoryGroup).trajectories) == 2
+
+
 def test_a_group_behind_a_claim_keeps_its_stamp() -> None:
     groups, _ = play(TASK, spec(), context(FakeEngine()))
     encoded = encode_group(groups["p"]).with_claim(ClaimCheck("main", "k", "s", 5))

@@ -33,10 +33,12 @@ def address(endpoint: str = "127.0.0.1:9", prefix: str = "") -> StoreAddress:
 
 
 @contextmanager
-def answering(status: int, body: bytes, content_type: str = "application/xml") -> Iterator[ObjectStore]:
+def answering(
+    status: int, body: bytes, content_type: str = "application/xml", *, ahead_s: float = 0.0
+) -> Iterator[ObjectStore]:
     """A store that gives one answer to everything and knows no ranges."""
     with (
-        answering_server(status, body, content_type) as port,
+        answering_server(status, body, content_type, ahead_s=ahead_s) as port,
         ObjectStore(address(f"127.0.0.1:{port}"), timeout_s=2) as store,
     ):
         yield store
@@ -166,6 +168,14 @@ def test_a_head_that_is_refused_is_no_pause() -> None:
         with answering(status, b"", "application/xml") as store, pytest.raises(StoreError) as caught:
             store.put(DATA, "groups")
         assert type(caught.value) is error, status
+
+
+def test_a_head_that_is_refused_for_the_clocks_names_what_they_differ_by() -> None:
+    for ahead_s, words in ((-1205.0, "the store's clock is 20 min behind this machine's"), (0.0, "")):
+        with answering(403, b"", ahead_s=ahead_s) as store, pytest.raises(StoreDenied) as caught:
+            store.put(DATA, "groups")
+        assert words in str(caught.value)
+        assert ("clock" in str(caught.value)) is bool(words)
 
 
 def test_an_answer_that_the_client_cannot_read_is_a_pause() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,6 +79,18 @@ def test_what_is_no_part_no_sequence_and_no_text_is_refused_by_name() -> None:
         or_messages = " or messages" if field == "prompt" else ""
         with pytest.raises(TypeError, match=rf"^Problem\.{field} must be a string{or_messages}, got int 3"):
             Problem(**{"task_id": "t", "prompt": "p", field: wrong})
+
+
+def test_half_of_a_character_is_refused_by_the_name_of_its_field() -> None:
+    for make, name in (
+        *((lambda field=field: Problem(**{"task_id": "t", "prompt": "p", field: "a\ud800"}), f"Problem.{field}")
+          for field in ("task_id", "prompt", "answer", "tier")),
+        (lambda: Problem("t", [{"role": "user", "content": "a\ud800"}]), "Problem.prompt[0].content"),
+        (lambda: Score(1, {"a\ud800": 1}), "a name in Score.parts"),
+        (lambda: RoleTrajectory(1, (), {"a\ud800": 1}), "a name in RoleTrajectory.parts"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"^{re.escape(name)} holds half of a character \('\\ud800' at place 1\)"):
+            make()
 
 
 def test_a_number_is_a_score_without_parts_and_what_is_no_score_is_refused() -> None:

@@ -187,3 +187,12 @@ def test_a_shadows_own_trainer_keys_are_checked_with_those_of_its_policy(base: P
 def test_a_number_is_a_setting_of_the_kafka_client_too() -> None:
     recipe = load_recipe("arithmetic", ['kafka.client={"max.poll.interval.ms" = 45000}'])
     assert recipe.kafka.client == {"max.poll.interval.ms": "45000"}
+
+
+def test_brokers_are_read_without_blanks_and_what_names_none_is_refused(base: Path) -> None:
+    for given, read in (("a:1, b:2 ", "a:1,b:2"), ("[::1]:9092", "[::1]:9092"), (" ", "")):
+        assert load_recipe(str(base), [f'kafka.bootstrap="{given}"']).kafka.bootstrap == read
+    for given in ("http://kafka:9092", "kafka", "::1:9092", "kafka:99999", "a b:1"):
+        said = refusal(str(base), f'kafka.bootstrap="{given}"')
+        assert f"`kafka.bootstrap` holds {given!r}, which is not HOST:PORT: write kafka-1:9092" in said
+    assert "`kafka.bootstrap` holds '', which is not" in refusal(str(base), 'kafka.bootstrap="a:1,,b:1"')

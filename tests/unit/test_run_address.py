@@ -16,6 +16,7 @@ def test_an_address_names_brokers_and_a_run() -> None:
 
     assert (found.connection.bootstrap, found.run) == ("kafka-1:9092,kafka-2:9092", "sums")
     assert parse_run(" kafka://kafka-1:9092/sums \n").run == "sums"
+    assert parse_run("kafka://[::1]:9092, kafka-2:9092/sums").connection.bootstrap == "[::1]:9092,kafka-2:9092"
 
 
 def test_a_text_that_is_no_address_is_refused_with_the_one_that_it_may_mean() -> None:
@@ -26,6 +27,7 @@ def test_a_text_that_is_no_address_is_refused_with_the_one_that_it_may_mean() ->
         ("http://127.0.0.1:9092/sums", "HOST:PORT/RUN"),
         ("kafka://127.0.0.1:9092/sums/more", "HOST:PORT/RUN"),
         ("some/where", "HOST:PORT/RUN"),
+        ("kafka://kafka-1/sums", "HOST:PORT/RUN"),
         ("kafka://[::1:9092/sums", "HOST:PORT/RUN"),
         ("kafka://127.0.0.1:9092/sums.tasks", "127.0.0.1:9092/RUN"),
     ):
