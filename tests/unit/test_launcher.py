@@ -136,7 +136,7 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
     launch = launcher.Launcher(request, DataFolder(tmp_path), notes, Console(file=said))
     servers: dict[str, object] = {name: lambda *_: None for name in ("claim", "fetch", "start", "stop")}
     launch._servers = SimpleNamespace(
-        embedded_kafka=False, embedded_store=False, connection=Connection("k:1"), **servers
+        has_embedded_kafka=False, has_embedded_store=False, connection=Connection("k:1"), **servers
     )
     monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="steps"))
     monkeypatch.setattr(launch, "_note", lambda *_given, **_more: None)

@@ -72,7 +72,7 @@ class FakeServers:
     connection = Connection("127.0.0.1:9")
     client: ClassVar = {"security.protocol": "SSL"}
     store_address = StoreAddress("127.0.0.1:8", "bucket", "key", "secret")
-    embedded_kafka = True
+    has_embedded_kafka = True
     until: ClassVar[list[Path]] = []
     """Files that are waited for; then somebody presses Ctrl-C."""
 
