@@ -122,7 +122,7 @@ class Dataset:
             _check_text(name, text)
         self._source = Source(_check_text("path", path), split, config, revision)
         self._chosen = {"split": split, "config": config, "revision": revision}
-        self._held_out_given = held_out if isinstance(held_out, Mapping) else {}
+        self._held_out_given: Mapping[str, Any] = held_out if isinstance(held_out, Mapping) else {}
         self._held_out = read_held_out(held_out, self._source)
         named = read_columns(columns or {})
         built = {"": build_scorer(scorer)} | (
