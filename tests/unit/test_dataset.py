@@ -416,7 +416,7 @@ def test_a_missing_network_or_library_is_one_clear_sentence(monkeypatch: pytest.
 
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    [recipe, judge] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    [recipe, held_out, judge] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     [code] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     for split, numbers in {"train": range(20), "test": range(20, 30)}.items():
         found = [{"question": f"What is {n} halves?", "answer": f"so it is.\n#### {n / 2}"} for n in numbers]
@@ -427,6 +427,9 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     problem = env.problem("train", 0)
     assert problem.prompt.startswith("You are a careful mathematician.\n\nWhat is ")
     assert env.score(problem, f"\\boxed{{{problem.answer}}}").reward == 1
+
+    sets = tomllib.loads(held_out)["workflows"]["math"]["env"]["held_out"]
+    assert load_environment("dataset", 1, {"path": "a.jsonl", "held_out": sets})
 
     monkeypatch.setenv("MY_JUDGE_KEY", "k")
     scorer = tomllib.loads(judge)["workflows"]["math"]["env"]["scorer"]
