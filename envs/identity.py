@@ -6,6 +6,9 @@ from importlib import metadata
 
 from headrace.envs.contract import Environment
 from headrace.envs.data.rows import read_data_of
+from headrace.envs.messages import refuse_half_characters
+from headrace.infra.errors import UsageError
+from headrace.infra.own_frames import place_of
 from headrace.schemas.records import UsedEnvironment
 
 LIBRARY = "reasoning_gym"
@@ -21,9 +24,16 @@ def identify_environment(workflow: str, environment: Environment) -> UsedEnviron
 def find_version(environment: Environment) -> str:
     """Return the package that an environment comes from, with its version; empty for one that was not installed.
 
-    A version of its own, as an attribute `version`, comes before that.
+    A version of its own, as an attribute `version`, comes before that. Raises UsageError where that cannot be had.
     """
-    own = getattr(environment, "version", "")
+    try:
+        own = getattr(environment, "version", "")
+        refuse_half_characters("it", own if isinstance(own, str) else "")
+    except Exception as error:
+        raise UsageError(
+            f"environment {environment.name}: its `version` cannot be recorded ({type(error).__name__}: {error} at "
+            f"{place_of(error)}): make it a text, or leave it out"
+        ) from error
     if isinstance(own, str) and own:
         return own
     top = type(environment).__module__.partition(".")[0]

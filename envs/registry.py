@@ -8,7 +8,7 @@ from operator import index
 from typing import Any, SupportsIndex, cast
 
 from headrace.envs.contract import Environment, Problem, Workflow
-from headrace.envs.messages import show_value
+from headrace.envs.messages import refuse_half_characters, show_value
 from headrace.infra.errors import UsageError
 from headrace.infra.own_frames import place_of
 from headrace.infra.recipe.named import find_named
@@ -128,6 +128,10 @@ def _check_contract(use: str, environment: Any) -> None:
             f"environment {use}: its `name` must be a text, as records have it, got {show_value(name)}: write "
             f'`name = "…"` into the class'
         )
+    try:
+        refuse_half_characters("its `name`", name)
+    except ValueError as error:
+        raise EnvironmentSettingsError(f"environment {use}: {error}") from error
 
 
 def _describe(error: BaseException) -> str:

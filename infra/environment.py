@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from headrace.infra.errors import UsageError
@@ -39,7 +40,10 @@ to its components."""
 PROCESSES_VARIABLE, LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE = "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"
 """Set by torchrun: its processes for one trainer, this process's number on its machine, and the number of restarts."""
 
-FOR_ANY_PROGRAM = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
+TEMPORARY_VARIABLE = "TMPDIR"
+"""Folder of temporary files, for us and for the servers that we start."""
+
+FOR_ANY_PROGRAM = ("PATH", "HOME", "USER", "LOGNAME", TEMPORARY_VARIABLE, "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
 """Variables of the user's shell that embedded servers get."""
 
 FOR_USERS = {
@@ -87,6 +91,18 @@ def cache_folder() -> Path:
             f"user {os.getuid()} has no home folder, where downloads are kept: set {CACHE_VARIABLE} to a folder that "
             "it may write to"
         ) from error
+
+
+def temporary_folder() -> Path:
+    """Return where temporary files go. Raises UsageError where none can be made; Python would take another folder."""
+    given = read_environment(TEMPORARY_VARIABLE)
+    if given and not (Path(given).is_dir() and os.access(given, os.W_OK | os.X_OK)):
+        why = "cannot be written" if Path(given).is_dir() else "is no folder"
+        raise UsageError(f"{TEMPORARY_VARIABLE} is {given}, which {why}: set it to a folder that can be, or unset it")
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        raise UsageError(f"temporary files cannot be made: {error.strerror}; set {TEMPORARY_VARIABLE}") from error
 
 
 def expand_user(path: Path, what: str) -> Path:

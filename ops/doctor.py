@@ -17,7 +17,7 @@ import psutil
 from headrace.infra.embedded.data_folder import HOME
 from headrace.infra.embedded.jars import jar_path, read_lock
 from headrace.infra.embedded.loopback_ports import HOST
-from headrace.infra.environment import cache_folder
+from headrace.infra.environment import cache_folder, temporary_folder
 from headrace.infra.errors import HeadraceError
 from headrace.infra.file_locks import take_lock
 
@@ -41,7 +41,7 @@ def examine() -> Iterator[Finding]:
     """Look at everything, one finding after the other."""
     checks: tuple[Callable[[], Finding], ...] = (
         _python, _packages, _java, _kafka_jars, _object_store, _ports, _memory, _disk, _data_folder, _file_locks,
-        _cache_folder,
+        _cache_folder, _temporary_folder,
     )  # fmt: skip
     for check in checks:
         try:
@@ -148,6 +148,10 @@ def _file_locks() -> Finding:
 
 def _cache_folder() -> Finding:
     return _check_writable("cache folder", cache_folder(), "name another by HEADRACE_CACHE")
+
+
+def _temporary_folder() -> Finding:
+    return Finding("temporary folder", ok=True, detail=str(temporary_folder()))
 
 
 def _check_writable(what: str, folder: Path, remedy: str) -> Finding:

@@ -13,9 +13,12 @@ from typing import TypeAlias
 from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.contract import Environment
 from headrace.envs.data.rows import read_data_of
-from headrace.envs.identity import identify_environment
+from headrace.envs.identity import find_version, identify_environment
 from headrace.envs.registry import check_characters, check_first_problem, load_environment, load_workflow
+from headrace.infra.embedded.data_folder import DataFolder
+from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, temporary_folder
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
 from headrace.ops.device_check import find_devices, probe_devices, refuse_devices
@@ -50,6 +53,13 @@ class Asked:
     """Whether the run has begun: version 0 was made, and the models' folders may be gone."""
     environments: dict[str, Environment] = field(default_factory=dict)
     """Workflow to its environment, its data read: what the checks have built."""
+
+
+def ask_of_run(recipe: Recipe, folder: DataFolder) -> Asked:
+    """Return what is checked of a run in a data folder, which may hold it already. Raises HeadraceError for notes."""
+    notes = folder.read()
+    is_embedded = not (recipe.kafka.bootstrap and recipe.store.endpoint)
+    return Asked(recipe, folder.root if is_embedded else None, notes is not None and notes.run == recipe.name)
 
 
 Check: TypeAlias = Callable[[Asked], list[Fault]]
@@ -146,6 +156,7 @@ def _check_workflows(asked: Asked) -> list[Fault]:
             environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
             read_data_of(environment)
             check_first_problem(environment)
+            find_version(environment)
             asked.environments[name] = environment
         if name not in asked.environments:
             continue
@@ -249,6 +260,21 @@ def _check_disk(asked: Asked) -> list[Fault]:
     return find_lack_of_disk(asked.recipe, asked.folder, has_begun=asked.has_begun)
 
 
+def _check_temporary_folder(_: Asked) -> list[Fault]:
+    faults: list[Fault] = []
+    with catching(faults):
+        temporary_folder()
+    return faults
+
+
+def _check_client(asked: Asked) -> list[Fault]:
+    faults: list[Fault] = []
+    with catching(faults):
+        client = {**asked.recipe.kafka.client, **read_client_settings()}
+        check_client_settings(client, f"kafka.client and {KAFKA_CLIENT_VARIABLE}")
+    return faults
+
+
 CHECKS_OF_NAMES: Mapping[str, Check] = {
     "engine": _check_engine,
     "models": _check_models,
@@ -264,7 +290,9 @@ CHECKS: Mapping[str, Check] = {
     "own engine": _check_own_engine,
     "memory": _check_memory,
     "disk": _check_disk,
+    "temporary files": _check_temporary_folder,
+    "kafka client": _check_client,
 }
 """All, for the machine where the processes start, in the order in which their sentences are listed."""
-RUN_ONLY = frozenset({"feed", "disk"})
+RUN_ONLY = frozenset({"feed", "disk", "kafka client"})
 """Checks of what only a run does."""

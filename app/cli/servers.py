@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -65,6 +66,10 @@ def doctor(
         str | None,
         typer.Option("--run", metavar="ADDRESS", help="Check a cluster instead: kafka://HOST:PORT/RUN, begun or not."),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="With a recipe: its data folder.", show_default=".headrace/<run>"),
+    ] = None,
 ) -> None:
     """Check whether this machine can run Headrace, and show how to get what is missing.
 
@@ -83,8 +88,8 @@ def doctor(
     from headrace.app.views.variables import variables_table
     from headrace.ops.doctor import examine
 
-    if sets and recipe is None:
-        raise UsageError("--set needs a recipe")
+    if recipe is None and (sets or data):
+        raise UsageError(f"{'--set' if sets else '--data'} needs a recipe")
     if recipe is not None and run is not None:
         raise UsageError("give either a recipe, as in `headrace doctor my-run.toml`, or a cluster by --run")
     lacking = 0
@@ -93,11 +98,11 @@ def doctor(
     if recipe is not None:
         from headrace.infra.embedded.data_folder import data_folder_of
         from headrace.infra.recipe.recipe_file import load_recipe
-        from headrace.ops.recipe_check import Asked, list_findings
+        from headrace.ops.recipe_check import ask_of_run, list_findings
 
         log_quietly()
         loaded = load_recipe(recipe, sets or ())
-        findings = list_findings(Asked(loaded, data_folder_of(loaded.name, None).root))
+        findings = list_findings(ask_of_run(loaded, data_folder_of(loaded.name, data)))
     elif run is not None:
         from headrace.ops.cluster_checks import examine_run
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.infra.embedded.data_folder import DataFolder
-from headrace.infra.environment import KAFKA_CLIENT_VARIABLE
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.faults import catching, list_doubts, refuse
-from headrace.ops.recipe_check import Asked, examine, list_environments
+from headrace.ops.recipe_check import ask_of_run, examine, list_environments
 from headrace.schemas.records import UsedEnvironment
 
 
@@ -28,14 +26,8 @@ class Looked:
 
 def look_before(recipe: Recipe, folder: DataFolder, summary: Path | None) -> Looked:
     """Look at all that a run in a data folder needs. Raises RecipeUnfit with all that is wrong."""
-    notes = folder.read()
-    is_embedded = not (recipe.kafka.bootstrap and recipe.store.endpoint)
-    has_begun = notes is not None and notes.run == recipe.name
-    asked = Asked(recipe, folder.root if is_embedded else None, has_begun)
+    asked = ask_of_run(recipe, folder)
     faults = examine(asked)
-    with catching(faults):
-        client = {**recipe.kafka.client, **read_client_settings()}
-        check_client_settings(client, f"kafka.client and {KAFKA_CLIENT_VARIABLE}")
     with catching(faults):
         _check_summary_path(summary)
     refuse(faults)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
 from headrace.app.launcher import launcher
+from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Policy, Recipe
@@ -27,6 +28,7 @@ from headrace.infra.weights.tensors import Tensor
 from headrace.ops import recipe_check, room_check
 from headrace.ops.device_check import SeenDevice, SeenDevices, WantedDevice, find_devices, refuse_devices
 from headrace.ops.doctor import DISK_BYTES, GIB
+from headrace.ops.doctor import examine as look_at_machine
 from headrace.ops.faults import Fault, RecipeUnfit, catching, list_doubts, refuse
 from headrace.ops.model_check import check_model_files, check_tokenizer
 from headrace.ops.recipe_check import Asked, _with_one_process, examine
@@ -146,6 +148,21 @@ def test_doctor_shows_every_check_of_a_recipe() -> None:
     assert bad.exit_code == 1
     assert "trainer.advantage: no 'groop'" in bad.output
     assert all(what in bad.output for what in recipe_check.CHECKS)
+
+
+def test_doctor_asks_of_a_recipe_what_up_asks_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "no"))
+    DataFolder(tmp_path / "begun").write(RunNotes("arithmetic", "", embedded_kafka=True))
+    own = 'policies.solver={ path = "/not/there" }'
+    begun, new = (
+        CliRunner().invoke(app, ["doctor", "arithmetic", "--set", own, "--data", str(tmp_path / one)]).output
+        for one in ("begun", "new")
+    )
+    assert "maybe: policies.solver.path: there is no folder /not/there" in begun
+    assert "maybe: policies.solver.path" not in new
+    said = f"TMPDIR is {tmp_path / 'no'}, which is no folder: set it to a folder that can be, or unset it"
+    assert said in new
+    assert [one.detail for one in look_at_machine() if one.what == "temporary folder"] == [said]
 
 
 # --------------------------------------------------------------------------------------------------------- the devices

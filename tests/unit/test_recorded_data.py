@@ -58,6 +58,14 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecipeRevision | N
     return ask
 
 
+class Mislaid:
+    name = "coins"
+
+    @property
+    def version(self) -> str:
+        raise KeyError("May")
+
+
 def test_an_environment_is_known_by_its_name_its_package_and_the_content_of_its_data(tmp_path: Path) -> None:
     digest = write_rows(tmp_path / "a.jsonl", 40)
     found = identify_environment("math", load_environment("dataset", 1, {"path": str(tmp_path / "a.jsonl")}))
@@ -68,6 +76,10 @@ def test_an_environment_is_known_by_its_name_its_package_and_the_content_of_its_
     assert (made.name, made.data) == ("arithmetic", ())
     own = cast("Environment", SimpleNamespace(name="coins", version="coins of May"))
     assert find_version(own) == "coins of May"
+    with pytest.raises(
+        UsageError, match=r"^environment coins: its `version` .*\(KeyError: 'May' at test_rec.* in version\)"
+    ):
+        find_version(cast("Environment", Mislaid()))
 
 
 def test_a_run_records_its_data_and_goes_on_after_a_change_only_by_a_new_revision(
