@@ -152,6 +152,7 @@ def test_doctor_shows_every_check_of_a_recipe() -> None:
 
 def test_doctor_asks_of_a_recipe_what_up_asks_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "no"))
+    (tmp_path / "begun").mkdir()
     DataFolder(tmp_path / "begun").write(RunNotes("arithmetic", "", embedded_kafka=True))
     own = 'policies.solver={ path = "/not/there" }'
     begun, new = (
