@@ -77,7 +77,7 @@ def apply(
 
 @app.command()
 def verify(
-    place: Annotated[Path, typer.Argument(metavar="OBJECT", help="Delta, safetensors file or folder of weights.")],
+    path: Annotated[Path, typer.Argument(metavar="OBJECT", help="Delta, safetensors file or folder of weights.")],
     as_json: PlainJsonOption = False,
 ) -> None:
     """Read a delta object, a safetensors file or a folder to its last byte; exit 1 and one sentence on any damage.
@@ -86,7 +86,7 @@ def verify(
     """
     from headrace.infra.weights import offline
 
-    found = offline.verify(place)
+    found = offline.verify(path)
     if as_json:
         facts = {"ok": True, "kind": found.kind, "weights_hash": found.weights_hash, "checked": found.promised}
         if found.header is not None:
@@ -96,10 +96,10 @@ def verify(
     if found.header is not None:
         label = found.header.label
         about = f"{label.policy or 'unnamed'}, version {label.base_version} to {label.version}; " * bool(label.policy)
-        typer.echo(f"{place}: whole; {about}leads from {found.header.base_hash} to {found.weights_hash}")
+        typer.echo(f"{path}: whole; {about}leads from {found.header.base_hash} to {found.weights_hash}")
     else:
         checked = "as it says" if found.promised else "well formed; it carries no hash of its own to compare with"
-        typer.echo(f"{place}: weights hash {found.weights_hash}, {checked}")
+        typer.echo(f"{path}: weights hash {found.weights_hash}, {checked}")
 
 
 @app.callback(invoke_without_command=True)

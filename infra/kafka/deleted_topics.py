@@ -91,9 +91,9 @@ class TopicWatch(threading.Thread):
             return None
 
 
-def describe_deleted(place: str, patience_s: float) -> str:
+def describe_deleted(what: str, patience_s: float) -> str:
     """Return what to say of a topic or partition that was deleted."""
     return (
-        f"{place} is not there, and was not for {patience_s:.0f} s in which Kafka answered: it was deleted. What a run "
+        f"{what} is not there, and was not for {patience_s:.0f} s in which Kafka answered: it was deleted. What a run "
         "has lost there does not come back: begin a new one"
     )

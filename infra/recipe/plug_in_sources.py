@@ -16,7 +16,7 @@ import structlog
 from blake3 import blake3
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.recipe.plug_ins import is_own, location_of
+from headrace.infra.recipe.plug_ins import is_own, source_paths_of
 from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
 from headrace.schemas.records import RecipeRevision
 
@@ -40,7 +40,7 @@ class SourceChanged(HeadraceError):
 class Source:
     """Where the source of a plug-in is, and its hash."""
 
-    place: Path
+    path: Path
     hash: str
 
 
@@ -55,8 +55,8 @@ def top_of(use: str) -> str:
 
 def read_source_on_disk(top: str) -> Source | None:
     """Return the source of a top-level module as it is now; None for one that has none here. Raises OSError."""
-    located = location_of(top)
-    if not located or not all(place.exists() for place in located):
+    located = source_paths_of(top)
+    if not located or not all(path.exists() for path in located):
         return None
     digest = blake3()
     for name, path in _list_files(located):
@@ -76,14 +76,14 @@ def find_loaded_source(top: str) -> Source | None:
 def _list_files(located: Iterable[Path]) -> list[tuple[str, Path]]:
     """Return name and path of every file of a source, in name order; hidden ones, as editors leave them, are none."""
     found: list[tuple[str, Path]] = []
-    for place in located:
-        if place.is_file():
-            found.append((place.name, place))
+    for root in located:
+        if root.is_file():
+            found.append((root.name, root))
             continue
-        for folder, below, names in os.walk(place):
+        for folder, below, names in os.walk(root):
             below[:] = [name for name in below if not name.startswith(".")]
             paths = [Path(folder, name) for name in names if name.endswith(".py") and not name.startswith(".")]
-            found += [(path.relative_to(place).as_posix(), path) for path in paths]
+            found += [(path.relative_to(root).as_posix(), path) for path in paths]
     return sorted(found)
 
 
@@ -181,9 +181,9 @@ def hash_sources(uses: Iterable[str]) -> dict[str, str]:
 
 
 def find_source_differences(recorded: Mapping[str, str], here: Mapping[str, Source]) -> list[str]:
-    """Return `plug-in NAME (PLACE): source OLD -> NEW` for every source that is another here than recorded."""
+    """Return `plug-in NAME (PATH): source OLD -> NEW` for every source that is another here than recorded."""
     return [
-        f"plug-in {top} ({source.place}): source {recorded[top][:SHOWN]} -> {source.hash[:SHOWN]}"
+        f"plug-in {top} ({source.path}): source {recorded[top][:SHOWN]} -> {source.hash[:SHOWN]}"
         for top, source in here.items()
         if recorded.get(top, source.hash) != source.hash
     ]
@@ -200,10 +200,10 @@ def check_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
         hashes = f"has source {source.hash[:SHOWN]}, and the run goes by {recorded[top][:SHOWN]}"
         if now is not None and now.hash == recorded[top]:
             raise SourceChanged(
-                f"plug-in {use}, as this process loaded it from {source.place}, {hashes}: begun anew, it takes that one"
+                f"plug-in {use}, as this process loaded it from {source.path}, {hashes}: begun anew, it takes that one"
             )
         raise OtherSource(
-            f"plug-in {use}, found here in {source.place}, {hashes}: bring the run's source here, or make this one the "
+            f"plug-in {use}, found here in {source.path}, {hashes}: bring the run's source here, or make this one the "
             "run's by the command that began it, stopped and given again with --new-recipe"
         )
 
@@ -211,7 +211,7 @@ def check_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
 def note_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
     """Warn of plug-ins that differ from the run's, where nothing is written to it: trying others is allowed there."""
     for use, source in _find_differing(recorded, uses):
-        why = f"{use} in {source.place} has source {source.hash[:SHOWN]}, the run's had {recorded[top_of(use)][:SHOWN]}"
+        why = f"{use} in {source.path} has source {source.hash[:SHOWN]}, the run's had {recorded[top_of(use)][:SHOWN]}"
         log.warning("plug_in.differs", why=why)
 
 

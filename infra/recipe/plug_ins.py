@@ -83,7 +83,7 @@ def import_module_named(name: str) -> ModuleType:
     Raises ImportError, and what the module raises. A module of the user's own comes first: their folder may hold
     packages of our rooms' names.
     """
-    _open_places()
+    _open_folders()
     return importlib.import_module(_name_of_today(name) if is_of_0_1(name) else name)
 
 
@@ -97,7 +97,7 @@ def is_of_0_1(name: str) -> bool:
     """Return whether a module is one of ours by the name that it had until 0.1, and none of the user's own."""
     if name.partition(".")[0] not in ROOMS_OF_0_1:
         return False
-    _open_places()
+    _open_folders()
     try:
         ours, found = _file_of(_name_of_today(name)), _file_of(name)
     except Exception:  # noqa: BLE001 - the user's own package of that name fails, as they learn when it is imported
@@ -110,9 +110,9 @@ def _name_of_today(name: str) -> str:
     return f"headrace.{MOVED.get(name, name)}"
 
 
-def location_of(top: str) -> tuple[Path, ...]:
+def source_paths_of(top: str) -> tuple[Path, ...]:
     """Return the file of a top-level module, or the folders of a package, with nothing imported; empty for none."""
-    _open_places()
+    _open_folders()
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
@@ -124,8 +124,8 @@ def location_of(top: str) -> tuple[Path, ...]:
     return (Path(spec.origin),) if spec.has_location and spec.origin else ()
 
 
-def _open_places() -> None:
-    sys.path += [place for place in search_folders() if place not in sys.path]
+def _open_folders() -> None:
+    sys.path += [folder for folder in search_folders() if folder not in sys.path]
     importlib.invalidate_caches()  # a run lives long, and `headrace swap` may name a file that was just written
 
 
@@ -147,9 +147,9 @@ def _explain_failure(module: str, error: BaseException) -> str:
         )
     if missing != module.partition(".")[0]:
         package = missing.rpartition(".")[0]
-        found = ", ".join(map(str, location_of(package.partition(".")[0])))
+        found = ", ".join(map(str, source_paths_of(package.partition(".")[0])))
         return f"there is no module {missing}: package {package} ({found}) does not hold it{_find_hidden(module)}"
-    looked = "".join(f", in {place}" for place in search_folders())
+    looked = "".join(f", in {folder}" for folder in search_folders())
     return (
         f"there is no module {missing}: it was looked for among all that is installed or on PYTHONPATH{looked}; put it "
         "beside the recipe or into the folder where the command runs, or install it, wherever a process of the run "
@@ -161,9 +161,9 @@ def _find_line(module: str, error: BaseException) -> str:
     """Return file and line where a plug-in fails: the innermost that is its own, or else the innermost of all."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    own = location_of(module.partition(".")[0])
+    own = source_paths_of(module.partition(".")[0])
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    of_plug_in = [frame for frame in frames if any(Path(frame.filename).is_relative_to(place) for place in own)]
+    of_plug_in = [frame for frame in frames if any(Path(frame.filename).is_relative_to(folder) for folder in own)]
     last = (of_plug_in or frames)[-1]
     return f"{last.filename}, line {last.lineno}"
 
@@ -171,9 +171,9 @@ def _find_line(module: str, error: BaseException) -> str:
 def _find_hidden(module: str) -> str:
     """Return which module of the user's own an installed one of the same name hides; nothing for none."""
     top = module.partition(".")[0]
-    taken = location_of(top)
-    for place in search_folders():
-        spec = PathFinder.find_spec(top, [place])
+    taken = source_paths_of(top)
+    for folder in search_folders():
+        spec = PathFinder.find_spec(top, [folder])
         folders = list(spec.submodule_search_locations or ()) if spec is not None else []
         found = Path(folders[0] if folders else (spec.origin or "")) if spec is not None else None
         if found is not None and found not in taken:

@@ -396,12 +396,12 @@ class Store(Settings):
     @classmethod
     def _check_scheme(cls, given: Any) -> Any:
         endpoint = given.get("endpoint") if isinstance(given, dict) else None
-        scheme, found, place = endpoint.partition("://") if isinstance(endpoint, str) else ("", "", "")
+        scheme, found, host = endpoint.partition("://") if isinstance(endpoint, str) else ("", "", "")
         if not found:
             return given
         if scheme not in {"http", "https"} or (scheme == "http" and given.get("secure") is True):
             raise ValueError(f"endpoint {endpoint!r}: write host:port, https://host:port for TLS, or http://host:port")
-        return {**given, "endpoint": place.rstrip("/"), "secure": scheme == "https"}
+        return {**given, "endpoint": host.rstrip("/"), "secure": scheme == "https"}
 
 
 class Launch(Settings):

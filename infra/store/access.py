@@ -33,7 +33,7 @@ from headrace.infra.environment import (
 )
 from headrace.infra.errors import UsageError
 
-KEY_PLACES = (
+KEY_SOURCES = (
     f"{ACCESS_KEY_VARIABLE} and {SECRET_KEY_VARIABLE}, {AWS_ACCESS_KEY_VARIABLE} and {AWS_SECRET_KEY_VARIABLE}, or a "
     f"profile in the file that {AWS_CREDENTIALS_VARIABLE} names"
 )
@@ -54,7 +54,7 @@ class StoreKeys(Provider):
             if self._last is None:
                 # An error of the parser quotes the line, which may be the secret.
                 raise UsageError(
-                    f"no keys for the object store in {self._where} ({type(error).__name__}): set {KEY_PLACES} (in a "
+                    f"no keys for the object store in {self._where} ({type(error).__name__}): set {KEY_SOURCES} (in a "
                     "file, write % as %%)"
                 ) from None
         return self._last

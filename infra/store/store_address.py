@@ -45,12 +45,12 @@ class StoreAddress:
         parts = urlsplit(url)
         bucket, _, prefix = parts.path.lstrip("/").partition("/")
         if parts.scheme not in {"http", "https"} or not parts.hostname or not bucket or "@" in parts.netloc:
-            from headrace.infra.store.access import KEY_PLACES
+            from headrace.infra.store.access import KEY_SOURCES
 
             shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
             raise UsageError(
                 f"{shown!r} is not an object store's address: write http[s]://host:port/bucket/prefix, and the keys "
-                f"into {KEY_PLACES}"
+                f"into {KEY_SOURCES}"
             )
         region = parse_qs(parts.query).get("region", ["us-east-1"])[0]
         return cls(parts.netloc, bucket, access_key, secret_key, parts.scheme == "https", region, prefix)

@@ -42,11 +42,13 @@ _AWAY = {
 """What waiting or sending again heals. Parts are lost in a restart, and known no more when a join was answered late."""
 _UNAUTHORISED = frozenset({401, 407})
 """Statuses by which a gateway or a proxy before the store asks who one is."""
-_PLACE = "the bucket is elsewhere: correct store.region and store.endpoint"
+_ELSEWHERE = "the bucket is elsewhere: correct store.region and store.endpoint"
 _REMEDIES = {
     "RequestTimeTooSkewed": "the clocks of this machine and of the store differ: set them, as by NTP",
-    **dict.fromkeys(("PermanentRedirect", "TemporaryRedirect", "Redirect", "MovedPermanently"), _PLACE),
-    **dict.fromkeys(("AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException"), _PLACE),
+    **dict.fromkeys(("PermanentRedirect", "TemporaryRedirect", "Redirect", "MovedPermanently"), _ELSEWHERE),
+    **dict.fromkeys(
+        ("AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException"), _ELSEWHERE
+    ),
     "InvalidObjectState": "the object went to an archive class: take the bucket's life-cycle rule away, and restore it",
     "MissingContentMD5": "the bucket locks its objects: take one without object lock",
 }
@@ -77,13 +79,13 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
     """Return an error of the S3 client as one of this module; `where` names the object that was asked for."""
     from urllib3.exceptions import SSLError
 
-    from headrace.infra.store.access import KEY_PLACES, explain_tls_refusal
+    from headrace.infra.store.access import KEY_SOURCES, explain_tls_refusal
 
     code, status = _read_s3_code(error), _http_status(error)
     if code in _DENIED or status in _UNAUTHORISED:
         return StoreDenied(
             f"{where}: {code or status} for the access key {access_key!r}; {_describe_skew(error)}check the keys "
-            f"({KEY_PLACES}) and their rights (`headrace store-policy` prints those that each component needs)"
+            f"({KEY_SOURCES}) and their rights (`headrace store-policy` prints those that each component needs)"
         )
     if why := _why_not_now(code or "", status):
         return StoreUnavailable(f"{where}: the store cannot do it now ({code or status}: {why})")

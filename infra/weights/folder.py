@@ -44,19 +44,19 @@ class WeightsFolder:
     """`weights_hash` that the files name; empty when they name none."""
 
 
-def open_weights(place: Path, *, writable: bool = False) -> WeightsFolder:
+def open_weights(path: Path, *, writable: bool = False) -> WeightsFolder:
     """Map the weights of a folder, or of one safetensors file. Raises WeightsError for what is torn or not there."""
-    if place.is_dir():
-        folder, index, names = place, place / INDEX, [SINGLE]
+    if path.is_dir():
+        folder, index, names = path, path / INDEX, [SINGLE]
         weight_map: dict[str, str] | None = None
         promised = ""
         if index.exists():
             weight_map, promised = _read_index(index.read_bytes(), f"{index}")
             names = sorted(set(weight_map.values()))
-            if SINGLE not in names and (place / SINGLE).exists():
-                raise WeightsError(f"{place} has {SINGLE} and {INDEX}, tools read one or the other: remove one")
+            if SINGLE not in names and (path / SINGLE).exists():
+                raise WeightsError(f"{path} has {SINGLE} and {INDEX}, tools read one or the other: remove one")
     else:
-        folder, names, weight_map, promised = place.parent, [place.name], None, ""
+        folder, names, weight_map, promised = path.parent, [path.name], None, ""
     tensors: dict[str, Tensor] = {}
     files = {}
     for name in names:

@@ -111,14 +111,14 @@ def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
     return Applied(held.weights_hash, tuple(unneeded))
 
 
-def verify(place: Path) -> Verified:
+def verify(path: Path) -> Verified:
     """Read a delta object, a safetensors file or a folder of weights to its last byte.
 
     Raises UsageError when it does not exist, WeightsError for any damage.
     """
-    _require(place)
-    if _is_delta(place):
-        delta = open_delta(place)
+    _require(path)
+    if _is_delta(path):
+        delta = open_delta(path)
         for head, content in split_delta(delta):
             blocks = [] if isinstance(content, memoryview) else content
             for number, coded in enumerate(blocks):
@@ -126,32 +126,32 @@ def verify(place: Path) -> Verified:
                 decode_block(coded, items, ITEM_BYTES[head.dtype])
         return Verified("delta", delta.header.weights_hash, promised=True, header=delta.header)
     try:
-        found = open_weights(place)
+        found = open_weights(path)
     except WeightsError as error:
-        if place.is_dir() or not place.stat().st_size:
+        if path.is_dir() or not path.stat().st_size:
             raise
         raise WeightsError(f"{error}; and it does not begin as a delta object does") from error
-    return Verified("weights", _hash_as_promised(place, found), promised=bool(found.promised))
+    return Verified("weights", _hash_as_promised(path, found), promised=bool(found.promised))
 
 
-def _require(*places: Path) -> None:
+def _require(*paths: Path) -> None:
     """Raise UsageError for the first that does not exist: nothing is damaged, another name is wanted."""
-    for place in places:
-        if not place.exists():
-            raise UsageError(f"{place} is not there: name a file or folder that is")
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"{path} is not there: name a file or folder that is")
 
 
-def _hash_as_promised(place: Path, found: WeightsFolder) -> str:
+def _hash_as_promised(path: Path, found: WeightsFolder) -> str:
     held = hash_weights(found.tensors)
     if found.promised and held != found.promised:
-        raise WeightsError(f"{place} holds weights that hash to {held}, it names {found.promised}: it was altered")
+        raise WeightsError(f"{path} holds weights that hash to {held}, it names {found.promised}: it was altered")
     return held
 
 
-def _is_delta(place: Path) -> bool:
-    if place.is_dir():
+def _is_delta(path: Path) -> bool:
+    if path.is_dir():
         return False
-    with place.open("rb") as file:
+    with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 

@@ -86,7 +86,7 @@ class RunFolder:
         return "\n".join(read_last_lines(self.output, LAST_LINES)) or "it printed nothing"
 
 
-def place_of(data: Path, run: SweepRun) -> RunFolder:
+def run_folder_of(data: Path, run: SweepRun) -> RunFolder:
     """Return where a run lies below the sweep's data folder."""
     return RunFolder(DataFolder(data).root / run.name)
 
@@ -98,45 +98,45 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
     it was stopped, with all runs stopped in order.
     """
     folder = DataFolder(data)
-    places = {run.name: place_of(data, run) for run in runs}
+    run_folders = {run.name: run_folder_of(data, run) for run in runs}
     with folder.hold("`headrace compare`"), interrupt_on_signals():
         _check_folder(sweep, folder)
         source = _source_of(sweep)
-        _check_same(runs, places, source)
-        missing = [run for run in runs if places[run.name].result() is None]
+        _check_same(runs, run_folders, source)
+        missing = [run for run in runs if run_folders[run.name].result() is None]
         if len(missing) < len(runs):
             say(escape(f"{len(runs) - len(missing)} of {len(runs)} runs are there already, in {folder.root}"))
         if missing:
             _check_names(missing)
             _Playing(sweep, runs, folder, say).play(missing)
-        results = {name: place.result() for name, place in places.items()}
+        results = {name: run_folder.result() for name, run_folder in run_folders.items()}
     return {
         run.name: PlayedRun(
             variant=run.variant,
             seed=run.seed,
             summary=results[run.name],
-            failed="" if results[run.name] else places[run.name].tail_of_output(),
+            failed="" if results[run.name] else run_folders[run.name].tail_of_output(),
         )
         for run in runs
     }
 
 
-def command_of(run: SweepRun, place: RunFolder, shared: Sequence[str], archive: str = "") -> list[str]:
+def command_of(run: SweepRun, run_folder: RunFolder, shared: Sequence[str], archive: str = "") -> list[str]:
     """Return the words of the `headrace up` that makes a run, over an archive if there is one.
 
     Args:
         run: The run to make.
-        place: Where its files go.
+        run_folder: Where its files go.
         shared: Settings of the servers, as `--set` takes them.
         archive: Archive to learn from; empty to play.
     """
     sets = [word for setting in (*run.sets, *shared) for word in ("--set", setting)]
-    where = ["--data", str(place.folder), "--summary", str(place.summary)]
+    where = ["--data", str(run_folder.folder), "--summary", str(run_folder.summary)]
     if archive:
         return [*PYTHON, "-m", "headrace", "offline", "up", run.source, "--from", archive, *sets, *where]
     where.append("--plain")
     # Of a running run only the servers' addresses may have changed: `play` has looked.
-    where += ["--new-recipe"] if (place.folder / "run.json").exists() else []
+    where += ["--new-recipe"] if (run_folder.folder / "run.json").exists() else []
     return [*PYTHON, "-m", "headrace", "up", run.source, *sets, *where]
 
 
@@ -154,11 +154,11 @@ def _source_of(sweep: Sweep) -> str:
     return identity(Archive(sweep.archive)) if sweep.archive else ""
 
 
-def _check_same(runs: Sequence[SweepRun], places: dict[str, RunFolder], source: str) -> None:
+def _check_same(runs: Sequence[SweepRun], run_folders: dict[str, RunFolder], source: str) -> None:
     """Refuse a folder that holds a run of the same name and another recipe: it would be compared with the others."""
     for run in runs:
-        path = places[run.name].recipe
-        source_file = places[run.name].source
+        path = run_folders[run.name].recipe
+        source_file = run_folders[run.name].source
         if path.exists() and source != (source_file.read_text() if source_file.exists() else ""):
             raise UsageError(
                 f"{path.parent} holds run {run.name} over another archive, over the same before it grew, or played: "
@@ -231,27 +231,28 @@ class _Playing:
         self._folder.write(notes)
 
     def _play(self, run: SweepRun) -> None:
-        place = place_of(self._folder.root, run)
-        place.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(place.recipe, without_addresses(run.recipe).to_json().encode())
-        write_atomically(place.source, self._source.encode())
-        child = spawn(ChildCommand(self._command(run, place), self._environment(), place.output))
+        run_folder = run_folder_of(self._folder.root, run)
+        run_folder.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(run_folder.recipe, without_addresses(run.recipe).to_json().encode())
+        write_atomically(run_folder.source, self._source.encode())
+        child = spawn(ChildCommand(self._command(run, run_folder), self._environment(), run_folder.output))
         code = self._wait_for(child)
         if self._stopping.is_set():
             return
-        self._tell(run, place, code)
+        self._tell(run, run_folder, code)
         self._forget(run)
 
-    def _tell(self, run: SweepRun, place: RunFolder, code: int) -> None:
-        summary = place.result()
+    def _tell(self, run: SweepRun, run_folder: RunFolder, code: int) -> None:
+        summary = run_folder.result()
         with self._telling:
             self._done += 1
             what = f"[{self._done}/{self._total}] {run.variant}, seed {run.seed}"
             if summary is None:
                 self._say(
-                    f"{what}: failed with exit code {code}; the others continue. {escape(str(place.output))} ends with"
+                    f"{what}: failed with exit code {code}; the others continue. "
+                    f"{escape(str(run_folder.output))} ends with"
                 )
-                self._say(escape("\n".join(f"    {line}" for line in place.tail_of_output().splitlines())))
+                self._say(escape("\n".join(f"    {line}" for line in run_folder.tail_of_output().splitlines())))
             else:
                 self._say(f"{what}: {describe_result(summary)}")
 
@@ -265,8 +266,8 @@ class _Playing:
                     end_all([child.pid], 2 * STOP_WITHIN_S)
                     return child.wait()
 
-    def _command(self, run: SweepRun, place: RunFolder) -> list[str]:
-        return command_of(run, place, self._server_settings(), self._sweep.archive)
+    def _command(self, run: SweepRun, run_folder: RunFolder) -> list[str]:
+        return command_of(run, run_folder, self._server_settings(), self._sweep.archive)
 
     def _server_settings(self) -> list[str]:
         """Return the settings that say where the servers are."""
@@ -294,7 +295,7 @@ class _Playing:
 
     def _forget(self, run: SweepRun) -> None:
         """Delete topics and objects of a run if it is done: a broker gets slow with many partitions."""
-        summary = place_of(self._folder.root, run).result()
+        summary = run_folder_of(self._folder.root, run).result()
         if summary is None or self._sweep.keep or self._servers is None:
             return
         recipe = run.recipe

@@ -56,8 +56,8 @@ class Start:
         return [NamedObject(name) for name in self.files]
 
 
-def begin(archive: Archive, policy: str, recipe: Recipe, place: str | None) -> Start:
-    """Return where to begin: at `place`, an archive or a folder of weights; else at what the archive itself holds.
+def begin(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> Start:
+    """Return where to begin: at `folder`, an archive or a folder of weights; else at what the archive itself holds.
 
     That is its oldest checkpoint, or, where it has none, the model that its recipe names, if that was not warmed up.
 
@@ -65,13 +65,13 @@ def begin(archive: Archive, policy: str, recipe: Recipe, place: str | None) -> S
         UsageError: There is no such place, or nothing to begin with.
         LineageBroken: The checkpoint cannot be read.
     """
-    source = archive if place is None else Archive(place) if is_archive(place) else None
+    source = archive if folder is None else Archive(folder) if is_archive(folder) else None
     found = _start_at_checkpoint(source, policy, recipe) if source is not None else None
     if found is not None:
         return found
-    if source is not None and place is not None:
-        raise UsageError(f"--start {place}: this archive holds no checkpoint of policy {policy}; {HOW}")
-    return _from_model(archive, policy, recipe, place)
+    if source is not None and folder is not None:
+        raise UsageError(f"--start {folder}: this archive holds no checkpoint of policy {policy}; {HOW}")
+    return _from_model(archive, policy, recipe, folder)
 
 
 def _start_at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start | None:
@@ -87,24 +87,24 @@ def _start_at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start 
     return Start(learner, files, f"the checkpoint of version {pointer.version} in {source.root}")
 
 
-def _from_model(archive: Archive, policy: str, recipe: Recipe, place: str | None) -> Start:
-    if place is None and recipe.policies[policy].warm_start is not None:
+def _from_model(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> Start:
+    if folder is None and recipe.policies[policy].warm_start is not None:
         raise UsageError(
             f"the archive {archive.root} holds no checkpoint of policy {policy}, which was warmed up before version 0: "
             f"{HOW}"
         )
-    return start_from_model(recipe, policy, recipe.trainer_of(policy), place)
+    return start_from_model(recipe, policy, recipe.trainer_of(policy), folder)
 
 
-def start_from_model(recipe: Recipe, policy: str, trainer: TrainerSettings, place: str | None = None) -> Start:
+def start_from_model(recipe: Recipe, policy: str, trainer: TrainerSettings, folder: str | None = None) -> Start:
     """Return the start of a policy without a warm start: the model that a recipe names, or the one in a folder.
 
     Raises UsageError.
     """
     settings = recipe.policies[policy]
-    if place is not None:
-        model, tokenizer = load_model(Path(place))
-        origin = f"the weights in {place}"
+    if folder is not None:
+        model, tokenizer = load_model(Path(folder))
+        origin = f"the weights in {folder}"
     else:
         model, tokenizer = build_first_model(settings, recipe.seed)
         origin = f"the model {settings.path}" if settings.path else f"a new model, seed {recipe.seed}"

@@ -45,13 +45,13 @@ def run(bootstrap: str, store: ObjectStore, run_name: str, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def place(run: Run) -> str:
+def location(run: Run) -> str:
     return f"s3://{run.store_address.bucket}/archives/{run.address.run}"
 
 
-def keys(place: str) -> list[str]:
+def keys(location: str) -> list[str]:
     """Names below the archive's prefix, but the probe that tells whether a bucket can be used."""
-    location = location_of(place)
+    location = location_of(location)
     assert isinstance(location, InStore)
     names = (one.key.removeprefix(location.address.prefix) for one in location._store.list_objects())
     return sorted(name for name in names if not name.startswith("probe/"))
@@ -61,33 +61,33 @@ def names(run: Run) -> list[str]:
     return [run.topics.trajectories("solver"), run.topics.tasks("sums"), run.topics.recipe]
 
 
-def test_an_archive_in_a_store_is_the_one_in_a_folder_and_all_read_it(run: Run, place: str, tmp_path: Path) -> None:
+def test_an_archive_in_a_store_is_the_one_in_a_folder_and_all_read_it(run: Run, location: str, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
     say(run, *behind_claims(run))
 
-    in_folder, in_store = plain(archive(run, tmp_path / "a")), plain(archive(run, place))
+    in_folder, in_store = plain(archive(run, tmp_path / "a")), plain(archive(run, location))
 
-    assert archived(place, *names(run)) == archived(tmp_path / "a", *names(run)) == there(run, *names(run))
+    assert archived(location, *names(run)) == archived(tmp_path / "a", *names(run)) == there(run, *names(run))
     assert in_store["topics"] == in_folder["topics"]
     assert in_store["objects"]["count"] == in_folder["objects"]["count"] == 1
-    files = {name for name in keys(place) if not name.startswith("manifests/")}
+    files = {name for name in keys(location) if not name.startswith("manifests/")}
     ours = (path.relative_to(tmp_path / "a").as_posix() for path in (tmp_path / "a").rglob("*") if path.is_file())
     assert files == {name for name in ours if name.startswith(("topics/", "objects/"))}
 
     roll_out(run, range(GROUPS, 2 * GROUPS))
-    second, third = plain(archive(run, place)), plain(archive(run, place))
+    second, third = plain(archive(run, location)), plain(archive(run, location))
     assert second["topics"]["trajectories.solver"]["new_records"] == GROUPS + 2
     assert {topic["new_records"] for topic in third["topics"].values()} == {0}
-    assert archived(place, *names(run)) == there(run, *names(run))
+    assert archived(location, *names(run)) == there(run, *names(run))
 
     archive(run, tmp_path / "a")
     of_folder = plain(curate_offline(tmp_path / "a", None, None, tmp_path / "x"))
-    of_store = plain(curate_offline(place, None, None, tmp_path / "y"))
+    of_store = plain(curate_offline(location, None, None, tmp_path / "y"))
     assert of_store["sha256"] == of_folder["sha256"]
 
     before = there(run, *names(run))
     delete_topics(run)
-    assert plain(replay(place, str(run.address), None))["objects"] == 1
+    assert plain(replay(location, str(run.address), None))["objects"] == 1
     assert without_offsets(there(run, *names(run))) == without_offsets(before)
 
 
@@ -104,7 +104,9 @@ archive(join(parse_run(sys.argv[1])), sys.argv[2])
 
 @pytest.mark.tools
 @pytest.mark.parametrize("point", ["archive.object 1", "archive.cut 2", "archive.manifest 2", "archive.saved 1"])
-def test_a_killed_writer_leaves_what_the_next_one_completes(run: Run, place: str, tmp_path: Path, point: str) -> None:
+def test_a_killed_writer_leaves_what_the_next_one_completes(
+    run: Run, location: str, tmp_path: Path, point: str
+) -> None:
     roll_out(run, range(GROUPS))
     say(run, *behind_claims(run))
     (tmp_path / "points").mkdir()
@@ -112,21 +114,21 @@ def test_a_killed_writer_leaves_what_the_next_one_completes(run: Run, place: str
     (tmp_path / "points" / name).write_text(f"kill {count}")
     environment = {**os.environ, "HEADRACE_FAILPOINTS": str(tmp_path / "points")}
 
-    line = [sys.executable, "-c", KILLED, str(run.address), place]
+    line = [sys.executable, "-c", KILLED, str(run.address), location]
     killed = subprocess.run(line, env=environment, check=False, timeout=120, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    archive(run, place)
+    archive(run, location)
 
-    assert archived(place, *names(run)) == there(run, *names(run))
-    assert Archive(place).manifest.objects.keys()
+    assert archived(location, *names(run)) == there(run, *names(run))
+    assert Archive(location).manifest.objects.keys()
 
 
 @pytest.mark.tools
-def test_of_two_writers_at_once_one_is_told_and_nothing_is_mixed(run: Run, place: str) -> None:
+def test_of_two_writers_at_once_one_is_told_and_nothing_is_mixed(run: Run, location: str) -> None:
     roll_out(run, range(GROUPS))
 
     def writer() -> ArchiveWriter:
-        found = ArchiveWriter(location_of(place), run.address.run, run.run_id, lambda *_: None, lambda *_: [])
+        found = ArchiveWriter(location_of(location), run.address.run, run.run_id, lambda *_: None, lambda *_: [])
         found.add_topic(topic, run.recipe.kafka.partitions, {})
         return found
 
@@ -141,19 +143,21 @@ def test_of_two_writers_at_once_one_is_told_and_nothing_is_mixed(run: Run, place
         one.save()
         with pytest.raises(ArchiveBusy, match="another process has archived into"):
             other.save()
-        assert archived(place, topic) == whole
+        assert archived(location, topic) == whole
 
     with writer() as last:
-        assert [last.next_offset(place) for place in whole] == [messages[-1].offset + 1 for messages in whole.values()]
+        assert [last.next_offset(location) for location in whole] == [
+            messages[-1].offset + 1 for messages in whole.values()
+        ]
 
 
 @pytest.mark.tools
 @pytest.mark.parametrize("later_name", ["ours", "theirs"])
 def test_who_puts_a_manifest_beside_another_of_its_number_takes_it_back_and_is_told(
-    run: Run, place: str, monkeypatch: pytest.MonkeyPatch, later_name: str
+    run: Run, location: str, monkeypatch: pytest.MonkeyPatch, later_name: str
 ) -> None:
     """Both looked before either put: the other may have ended as the newest there was, and its records must count."""
-    first, second = location_of(place), location_of(place)
+    first, second = location_of(location), location_of(location)
     assert isinstance(first, InStore)
     assert isinstance(second, InStore)
     low, high = sorted((b"one", b"another"), key=lambda data: hashlib.sha256(data).hexdigest())
@@ -161,19 +165,19 @@ def test_who_puts_a_manifest_beside_another_of_its_number_takes_it_back_and_is_t
     monkeypatch.setattr(locations, "reach", lambda _: second._store.put_named(_named(second, theirs), theirs))
     with pytest.raises(ArchiveBusy):
         first.replace_manifest(ours)
-    assert location_of(place).read_manifest() == theirs
+    assert location_of(location).read_manifest() == theirs
 
 
 @pytest.mark.tools
-def test_who_was_overtaken_so_long_ago_that_the_other_manifest_is_gone_is_told(run: Run, place: str) -> None:
+def test_who_was_overtaken_so_long_ago_that_the_other_manifest_is_gone_is_told(run: Run, location: str) -> None:
     """No other manifest has its number any more: only its not being the newest tells."""
-    overtaken, other = location_of(place), location_of(place)
+    overtaken, other = location_of(location), location_of(location)
     for number in range(MOST_MANIFESTS + 2):
         other.replace_manifest(b"%d" % number)
-    newest = location_of(place).read_manifest()
+    newest = location_of(location).read_manifest()
     with pytest.raises(ArchiveBusy, match="another process has archived into"):
         overtaken.replace_manifest(b"of one that knows of none")
-    assert location_of(place).read_manifest() == newest
+    assert location_of(location).read_manifest() == newest
 
 
 def _named(location: InStore, data: bytes) -> locations.StoredObject:
@@ -184,23 +188,23 @@ def _named(location: InStore, data: bytes) -> locations.StoredObject:
 
 @pytest.mark.tools
 def test_old_manifests_go_and_so_does_what_a_killed_writer_left_long_ago(
-    run: Run, place: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(5):
         say(run, *tasks(run, [number]))
-        archive(run, place)
-    assert len([name for name in keys(place) if name.startswith("manifests/")]) == MOST_MANIFESTS
+        archive(run, location)
+    assert len([name for name in keys(location) if name.startswith("manifests/")]) == MOST_MANIFESTS
 
-    location = location_of(place)
+    location = location_of(location)
     assert isinstance(location, InStore)
     left = f"topics/{run.topics.tasks('sums')}/0/{7:020}-{8:020}-{'0' * 16}.avro"
     location._store.put_named(locations.StoredObject(f"{location.address.prefix}{left}", "", 4), b"left")
-    archive(run, place)
-    assert left in keys(place), "somebody may be writing it"
+    archive(run, location)
+    assert left in keys(location), "somebody may be writing it"
     monkeypatch.setattr(locations, "SPARED_BY_GC", timedelta(0))
-    archive(run, place)
-    assert left not in keys(place)
-    assert archived(place, *names(run)) == there(run, *names(run))
+    archive(run, location)
+    assert left not in keys(location)
+    assert archived(location, *names(run)) == there(run, *names(run))
 
 
 REFUSED: list[tuple[Callable[[Run], str], str]] = [
@@ -222,14 +226,14 @@ def test_a_place_that_cannot_be_is_told(run: Run, where: Callable[[Run], str], t
 
 @pytest.mark.tools
 def test_an_address_needs_its_endpoint_and_a_copy_in_a_folder_is_read_as_well(
-    run: Run, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(run, *tasks(run, range(5)), *played(run, range(5)))
     done = headrace("archive", "--run", str(run.address), "--out", f"store:archives/{run.address.run}")
     assert done.returncode == 0, done.stderr
-    location = location_of(place)
+    location = location_of(location)
     assert isinstance(location, InStore)
-    for name in keys(place):
+    for name in keys(location):
         path = tmp_path / "copy" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(location._store.get_range(f"{location.address.prefix}{name}", 0, size(location, name)))
@@ -238,7 +242,7 @@ def test_an_address_needs_its_endpoint_and_a_copy_in_a_folder_is_read_as_well(
 
     monkeypatch.delenv("HEADRACE_S3_ENDPOINT")
     with pytest.raises(UsageError, match="set HEADRACE_S3_ENDPOINT"):
-        Archive(place)
+        Archive(location)
     with pytest.raises(UsageError, match="needs a run, whose store it means"):
         Archive("store:archives")
 

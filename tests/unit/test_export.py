@@ -178,15 +178,15 @@ def test_rows_are_written_in_parts_and_the_file_is_whole_or_not_there(
 ) -> None:
     parquet = pyarrow_parquet()
     monkeypatch.setattr(parquet_file, "ROWS", 10)
-    place = written(tmp_path / "a", [played(number) for number in range(6)])
+    folder = written(tmp_path / "a", [played(number) for number in range(6)])
 
-    export(place, None, tmp_path / "out.parquet")
+    export(folder, None, tmp_path / "out.parquet")
     assert parquet.ParquetFile(tmp_path / "out.parquet").num_row_groups == 3
 
     with pytest.raises(UsageError, match="is there already"):
-        export(place, None, tmp_path / "out.parquet")
+        export(folder, None, tmp_path / "out.parquet")
     with pytest.raises(UsageError, match="cannot write"):
-        export(place, None, tmp_path / "none" / "out.parquet")
+        export(folder, None, tmp_path / "none" / "out.parquet")
     with pytest.raises(KeyError), parquet_file.ParquetFile(tmp_path / "failed.parquet"):
         raise KeyError
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "out.parquet"]

@@ -41,7 +41,7 @@ def hash_of(model: transformers.PreTrainedModel) -> str:
     return hash_weights(round_to_bf16(dict(model.named_parameters())))
 
 
-def place(
+def kept_in(
     folder: Path,
     model: transformers.PreTrainedModel,
     examples: list[WorkedExample] = COPIES,
@@ -54,7 +54,7 @@ def place(
 def done(tmp_path: Path) -> tuple[WarmStartResult, str]:
     """Change the weights as a warm start does, and keep them; return its result with the hash of the weights."""
     model, result = tiny(), WarmStartResult(2, 0.5, ((0, 0.0), (2, 0.5)))
-    kept = place(tmp_path, model)
+    kept = kept_in(tmp_path, model)
     assert kept.load_into_model() is None
     with torch.no_grad():
         for weight in model.parameters():
@@ -69,7 +69,7 @@ def test_the_same_start_ends_with_the_same_bits_without_a_step(
     model = tiny()
     before = hash_of(model)
 
-    assert place(tmp_path, model).load_into_model() == done[0]
+    assert kept_in(tmp_path, model).load_into_model() == done[0]
     assert hash_of(model) == done[1] != before
     assert all(weight.requires_grad for weight in model.parameters())
 
@@ -81,13 +81,13 @@ def test_another_start_is_not_taken_for_it_nor_what_other_code_or_another_machin
     others: list[dict[str, Any]] = [{"settings": replace(SETTINGS, seed=2)}, {"examples": COPIES[:9]}]
     others += [{"settings": replace(SETTINGS, learning_rate=2e-3)}, {"model": tiny(seed=2)}]
     for other in others:
-        assert place(tmp_path, **{"model": tiny(), **other}).load_into_model() is None
+        assert kept_in(tmp_path, **{"model": tiny(), **other}).load_into_model() is None
     with monkeypatch.context() as patch:
         patch.setattr(kept_warm_starts, "_hash_own_code", lambda: "other code")
-        assert place(tmp_path, tiny()).load_into_model() is None
+        assert kept_in(tmp_path, tiny()).load_into_model() is None
     with monkeypatch.context() as patch:
         patch.setattr(kept_warm_starts, "numerics", lambda _: {"torch": "another"})
-        assert place(tmp_path, tiny()).load_into_model() is None
+        assert kept_in(tmp_path, tiny()).load_into_model() is None
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda _: b"", lambda _: b"\0" * 64])
@@ -98,7 +98,7 @@ def test_a_damaged_file_is_none(damage: Any, done: tuple[WarmStartResult, str], 
     model = tiny()
     before = hash_of(model)
 
-    assert place(tmp_path, model).load_into_model() is None
+    assert kept_in(tmp_path, model).load_into_model() is None
     assert hash_of(model) == before
 
 
@@ -106,22 +106,22 @@ def test_large_models_and_more_than_some_are_not_kept(tmp_path: Path, monkeypatc
     monkeypatch.setattr(kept_warm_starts, "MOST_KEPT", 2)
     result = WarmStartResult(1, 0.5, ((0, 0.1), (1, 0.5)))
     for seed in range(3):
-        place(tmp_path, tiny(seed)).keep(result)
+        kept_in(tmp_path, tiny(seed)).keep(result)
         for path in tmp_path.iterdir():  # as if a second had passed
             os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 1))
-    found = [place(tmp_path, tiny(seed)).load_into_model() for seed in range(3)]
+    found = [kept_in(tmp_path, tiny(seed)).load_into_model() for seed in range(3)]
     assert found == [None, result, result]
 
     monkeypatch.setattr(kept_warm_starts, "MOST_BYTES", 10)
     large = tiny(9)
-    place(tmp_path, large).keep(result)
-    assert place(tmp_path, large).load_into_model() is None
+    kept_in(tmp_path, large).keep(result)
+    assert kept_in(tmp_path, large).load_into_model() is None
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    kept = place(tmp_path / "file", tiny())
+    kept = kept_in(tmp_path / "file", tiny())
     kept.keep(WarmStartResult(1, 0.5, ()))
     assert kept.load_into_model() is None
 
@@ -186,17 +186,17 @@ def test_damaged_progress_costs_time_alone(tmp_path: Path) -> None:
         searched(tmp_path, 20)
     [path] = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-7])
-    assert place(tmp_path, tiny(), settings=JUMPING).resume() is None
+    assert kept_in(tmp_path, tiny(), settings=JUMPING).resume() is None
     assert searched(tmp_path) == searched(tmp_path / "other")
 
 
 def test_progress_of_few_starts_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InterruptedError):
         searched(tmp_path, 20)
-    progress = place(tmp_path, tiny(), settings=JUMPING).resume()
+    progress = kept_in(tmp_path, tiny(), settings=JUMPING).resume()
     assert progress is not None
     for seed in range(5):
-        place(tmp_path, tiny(seed), settings=replace(JUMPING, seed=7)).save(progress)
+        kept_in(tmp_path, tiny(seed), settings=replace(JUMPING, seed=7)).save(progress)
     assert len(list(tmp_path.iterdir())) == kept_warm_starts.MOST_UNDER_WAY
     monkeypatch.setattr(kept_warm_starts, "MOST_UNDER_WAY_BYTES", 10)
-    assert place(tmp_path, tiny(4), settings=replace(JUMPING, seed=7)).resume() is None
+    assert kept_in(tmp_path, tiny(4), settings=replace(JUMPING, seed=7)).resume() is None

@@ -138,9 +138,9 @@ def test_the_recipes_folder_comes_before_the_commands_and_both_after_what_can_be
     tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed, beside = tmp_path / "installed", tmp_path / "recipes"
-    for place in (installed, beside, here):
-        written(place, "mine_rules.py", RULE.format(who=place.name))
-        written(place, "json.py", "raise AssertionError('Python has one')\n")
+    for folder in (installed, beside, here):
+        written(folder, "mine_rules.py", RULE.format(who=folder.name))
+        written(folder, "json.py", "raise AssertionError('Python has one')\n")
     written(beside, "run.toml", 'extends = "arithmetic"\nname = "mine"\n')
     path = sys.path[:]
     load_recipe(str(beside / "run.toml"))

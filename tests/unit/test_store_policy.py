@@ -42,8 +42,8 @@ def test_a_worker_reads_weights_and_files_and_writes_groups() -> None:
 def test_only_the_collector_removes_and_nobody_reaches_beyond_bucket_and_prefix(role: str) -> None:
     assert rights(role, "s3:DeleteObject") == (set(KINDS) if role == "collector" else set())
     for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"):
-        for place in ("models/weights/0", "models/runs/b/weights/0", "other/runs/a/weights/0"):
-            assert not may(role, action, f"arn:aws:s3:::{place}")
+        for key in ("models/weights/0", "models/runs/b/weights/0", "other/runs/a/weights/0"):
+            assert not may(role, action, f"arn:aws:s3:::{key}")
     assert may(role, "s3:ListBucket", "arn:aws:s3:::models")
     assert may(role, "s3:CreateBucket", "arn:aws:s3:::models") == (role == "up")
 

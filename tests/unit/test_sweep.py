@@ -22,7 +22,7 @@ from headrace.ops import opened_run as opened_runs
 from headrace.ops.compare import sweep as sweeps
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import read_result
-from headrace.ops.compare.sweep import RunFolder, command_of, place_of, play
+from headrace.ops.compare.sweep import RunFolder, command_of, play, run_folder_of
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, load_sweep
 
 SWEEP = """
@@ -124,10 +124,10 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         made.servers.append(FakeServers(*words))
         return made.servers[-1]
 
-    def scripted(run: SweepRun, place: RunFolder, _shared: Sequence[str], archive: str = "") -> list[str]:
+    def scripted(run: SweepRun, run_folder: RunFolder, _shared: Sequence[str], archive: str = "") -> list[str]:
         made.begun.append(run.name)
         code = f"import os, signal, sys, time\n{made.scripts[run.variant]}"
-        return [sys.executable, "-c", code, str(place.folder)]
+        return [sys.executable, "-c", code, str(run_folder.folder)]
 
     def deleting(_connection: Connection, names: Iterable[str]) -> None:
         made.deleted += names
@@ -198,11 +198,11 @@ def test_topics_and_objects_of_a_run_go_once_its_summary_is_there(scene: Scene) 
 
 def test_what_cannot_be_compared_is_refused(scene: Scene) -> None:
     scene.play()
-    place = place_of(scene.data, scene.runs[0])
-    place.summary.write_text(json.dumps({**SUMMARY, "wall_s": "long"}))
+    run_folder = run_folder_of(scene.data, scene.runs[0])
+    run_folder.summary.write_text(json.dumps({**SUMMARY, "wall_s": "long"}))
     with pytest.raises(UsageError, match=r"summary\.json cannot be read \(wall_s: .*valid number.*\): remove "):
         scene.play()
-    place.source.write_text("the hash of another")
+    run_folder.source.write_text("the hash of another")
     with pytest.raises(UsageError, match="over another archive"):
         scene.play()
     scene.sweep = scene.sweep.model_copy(update={"name": "other"})
@@ -242,8 +242,8 @@ def test_secrets_go_by_the_environment(scene: Scene) -> None:
 
 def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: Path) -> None:
     run = scene.runs[0]
-    place = place_of(tmp_path, run)
-    words = command_of(run, place, ['kafka.bootstrap="h:1"'])
+    run_folder = run_folder_of(tmp_path, run)
+    words = command_of(run, run_folder, ['kafka.bootstrap="h:1"'])
     folder = tmp_path / "s-a-1"
     assert words[1:6] == ["-P", "-m", "headrace", "up", "arithmetic"]
     sets = [value for word, value in pairwise(words) if word == "--set"]
@@ -251,8 +251,8 @@ def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: P
     assert words[-5:] == ["--data", str(folder), "--summary", str(folder / "summary.json"), "--plain"]
     folder.mkdir()
     (folder / "run.json").write_text("{}")
-    assert command_of(run, place, [])[-1] == "--new-recipe", "the servers of a running run may have moved"
-    offline = command_of(run, place, [], "a.archive")
+    assert command_of(run, run_folder, [])[-1] == "--new-recipe", "the servers of a running run may have moved"
+    offline = command_of(run, run_folder, [], "a.archive")
     assert offline[4:9] == ["offline", "up", "arithmetic", "--from", "a.archive"]
     assert "--new-recipe" not in offline
 
