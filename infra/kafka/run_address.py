@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.client_settings import read_client_settings
 from headrace.infra.kafka.clients import Connection, RunAddress
-from headrace.schemas.topics import NAME
+from headrace.schemas.topics import NAME_FORM
 
 
 def parse_run(text: str) -> RunAddress:
@@ -18,10 +18,10 @@ def parse_run(text: str) -> RunAddress:
     except ValueError:  # a bracket of an IPv6 address is missing
         parts = urlsplit("")
     run = parts.path.strip("/")
-    if parts.scheme != "kafka" or not parts.netloc or not NAME.fullmatch(run):
+    if parts.scheme != "kafka" or not parts.netloc or not NAME_FORM.fullmatch(run):
         meant = _BARE.fullmatch(text.removeprefix("kafka://"))
         brokers, named = meant.groups() if meant else ("HOST:PORT", "")
-        form = f"kafka://{brokers}/{named if NAME.fullmatch(named) else 'RUN'}"
+        form = f"kafka://{brokers}/{named if NAME_FORM.fullmatch(named) else 'RUN'}"
         raise UsageError(f"cannot read the run address {text!r}: give {form}, as `headrace up` prints it")
     return RunAddress(Connection(parts.netloc, read_client_settings(alone=True)), run)
 

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.run import Run
-from headrace.ops.audit.problems import Problem, Problems
+from headrace.ops.audit.problems import AuditProblem, Problems
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp
@@ -32,7 +32,7 @@ def with_places(run: Run, problems: Problems, messages: Iterable[Message]) -> Pr
     return Problems([_add_places(problem, wanted) for problem in problems.listed], problems.total)
 
 
-def _add_places(problem: Problem, places: dict[Mention, list[str]]) -> Problem:
+def _add_places(problem: AuditProblem, places: dict[Mention, list[str]]) -> AuditProblem:
     found = places.get((problem.policy, GroupId.of(problem)), [])
     more = (f"and {len(found) - MOST_PLACES} more records",) if len(found) > MOST_PLACES else ()
     return replace(problem, places=(*found[:MOST_PLACES], *more)) if problem.stream else problem

@@ -15,7 +15,7 @@ from headrace.schemas import codec
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import CuratedGroup
 
-MOST_BYTES = 64 << 20
+MOST_CACHE_BYTES = 64 << 20
 """Limit of the groups that are remembered, with what Python holds beside their bytes."""
 RECORD_BYTES = 768
 """Bytes of a record without its group: objects, strings and key."""
@@ -64,7 +64,7 @@ class FirstUseCache:
         most_places: Limit of the known places of first uses; the least recently used leave first.
     """
 
-    def __init__(self, firsts: FirstUses, most_bytes: int = MOST_BYTES, most_places: int = MOST_PLACES) -> None:
+    def __init__(self, firsts: FirstUses, most_bytes: int = MOST_CACHE_BYTES, most_places: int = MOST_PLACES) -> None:
         self._source = firsts
         self._firsts: LRUCache[PlacedGroup, CuratedGroup] = LRUCache(most_bytes, estimate_bytes)
         self._places: LRUCache[PlacedGroup, int] = LRUCache(most_places)
