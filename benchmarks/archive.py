@@ -99,7 +99,7 @@ def in_memory(made: list[Message]) -> None:
     schema = codec.FORMS[TrajectoryGroup].schema
     for one in made:
         body = io.BytesIO(one.value)
-        body.seek(codec.HEADER_BYTES)
+        body.seek(codec.AVRO_HEADER_BYTES)
         record: Any = fastavro.schemaless_reader(body, schema, None)
         out = io.BytesIO()
         fastavro.schemaless_writer(out, schema, record)

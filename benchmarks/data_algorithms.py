@@ -167,7 +167,7 @@ def bare_decode(values: Sequence[bytes]) -> None:
     schema = codec.FORMS[TrajectoryGroup].schema
     for value in values:
         body = io.BytesIO(value)
-        body.seek(codec.HEADER_BYTES)
+        body.seek(codec.AVRO_HEADER_BYTES)
         fastavro.schemaless_reader(body, schema, None)
 
 

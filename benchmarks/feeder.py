@@ -31,11 +31,12 @@ from headrace.infra.run.own_positions import OwnPositions, Role
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.producers.feed.feed_state import FeedState
-from headrace.producers.feed.feeder import COMPONENT, Feeder
+from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.selectors.contract import AcceptAll
 from headrace.producers.feed.task_source import TaskSource
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, GroupUse, Outcome, RecipeRevision, Snapshot
+from headrace.schemas.topics import FEEDER
 
 HEARD = 256
 STREAM, POLICY, PARTITIONS = "sums", "solver", 100
@@ -87,7 +88,7 @@ class Written(OwnPositions):
     """Keeps the newest record of every key in place of a broker."""
 
     def __init__(self, run: Run) -> None:
-        self.role = Role(run.connection, COMPONENT, run.run_id, run.state_partition_id(COMPONENT), ())
+        self.role = Role(run.connection, FEEDER, run.run_id, run.state_partition_id(FEEDER), ())
         positions = {(f"{STREAM}.{topic}", partition): 1 for topic in "abc" for partition in range(PARTITIONS)}
         self.reader = cast("Any", SimpleNamespace(positions=positions))
         self.restored, self.parts = None, {}

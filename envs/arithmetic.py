@@ -26,7 +26,7 @@ from headrace.envs.permutation import Permutation
 ALPHABET = string.ascii_lowercase + string.digits + "+-*/%=?(),\\{} "
 """Every character of prompts and worked examples, for a character tokenizer; the space is for workflows."""
 
-Question = tuple[str, Fraction]
+PromptAndAnswer = tuple[str, Fraction]
 """Prompt and exact answer."""
 
 
@@ -37,7 +37,7 @@ class Tier:
     name: str
     space: int
     """Number of problems."""
-    ask: Callable[[int], Question]
+    ask: Callable[[int], PromptAndAnswer]
     """The problem of a code in range(space); no two codes give the same prompt."""
 
 
@@ -50,37 +50,37 @@ def _split_digits(code: int, *bases: int) -> list[int]:
     return found[::-1]
 
 
-def _make_sum1(code: int) -> Question:
+def _make_sum1(code: int) -> PromptAndAnswer:
     first, second, a, b = _split_digits(code, 26, 26, 10, 10)
     return f"{string.ascii_lowercase[first]}{string.ascii_lowercase[second]}={a}+{b}?", Fraction(a + b)
 
 
-def _make_sum2(code: int) -> Question:
+def _make_sum2(code: int) -> PromptAndAnswer:
     a, b = (10 + digit for digit in _split_digits(code, 90, 90))
     return f"{a}+{b}=", Fraction(a + b)
 
 
-def _make_sum3(code: int) -> Question:
+def _make_sum3(code: int) -> PromptAndAnswer:
     a, b = (100 + digit for digit in _split_digits(code, 900, 900))
     return f"{a}+{b}=", Fraction(a + b)
 
 
-def _make_chain(code: int) -> Question:
+def _make_chain(code: int) -> PromptAndAnswer:
     a, b, c = (10 + digit for digit in _split_digits(code, 90, 90, 90))
     return f"{a}+{b}-{c}=", Fraction(a + b - c)
 
 
-def _make_product(code: int) -> Question:
+def _make_product(code: int) -> PromptAndAnswer:
     a, b = (2 + digit for digit in _split_digits(code, 98, 98))
     return f"{a}*{b}=", Fraction(a * b)
 
 
-def _make_modulo(code: int) -> Question:
+def _make_modulo(code: int) -> PromptAndAnswer:
     a, m = _split_digits(code, 990, 18)
     return f"{10 + a}%{2 + m}=", Fraction((10 + a) % (2 + m))
 
 
-def _make_linear(code: int) -> Question:
+def _make_linear(code: int) -> PromptAndAnswer:
     a, b, c = _split_digits(code, 8, 49, 99)
     return f"{2 + a}x+{1 + b}={1 + c}", Fraction(c - b, 2 + a)
 
@@ -88,7 +88,7 @@ def _make_linear(code: int) -> Question:
 PROPER_FRACTIONS = tuple((over, under) for under in range(2, 10) for over in range(1, under))
 
 
-def _make_fraction(code: int) -> Question:
+def _make_fraction(code: int) -> PromptAndAnswer:
     (a, b), (c, d) = (
         PROPER_FRACTIONS[digit] for digit in _split_digits(code, len(PROPER_FRACTIONS), len(PROPER_FRACTIONS))
     )
@@ -99,7 +99,7 @@ NOT_COPRIME = tuple((a, b) for a in range(2, 100) for b in range(2, 100) if math
 """Three pairs in five are coprime; with them, always answering 1 would be right more often than not."""
 
 
-def _make_gcd(code: int) -> Question:
+def _make_gcd(code: int) -> PromptAndAnswer:
     a, b = NOT_COPRIME[code]
     return f"gcd({a},{b})=", Fraction(math.gcd(a, b))
 
@@ -194,7 +194,7 @@ class _Deck:
     def size(self, split: Split) -> int:
         return self._sizes[split]
 
-    def draw(self, split: Split, index: int) -> Question:
+    def draw(self, split: Split, index: int) -> PromptAndAnswer:
         order = self._orders[split]
         return self.tier.ask(self._codes[self._begin[split] + order[index % self.size(split)]])
 

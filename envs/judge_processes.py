@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from queue import LifoQueue
 from weakref import finalize
 
-LIMIT_S = 5.0
+JUDGE_LIMIT_S = 5.0
 FIRST_LIMIT_S = 60.0
 """Of the first answer of a process, which imports what it judges by."""
 PROCESSES = 2
@@ -31,7 +31,7 @@ class JudgeProcesses:
     def __init__(
         self,
         command: Sequence[str],
-        limit_s: float = LIMIT_S,
+        limit_s: float = JUDGE_LIMIT_S,
         processes: int = PROCESSES,
         first_limit_s: float = FIRST_LIMIT_S,
     ) -> None:

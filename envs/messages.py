@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-ROLES = ("system", "user", "assistant", "tool")
+CHAT_ROLES = ("system", "user", "assistant", "tool")
 
 Message = Mapping[str, Any]
 """`role` and `content`, and what a chat template reads beside them: `tool_calls`, `tool_call_id`, `name`."""
@@ -31,8 +31,8 @@ def join_text(prompt: Prompt) -> str:
 
 
 def _check_message(what: str, message: object) -> dict[str, Any]:
-    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-        raise TypeError(f"{what} must be a dict with a `role` of {', '.join(ROLES)}, got {show_value(message)}")
+    if not isinstance(message, Mapping) or message.get("role") not in CHAT_ROLES:
+        raise TypeError(f"{what} must be a dict with a `role` of {', '.join(CHAT_ROLES)}, got {show_value(message)}")
     content = message.get("content")
     if content is None and message.get("tool_calls"):
         content = ""

@@ -11,7 +11,7 @@ from headrace.envs.contract import Problem
 FIELDS = tuple(f.name for f in fields(Problem))
 LATER = ("tools", "template_arguments")
 """Fields that are written only where they hold something: a worker of an older build refuses them, and plays others."""
-KINDS: dict[str, type | tuple[type, ...]] = {
+JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "prompt": (str, list),
     "extra": dict,
     "tools": list,
@@ -44,7 +44,7 @@ def problem_from_json(text: str) -> Problem:
         raise PayloadError(f"payload is not JSON: {type(error).__name__}: {error}") from error
     if not isinstance(plain, dict) or set(plain) - set(FIELDS) or not {"task_id", "prompt"} <= set(plain):
         raise PayloadError(f"payload is not a problem, an object with {', '.join(FIELDS)}: {text[:80]!r}")
-    wrong = [name for name, value in plain.items() if not isinstance(value, KINDS.get(name, str))]
+    wrong = [name for name, value in plain.items() if not isinstance(value, JSON_TYPES.get(name, str))]
     if wrong:
         raise PayloadError(f"payload has a value of the wrong type in {', '.join(wrong)}: {text[:80]!r}")
     try:

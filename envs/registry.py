@@ -29,7 +29,7 @@ WORKFLOWS = {
 }
 
 METHODS = ("size", "problem", "score")
-LOOKED_AT = 64
+ALPHABET_PROMPTS = 64
 """Prompts that are held against an alphabet before a run."""
 
 
@@ -101,7 +101,7 @@ def check_characters(environment: Environment, policy: str, alphabet: str) -> No
     if not alphabet:
         return
     size = environment.size("train")
-    asked = range(LOOKED_AT if size is None else min(size, LOOKED_AT))
+    asked = range(ALPHABET_PROMPTS if size is None else min(size, ALPHABET_PROMPTS))
     lacking = {character for number in asked for character in environment.problem("train", number).text} - set(alphabet)
     if lacking:
         raise ValueError(

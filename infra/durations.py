@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from headrace.infra.errors import UsageError
 
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+DURATION_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def duration_of(text: str) -> timedelta:
@@ -15,4 +15,4 @@ def duration_of(text: str) -> timedelta:
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if match is None:
         raise UsageError(f"{text!r} is not a duration: write an integer and one of s, m, h, d, as in 36h or 2d")
-    return timedelta(**{UNITS[match[2]]: int(match[1])})
+    return timedelta(**{DURATION_UNITS[match[2]]: int(match[1])})

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 ERRNOS = frozenset(
     {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ENETRESET, errno.ETIMEDOUT}
 )
-DEEPEST = 10
+DEEPEST_ERROR = 10
 """Errors that are looked at: each may have been raised from another one."""
 
 
@@ -40,7 +40,7 @@ def _is_away(error: BaseException) -> bool:
 
 def _list_causes(error: BaseException) -> Iterator[BaseException]:
     one: BaseException | None = error
-    for _ in range(DEEPEST):
+    for _ in range(DEEPEST_ERROR):
         if one is None:
             return
         yield one

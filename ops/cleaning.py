@@ -11,14 +11,14 @@ from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import UsageError
 
-OURS = ("run.json", "up.lock")
+MARKS_OF_FOLDER = ("run.json", "up.lock")
 
 
 def folders_to_clean(data: Path | None, *, everything: bool, optional: bool) -> list[DataFolder]:
     """Return the folders that were asked for; with `optional` there may be none. Raises UsageError."""
     if data is not None:
         return [DataFolder(data)]
-    found = sorted({path.parent for name in OURS for path in HOME.glob(f"*/{name}")})
+    found = sorted({path.parent for name in MARKS_OF_FOLDER for path in HOME.glob(f"*/{name}")})
     if everything or (optional and not found):
         return [DataFolder(path) for path in found]
     return [find_only_folder()]
@@ -29,7 +29,7 @@ def clean_folder(folder: DataFolder) -> int:
 
     Raises FolderInUse while a run in it is running, UsageError when it is not a data folder of ours.
     """
-    if not any((folder.root / name).exists() for name in OURS):
+    if not any((folder.root / name).exists() for name in MARKS_OF_FOLDER):
         raise UsageError(f"{folder.root} is not the data folder of a run (no run.json): not removed")
     with folder.hold("`headrace clean`"):
         for server in (EmbeddedKafka(folder.kafka), EmbeddedStore(folder.store)):

@@ -28,7 +28,7 @@ BROKERS_NAME = {
     "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
 }
 """Setting of a topic to the brokers' one that a new topic takes."""
-PATIENCE_S = 10.0
+CLUSTER_PATIENCE_S = 10.0
 RIGHTS = frozenset({"READ", "WRITE", "DESCRIBE"})
 """Of the parts of a run together, on every topic."""
 REPLICATED = (
@@ -205,9 +205,9 @@ def examine_run(text: str) -> list[Finding]:
     """
     address = parse_run(text)
     found = examine_cluster(address.connection, Wanted(transactional_id=f"{address.run}.look"))
-    if not all(finding.ok for finding in found) or address.run not in list_runs(address.connection, PATIENCE_S):
+    if not all(finding.ok for finding in found) or address.run not in list_runs(address.connection, CLUSTER_PATIENCE_S):
         return found
-    run = join(address, PATIENCE_S)
+    run = join(address, CLUSTER_PATIENCE_S)
     return examine_cluster(address.connection, needs_of(run.recipe, run.topic_specs))
 
 

@@ -21,7 +21,7 @@ TORCH = "torch"
 """The engine that computes on `rollout.device`."""
 PROBE_LIMIT_S = 60.0
 """Importing torch takes seconds, on a cold disk many."""
-PROBE = """
+PROBE_PROGRAM = """
 import json, sys
 import torch
 
@@ -98,7 +98,7 @@ def probe_devices(wanted: Sequence[WantedDevice]) -> SeenDevices:
 def _probe(names: tuple[str, ...]) -> SeenDevices:
     try:
         done = subprocess.run(
-            [*PYTHON, "-c", PROBE, *names], check=False, capture_output=True, text=True, timeout=PROBE_LIMIT_S
+            [*PYTHON, "-c", PROBE_PROGRAM, *names], check=False, capture_output=True, text=True, timeout=PROBE_LIMIT_S
         )
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:

@@ -28,7 +28,7 @@ RUN_END = "run_end"
 NORMAL_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 REWARD_BIN = 0.25
-MATTERS = 0.05
+BIAS_MATTERS = 0.05
 """A ratio of lengths is called a bias where its whole interval is farther than this from 1."""
 
 
@@ -271,7 +271,7 @@ def bias(discarded: Moments, trained: Moments) -> Bias | None:
 
     The interval is that of the logarithm of a ratio of independent means, by the delta method: its variance is the sum
     of both squared relative standard errors. A group is one value, since its members' lengths depend on one another.
-    With thousands of groups it leaves out 1 for differences that mean nothing: see `MATTERS`.
+    With thousands of groups it leaves out 1 for differences that mean nothing: see `BIAS_MATTERS`.
     """
     variance = discarded.relative_error + trained.relative_error
     if not math.isfinite(variance):

@@ -11,7 +11,7 @@ from headrace.ops.first_word import is_of_training
 from headrace.schemas.episode_errors import describe_error, kind_of
 from headrace.schemas.records import DeadLetter, EpisodeError, Outcome
 
-MOST_KINDS = 1000
+MOST_KINDS_OF_RUN = 1000
 """Most different errors; further ones are not counted."""
 
 
@@ -65,7 +65,7 @@ class ErrorsFold:
             return
         for error in outcome.errors:
             kind = outcome.stream, *kind_of(error)
-            if kind not in self._first and len(self._first) < MOST_KINDS:
+            if kind not in self._first and len(self._first) < MOST_KINDS_OF_RUN:
                 what = (error.episodes, error.reason, error.detail, error.at, error.role, error.turn)
                 self._first[kind] = ErrorSeen(*what, outcome.stream, outcome.number, outcome.task_id)
             if kind in self._first:
@@ -75,7 +75,7 @@ class ErrorsFold:
         """Take in a dead letter; records that were sent back or belong to another run are not errors."""
         kind = dead_letter.component, dead_letter.reason, re.sub("[0-9]+", "", dead_letter.detail)
         if dead_letter.reason in {REDRIVEN, "other_run"} or (
-            kind not in self._first and len(self._first) >= MOST_KINDS
+            kind not in self._first and len(self._first) >= MOST_KINDS_OF_RUN
         ):
             return
         seen = ErrorSeen(

@@ -7,14 +7,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.infra.embedded.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, find_only_folder
+from headrace.infra.embedded.data_folder import LOOKING, SUMMARY, DataFolder, RunNotes, find_only_folder
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.kafka.advertised import refuse_unreachable
 from headrace.infra.kafka.clients import KafkaAway, RunAddress
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.run.run import NoSuchRun, Run, join, list_runs, require_run
 
-PATIENCE_S = 10.0
+OPENING_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
     _refuse_servers_elsewhere(folder)
     with ExitStack() as started:
         if notes.embedded_kafka or store:
-            started.enter_context(folder.hold(LOOK))
+            started.enter_context(folder.hold(LOOKING))
         run = _wake(folder, notes, started)
         if store and not run.recipe.store.endpoint:
             from headrace.infra.embedded.store_server import EmbeddedStore
@@ -107,12 +107,12 @@ def _join(address: RunAddress, folder: DataFolder | None = None) -> Run:
     """Join a run, or name at once which runs there are instead; of a sweep's folder, what became of their topics."""
     try:
         refuse_unreachable(address.connection)
-        require_run(address, list_runs(address.connection, PATIENCE_S))
+        require_run(address, list_runs(address.connection, OPENING_PATIENCE_S))
     except KafkaAway as error:
         raise KafkaAway(f"{address.connection.bootstrap}: {error}") from error
     except NoSuchRun as error:
         raise UsageError(f"{error}{_describe_deleted(folder, address.run) if folder else ''}") from error
-    return join(address, PATIENCE_S)
+    return join(address, OPENING_PATIENCE_S)
 
 
 def _describe_deleted(folder: DataFolder, run: str) -> str:

@@ -10,7 +10,7 @@ from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.model_config import read_config, read_context
 from headrace.ops.model_check import read_tokenizer
 
-LOOKED_AT = 16
+MEASURED_PROMPTS = 16
 """Prompts of a workflow that are measured."""
 
 
@@ -26,7 +26,7 @@ def check_prompts_fit(environment: Environment, name: str, policy: Policy) -> No
     if context is None or count is None:
         return
     size = environment.size("train")
-    asked = range(LOOKED_AT if size is None else min(size, LOOKED_AT))
+    asked = range(MEASURED_PROMPTS if size is None else min(size, MEASURED_PROMPTS))
     lengths = [count(environment.problem("train", index).text) for index in asked]
     if lengths and min(lengths) >= context:
         raise ValueError(

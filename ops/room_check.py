@@ -22,7 +22,7 @@ from headrace.ops.device_check import CPU, TORCH, find_devices, probe_devices
 from headrace.ops.doctor import DISK_BYTES, GIB, find_nearest
 from headrace.ops.faults import Fault
 from headrace.ops.model_check import read_tensors
-from headrace.producers.engines.registry import MOST_ROWS
+from headrace.producers.engines.registry import MOST_BATCH_ROWS
 from headrace.schemas.topics import policy_of
 
 LEAST_DISK_BYTES = 256 << 20
@@ -132,7 +132,7 @@ def _list_engine_needs(recipe: Recipe, workflow: str, sizes: Sequence[ModelSize]
     yield Need(device, who, "weights", weights, all(size.is_exact for size in sizes))
     if recipe.evaluate.every:
         yield Need(device, who, "weights of an evaluation", weights, is_sure=False)
-    rows = min(rollout.concurrency, MOST_ROWS)
+    rows = min(rollout.concurrency, MOST_BATCH_ROWS)
     cache = sum(size.cache_values for size in sizes) * FP32_BYTES * rows * rollout.max_tokens * workers
     yield Need(device, who, f"KV of {rows} sequences of {rollout.max_tokens:,} tokens", cache, is_sure=False)
 

@@ -11,7 +11,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
-MOST_BYTES = 4096
+MOST_METADATA_BYTES = 4096
 """The broker's default limit, `offset.metadata.max.bytes`."""
 MOST_DONE = 1_000_000
 """Done offsets that metadata may name; more are not ours."""
@@ -104,7 +104,7 @@ class TaskLedger:
         started = sorted(self._starts.items(), key=lambda item: (-item[1], item[0]))
         done = sorted(self._done_ranges(), key=lambda bounds: (bounds[0] - bounds[1], bounds[0]))
         text = self._encode(done, started)
-        while len(text) > MOST_BYTES:
+        while len(text) > MOST_METADATA_BYTES:
             if done:
                 done = done[: len(done) * 7 // 8]
             else:

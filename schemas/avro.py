@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-NAMESPACE = "headrace"
+RECORD_NAMESPACE = "headrace"
 SCALARS = {str: "string", int: "long", float: "double", bool: "boolean", bytes: "bytes"}
 
 Convert = Callable[[Any], Any]
@@ -54,7 +54,7 @@ def schema_of(record: type, docs: Mapping[str, Mapping[str, str]] | None = None)
 def _build_record_schema(record: type, docs: Mapping[str, Mapping[str, str]], named: set[str]) -> Any:
     name = record.__name__
     if name in named:
-        return f"{NAMESPACE}.{name}"
+        return f"{RECORD_NAMESPACE}.{name}"
     named.add(name)
     hints = typing.get_type_hints(record, include_extras=True)
     texts = docs.get(name, {})
@@ -68,7 +68,7 @@ def _build_record_schema(record: type, docs: Mapping[str, Mapping[str, str]], na
         if f.name in texts:
             column["doc"] = texts[f.name]
         fields.append(column)
-    schema: Plain = {"type": "record", "name": name, "namespace": NAMESPACE, "fields": fields}
+    schema: Plain = {"type": "record", "name": name, "namespace": RECORD_NAMESPACE, "fields": fields}
     if "" in texts:
         schema["doc"] = texts[""]
     return schema

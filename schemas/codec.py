@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
-from headrace.schemas.avro import NAMESPACE, Convert, Plain, SchemaError, decoder_of, encoder_of, schema_of
+from headrace.schemas.avro import RECORD_NAMESPACE, Convert, Plain, SchemaError, decoder_of, encoder_of, schema_of
 from headrace.schemas.reading import REFUSALS, Reader, build_reader
 from headrace.schemas.records import RECORDS
 from headrace.schemas.writers import parse_foreign_schema, weigh
 
-MAGIC = b"\xc3\x01"
-HEADER_BYTES = 10
+AVRO_MAGIC = b"\xc3\x01"
+AVRO_HEADER_BYTES = 10
 
 R = TypeVar("R")
 
@@ -136,7 +136,7 @@ def encode(record: Any) -> bytes:
     """
     form = FORMS[type(record)]
     out = io.BytesIO()
-    out.write(MAGIC + form.fingerprint)
+    out.write(AVRO_MAGIC + form.fingerprint)
     try:
         schemaless_writer(out, form.schema, form.encode(record))
     except SchemaError as error:
@@ -153,7 +153,7 @@ def encode_like(record: Any, sample: bytes) -> bytes:
     """
     form, schema = FORMS[type(record)], _find_writer_schema(sample)
     out = io.BytesIO()
-    out.write(sample[:HEADER_BYTES])
+    out.write(sample[:AVRO_HEADER_BYTES])
     schemaless_writer(out, schema, form.encode(record))
     return out.getvalue()
 
@@ -179,9 +179,9 @@ def decode_plain(data: bytes, record: type) -> Plain:
 
 def decode_any(data: bytes) -> Any:
     """Return whichever of today's records the message holds. Raises SchemaError like `decode`."""
-    form = _index_by_fingerprint().get(bytes(data[2:HEADER_BYTES]))
+    form = _index_by_fingerprint().get(bytes(data[2:AVRO_HEADER_BYTES]))
     if form is None:
-        name = _find_writer_schema(data)["name"].removeprefix(f"{NAMESPACE}.")
+        name = _find_writer_schema(data)["name"].removeprefix(f"{RECORD_NAMESPACE}.")
         form = _index_by_name().get(name)
         if form is None:
             raise SchemaError(f"record {name} is not known to this version of Headrace")
@@ -194,7 +194,7 @@ def decode_as_written(data: bytes) -> tuple[Plain, Plain]:
     Raises SchemaError like `decode`, but for no record's sake: any whose schema is known will do.
     """
     schema = schema_in(data)
-    return schema, _read_body(data, schema, None, str(schema["name"]).removeprefix(f"{NAMESPACE}."))
+    return schema, _read_body(data, schema, None, str(schema["name"]).removeprefix(f"{RECORD_NAMESPACE}."))
 
 
 def name_of(data: bytes) -> str:
@@ -202,7 +202,7 @@ def name_of(data: bytes) -> str:
 
     Raises UnknownSchema when no schema of its fingerprint is known, and SchemaError when it is not a message at all.
     """
-    return str(schema_in(data)["name"]).removeprefix(f"{NAMESPACE}.")
+    return str(schema_in(data)["name"]).removeprefix(f"{RECORD_NAMESPACE}.")
 
 
 def decode_prefix(data: bytes) -> tuple[str, Plain]:
@@ -215,7 +215,7 @@ def decode_prefix(data: bytes) -> tuple[str, Plain]:
     for count in range(len(plain["fields"]), 0, -1):
         begin = _parse_schema({**plain, "fields": plain["fields"][:count]})
         body = io.BytesIO(data)
-        body.seek(HEADER_BYTES)
+        body.seek(AVRO_HEADER_BYTES)
         try:
             found = schemaless_reader(body, begin, None)
         except Exception:  # noqa: BLE001, S112 - fastavro raises many kinds; a shorter beginning may do
@@ -226,16 +226,16 @@ def decode_prefix(data: bytes) -> tuple[str, Plain]:
 
 def schema_in(data: bytes) -> Plain:
     """Return the schema that a message was written in. Raises SchemaError like `name_of`."""
-    form = _index_by_fingerprint().get(bytes(data[2:HEADER_BYTES])) if data[:2] == MAGIC else None
+    form = _index_by_fingerprint().get(bytes(data[2:AVRO_HEADER_BYTES])) if data[:2] == AVRO_MAGIC else None
     return form.schema if form is not None else _find_writer_schema(data)
 
 
 def _find_writer_schema(data: bytes) -> Plain:
-    if len(data) < HEADER_BYTES or data[:2] != MAGIC:
+    if len(data) < AVRO_HEADER_BYTES or data[:2] != AVRO_MAGIC:
         raise SchemaError(
-            f"not an Avro single-object message: it begins with {bytes(data[:HEADER_BYTES]).hex() or 'nothing'}"
+            f"not an Avro single-object message: it begins with {bytes(data[:AVRO_HEADER_BYTES]).hex() or 'nothing'}"
         )
-    name = bytes(data[2:HEADER_BYTES])
+    name = bytes(data[2:AVRO_HEADER_BYTES])
     known = _load_past_schemas()
     if name not in known:
         for find in _finders:
@@ -246,10 +246,10 @@ def _find_writer_schema(data: bytes) -> Plain:
 
 
 def _read(data: bytes, form: Form) -> Any:
-    if data[:HEADER_BYTES] == MAGIC + form.fingerprint:
+    if data[:AVRO_HEADER_BYTES] == AVRO_MAGIC + form.fingerprint:
         try:
-            weigh(form.schema, memoryview(data)[HEADER_BYTES:])
-            found, end = form.read(data, HEADER_BYTES)
+            weigh(form.schema, memoryview(data)[AVRO_HEADER_BYTES:])
+            found, end = form.read(data, AVRO_HEADER_BYTES)
         except REFUSALS:
             end = -1
         if end == len(data):
@@ -264,19 +264,19 @@ def _read(data: bytes, form: Form) -> Any:
 
 
 def _read_plain(data: bytes, form: Form) -> Plain:
-    same = data[:HEADER_BYTES] == MAGIC + form.fingerprint
+    same = data[:AVRO_HEADER_BYTES] == AVRO_MAGIC + form.fingerprint
     writer = form.schema if same else _find_writer_schema(data)
     name = form.record.__name__
-    if writer["name"].removeprefix(f"{NAMESPACE}.") != name:
+    if writer["name"].removeprefix(f"{RECORD_NAMESPACE}.") != name:
         raise SchemaError(f"expected a {name}, the message holds a {writer['name']}")
     return _read_body(data, writer, None if same else form.schema, name)
 
 
 def _read_body(data: bytes, writer: Plain, reader: Plain | None, name: str) -> Plain:
     body = io.BytesIO(data)
-    body.seek(HEADER_BYTES)
+    body.seek(AVRO_HEADER_BYTES)
     try:
-        weigh(writer, memoryview(data)[HEADER_BYTES:])
+        weigh(writer, memoryview(data)[AVRO_HEADER_BYTES:])
         found: Any = schemaless_reader(body, writer, reader)
     except SchemaError as error:
         raise SchemaError(f"{name}: {error}") from None

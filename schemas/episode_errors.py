@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from headrace.schemas.records import EpisodeError, Failure
 
-MOST_KINDS = 4
+MOST_KINDS_OF_TASK = 4
 LONGEST = 300
 """Characters of a text in an outcome: what a worker wrote may be of any length."""
 RAISED = ("error", "time_limit")
@@ -35,7 +35,7 @@ def group_errors(failures: Iterable[Failure]) -> tuple[EpisodeError, ...]:
             kind = kind_of(failure)
             first.setdefault(kind, failure)
             counts[kind] = counts.get(kind, 0) + 1
-    kinds = sorted(first, key=lambda kind: -counts[kind])[:MOST_KINDS]
+    kinds = sorted(first, key=lambda kind: -counts[kind])[:MOST_KINDS_OF_TASK]
     return tuple(_build_error(first[kind], counts[kind]) for kind in kinds)
 
 

@@ -6,10 +6,16 @@ import re
 import zlib
 from dataclasses import dataclass, field
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-NEWEST = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), "min.cleanable.dirty.ratio": "0.1"}
-LARGEST_MESSAGE = {"max.message.bytes": str(8 << 20)}
+NEWEST_OF_KEY = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), "min.cleanable.dirty.ratio": "0.1"}
+WITH_LARGE_MESSAGES = {"max.message.bytes": str(8 << 20)}
+FEEDER, EVALUATOR = "feed", "evaluate"
+"""Components that run alone, and keys of their snapshots in `state`.
+
+The JSON of the feeder's holds, as `next`, the next training number of every stream. That of the evaluator's holds, as
+`open`, rows that begin with workflow, policy, version and number, and, as `done`, (workflow, policy, version).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,37 +124,37 @@ class Topics:
         `tasks` has no time limit because the feeder deletes what the workers are done with; `trajectories` and
         `curated` are the dataset, and only `gc` may shorten them.
         """
-        large = {**FOR_EVER, **LARGEST_MESSAGE}
+        large = {**FOR_EVER, **WITH_LARGE_MESSAGES}
         specs = [TopicSpec(self.recipe, 1, large)]
         streams = [stream for workflow in workflows for stream in (workflow, eval_stream(workflow))]
         asked = task_partitions or partitions
-        specs += [TopicSpec(self.tasks(stream), asked, FOR_EVER, LARGEST_MESSAGE) for stream in streams]
+        specs += [TopicSpec(self.tasks(stream), asked, FOR_EVER, WITH_LARGE_MESSAGES) for stream in streams]
         for policy in policies:
             specs += [
                 TopicSpec(self.trajectories(policy), partitions, large),
                 TopicSpec(self.eval_groups(policy), partitions, large),
                 *self._of_variant(policy, partitions),
-                TopicSpec(self.evals(policy), 1, FOR_EVER, LARGEST_MESSAGE),
+                TopicSpec(self.evals(policy), 1, FOR_EVER, WITH_LARGE_MESSAGES),
             ]
         for shadow in shadows:
             specs += self._of_variant(shadow, partitions)
-        specs.append(TopicSpec(self.workers, 1, NEWEST))
+        specs.append(TopicSpec(self.workers, 1, NEWEST_OF_KEY))
         specs.append(TopicSpec(self.dead_letters, 1, large))
-        specs.append(TopicSpec(self.state, state_partitions, {**NEWEST, **LARGEST_MESSAGE}))
+        specs.append(TopicSpec(self.state, state_partitions, {**NEWEST_OF_KEY, **WITH_LARGE_MESSAGES}))
         return tuple(specs)
 
     def _of_variant(self, policy_variant: str, partitions: int) -> list[TopicSpec]:
         return [
-            TopicSpec(self.curated(policy_variant), partitions, {**FOR_EVER, **LARGEST_MESSAGE}),
-            TopicSpec(self.outcomes(policy_variant), partitions, FOR_EVER, LARGEST_MESSAGE),
-            TopicSpec(self.batches(policy_variant), 1, FOR_EVER, LARGEST_MESSAGE),
-            TopicSpec(self.weights(policy_variant), 1, FOR_EVER, LARGEST_MESSAGE),
+            TopicSpec(self.curated(policy_variant), partitions, {**FOR_EVER, **WITH_LARGE_MESSAGES}),
+            TopicSpec(self.outcomes(policy_variant), partitions, FOR_EVER, WITH_LARGE_MESSAGES),
+            TopicSpec(self.batches(policy_variant), 1, FOR_EVER, WITH_LARGE_MESSAGES),
+            TopicSpec(self.weights(policy_variant), 1, FOR_EVER, WITH_LARGE_MESSAGES),
         ]
 
 
 def check_name(what: str, name: str) -> str:
     """Return the name, or raise ValueError when it cannot be part of a topic's name."""
-    if not NAME.fullmatch(name):
+    if not NAME_FORM.fullmatch(name):
         raise ValueError(
             f"{what} name {name!r} cannot be used: letters, digits, '-' and '_' only, at most 63, beginning with a "
             "letter or digit (it becomes part of topic names, where dots separate)",

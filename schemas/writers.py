@@ -14,7 +14,7 @@ from typing import Any
 from headrace.schemas.avro import SCALARS, Plain, SchemaError
 
 MOST_SCHEMA_CHARACTERS = 1 << 18
-DEEPEST = 32
+DEEPEST_TYPE = 32
 """Types within types."""
 LARGE_BYTES = 1 << 18
 """A smaller message cannot do harm: its values take at most some 30 MB."""
@@ -43,8 +43,8 @@ def parse_foreign_schema(text: str) -> Plain:
 
 
 def _check(schema: Any, named: Named, above: tuple[str, ...]) -> None:
-    if len(above) > DEEPEST:
-        raise SchemaError(f"a schema nests types more than {DEEPEST} deep")
+    if len(above) > DEEPEST_TYPE:
+        raise SchemaError(f"a schema nests types more than {DEEPEST_TYPE} deep")
     if isinstance(schema, list):
         if len(schema) != 2 or schema[0] != "null":
             raise SchemaError(f"a union that is not of null and one type: {schema!r:.80}")

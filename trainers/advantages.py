@@ -24,12 +24,12 @@ import numpy.typing as npt
 from headrace.infra.deprecated_names import deprecated_names
 from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.ranges import at_least, within
+from headrace.schemas.field_types import Float32s
 from headrace.schemas.rewards import EQUAL
 
 GroupBy = Literal["task", "task+role", "task+role+turn"]
 Weight = Literal["trajectory", "sequence"]
 Floats: TypeAlias = npt.NDArray[np.float64]
-Float32s: TypeAlias = npt.NDArray[np.float32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -79,7 +79,7 @@ Advantages: TypeAlias = Float32s | list[Float32s]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedValues:
     """The m values of one key."""
 
     members: Int64s
@@ -132,7 +132,7 @@ def rloo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "traj
 def maxrl(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
     """MaxRL (arXiv 2602.02710): (r - mu) / mu, and 0 where mu <= 0, float32[n]; meant for rewards >= 0."""
 
-    def formula(key: Compared) -> Floats:
+    def formula(key: ComparedValues) -> Floats:
         mean = key.values.mean()
         return _centre(key) / mean if mean > 0 else np.zeros_like(key.values)
 
@@ -145,7 +145,7 @@ def opo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "traje
     The lengths of a trajectory's sequences add up. Where nothing was generated mu is the baseline.
     """
 
-    def formula(key: Compared) -> Floats:
+    def formula(key: ComparedValues) -> Floats:
         weights = key.lengths if key.lengths.any() else np.ones_like(key.lengths)
         advantages: Floats = key.values - (weights * key.values).sum() / weights.sum()
         return advantages
@@ -159,7 +159,7 @@ def pass_at_k(
     """Pass@k with k = m (arXiv 2503.19595): the best has (r_max - r_2nd) / (sigma + eps), all others 0, float32[n]."""
     at_least(0, eps=eps)
 
-    def formula(key: Compared) -> Floats:
+    def formula(key: ComparedValues) -> Floats:
         second, best = np.sort(key.values)[-2:]
         lead = (best - second) / (key.values.std(ddof=1) + eps)
         return np.where(key.values == best, lead, 0.0)
@@ -347,7 +347,7 @@ WHOLE_BATCH = frozenset({"gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseli
 # ---------------------------------------------------------------------------------------------------------------- parts
 
 
-def iterate_comparisons(members: Sequence[Member], group_by: GroupBy, weight: Weight) -> Iterator[Compared]:
+def iterate_comparisons(members: Sequence[Member], group_by: GroupBy, weight: Weight) -> Iterator[ComparedValues]:
     """Yield the values of every key, keys in the order of their first members. For estimators of your own, too."""
     if group_by not in _KEYS or weight not in ("trajectory", "sequence"):
         raise ValueError(
@@ -364,17 +364,17 @@ def iterate_comparisons(members: Sequence[Member], group_by: GroupBy, weight: We
             _, value_of = np.unique([members[index].trajectory for index in those], return_inverse=True)
             rewards = np.bincount(value_of, rewards) / np.bincount(value_of)
             lengths = np.bincount(value_of, lengths).astype(np.float64)
-        yield Compared(np.array(those, np.int64), value_of, rewards, lengths)
+        yield ComparedValues(np.array(those, np.int64), value_of, rewards, lengths)
 
 
 def _apply_by_key(
-    members: Members, group_by: GroupBy, weight: Weight, formula: Callable[[Compared], Floats]
+    members: Members, group_by: GroupBy, weight: Weight, formula: Callable[[ComparedValues], Floats]
 ) -> Float32s:
     return _to_float32(_apply_by_key_exactly(_check_members(members), group_by, weight, formula))
 
 
 def _apply_by_key_exactly(
-    members: Sequence[Member], group_by: GroupBy, weight: Weight, formula: Callable[[Compared], Floats]
+    members: Sequence[Member], group_by: GroupBy, weight: Weight, formula: Callable[[ComparedValues], Floats]
 ) -> Floats:
     """Return float64[n]; `formula` sees keys of at least two values that differ."""
     advantages = np.zeros(len(members), np.float64)
@@ -384,7 +384,7 @@ def _apply_by_key_exactly(
     return advantages
 
 
-def _centre(key: Compared) -> Floats:
+def _centre(key: ComparedValues) -> Floats:
     centred: Floats = key.values - key.values.mean()
     return centred
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 Metrics: TypeAlias = Mapping[str, float]
 
-LOOK_BACK = 20
+HEALTH_LOOK_BACK = 20
 """Versions that a judgement rests on: whoever keeps so many judges as from the run's whole past."""
 LARGE_GAP = 0.02
 """Nats, mean over tokens; on the published weights below 1e-4 is normal on a CPU, 1e-2 on a served GPU engine."""
@@ -24,11 +24,11 @@ MANY_TRUNCATED = 0.5
 MANY_EQUAL = 0.9
 STEEP = 10.0
 """How many times its usual size a gradient's norm may be."""
-EDGE = 5
+HEALTH_EDGE = 5
 SMALL_FALL = 0.1
 """A reward that falls by less may only be noise."""
 FALL = 0.5
-"""Share of its best mean over EDGE versions that the reward may fall to."""
+"""Share of its best mean over HEALTH_EDGE versions that the reward may fall to."""
 ENTROPY_LEFT = 0.1
 """Share of the entropy of the run's first version, or of the look-back's, below which a policy has collapsed."""
 
@@ -50,7 +50,7 @@ def findings(recent: Iterable[Metrics]) -> list[HealthFinding]:
     """Return what is not well with the newest version, worst first.
 
     Args:
-        recent: Metrics of the last LOOK_BACK versions or fewer, oldest first, as BatchTrained holds them.
+        recent: Metrics of the last HEALTH_LOOK_BACK versions or fewer, oldest first, as BatchTrained holds them.
     """
     metrics = list(recent)
     if not metrics:
@@ -78,14 +78,14 @@ def _find_not_finite(now: Metrics) -> Iterator[HealthFinding]:
 def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]:
     entropies = [one["entropy"] for one in metrics if "entropy" in one]
     first = max(entropies[0], metrics[-1].get(ENTROPY_FIRST, 0.0)) if entropies else 0.0
-    if len(entropies) > EDGE and entropies[-1] < ENTROPY_LEFT * first:
+    if len(entropies) > HEALTH_EDGE and entropies[-1] < ENTROPY_LEFT * first:
         yield HealthFinding(
             "entropy_collapse",
             f"Entropy has fallen from {first:.3f} to {entropies[-1]:.3f}, the policy settles on few answers: raise the "
             "loss's clip_high or trainer.entropy, hold it by trainer.kl, or lower trainer.learning_rate.",
         )
     rewards = [one["reward_mean"] for one in metrics if "reward_mean" in one]
-    means = [sum(rewards[end - EDGE : end]) / EDGE for end in range(EDGE, len(rewards) + 1)]
+    means = [sum(rewards[end - HEALTH_EDGE : end]) / HEALTH_EDGE for end in range(HEALTH_EDGE, len(rewards) + 1)]
     if means and max(means) - means[-1] > SMALL_FALL and means[-1] < FALL * max(means):
         yield HealthFinding(
             "reward_collapse",
@@ -97,7 +97,7 @@ def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]
 def _find_steep_gradient(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]:
     usual = sorted(one["grad_norm_mean"] for one in metrics[:-1] if "grad_norm_mean" in one)
     largest = metrics[-1].get("grad_norm_max", 0.0)
-    if len(usual) >= EDGE and largest > STEEP * usual[len(usual) // 2]:
+    if len(usual) >= HEALTH_EDGE and largest > STEEP * usual[len(usual) // 2]:
         yield HealthFinding(
             "steep",
             f"The norm of a gradient was {largest:.3g}, and {usual[len(usual) // 2]:.3g} is usual: trainer.grad_clip "

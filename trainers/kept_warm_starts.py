@@ -1,7 +1,8 @@
 """Warm starts that this machine has done: the same one is not done twice, as it would end with the same bits.
 
 Each is a file in the cache folder of this user, named by a hash of all that its result depends on. One that is missing
-or damaged is done again. Models of more than `MOST_BYTES` are not kept, and no more than `MOST_KEPT` of the others.
+or damaged is done again. Models of more than `MOST_MODEL_BYTES` are not kept, and no more than `MOST_KEPT` of the
+others.
 
 Beside it a file of the same name holds how far one under way is, so that a run whose processes are killed again and
 again comes to its first version. It goes with the end of the warm start.
@@ -28,14 +29,14 @@ from headrace.infra.environment import cache_folder
 from headrace.trainers.learner.numerics import numerics
 from headrace.trainers.learner.warm_start import (
     Follower,
-    Progress,
-    State,
+    ModelState,
+    SearchProgress,
+    TokenizedExample,
     WarmStartResult,
     WarmStartSettings,
-    WorkedExample,
 )
 
-MOST_BYTES = 64 << 20
+MOST_MODEL_BYTES = 64 << 20
 MOST_KEPT = 16
 MOST_UNDER_WAY_BYTES = 4 << 30
 """Largest model whose progress is kept; the progress takes some six times as much."""
@@ -65,7 +66,7 @@ class KeptWarmStart(Follower):
         self,
         model: transformers.PreTrainedModel,
         tokenizer: transformers.PreTrainedTokenizerBase,
-        examples: tuple[Sequence[WorkedExample], Sequence[WorkedExample]],
+        examples: tuple[Sequence[TokenizedExample], Sequence[TokenizedExample]],
         settings: WarmStartSettings,
         folder: Path | None = None,
     ) -> None:
@@ -89,7 +90,7 @@ class KeptWarmStart(Follower):
             key.update(name.encode()).update(weight.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         name = key.hexdigest()[:32]
         self._under_way = self._folder / f"{name}{UNDER_WAY}"
-        self._path = self._folder / f"{name}.safetensors" if size <= MOST_BYTES else None
+        self._path = self._folder / f"{name}.safetensors" if size <= MOST_MODEL_BYTES else None
 
     def load_into_model(self) -> WarmStartResult | None:
         """Give the model the weights of its result, and return that; None where none is kept, or it is damaged."""
@@ -127,7 +128,7 @@ class KeptWarmStart(Follower):
         except OSError as error:  # nothing but time is lost
             log.debug("warm_start.not_kept", why=str(error))
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: SearchProgress) -> None:
         """Keep how far the warm start is."""
         if self._under_way is None:
             return
@@ -148,7 +149,7 @@ class KeptWarmStart(Follower):
         except OSError as error:  # nothing but time is lost
             log.debug("warm_start.not_kept", why=str(error))
 
-    def resume(self) -> Progress | None:
+    def resume(self) -> SearchProgress | None:
         """Return how far the same warm start was; None where that is not known, or damaged."""
         if self._under_way is None:
             return None
@@ -160,7 +161,7 @@ class KeptWarmStart(Follower):
             kept = _state(found, KEPT)
             if kept.weights.keys() != self._weights.keys():
                 return None
-            return Progress(kept=kept, now=_state(found, NOW) if figures["done"] else None, **figures)
+            return SearchProgress(kept=kept, now=_state(found, NOW) if figures["done"] else None, **figures)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError):
             return None
 
@@ -168,14 +169,14 @@ class KeptWarmStart(Follower):
 FIGURES = ("stride", "rate", "reward", "curve", "steps", "taken", "done")
 
 
-def _state(tensors: Mapping[str, torch.Tensor], which: str) -> State:
+def _state(tensors: Mapping[str, torch.Tensor], which: str) -> ModelState:
     """Return a state from the tensors that are named by it."""
 
     def part(kind: str) -> dict[str, torch.Tensor]:
         begin = f"{which}.{kind}."
         return {name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)}
 
-    return State(part(WEIGHT), part(MOMENT))
+    return ModelState(part(WEIGHT), part(MOMENT))
 
 
 def _hash_own_code() -> str:

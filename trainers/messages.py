@@ -22,7 +22,7 @@ from headrace.trainers.versions.pipeline import MadeVersion
 from headrace.trainers.versions.publisher import WindowMark, build_pointer
 from headrace.trainers.windowed_groups import WindowedGroup
 
-UNKNOWN = UseId("", -1, 0)
+UNKNOWN_USE = UseId("", -1, 0)
 """Identity of a record that cannot be read."""
 
 
@@ -42,7 +42,7 @@ class TrainerMessages:
     offsets: BatchOffsets
     """Offsets of the records on `batches`."""
 
-    def build_dead_letter(self, message: Message, refusal: Refusal, key: UseId = UNKNOWN) -> list[Outgoing]:
+    def build_dead_letter(self, message: Message, refusal: Refusal, key: UseId = UNKNOWN_USE) -> list[Outgoing]:
         """Return a record's dead letter and, beside how far we are, its offset as dead.
 
         By these no successor writes the dead letter again, or takes in the record once it can read it: one sent back
@@ -51,7 +51,7 @@ class TrainerMessages:
         if variant_of(self.policy_variant):
             outcome = build_shadow_loss(self.run.run_id, self.policy_variant, message, refusal)
             reported = [] if outcome is None else [self._build_outcome_message(outcome, message.partition)]
-            key = UNKNOWN if outcome is None else UseId.of(outcome)
+            key = UNKNOWN_USE if outcome is None else UseId.of(outcome)
         else:
             component = f"train.{self.policy_variant}"
             reported = [build_dead_letter(self.run.topics, self.run.run_id, component, message, refusal)]

@@ -23,7 +23,7 @@ where it makes a batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """How far learner and input are, at one moment."""
 
     version: int
@@ -175,7 +175,7 @@ class Scheduler(Generic[T]):
 
     # --------------------------------------------------------------------------------------------------- what is next
 
-    def choose_action(self, at: Progress) -> Action[T]:
+    def choose_action(self, at: TrainingProgress) -> Action[T]:
         """Return what to do now; what it holds has left the window and is not named again."""
         if at.has_look:
             return EndLook()
@@ -193,11 +193,11 @@ class Scheduler(Generic[T]):
             return ReportEvictions(self._evictions.pop_all())
         return self._begin(at) if waits else self._look(at)
 
-    def _look(self, at: Progress) -> Action[T]:
+    def _look(self, at: TrainingProgress) -> Action[T]:
         is_due = at.is_empty and self._looks.is_due(max(at.arrived_at, at.free_since))
         return LookAtStore(self._looks.is_reading, self._looks.is_applying) if is_due else Rest()
 
-    def _begin(self, at: Progress) -> Action[T]:
+    def _begin(self, at: TrainingProgress) -> Action[T]:
         """Begin a step; or do what is to be committed before: that it begins, or that its groups are poison."""
         version = at.version + 1
         if self._trials.is_poison(version):
@@ -219,18 +219,18 @@ class Scheduler(Generic[T]):
         trials = self._trials
         return None if trials.noted < 0 else NoteStep(trials.noted, trials.died, 0, trials.suspects)
 
-    def _leave(self, at: Progress) -> Action[T]:
+    def _leave(self, at: TrainingProgress) -> Action[T]:
         """Return what is left to be written before a trainer stops."""
         if not at.is_empty:
             return Rest()
         return ReportEvictions(self._evictions.pop_all()) if self._evictions else Leave()
 
-    def has_batch(self, at: Progress) -> bool:
+    def has_batch(self, at: TrainingProgress) -> bool:
         """Return whether there is a batch, and a learner that may begin to train it."""
         may_begin = at.is_empty or (at.is_free and not self._trials.has_to_wait(at.version + 1))
         return may_begin and self._count_next_batch(at) > 0 and not self.is_over(at)
 
-    def is_over(self, at: Progress) -> bool:
+    def is_over(self, at: TrainingProgress) -> bool:
         """Return whether nothing more is trained: the last version is made, or the run has ended."""
         if at.version >= self._settings.steps:
             return True
@@ -248,16 +248,16 @@ class Scheduler(Generic[T]):
             first[entry.partition] = min(first[entry.partition], entry.offset)
         return first
 
-    def _has_run_dry(self, at: Progress) -> bool:
+    def _has_run_dry(self, at: TrainingProgress) -> bool:
         """Return whether no batch can be cut of a shadow's window, and nothing has come for a while."""
         return not self._count_next_batch(at) and self._clock() - at.arrived_at > RUN_DRY_S
 
-    def _count_next_batch(self, at: Progress) -> int:
+    def _count_next_batch(self, at: TrainingProgress) -> int:
         """Return how many groups the next batch takes; 0 while it is to wait."""
         full, waited_s = self._trials.groups(at.version + 1), self._clock() - at.free_since
         return count_next_batch(
             len(self.window), full, self._settings.minibatches, waited_s, self._settings.batch_limit_s
         )
 
-    def _take_batch(self, at: Progress) -> list[Waiting[T]]:
+    def _take_batch(self, at: TrainingProgress) -> list[Waiting[T]]:
         return self.window.pop(self._count_next_batch(at)) or []

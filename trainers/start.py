@@ -27,7 +27,7 @@ from headrace.trainers.learner.chosen_loss import check_loss
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
-from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, describe_measurement, warm_start
+from headrace.trainers.learner.warm_start import TokenizedExample, WarmStartSettings, describe_measurement, warm_start
 from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.history import History, read_history, wait_for_examples
 from headrace.trainers.versions.publisher import (
@@ -42,7 +42,7 @@ from headrace.trainers.versions.resume import ResumedTrainer, resume
 
 log = structlog.get_logger()
 
-WAIT_S = 0.5
+SHADOW_LOOK_EVERY_S = 0.5
 """How often a shadow looks whether its policy has begun."""
 
 
@@ -124,7 +124,7 @@ def _begin_shadow(run: Run, shadow: str, writer: TransactionalWriter, stop: thre
         if not was_logged:
             log.info("shadow.waits", line=shadow, what=f"version 0 of {policy}")
             was_logged = True
-        if stop.wait(WAIT_S):
+        if stop.wait(SHADOW_LOOK_EVERY_S):
             raise StopRequested(f"stopped while waiting for version 0 of {policy}")
     learner = load_learner_at(run, beside.checkpoints[0], beside.files, run.recipe, shadow)
     return _publish_first(run, shadow, learner, beside.files, writer, stop)
@@ -166,10 +166,10 @@ def build_first_model(
     return build_model(settings.model, tokenizer, seed=seed), tokenizer
 
 
-def _fetch_examples(run: Run, policy: str, stop: threading.Event) -> list[WorkedExample]:
+def _fetch_examples(run: Run, policy: str, stop: threading.Event) -> list[TokenizedExample]:
     claim = wait_for_examples(run, policy, stop).examples
     assert claim is not None  # noqa: S101 - the feeder always sets it
-    return [WorkedExample(**json.loads(line)) for line in run.get(claim).decode().splitlines()]
+    return [TokenizedExample(**json.loads(line)) for line in run.get(claim).decode().splitlines()]
 
 
 def _warm_start(

@@ -26,7 +26,7 @@ from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import WindowEviction
 from headrace.trainers.intake import Intake
 from headrace.trainers.learner.step_metrics import group_metrics, sampling_version
-from headrace.trainers.messages import UNKNOWN, TrainerMessages
+from headrace.trainers.messages import UNKNOWN_USE, TrainerMessages
 from headrace.trainers.scheduler import (
     BeginStep,
     CommitVersion,
@@ -35,9 +35,9 @@ from headrace.trainers.scheduler import (
     LookAtStore,
     NoteStep,
     PoisonBatch,
-    Progress,
     ReportEvictions,
     Scheduler,
+    TrainingProgress,
 )
 from headrace.trainers.version_metrics import VersionMetrics
 from headrace.trainers.versions.pipeline import MadeVersion, Pipeline, StepRequest
@@ -131,7 +131,7 @@ class Trainer:
 
     def take_group(self, message: Message) -> Iterable[Outgoing]:
         """Take a curated group into the window."""
-        key = UNKNOWN
+        key = UNKNOWN_USE
         try:
             with self._watch.measure("decode"):
                 curated = decode_own(
@@ -188,9 +188,9 @@ class Trainer:
                 self._finished.set()
         return ()
 
-    def _read_progress(self) -> Progress:
+    def _read_progress(self) -> TrainingProgress:
         pipeline, is_free = self._pipeline, self._pipeline.is_free
-        return Progress(
+        return TrainingProgress(
             version=pipeline.version,
             is_free=is_free,
             is_empty=pipeline.is_empty,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from headrace.infra.stopwatch import Stopwatch, log_share
-from headrace.trainers.health import ENTROPY_FIRST, LOOK_BACK, findings
+from headrace.trainers.health import ENTROPY_FIRST, HEALTH_LOOK_BACK, findings
 from headrace.trainers.versions.pipeline import MadeVersion
 
 log = structlog.get_logger()
@@ -25,7 +25,7 @@ class VersionMetrics:
 
     def __init__(self, policy_variant: str, recent: Iterable[Mapping[str, float]], watch: Stopwatch) -> None:
         self._policy_variant, self._watch = policy_variant, watch
-        self._recent = deque(recent, maxlen=LOOK_BACK)
+        self._recent = deque(recent, maxlen=HEALTH_LOOK_BACK)
 
     def of(self, made: MadeVersion) -> dict[str, float]:
         """Return a version's metrics: of its step, of what was known before it, and of the loop's time."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.app.cli.options import (
-    FAILED,
+    CHECK_FAILED,
     DataChoice,
     JsonOption,
     PolicyChoice,
@@ -67,7 +67,7 @@ def audit(
         found = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
         answer(found, audit_table, as_json=as_json)
     if not found.ok:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(CHECK_FAILED)
 
 
 def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name

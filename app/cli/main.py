@@ -14,10 +14,10 @@ import typer
 from headrace.app.cli.archive import archive, export_trajectories, replay
 from headrace.app.cli.begin import begin, servers, watch
 from headrace.app.cli.look import audit, discards, inspect, lineage, status
-from headrace.app.cli.offline import NAME as OFFLINE
+from headrace.app.cli.offline import COMMAND_NAME as OFFLINE
 from headrace.app.cli.offline import TakesOldSpellings
 from headrace.app.cli.offline import app as offline_app
-from headrace.app.cli.options import FAILED, JSON
+from headrace.app.cli.options import CHECK_FAILED, JSON
 from headrace.app.cli.parts import compact, curate, evaluate, feed, rollout, train
 from headrace.app.cli.retrain import retrain
 from headrace.app.cli.run import compare, swap, try_recipe, up
@@ -40,18 +40,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-LOOK = "Look"
+LOOK_PANEL = "Look"
 RUN = "Run"
-PARTS = "Parts of a run, each its own process"
+PARTS_PANEL = "Parts of a run, each its own process"
 
 COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
     (RUN, (up, try_recipe, clean)),
-    (PARTS, (servers, begin, feed, rollout, curate, train, evaluate, compact)),
-    (LOOK, (status, watch, audit, dead_letters)),
+    (PARTS_PANEL, (servers, begin, feed, rollout, curate, train, evaluate, compact)),
+    (LOOK_PANEL, (status, watch, audit, dead_letters)),
     (RUN, (redrive, gc)),
-    (LOOK, (lineage, inspect, retrain, discards)),
+    (LOOK_PANEL, (lineage, inspect, retrain, discards)),
     (RUN, (swap, archive, replay, compare, export_trajectories)),
-    (LOOK, (topics, store_policy, doctor)),
+    (LOOK_PANEL, (topics, store_policy, doctor)),
 )
 """Panel and commands, in the order of `--help`; a command has the name of its function."""
 NAMES = {export_trajectories: "export", try_recipe: "try"}
@@ -60,7 +60,7 @@ MAY_BE_EMPTY = "--answer"
 """The option whose value may be empty: an answer without a text."""
 
 app.add_typer(offline_app, name=OFFLINE, rich_help_panel=RUN)
-app.add_typer(weights_app, name="weights", rich_help_panel=LOOK)
+app.add_typer(weights_app, name="weights", rich_help_panel=LOOK_PANEL)
 for _panel, _commands in COMMANDS:
     for _command in _commands:
         app.command(NAMES.get(_command), rich_help_panel=_panel)(_command)
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         typer.echo(f"error: {error}", err=True)
         if JSON in (sys.argv[1:] if arguments is None else arguments):
             typer.echo(json.dumps({"error": str(error)}))
-        sys.exit(error.exit_code if isinstance(error, HeadraceError) else FAILED)
+        sys.exit(error.exit_code if isinstance(error, HeadraceError) else CHECK_FAILED)
 
 
 if __name__ == "__main__":

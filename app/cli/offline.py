@@ -16,11 +16,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-NAME = "offline"
+COMMAND_NAME = "offline"
 OLD_SPELLINGS = {"curate": "--from", "train": "--from", "up": "--from", "evaluate": "--weights"}
 """Command to the option by which it was called for this before there was `headrace offline`."""
 
-Archive = Annotated[str, typer.Option("--from", metavar="ARCHIVE", help="What `headrace archive` made.")]
+ArchiveOption = Annotated[str, typer.Option("--from", metavar="ARCHIVE", help="What `headrace archive` made.")]
 
 
 class TakesOldSpellings(TyperGroup):
@@ -30,12 +30,12 @@ class TakesOldSpellings(TyperGroup):
         """Find the command that is meant by these words."""
         option = OLD_SPELLINGS.get(args[0])
         is_old = option is not None and any(word.partition("=")[0] == option for word in args)
-        return super().resolve_command(ctx, [NAME, *args] if is_old else args)
+        return super().resolve_command(ctx, [COMMAND_NAME, *args] if is_old else args)
 
 
 @app.command()
 def curate(
-    source: Archive,
+    source: ArchiveOption,
     out: Annotated[Path, typer.Option(metavar="DIR", help="New archive to write.")],
     policy: Annotated[str | None, typer.Option(help="Policy to curate for; all if not given.")] = None,
     variant: VariantChoice = None,
@@ -59,7 +59,7 @@ def curate(
 
 @app.command()
 def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
-    source: Archive,
+    source: ArchiveOption,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="New folder for the last weights and the result of each batch.")
     ],
@@ -122,7 +122,7 @@ def evaluate(
 @app.command()
 def up(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
-    source: Archive,
+    source: ArchiveOption,
     sets: SetOption = None,
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Data folder.", show_default=".headrace/<run>-offline")

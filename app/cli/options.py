@@ -44,7 +44,7 @@ PolicyChoice = Annotated[str | None, typer.Option("--policy", help="Which policy
 VariantChoice = Annotated[
     str | None, typer.Option("--variant", help="A shadow, by its name, instead of the policy it learns beside.")
 ]
-FAILED = 1
+CHECK_FAILED = 1
 """Exit code of a command that found something wrong."""
 NO_VERDICT = 3
 JSON = "--json"

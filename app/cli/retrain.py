@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.app.cli.options import (
-    FAILED,
+    CHECK_FAILED,
     NO_VERDICT,
     DataChoice,
     JsonOption,
@@ -92,7 +92,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
         page = partial(retrain_page, program=program_name(), where=_options_of(into or "", run, data))
         answer(found, page, as_json=as_json)
     if any(version.equal is False for version in found.versions) and into is None:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(CHECK_FAILED)
     if not found.comparable:
         raise typer.Exit(NO_VERDICT)
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from headrace.app.cli.options import (
-    FAILED,
+    CHECK_FAILED,
     DataChoice,
     JsonOption,
     RunChoice,
@@ -121,7 +121,7 @@ def try_recipe(
     found = play(TrialRequest(loaded, tasks, workflow, answers or ()))
     answer(found, trial_page, as_json=as_json)
     if not found.is_sound:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(CHECK_FAILED)
 
 
 def swap(
@@ -205,4 +205,4 @@ def compare(
         report_written(draw(found, plot))
     answer(found, comparison_page, as_json=as_json)
     if any(run.summary is None for run in results.values()):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(CHECK_FAILED)

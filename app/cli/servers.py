@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.app.cli.options import FAILED, DataChoice, RunChoice, SetOption, log_quietly, open_console
+from headrace.app.cli.options import CHECK_FAILED, DataChoice, RunChoice, SetOption, log_quietly, open_console
 from headrace.infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def store_policy(
 
     Example: [bold]headrace store-policy --role worker > worker.json[/]
     """
-    from headrace.infra.store.policy import ROLES, build_policy
+    from headrace.infra.store.policy import STORE_ROLES, build_policy
 
-    if role != "list" and role not in ROLES:
-        raise UsageError(f"--role {role}: give one of {', '.join(ROLES)}")
-    typer.echo(build_policy(role, bucket) if role != "list" else "\n".join(ROLES))
+    if role != "list" and role not in STORE_ROLES:
+        raise UsageError(f"--role {role}: give one of {', '.join(STORE_ROLES)}")
+    typer.echo(build_policy(role, bucket) if role != "list" else "\n".join(STORE_ROLES))
 
 
 def doctor(
@@ -118,7 +118,7 @@ def doctor(
     if run is None and recipe is None:
         console.print(variables_table(), soft_wrap=True)
     if lacking:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(CHECK_FAILED)
 
 
 def clean(

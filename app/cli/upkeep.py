@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.cli.options import FAILED, DataChoice, JsonOption, RunChoice, answer, log_quietly
+from headrace.app.cli.options import CHECK_FAILED, DataChoice, JsonOption, RunChoice, answer, log_quietly
 
 
 def dead_letters(
@@ -60,7 +60,7 @@ def redrive(
         done = send_back(opened.run, offset or (), reason, dry_run=dry_run)
         answer(done, redrive_table, as_json=as_json)
     if offset and done.refused:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(CHECK_FAILED)
 
 
 def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name

@@ -15,7 +15,7 @@ EVALUATION_DRAIN_S = 60.0
 """Seconds for the last version's evaluation, which may take longer."""
 
 
-class Page(Protocol):
+class RunPage(Protocol):
     """Follows a run's topics and shows them."""
 
     def turn(self, timeout_s: float) -> None:
@@ -58,7 +58,7 @@ def groups_drain_s(session_s: float) -> float:
     return max(GROUPS_DRAIN_S, session_s + AFTER_SESSION_S)
 
 
-def is_drained(page: Page, since_end_s: float, since_concluded_s: float, drain_s: float = GROUPS_DRAIN_S) -> bool:
+def is_drained(page: RunPage, since_end_s: float, since_concluded_s: float, drain_s: float = GROUPS_DRAIN_S) -> bool:
     """Return whether a run that has ended has also drained.
 
     Args:
@@ -80,7 +80,7 @@ class Drain:
         session_s: Asks, once the run has ended, for the session time-out of its consumer groups, in seconds.
     """
 
-    def __init__(self, page: Page, session_s: Callable[[], float]) -> None:
+    def __init__(self, page: RunPage, session_s: Callable[[], float]) -> None:
         self._page, self._session_s = page, session_s
         self._ended_at: float | None = None
         self._in_flight, self._concluded_at = 0, 0.0

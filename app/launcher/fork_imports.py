@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the command line asks for ALL before it has imported anything that takes time
     from headrace.infra.recipe.settings import Recipe, TrainerSettings
 
-CPU = "cpu"
+FORKED_DEVICE = "cpu"
 """The device with which a component may be forked: what a fork has of CUDA's state is not known to be none."""
 
 ALL = (
@@ -31,11 +31,11 @@ TRAIN = (*ALL, "headrace.trainers.train", "headrace.trainers.start", "headrace.t
 
 def of_trainer(trainer: TrainerSettings) -> tuple[str, ...]:
     """Return a trainer's imports; none if it is not forked: on CUDA, or as several processes, started by torchrun."""
-    return TRAIN if trainer.processes == 1 and trainer.device == CPU else ()
+    return TRAIN if trainer.processes == 1 and trainer.device == FORKED_DEVICE else ()
 
 
 def of_worker(recipe: Recipe) -> tuple[str, ...]:
     """Return a rollout worker's imports; none if it is not forked: on CUDA. A user's engine has its own imports."""
-    if recipe.rollout.device != CPU:
+    if recipe.rollout.device != FORKED_DEVICE:
         return ()
     return ROLLOUT_WITH_TORCH if recipe.rollout.engine.use == "torch" else ROLLOUT

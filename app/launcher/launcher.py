@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from headrace.app.launcher.beginning import begin_or_join
 from headrace.app.launcher.components import components_of
-from headrace.app.launcher.drained import Drain, Page
+from headrace.app.launcher.drained import Drain, RunPage
 from headrace.app.launcher.early_imports import make_fork_server
 from headrace.app.launcher.look_before import look_before
 from headrace.app.launcher.redirected_log import redirect_log
@@ -41,7 +41,7 @@ from headrace.ops.figures.standstill import Surroundings
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import UsedEnvironment
 
-TURN_S = 0.25
+LAUNCHER_TURN_S = 0.25
 AWAY_PAUSE_S = 1.0
 NOTE_EVERY_S = 5.0
 COMPONENTS_STOP_S = 8.0
@@ -270,7 +270,7 @@ class Launcher:
         assert self._supervisor is not None  # noqa: S101 - started by `run`
         states, began_ms, logs = self._supervisor.states, now_ms(), str(self._folder.logs)
         before = self._before.effort.wall_s if self._before and self._before.run_id == run.run_id else 0.0
-        page: Page = self._call_when_reachable(
+        page: RunPage = self._call_when_reachable(
             lambda: LivePage(
                 run,
                 self._console,
@@ -288,11 +288,11 @@ class Launcher:
         finally:
             page.close()
 
-    def _turn_until_drained(self, run: Run, page: Page, supervisor: Supervisor) -> None:
+    def _turn_until_drained(self, run: Run, page: RunPage, supervisor: Supervisor) -> None:
         """Show the run until nothing more can be expected of it. Raises GaveUp and AllFailed."""
         drain = Drain(page, lambda: self._call_when_reachable(lambda: fetch_session_timeout_s(run.connection)))
         while not drain.is_over():
-            page.turn(TURN_S)
+            page.turn(LAUNCHER_TURN_S)
             supervisor.raise_failure()
             if page.hopeless:
                 raise AllFailed(page.hopeless)

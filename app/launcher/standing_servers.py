@@ -17,7 +17,7 @@ from headrace.infra.store.store_address import StoreAddress
 
 HOLDER = "`headrace servers`"
 KEYS = "keys.sh"
-TURN_S = 0.5
+SERVERS_TURN_S = 0.5
 
 
 def run_servers_until_signal(folder: DataFolder, say: Callable[[str], None], show: Callable[[str], None]) -> None:
@@ -39,7 +39,7 @@ def run_servers_until_signal(folder: DataFolder, say: Callable[[str], None], sho
             servers.start()
             show(lines_for(servers, write_keys(folder.root / KEYS, servers.store_address)))
             while True:
-                time.sleep(TURN_S)
+                time.sleep(SERVERS_TURN_S)
                 servers.revive()
                 servers.watch()
         except KeyboardInterrupt:

@@ -15,7 +15,7 @@ from headrace.infra.kafka.topic_admin import fetch_session_timeout_s
 from headrace.infra.run.run import Run
 from headrace.ops.figures.standstill import Surroundings
 
-TURN_S = 0.25
+WATCH_TURN_S = 0.25
 
 
 def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool, began_ms: int = 0) -> str:
@@ -35,7 +35,7 @@ def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool
     try:
         drain = Drain(page, lambda: fetch_session_timeout_s(run.connection))
         while not drain.is_over():
-            page.turn(TURN_S)
+            page.turn(WATCH_TURN_S)
     finally:
         page.close()
         servers.stop()

@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.infra.errors import UsageError
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-UNKNOWN = "·"
+UNKNOWN_MARK = "·"
 EIGHTHS = 8
 CHART_WIDTH, CHART_HEIGHT = 64, 7
 """Width of a page's curve, in characters."""
@@ -49,7 +49,7 @@ def _clamp(value: float) -> float:
 def _cell(bar: float | None, floor: int) -> str:
     """Return what a bar fills of the cell that begins at `floor` eighths."""
     if bar is None:
-        return " " if floor else UNKNOWN
+        return " " if floor else UNKNOWN_MARK
     least = 0 if floor else 1
     return BLOCKS[max(least, min(EIGHTHS, round(bar - floor)))]
 

@@ -22,7 +22,7 @@ from headrace.ops.figures.summary import PolicySummary, Summary
 from headrace.trainers.health import LARGE_GAP
 
 ENOUGH_VERSIONS = 15
-EDGE = 5
+CURVE_EDGE = 5
 RISE = 0.02
 """Smallest difference between the first and the last versions that counts as a rise."""
 HIGH_ENOUGH = 0.9
@@ -50,7 +50,7 @@ def explain_no_rise(signs: Signs) -> str:
     curve = signs.rewards
     if len(curve) < ENOUGH_VERSIONS:
         return ""
-    first, last = (sum(part) / EDGE for part in (curve[:EDGE], curve[-EDGE:]))
+    first, last = (sum(part) / CURVE_EDGE for part in (curve[:CURVE_EDGE], curve[-CURVE_EDGE:]))
     if last - first >= RISE or last >= HIGH_ENOUGH:
         return ""
     share = sum(signs.discarded.values()) / signs.concluded if signs.concluded else 0.0
@@ -80,7 +80,7 @@ def _cause(signs: Signs, share: float, reward: float) -> str:
 
 SOLVED, EARLY_STOP = "solved", "early_stop"
 """Why a run ended before its last step."""
-ENDED = {SOLVED: "ended as solved", EARLY_STOP: "stopped early"}
+ENDED_TEXTS = {SOLVED: "ended as solved", EARLY_STOP: "stopped early"}
 
 
 def show_summary(summary: Summary, console: Console, program: str, again: str) -> None:
@@ -103,7 +103,7 @@ def panel(summary: Summary) -> Panel:
         drawing = "\n".join(chart(by_version(block.reward_curve), CHART_WIDTH, CHART_HEIGHT))
         parts += [Text(f"reward of {policy} by version", style="bold"), Text(drawing, style="green", no_wrap=True)]
     title = f"[bold]{summary.run}[/] · {summary.versions} versions in {summary.wall_s:.0f} s"
-    title += f" · {ENDED[summary.ended]}" if summary.ended in ENDED else ""
+    title += f" · {ENDED_TEXTS[summary.ended]}" if summary.ended in ENDED_TEXTS else ""
     return Panel(Group(*parts, _facts(summary)), title=title, title_align="left", expand=False)
 
 

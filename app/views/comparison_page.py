@@ -16,7 +16,7 @@ from rich.text import Text
 
 from headrace.infra.errors import UsageError
 from headrace.ops.compare.comparison import (
-    AXES,
+    CURVE_AXES,
     TRAILING,
     Comparison,
     Interval,
@@ -26,7 +26,7 @@ from headrace.ops.compare.comparison import (
     seed_curves,
 )
 
-COLUMNS = (
+COMPARISON_COLUMNS = (
     *("runs", "reward", "held-out", "skipped", "trajectories", "trained", "discarded", "length bias", "replayed"),
     *("wall s", "reward over the first", "held-out over the first", "groups discarded"),
 )
@@ -37,7 +37,7 @@ TABLES = (
     ("groups discarded",),
 )
 """Columns of one table of a terminal, so that each fits 80 characters."""
-NOTHING = ("", "0", "0 ± 0")
+EMPTY_CELLS = ("", "0", "0 ± 0")
 NOTE = (
     "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, of "
     "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all; "
@@ -65,7 +65,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence
     table = Table(header[0], box=None, header_style="dim", pad_edge=False)
     table.columns[0].no_wrap = True
     for at in shown:
-        table.add_column(header[at], justify="left" if header[at] == COLUMNS[-1] else "right")
+        table.add_column(header[at], justify="left" if header[at] == COMPARISON_COLUMNS[-1] else "right")
     for row in rows:
         table.add_row(*(Text(row[at]) for at in (0, *shown)))
     return table
@@ -112,15 +112,18 @@ def _html_table(found: Comparison, policy: str) -> str:
 def _cells(found: Comparison, policy: str) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return columns and rows, without columns that are empty for every variant."""
     rows = list(_rows(found, policy))
-    shown = [0, *(at for at in range(1, len(COLUMNS) + 1) if any(row[at] not in NOTHING for row in rows))]
-    return [COLUMNS[at - 1] for at in shown[1:]], [tuple(row[at] for at in shown) for row in rows]
+    shown = [
+        0,
+        *(at for at in range(1, len(COMPARISON_COLUMNS) + 1) if any(row[at] not in EMPTY_CELLS for row in rows)),
+    ]
+    return [COMPARISON_COLUMNS[at - 1] for at in shown[1:]], [tuple(row[at] for at in shown) for row in rows]
 
 
 def _rows(found: Comparison, policy: str) -> Iterator[tuple[str, ...]]:
     for name, variant in found.variants.items():
         block = variant.policies.get(policy)
         if block is None:
-            yield (name, str(variant.runs), *[""] * (len(COLUMNS) - 1))
+            yield (name, str(variant.runs), *[""] * (len(COMPARISON_COLUMNS) - 1))
             continue
         discarded = ", ".join(f"{one.mean:,.0f} {reason}" for reason, one in block.discarded.items())
         yield (
@@ -152,7 +155,7 @@ def in_words(one: Interval, form: str) -> str:
 LABELS = {"version": "version", "trajectories": "trajectories rolled out", "seconds": "wall time, s"}
 LINE = 75
 """Letters of a line above a panel."""
-ROWS = {"reward": f"training reward, {TRAILING['reward']} versions", "held_out": "held-out reward"}
+REWARD_ROWS = {"reward": f"training reward, {TRAILING['reward']} versions", "held_out": "held-out reward"}
 
 
 def plot(found: Comparison, file: Path) -> list[Path]:
@@ -179,17 +182,17 @@ def figure_of(found: Comparison) -> Any:
 
     policies = found.policies or [""]
     figure = Figure(figsize=(15, 7.2 * len(policies)), layout="constrained")
-    panels = figure.subplots(2 * len(policies), len(AXES), squeeze=False, sharey="row")
-    rows = [(policy, what) for policy in policies for what in ROWS]
+    panels = figure.subplots(2 * len(policies), len(CURVE_AXES), squeeze=False, sharey="row")
+    rows = [(policy, what) for policy in policies for what in REWARD_ROWS]
     for row, (policy, what) in zip(panels, rows, strict=True):
-        curves = [_curves(found, policy, what, axis) for axis in AXES]
-        for panel, axis, some in zip(row, AXES, curves, strict=True):
+        curves = [_curves(found, policy, what, axis) for axis in CURVE_AXES]
+        for panel, axis, some in zip(row, CURVE_AXES, curves, strict=True):
             for index, (name, curve) in enumerate(some.items()):
                 _line(panel, curve, name, index)
             panel.set_title(_caption(some), fontsize="small")
             panel.set_xlabel(LABELS[axis])
             panel.grid(alpha=0.3)
-        row[0].set_ylabel(f"{policy}: {ROWS[what]}")
+        row[0].set_ylabel(f"{policy}: {REWARD_ROWS[what]}")
         row[0].set_ylim(_limits([curve for some in curves for curve in some.values()]))
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right upper", fontsize="small")

@@ -12,11 +12,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from headrace.app.views.tables import MOST_ERRORS
 from headrace.infra.errors import UsageError
-from headrace.ops.discards import MATTERS, Bias, Binned, Discarded, Discards, PolicyDiscards, TrainedGroups
+from headrace.ops.discards import BIAS_MATTERS, Bias, Binned, Discarded, Discards, PolicyDiscards, TrainedGroups
 
 NUMBERS = ("groups", "share", "tokens", "of trained", "95 %", "reward", "age")
-MOST_ERRORS = 8
 MOST_DIGITS = 6
 """Digits after the point of a ratio, at most; a narrower interval is that of equal lengths."""
 
@@ -54,7 +54,7 @@ def _policy(ledger: PolicyDiscards) -> list[RenderableType]:
 def verdict(bias: Bias | None, discarded: int) -> str:
     """Return the sentence that names the bias of what was discarded.
 
-    It is one where the whole interval is beyond 5 % (`headrace.ops.discards.MATTERS`) on one side of 1.
+    It is one where the whole interval is beyond 5 % (`headrace.ops.discards.BIAS_MATTERS`) on one side of 1.
     """
     if not discarded:
         return "Nothing was discarded."
@@ -62,14 +62,14 @@ def verdict(bias: Bias | None, discarded: int) -> str:
         return "Too few groups, or too short, to compare the lengths of the discarded with those of the trained."
     ratio, low, high = _in_words(bias)
     ratio_in_words = f"Discarded groups are {ratio} times as long as trained ones (95 %: {low} to {high})"
-    least, most = 1 - MATTERS, 1 + MATTERS
+    least, most = 1 - BIAS_MATTERS, 1 + BIAS_MATTERS
     if bias.low > most:
         return f"{ratio_in_words}: training sees too few long answers."
     if bias.high < least:
         return f"{ratio_in_words}: training sees too few short answers."
     if least <= bias.low and bias.high <= most:
-        return f"{ratio_in_words}: within {MATTERS * 100:.0f} %, no relevant bias."
-    return f"{ratio_in_words}: no bias of more than {MATTERS * 100:.0f} % can be seen."
+        return f"{ratio_in_words}: within {BIAS_MATTERS * 100:.0f} %, no relevant bias."
+    return f"{ratio_in_words}: no bias of more than {BIAS_MATTERS * 100:.0f} % can be seen."
 
 
 def _in_words(bias: Bias) -> list[str]:
@@ -105,8 +105,8 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-AXES = (("length", "mean tokens of a group, from"), ("reward", "mean reward, from"), ("age", "age in versions"))
-MOST_REASONS = 6
+PICTURE_AXES = (("length", "mean tokens of a group, from"), ("reward", "mean reward, from"), ("age", "age in versions"))
+MOST_REASONS_SHOWN = 6
 """Lines of one picture beside the trained groups; the most frequent."""
 LARGEST, SMALLEST = 400.0, 4.0
 """Areas of dots, in square points: of the most groups at one value, and of any at all, so that it can be seen."""
@@ -136,12 +136,12 @@ def figure_of(found: Discards) -> Any:
 
     policies = found.policies
     figure = Figure(figsize=(13, 3.6 * len(policies)), layout="constrained")
-    panels = figure.subplots(len(policies), len(AXES), squeeze=False)
+    panels = figure.subplots(len(policies), len(PICTURE_AXES), squeeze=False)
     for row, (policy, ledger) in zip(panels, policies.items(), strict=True):
         rows: dict[str, TrainedGroups | Discarded] = {"trained": ledger.trained}
-        rows |= dict(list(ledger.discarded.items())[:MOST_REASONS])
+        rows |= dict(list(ledger.discarded.items())[:MOST_REASONS_SHOWN])
         cells = {f"{name} ({one.groups:,})": one.cells for name, one in rows.items() if one.groups}
-        for axis, (panel, (_, label)) in enumerate(zip(row, AXES, strict=True)):
+        for axis, (panel, (_, label)) in enumerate(zip(row, PICTURE_AXES, strict=True)):
             _panel(panel, cells, axis)
             panel.set_xlabel(label)
         row[0].set_ylabel(f"{policy}: share of groups")

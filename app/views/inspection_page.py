@@ -16,17 +16,17 @@ from headrace.ops.lineage.own_metrics import select_own_metrics
 from headrace.ops.lineage.seen import GroupSeen, SequenceSeen, TokenSeen, TrajectorySeen
 from headrace.schemas.episode_errors import describe_error
 
-SHORT = 40
+SHORT_COMPLETION = 40
 """Completions up to this many characters are shown in the table, on one line; longer ones below it."""
-CROPPED = 400
+CROPPED_CHARACTERS = 400
 """Longer texts are cut where several groups are shown."""
-KINDS = {"prompt": "cyan", "observation": "magenta", "injected": "blue", "generated": ""}
+SPAN_STYLES = {"prompt": "cyan", "observation": "magenta", "injected": "blue", "generated": ""}
 """Style of a span's text."""
 SCALE = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "bold red"))
 """Least probability and colour of a generated token."""
 BAR = "▁▂▃▄▅▆▇█"
 
-METRICS = (
+INSPECTED_METRICS = (
     ("loss", "loss", "{:.4f}"),
     ("reward_mean", "reward", "{:.2f}"),
     ("entropy", "entropy", "{:.3f}"),
@@ -68,7 +68,7 @@ def step_page(found: StepSeen) -> RenderableType:
 
 
 def _metrics(metrics: Mapping[str, float]) -> Columns:
-    known = [(label, form.format(metrics[name])) for name, label, form in METRICS if name in metrics]
+    known = [(label, form.format(metrics[name])) for name, label, form in INSPECTED_METRICS if name in metrics]
     return facts([*known, *facts_of_own_metrics(metrics)])
 
 
@@ -88,10 +88,10 @@ def _group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[RenderableType
     prompts = {_prompt(sequence) for member in members for sequence in member.sequences}
     shared = prompts.pop() if len(prompts) == 1 else ""
     if shared:
-        yield Padding(Text(shared if whole else crop(shared), style=KINDS["prompt"]), (0, 0, 0, 2))
+        yield Padding(Text(shared if whole else crop(shared), style=SPAN_STYLES["prompt"]), (0, 0, 0, 2))
     rows = [(member, index, sequence) for member in members for index, sequence in enumerate(member.sequences)]
     texts = [_completion(sequence, skip_prompt=bool(shared), whole=whole) for _, _, sequence in rows]
-    if all(len(text) <= SHORT and "\n" not in text.plain for text in texts):
+    if all(len(text) <= SHORT_COMPLETION and "\n" not in text.plain for text in texts):
         table = _numbers("completion")
         for (member, index, sequence), text in zip(rows, texts, strict=True):
             table.add_row(*_row(member, index, sequence), text)
@@ -179,19 +179,23 @@ def _completion(sequence: SequenceSeen, *, skip_prompt: bool, whole: bool) -> Te
     for span in sequence.spans:
         generated = generated or span.kind == "generated"
         if generated or not skip_prompt:
-            text.append(span.text, style=KINDS.get(span.kind, ""))
+            text.append(span.text, style=SPAN_STYLES.get(span.kind, ""))
         if span.finish_reason not in ("", "stop"):
             text.append(f" [{span.finish_reason}]", style="dim")
-    if not whole and len(text) > CROPPED:
-        cut = len(text) - CROPPED
-        text.truncate(CROPPED)
+    if not whole and len(text) > CROPPED_CHARACTERS:
+        cut = len(text) - CROPPED_CHARACTERS
+        text.truncate(CROPPED_CHARACTERS)
         text.append(f" … {cut:,} characters more", style="dim")
     return text
 
 
 def crop(text: str) -> str:
     """Return a text, cut where it is long."""
-    return text if len(text) <= CROPPED else f"{text[:CROPPED]} … {len(text) - CROPPED:,} characters more"
+    return (
+        text
+        if len(text) <= CROPPED_CHARACTERS
+        else f"{text[:CROPPED_CHARACTERS]} … {len(text) - CROPPED_CHARACTERS:,} characters more"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ one trajectory
@@ -248,7 +252,7 @@ def _flow(tokens: Sequence[TokenSeen]) -> Text:
 
 def _style(token: TokenSeen) -> str:
     if token.logprob is None:
-        return KINDS.get(token.kind, "")
+        return SPAN_STYLES.get(token.kind, "")
     chance = math.exp(token.logprob)
     return next(colour for least, colour in SCALE if chance >= least)
 
@@ -258,7 +262,7 @@ def _legend() -> Text:
     for least, colour in SCALE:
         text.append(f"≥ {least:.0%} " if least else "less ", style=colour)
     text.append("  others: ", style="dim")
-    for kind, style in KINDS.items():
+    for kind, style in SPAN_STYLES.items():
         if style:
             text.append(f"{kind} ", style=style)
     return text

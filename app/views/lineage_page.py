@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.environment_lines import environment_lines
-from headrace.ops.lineage.group_fate import Attempt, Concluded, GroupFate, GroupLineage, TrainedUse
+from headrace.ops.lineage.group_fate import Concluded, GroupFate, GroupLineage, PlayAttempt, TrainedUse
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage
 from headrace.schemas.episode_errors import describe_error
 
@@ -28,7 +28,7 @@ FATES = {
     "never_issued": ("red", ""),
 }
 """Colour and sentence by fate."""
-COLUMNS: tuple[tuple[str, JustifyMethod, str], ...] = (
+LINEAGE_COLUMNS: tuple[tuple[str, JustifyMethod, str], ...] = (
     ("#", "right", "dim"),
     ("group", "left", "bold"),
     ("task", "left", ""),
@@ -39,7 +39,7 @@ COLUMNS: tuple[tuple[str, JustifyMethod, str], ...] = (
     ("curated", "left", "dim"),
 )
 """Columns of the groups that made a version: name, side and style."""
-CROPPED = ("task", "worker")
+CROPPED_COLUMNS = ("task", "worker")
 """Columns that may shrink on a narrow terminal."""
 
 
@@ -86,8 +86,8 @@ def _batch(groups: Iterable[MadeOf]) -> str:
 def _groups(groups: Iterable[MadeOf]) -> Table:
     some = list(groups)
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    for name, justify, style in COLUMNS:
-        table.add_column(name, justify=justify, style=style, no_wrap=name not in CROPPED)
+    for name, justify, style in LINEAGE_COLUMNS:
+        table.add_column(name, justify=justify, style=style, no_wrap=name not in CROPPED_COLUMNS)
     for index, group in enumerate(some):
         use = f" use {group.use}" if group.use else ""
         row = [str(index), f"{group.stream}:{group.number}{use}"]
@@ -117,7 +117,7 @@ def shares_in_words(shares: Mapping[str, float]) -> str:
     )
 
 
-def _span(group: MadeOf | Attempt) -> str:
+def _span(group: MadeOf | PlayAttempt) -> str:
     low, high = group.min_version, group.max_version
     return str(low) if low == high else f"{low}-{high}"
 
@@ -191,7 +191,7 @@ def _records_table(one: GroupLineage) -> Table:
     return table
 
 
-def _attempt_in_words(attempt: Attempt) -> str:
+def _attempt_in_words(attempt: PlayAttempt) -> str:
     worker = f"{attempt.worker or 'an unreadable worker'} {attempt.region}".strip()
     words = [f"{_name_position('trajectories', attempt)} by {worker}"]
     if attempt.finished_ms:
@@ -221,7 +221,7 @@ def _outcome_in_words(outcome: Concluded) -> str:
     return ", ".join(words)
 
 
-def _name_position(topic: str, facts: Attempt | Concluded | TrainedUse) -> str:
+def _name_position(topic: str, facts: PlayAttempt | Concluded | TrainedUse) -> str:
     return f"{topic}[{facts.partition}]@{facts.offset}"
 
 

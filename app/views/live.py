@@ -33,7 +33,7 @@ LINE_S = 5.0
 LAG_S = 4.0
 PAST_S = 60.0
 """Longest time to read a run's past before something is shown, in seconds."""
-MOST_MESSAGES = 512
+MOST_MESSAGES_A_POLL = 512
 
 log = structlog.get_logger()
 
@@ -82,7 +82,7 @@ class LivePage:
 
     def turn(self, timeout_s: float) -> None:
         """Read what is new, waiting at most that long for it, and show it when a redraw is due."""
-        for message in self._reader.poll(MOST_MESSAGES, timeout_s):
+        for message in self._reader.poll(MOST_MESSAGES_A_POLL, timeout_s):
             self._fold.fold_message(message)
             self._pulse.fold_message(message)
         if not self._begun and self._has_read_the_past():

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from headrace.app.views.weights_page import format_bytes
 from headrace.ops.offline.archiver import Archived
-from headrace.ops.offline.exporter import Table as Exported
+from headrace.ops.offline.exporter import TrajectoryTable as Exported
 from headrace.ops.offline.offline_curator import Curated
 from headrace.ops.offline.offline_run import OfflineSummary
 from headrace.ops.offline.replayer import Replayed
@@ -99,8 +99,8 @@ if TYPE_CHECKING:  # the tool needs torch, and its page does not
     from headrace.ops.offline.offline_trainer import TrainedOffline
     from headrace.ops.offline.offline_versions import OfflineVersion
 
-MOST_ROWS = 20
-COLUMNS = {
+MOST_VERSION_ROWS = 20
+VERSION_COLUMNS = {
     "reward_mean": ("reward", "{:.2f}"),
     "loss": ("loss", "{:.4f}"),
     "kl_k3": ("KL", "{:.4f}"),
@@ -117,7 +117,7 @@ def offline_training_page(trained: TrainedOffline) -> RenderableType:
     parts: list[RenderableType] = [title, Text(f"Begun at {trained.start}; batches {trained.batches}.")]
     parts += [Text(f"  {line}") for line in trained.settings]
     parts.append(_versions_table(_pick_evenly_spaced(versions)))
-    if len(versions) > MOST_ROWS:
+    if len(versions) > MOST_VERSION_ROWS:
         parts.append(Text(f"{len(versions)} versions in all; all are in batches.jsonl.", style="dim"))
     parts += [*_verdict(trained), *_counts(trained), Text(f"{trained.weights_hash} weights", style="dim")]
     return Group(*parts)
@@ -125,13 +125,13 @@ def offline_training_page(trained: TrainedOffline) -> RenderableType:
 
 def _pick_evenly_spaced(versions: Sequence[OfflineVersion]) -> Sequence[OfflineVersion]:
     """Return evenly spaced versions, with the first and the last."""
-    if len(versions) <= MOST_ROWS:
+    if len(versions) <= MOST_VERSION_ROWS:
         return versions
-    return [versions[row * (len(versions) - 1) // (MOST_ROWS - 1)] for row in range(MOST_ROWS)]
+    return [versions[row * (len(versions) - 1) // (MOST_VERSION_ROWS - 1)] for row in range(MOST_VERSION_ROWS)]
 
 
 def _versions_table(versions: Sequence[OfflineVersion]) -> Table:
-    columns = {name: shape for name, shape in COLUMNS.items() if any(name in one.metrics for one in versions)}
+    columns = {name: shape for name, shape in VERSION_COLUMNS.items() if any(name in one.metrics for one in versions)}
     table = Table("version", "groups", *(title for title, _ in columns.values()), box=None, header_style="dim")
     for column in table.columns:
         column.justify = "right"
@@ -199,7 +199,7 @@ if TYPE_CHECKING:  # the tools need torch, and their page does not
     from headrace.ops.offline.experiment import Experiment
     from headrace.ops.offline.retrain import Retrained
 
-METRICS = {
+TABLE_METRICS = {
     "loss": ("loss", "{:.4f}"),
     "kl_k3": ("KL", "{:.4f}"),
     "clip_fraction": ("clipped", "{:.1%}"),
@@ -265,7 +265,7 @@ def _experiment(retrained: Experiment) -> list[RenderableType]:
     for column in table.columns[1:]:
         column.justify = "right"
     for name, metric in retrained.metrics.items():
-        label, form = METRICS[name]
+        label, form = TABLE_METRICS[name]
         sides = (metric.source_mean, metric.source_last, metric.into_mean, metric.into_last)
         table.add_row(label, *(form.format(value) for value in sides))
     why = (

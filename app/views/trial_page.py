@@ -11,7 +11,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.views.inspection_page import KINDS, advantage_text, crop, facts, facts_of_own_metrics, token_table
+from headrace.app.views.inspection_page import (
+    SPAN_STYLES,
+    advantage_text,
+    crop,
+    facts,
+    facts_of_own_metrics,
+    token_table,
+)
 from headrace.ops.lineage.seen import GENERATED, SequenceSeen, SpanSeen, TokenSeen, TrajectorySeen
 from headrace.schemas.episode_errors import describe_error, kind_of
 
@@ -19,11 +26,11 @@ if TYPE_CHECKING:  # the trial needs torch, and its page does not
     from headrace.ops.offline.trial import EpisodeFailed, Tried
     from headrace.ops.offline.tried_policy import GroupTried, PolicyTried, StepTried
 
-MOST_TOKENS = 40
+MOST_TOKENS_SHOWN = 40
 """Tokens of the sequence that is shown token by token; `--json` has all."""
 MOST_READ = 300
 """Characters that are shown of the beginning and of the end of what a policy reads."""
-SHORT = 60
+SHORT_ANSWER = 60
 """Characters of an answer in the table of a group."""
 
 
@@ -47,8 +54,8 @@ def _policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
     if sequences:
         yield Text()
         yield Text("the first sequence, token by token", style="bold")
-        yield token_table(sequences[0].each[:MOST_TOKENS])
-        if (more := len(sequences[0].each) - MOST_TOKENS) > 0:
+        yield token_table(sequences[0].each[:MOST_TOKENS_SHOWN])
+        if (more := len(sequences[0].each) - MOST_TOKENS_SHOWN) > 0:
             yield Text(f"{more:,} more tokens: --json has all", style="dim")
     yield Text()
     yield from _step(policy.step) if policy.step else [Text(f"no step: {policy.no_step}", style="yellow")]
@@ -93,8 +100,8 @@ def _conversation(sequence: SequenceSeen) -> Table:
 def _read_span(span: SpanSeen, tokens: Sequence[TokenSeen]) -> Text:
     """Return what the policy read, the special tokens of a chat template included, or what it generated."""
     if span.kind == GENERATED:
-        return Text(crop(span.text), style=KINDS[GENERATED])
-    text = Text(style=KINDS.get(span.kind, ""))
+        return Text(crop(span.text), style=SPAN_STYLES[GENERATED])
+    text = Text(style=SPAN_STYLES.get(span.kind, ""))
     for token in dropwhile(lambda token: token.text.isspace(), tokens):
         text.append(token.text, style="dim" if token.special else "")
     text.rstrip()
@@ -124,7 +131,7 @@ def _member(member: TrajectorySeen, index: int, parts: list[str]) -> list[Render
 
 def _sequence(sequence: SequenceSeen, rejected: str) -> list[RenderableType]:
     said = " ".join(span.text for span in sequence.spans if span.kind == "generated").replace("\n", "⏎")
-    text = Text(said if len(said) <= SHORT else f"{said[:SHORT]} …")
+    text = Text(said if len(said) <= SHORT_ANSWER else f"{said[:SHORT_ANSWER]} …")
     if rejected:
         text.append(f"  rejected: {rejected}", style="yellow")
     mean = "" if sequence.logprob_mean is None else f"{sequence.logprob_mean:.2f}"

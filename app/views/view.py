@@ -26,7 +26,7 @@ from headrace.trainers.health import findings
 WIDTH = 100
 """Largest width of the page, in columns."""
 SHORTEN_WORKERS = 6
-MOST_ERRORS = 3
+MOST_ERRORS_OF_MOMENT = 3
 SILENT_MS = 60_000
 """A heartbeat older than this is treated as dead, in milliseconds."""
 
@@ -58,7 +58,7 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     advice = [one.sentence for one in moment.figures.advice]
     if trouble := [*said, *_restarts(moment), *_reasons(moment), *advice]:
         parts.append(Text("\n".join(trouble), style="yellow"))
-    if errors := moment.figures.errors[:MOST_ERRORS]:
+    if errors := moment.figures.errors[:MOST_ERRORS_OF_MOMENT]:
         parts.append(Text("\n".join(error.sentence for error in errors), style="red"))
     figures = moment.figures
     starts = figures.state == "stopped" and moment.processes

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from headrace.ops.figures.weights_figures import WeightsFigures
     from headrace.ops.figures.weights_history import VersionWeights, WeightsHistory
 
-NEWEST = 20
+VERSION_ROWS = 20
 """Versions of the table; all are in the chart and in `--json`."""
 WIDTH, HEIGHT = 60, 6
 ACTIVITIES = ("fetch", "verify", "apply", "pause")
 """Activities of a worker that takes a version."""
 TELLING_RATIO = 1.5
 """Least ratio of whole weights to a delta that the page shows: deltas of an adapter are hardly smaller."""
-UNITS = ("B", "kB", "MB", "GB", "TB")
+BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def weights_page(found: WeightsHistory) -> RenderableType:
@@ -35,7 +35,7 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     table = Table("version", "as", "bytes", "1/full", "changed", "encode", "upload", box=None, header_style="dim")
     for column in table.columns[2:]:
         column.justify = "right"
-    for one in versions[-NEWEST:]:
+    for one in versions[-VERSION_ROWS:]:
         kind = "whole" if one.kind == "anchor" else f"delta on {one.base_version}"
         ratio = f"{one.ratio:.1f}" if one.ratio else ""
         changed = f"{one.density:.2%}" if one.density is not None and one.kind != "anchor" else ""
@@ -67,7 +67,7 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     deltas = [(one.version, 100 * one.density) for one in versions if one.density is not None and one.kind != ANCHOR]
     curve = chart(by_version(deltas), WIDTH, HEIGHT)
     named = Text("values that changed, in percent, by version", "dim")
-    return Group(title, facts, Text(), named, *map(Text, curve), table, *_report_tables(versions[-NEWEST:]))
+    return Group(title, facts, Text(), named, *map(Text, curve), table, *_report_tables(versions[-VERSION_ROWS:]))
 
 
 def _report_tables(versions: Sequence[VersionWeights]) -> list[RenderableType]:
@@ -120,6 +120,6 @@ def _join(found: WeightsHistory) -> str:
 def format_bytes(count: float) -> str:
     """Return bytes in the largest unit in which they are at least 1."""
     unit = 0
-    while count >= 1000 and unit < len(UNITS) - 1:
+    while count >= 1000 and unit < len(BYTE_UNITS) - 1:
         count, unit = count / 1000, unit + 1
-    return f"{count:.0f} {UNITS[unit]}" if unit == 0 else f"{count:.1f} {UNITS[unit]}"
+    return f"{count:.0f} {BYTE_UNITS[unit]}" if unit == 0 else f"{count:.1f} {BYTE_UNITS[unit]}"

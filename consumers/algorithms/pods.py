@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from headrace.consumers.algorithms.contract import Candidate
 from headrace.consumers.algorithms.subset import Subset, rank_both_ways, take_ends
 
-ROUNDING = 1e-12
+SPREAD_ROUNDING = 1e-12
 """Sums of squares closer than this share of the squared spread of rewards are equal."""
 
 
@@ -40,7 +40,7 @@ def find_best_counts(ascending: Sequence[float], m: int) -> list[int]:
     smallest = values[:m]
     total, squares = sum(smallest), sum([value * value for value in smallest])
     best, most = [0], squares - total * total / m
-    near = ROUNDING * (ascending[-1] - ascending[0]) ** 2
+    near = SPREAD_ROUNDING * (ascending[-1] - ascending[0]) ** 2
     for k in range(1, m + 1):
         out, new = values[m - k], values[-k]
         if out == new:

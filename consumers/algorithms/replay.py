@@ -19,7 +19,7 @@ from headrace.schemas.records import GroupUse
 LARGEST_CAPACITY = 20_000
 """The curator's snapshot is one record, of some 90 bytes a group, and the broker takes 8 MiB: room for the chains of
 three revisions side by side, and for the state of dedupe."""
-ROUNDING = 1e-9
+CREDIT_ROUNDING = 1e-9
 """A replay is due although the sum of credits is this much below a whole number."""
 
 
@@ -107,7 +107,7 @@ class ReplayMemory:
         self.forget_stale(clock)
         self._fresh += 1
         results: list[Result] = [Keep(candidate)]
-        due = math.floor(self._fresh * self._credit + ROUNDING) - self._replayed
+        due = math.floor(self._fresh * self._credit + CREDIT_ROUNDING) - self._replayed
         while due > 0 and self._groups:
             results.append(self._replay(self.draw(), clock))
             due -= 1

@@ -13,7 +13,7 @@ from headrace.consumers.algorithms.soundness import LOGPROB_SLACK, SPAN_KINDS, i
 from headrace.infra.recipe.ranges import at_least
 from headrace.schemas.records import Sequence, Span, Trajectory
 
-Fault = tuple[str, str]
+GroupFault = tuple[str, str]
 """Reason and detail."""
 
 
@@ -60,7 +60,7 @@ class Validate(Stateless):
             if fault is not None:
                 yield Rejection(index, *fault)
 
-    def _find_fault(self, trajectory: Trajectory, head_version: int) -> Fault | None:
+    def _find_fault(self, trajectory: Trajectory, head_version: int) -> GroupFault | None:
         if not math.isfinite(trajectory.reward):
             return "reward", f"reward {trajectory.reward}"
         for number, sequence in enumerate(trajectory.sequences):
@@ -73,7 +73,7 @@ class Validate(Stateless):
         return None
 
 
-def find_sequence_fault(sequence: Sequence, head_version: int, vocabulary: int = 0) -> Fault | None:
+def find_sequence_fault(sequence: Sequence, head_version: int, vocabulary: int = 0) -> GroupFault | None:
     """Return why a sequence cannot be trained on, or None."""
     return (
         _find_span_fault(sequence)
@@ -83,7 +83,7 @@ def find_sequence_fault(sequence: Sequence, head_version: int, vocabulary: int =
     )
 
 
-def _find_span_fault(sequence: Sequence) -> Fault | None:
+def _find_span_fault(sequence: Sequence) -> GroupFault | None:
     length, lengths = sequence.ids.size, [span.length for span in sequence.spans]
     if min(lengths, default=0) < 0 or sum(lengths) != length:
         return "spans", f"spans of {lengths} do not add up to {length} ids"
@@ -99,7 +99,7 @@ def _find_span_fault(sequence: Sequence) -> Fault | None:
     return None
 
 
-def _find_length_fault(sequence: Sequence) -> Fault | None:
+def _find_length_fault(sequence: Sequence) -> GroupFault | None:
     length = sequence.ids.size
     if sequence.logprobs.size != length:
         return "lengths", f"{length} ids, {sequence.logprobs.size} log-probabilities"
@@ -112,7 +112,7 @@ def _find_length_fault(sequence: Sequence) -> Fault | None:
     return None
 
 
-def _find_token_fault(sequence: Sequence, vocabulary: int) -> Fault | None:
+def _find_token_fault(sequence: Sequence, vocabulary: int) -> GroupFault | None:
     ids, logprobs = sequence.ids, sequence.logprobs
     if not ids.size:
         return None
@@ -126,7 +126,7 @@ def _find_token_fault(sequence: Sequence, vocabulary: int) -> Fault | None:
     return None
 
 
-def _find_version_fault(sequence: Sequence, head_version: int) -> Fault | None:
+def _find_version_fault(sequence: Sequence, head_version: int) -> GroupFault | None:
     for span, start, versions in _iterate_span_versions(sequence):
         if span.kind == "generated":
             if min(versions) < 0:

@@ -54,7 +54,7 @@ log = structlog.get_logger()
 
 MOST_FAILURES = 8
 """Groups in a row over which the chain may fail. One that fails over each would use up rollouts without end."""
-LARGEST_MESSAGE = 7 << 20
+LARGEST_INLINE_GROUP = 7 << 20
 """A group that came inline in more bytes makes a curated record that the broker refuses."""
 
 
@@ -214,7 +214,7 @@ class CuratorPartition:
 
     def _read_group(self, message: Message, stamp: Stamp) -> TrajectoryGroup:
         value = message.value
-        if len(value) > LARGEST_MESSAGE:
+        if len(value) > LARGEST_INLINE_GROUP:
             raise Rejected("unusable", f"a group of {len(value)} bytes inline: put it behind a claim check")
         group = fetch_trajectories(decode_record(value, TrajectoryGroup), self._context.fetch)
         ours = (self._context.run_id, stamp.stream, stamp.number, self._context.policy, stamp.revision)

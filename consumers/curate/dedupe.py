@@ -3,8 +3,9 @@
 A group's partition is its number modulo the partitions, so what a partition sees of a stream is consecutive in
 `number // partitions`: its *index*. Per stream the concluded indices are kept as runs, so memory grows with the gaps
 (numbers under way, or lost before any curator saw them), not with the length of a training. Numbers that were concluded
-by a dead letter are kept too: a copy of one that `headrace redrive` sends back is new, once. Beyond MOST_DEAD these are
-forgotten, and what is sent back of such a stream may be a repetition or not: `has_forgotten_dead` returns True for it.
+by a dead letter are kept too: a copy of one that `headrace redrive` sends back is new, once. Beyond MOST_DEAD_KEPT
+these are forgotten, and what is sent back of such a stream may be a repetition or not: then `has_forgotten_dead`
+returns True.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, TypeGuard
 MOST_RUNS = 10_000
 """Largest number of runs, of all streams. More do not come from disorder: somebody invents numbers."""
 MOST_STREAMS = 1_000
-MOST_DEAD = 100_000
+MOST_DEAD_KEPT = 100_000
 
 
 class Dedupe:
@@ -69,8 +70,8 @@ class Dedupe:
         return first_open * self._partitions + self._partition
 
     def mark_dead(self, stream: str, number: int) -> None:
-        """Note that a concluded number was concluded by a dead letter. Beyond MOST_DEAD it is forgotten."""
-        if sum(map(len, self._dead.values())) < MOST_DEAD:
+        """Note that a concluded number was concluded by a dead letter. Beyond MOST_DEAD_KEPT it is forgotten."""
+        if sum(map(len, self._dead.values())) < MOST_DEAD_KEPT:
             self._dead.setdefault(stream, set()).add(number // self._partitions)
         else:
             self._forgot.add(stream)

@@ -11,7 +11,7 @@ from headrace.infra.run.run import RecipeNews, Run
 
 log = structlog.get_logger()
 
-LOOK_EVERY_S = 5.0
+END_LOOK_EVERY_S = 5.0
 
 
 class EndWatch:
@@ -33,7 +33,7 @@ class EndWatch:
         """Look, now and then. An unreachable Kafka is ignored here: the run loop reports it."""
         if time.monotonic() < self._due:
             return
-        self._due = time.monotonic() + LOOK_EVERY_S
+        self._due = time.monotonic() + END_LOOK_EVERY_S
         try:
             found = [one.ended for one in self._news.look() if one.run_id == self._run.run_id]
         except Unavailable:

@@ -19,10 +19,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import read_newest_snapshot
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.schemas.headers import Stamp
-
-FEEDER = "feed"
-"""Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream."""
-
+from headrace.schemas.topics import FEEDER
 
 MET_S = 1.0
 """A broker that was started again since may give an end that is too low, and begins no sooner."""

@@ -19,11 +19,11 @@ from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
 from headrace.schemas.records import EvalResult, TrajectoryGroup
+from headrace.schemas.topics import EVALUATOR
 
 log = structlog.get_logger()
 
-COMPONENT = "evaluate"
-TURN_S = 0.2
+EVALUATOR_TURN_S = 0.2
 
 
 class Evaluator:
@@ -40,7 +40,7 @@ class Evaluator:
 
     def poll(self, watch: Stopwatch) -> list[Message]:
         """Return the next groups."""
-        return self.own.poll(watch, TURN_S)
+        return self.own.poll(watch, EVALUATOR_TURN_S)
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
         """Fold a group; return a result that it completes, or the dead letter of what cannot be read."""
@@ -85,7 +85,7 @@ class Evaluator:
         return [Outgoing(self.run.topics.evals(result.policy), codec.encode(result), key, partition=0)]
 
     def _build_dead_letter(self, message: Message, rejected: Rejected) -> Outgoing:
-        return build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.refusal)
+        return build_dead_letter(self.run.topics, self.run.run_id, EVALUATOR, message, rejected.refusal)
 
     def _build_unanswered(self, message: Message, policy: str) -> TrajectoryGroup | None:
         """Return a group without answers for one that is unreadable; None when its headers do not name it."""
@@ -130,10 +130,10 @@ class Evaluator:
 def open_evaluator(run: Run) -> Evaluator:
     """Build the evaluator of a run from what is committed; its transactional id has been taken over before."""
     topics = tuple(run.topics.eval_groups(policy) for policy in run.recipe.policies)
-    role = Role(run.connection, COMPONENT, run.run_id, run.state_partition_id(COMPONENT), topics)
+    role = Role(run.connection, EVALUATOR, run.run_id, run.state_partition_id(EVALUATOR), topics)
     return Evaluator(run, OwnPositions(role))
 
 
 def main(run: str) -> None:
     """Run the evaluator of `kafka://host:port/run` until a signal."""
-    run_alone(COMPONENT, run, lambda joined, _writer: open_evaluator(joined))
+    run_alone(EVALUATOR, run, lambda joined, _writer: open_evaluator(joined))

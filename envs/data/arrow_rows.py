@@ -18,8 +18,8 @@ from typing import Any
 
 from headrace.envs.data.rows import Row, TaskFileError
 
-ROWS_AT_ONCE = 1024
-CHUNK_BYTES = 1 << 20
+ARROW_ROWS_AT_ONCE = 1024
+ARROW_CHUNK_BYTES = 1 << 20
 SAVED = "state.json"
 """File of a folder that `Dataset.save_to_disk` wrote."""
 SAVED_SPLITS = "dataset_dict.json"
@@ -43,7 +43,7 @@ class ArrowRows:
 
     def __init__(self, name: str, table: Any, columns: Sequence[str], hash_content: Callable[[], str]) -> None:
         self._name = name
-        self._batches = table.select(_choose_columns(name, table.schema.names, columns)).to_batches(ROWS_AT_ONCE)
+        self._batches = table.select(_choose_columns(name, table.schema.names, columns)).to_batches(ARROW_ROWS_AT_ONCE)
         self._ends: list[int] = []
         for batch in self._batches:
             self._ends.append((self._ends[-1] if self._ends else 0) + batch.num_rows)
@@ -84,7 +84,7 @@ def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> Ar
             schema = pa.schema([opened[0].schema_arrow.field(one) for one in wanted])
             with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                 for one in opened:
-                    for batch in one.iter_batches(ROWS_AT_ONCE, columns=wanted):
+                    for batch in one.iter_batches(ARROW_ROWS_AT_ONCE, columns=wanted):
                         writer.write_batch(batch.cast(schema))
             for one in opened:
                 one.close()
@@ -159,7 +159,7 @@ def _hash_files(paths: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
+            while chunk := file.read(ARROW_CHUNK_BYTES):
                 digest.update(chunk)
     return digest.hexdigest()
 

@@ -16,10 +16,10 @@ from weakref import finalize
 
 from headrace.envs.data.rows import Row, TaskFileError, Written
 
-REMEDY = "a data file holds one JSON object a line (of a JSON array `jq -c '.[]' FILE` makes such lines)"
+JSONL_REMEDY = "a data file holds one JSON object a line (of a JSON array `jq -c '.[]' FILE` makes such lines)"
 MARK = b"\xef\xbb\xbf"
 """A byte order mark, as Windows programs put it before a text."""
-CHUNK_BYTES = 1 << 20
+JSONL_CHUNK_BYTES = 1 << 20
 
 
 class JsonlRows:
@@ -61,7 +61,7 @@ class JsonlRows:
         left, line = self._starts[number], 1
         offset = 0
         while left > 0:
-            chunk = os.pread(self._file.fileno(), min(left, CHUNK_BYTES), offset)
+            chunk = os.pread(self._file.fileno(), min(left, JSONL_CHUNK_BYTES), offset)
             if not chunk:
                 break
             line += chunk.count(b"\n")
@@ -76,11 +76,11 @@ class JsonlRows:
 def _open_plain(path: Path) -> IO[bytes]:
     try:
         if path.suffix != ".gz":
-            return path.open("rb", buffering=CHUNK_BYTES)
-        plain = tempfile.TemporaryFile(buffering=CHUNK_BYTES)  # noqa: SIM115 - its rows close it
+            return path.open("rb", buffering=JSONL_CHUNK_BYTES)
+        plain = tempfile.TemporaryFile(buffering=JSONL_CHUNK_BYTES)  # noqa: SIM115 - its rows close it
         try:
             with gzip.open(path) as packed:
-                shutil.copyfileobj(packed, plain, CHUNK_BYTES)
+                shutil.copyfileobj(packed, plain, JSONL_CHUNK_BYTES)
             plain.flush()
         except BaseException:
             plain.close()
@@ -119,13 +119,13 @@ def _parse_line(line: bytes, where: str) -> Row:
             f"{where}: not UTF-8 ({error.reason} at byte {error.start}){_explain_bytes(line)}"
         ) from error
     except json.JSONDecodeError as error:
-        raise TaskFileError(f"{where}: not JSON ({error.msg} at column {error.colno}); {REMEDY}") from error
+        raise TaskFileError(f"{where}: not JSON ({error.msg} at column {error.colno}); {JSONL_REMEDY}") from error
     except _NotANumber as error:
         raise TaskFileError(f"{where}: {error} is not a number of JSON; give every answer a value") from error
     except RecursionError as error:
         raise TaskFileError(f"{where}: not JSON that can be read: lists in lists, too deep") from error
     if not isinstance(found, dict):
         raise TaskFileError(
-            f"{where}: expected an object with `problem` and `answer`, got {type(found).__name__}; {REMEDY}"
+            f"{where}: expected an object with `problem` and `answer`, got {type(found).__name__}; {JSONL_REMEDY}"
         )
     return found

@@ -47,7 +47,7 @@ REMEMBERED = 16_384
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 4.0
 BUSY = frozenset({408, 409, 429})
 """HTTP codes, beside all from 500 on, after which the same request may succeed."""
-_VERDICT = re.compile(r"\b(yes|no)\b|(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)", re.IGNORECASE)
+_VERDICT_TEXT = re.compile(r"\b(yes|no)\b|(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)", re.IGNORECASE)
 
 
 class JudgeError(ValueError):
@@ -115,7 +115,7 @@ class Judge:
         return fill_placeholders(self._prompt, {"problem": problem.text, "answer": problem.answer, "completion": text})
 
     def _read_verdict(self, reply: str) -> Score:
-        verdicts = list(_VERDICT.finditer(reply))
+        verdicts = list(_VERDICT_TEXT.finditer(reply))
         if not verdicts:
             raise JudgeError(f"judge {self._model} gave neither yes, no nor a number: {reply[-200:]!r}")
         last = verdicts[-1][0].lower()

@@ -12,7 +12,7 @@ Digests = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
 
-ROWS_AT_ONCE = 1 << 16
+DIGESTS_AT_ONCE = 1 << 16
 
 
 def hash_text(text: str) -> bytes:
@@ -47,8 +47,8 @@ def compute_shares(digests: Digests) -> npt.NDArray[np.float64]:
 def order_by_seed(digests: Digests, seed: int) -> Numbers:
     """Return the order of a seed, int64[N]: indices of the digests, the same for any order that they come in."""
     hashed = bytearray()
-    for begin in range(0, len(digests), ROWS_AT_ONCE):  # as Python's integers they take four times as much
-        for first, last in digests[begin : begin + ROWS_AT_ONCE].tolist():
+    for begin in range(0, len(digests), DIGESTS_AT_ONCE):  # as Python's integers they take four times as much
+        for first, last in digests[begin : begin + DIGESTS_AT_ONCE].tolist():
             hashed += hash_text(f"{seed} {first:016x}{last:016x}")
     keys = stack_digests(hashed)
     return np.lexsort((keys[:, 1], keys[:, 0]))

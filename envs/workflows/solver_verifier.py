@@ -21,7 +21,7 @@ SOLVER, VERIFIER = "solver", "verifier"
 RIGHT = 0.999
 """Scores at or above this are right answers, to the verifier."""
 
-Verdict = Literal["approve", "reject"]
+Judgement = Literal["approve", "reject"]
 _TAG = re.compile(r"<verify>\s*(approve|reject)\s*</verify>")
 
 
@@ -61,7 +61,7 @@ async def _solve(
 
 async def _verify(
     problem: Problem, attempt: str, score: Score, actor: Actor
-) -> tuple[str, Verdict | None, RoleTrajectory]:
+) -> tuple[str, Judgement | None, RoleTrajectory]:
     transcript = Transcript(VERIFIER)
     transcript.prompt(actor.encode(f"{problem.text} {attempt} approve or reject? "))
     generation = await actor.generate(transcript.ids)
@@ -73,7 +73,7 @@ async def _verify(
     return output, verdict, RoleTrajectory(reward, (transcript.sequence(reward=reward),), parts)
 
 
-def verdict_of(output: str) -> Verdict | None:
+def verdict_of(output: str) -> Judgement | None:
     """Return the last `<verify>` tag's word, else the only one of the two words in the text, else None.
 
     No verdict means no second attempt, and no reward for the verifier.

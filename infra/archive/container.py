@@ -27,9 +27,9 @@ from fastavro.write import Writer
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.schemas.avro import Plain
-from headrace.schemas.codec import HEADER_BYTES, MAGIC
+from headrace.schemas.codec import AVRO_HEADER_BYTES, AVRO_MAGIC
 
-NAMESPACE = "headrace.archive"
+ARCHIVE_NAMESPACE = "headrace.archive"
 CODEC, LEVEL = "zstandard", 1
 """Log-probabilities hardly shrink: a higher level costs five times as much for half a percent."""
 BLOCK_BYTES = 1 << 20
@@ -48,7 +48,7 @@ BEFORE_VALUE = [
     {"name": "headers", "type": {"type": "array", "items": HEADER}},
     {"name": "length", "type": "long", "doc": "Bytes of the value as a message."},
 ]
-_BEFORE_VALUE = parse_schema({"type": "record", "name": "M", "namespace": NAMESPACE, "fields": BEFORE_VALUE})
+_BEFORE_VALUE = parse_schema({"type": "record", "name": "M", "namespace": ARCHIVE_NAMESPACE, "fields": BEFORE_VALUE})
 NULL, BYTES, RECORD = b"\x00", b"\x02", b"\x04"
 """Index of each branch of the value's union, as Avro writes it."""
 
@@ -57,7 +57,7 @@ def build_envelope(schema: Plain | None) -> Plain:
     """Return the schema of a file whose values were written in this one; None where they are bytes."""
     value = ["null", "bytes"] if schema is None else ["null", "bytes", _write_schema_text(schema)]
     fields = [*BEFORE_VALUE, {"name": "value", "type": value}]
-    return {"type": "record", "name": "Message", "namespace": NAMESPACE, "fields": fields}
+    return {"type": "record", "name": "Message", "namespace": ARCHIVE_NAMESPACE, "fields": fields}
 
 
 def _write_schema_text(schema: Plain) -> Plain:
@@ -141,7 +141,7 @@ class ContainerWriter:
             block.write(NULL)
         elif as_record:
             block.write(RECORD)
-            block.write(memoryview(value)[HEADER_BYTES:])
+            block.write(memoryview(value)[AVRO_HEADER_BYTES:])
         else:
             block.write(BYTES)
             schemaless_writer(block, "bytes", value)
@@ -189,14 +189,14 @@ class Container:
 
     def __iter__(self) -> Iterator[Message]:
         """Yield the messages as they were."""
-        start = MAGIC + self.fingerprint
+        start = AVRO_MAGIC + self.fingerprint
         for block in self._blocks:
             body: BinaryIO = block.bytes_  # type: ignore[attr-defined]  # fastavro's stub forgets it
             for _ in range(block.num_records):
                 before: Any = schemaless_reader(body, _BEFORE_VALUE, None)
                 branch, value = body.read(1), b""
                 if branch == RECORD:
-                    value = start + body.read(before["length"] - HEADER_BYTES)
+                    value = start + body.read(before["length"] - AVRO_HEADER_BYTES)
                 elif branch == BYTES:
                     value = cast(bytes, schemaless_reader(body, "bytes", None))
                 yield Message(

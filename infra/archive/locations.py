@@ -42,7 +42,7 @@ FILE_NAME = re.compile(r"\d{20}-\d{20}-[0-9a-f]{16}\.avro|\d+\.part")
 MANIFEST_NAME = re.compile(rf"{MANIFESTS}/(\d{{10}})-([0-9a-f]{{64}})\.json")
 MOST_MANIFESTS = 3
 """Manifests that are kept in a store; older ones are deleted, beyond those that somebody may be reading just now."""
-OURS = re.compile(rf"{TOPICS}/[^/]+/\d+/(?:{FILE_NAME.pattern})|{OBJECTS}/.+|{MANIFEST_NAME.pattern}")
+OWN_FILES = re.compile(rf"{TOPICS}/[^/]+/\d+/(?:{FILE_NAME.pattern})|{OBJECTS}/.+|{MANIFEST_NAME.pattern}")
 IN_A_STORE = ("s3://", "http://", "https://")
 OWN_STORE = "store:"
 
@@ -276,13 +276,13 @@ class InStore:
     def list_others(self) -> list[str]:
         """Return names of what could be no archive's."""
         names = (one.key.removeprefix(self.address.prefix) for one in self._store.list_objects())
-        return sorted(name for name in names if not OURS.fullmatch(name) and not name.startswith("probe/"))
+        return sorted(name for name in names if not OWN_FILES.fullmatch(name) and not name.startswith("probe/"))
 
     def sweep(self, files: Collection[str], objects: Collection[str]) -> None:  # noqa: ARG002 - they are found again
         """Remove files that no manifest lists and that are old enough to be nobody's who still writes."""
         for one in self._store.list_objects(f"{TOPICS}/"):
             name = one.key.removeprefix(self.address.prefix)
-            if OURS.fullmatch(name) and name not in files and datetime.now(UTC) - one.modified > SPARED_BY_GC:
+            if OWN_FILES.fullmatch(name) and name not in files and datetime.now(UTC) - one.modified > SPARED_BY_GC:
                 self._store.delete(one.key)
 
     def path_to_grow(self, name: str) -> Path:

@@ -16,7 +16,7 @@ from headrace.infra.archive.locations import MANIFEST, Location
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.topic_reader import PartitionId
 
-FORMAT = "headrace-archive-1"
+ARCHIVE_FORMAT = "headrace-archive-1"
 
 
 class ArchiveCorrupt(HeadraceError):
@@ -83,7 +83,7 @@ class ArchivedObject(_Table):
 class Manifest(_Table):
     """Everything that an archive holds."""
 
-    format: str = FORMAT
+    format: str = ARCHIVE_FORMAT
     run: str
     run_id: str
     with_weights: bool = False
@@ -129,8 +129,8 @@ def read_manifest(location: Location) -> Manifest:
         found = Manifest.model_validate(fields)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ValidationError) as error:
         raise ArchiveCorrupt(f"{path} cannot be read: {_advice(error)}") from error
-    if found.format != FORMAT:
-        raise UsageError(f"{path} has format {found.format!r}, and this build of Headrace reads {FORMAT!r}")
+    if found.format != ARCHIVE_FORMAT:
+        raise UsageError(f"{path} has format {found.format!r}, and this build of Headrace reads {ARCHIVE_FORMAT!r}")
     if promised != _digest(fields):
         raise ArchiveCorrupt(f"{path} has sha256 {_digest(fields)} where it names {promised}: {_advice()}")
     if why := found.check():

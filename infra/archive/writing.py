@@ -35,12 +35,12 @@ from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.run import STORE_NAME
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, is_key
 from headrace.schemas import codec
-from headrace.schemas.avro import NAMESPACE, Plain, SchemaError
+from headrace.schemas.avro import RECORD_NAMESPACE, Plain, SchemaError
 from headrace.schemas.records import ClaimCheck
 
 FILE_BYTES = 64 << 20
 """A file is cut when it has so many bytes."""
-SAVE_EVERY_S = 60.0
+MANIFEST_EVERY_S = 60.0
 """And all are when the manifest has not been written for so long: that much work a killed process loses at most."""
 
 Fetch = Callable[[ClaimCheck, Path], None]
@@ -174,7 +174,7 @@ class ArchiveWriter:
             return None, None
         for claim in self._claims(_name(schema), fields):
             self._copy(claim)
-        return schema, bytes(message.value[len(codec.MAGIC) : codec.HEADER_BYTES])
+        return schema, bytes(message.value[len(codec.AVRO_MAGIC) : codec.AVRO_HEADER_BYTES])
 
     def _open_series(self, message: Message, schema: Plain | None, fingerprint: bytes) -> ContainerWriter:
         partition_id = (message.topic, message.partition)
@@ -221,7 +221,7 @@ class ArchiveWriter:
         self._save()
 
     def _save_if_due(self) -> None:
-        if time.monotonic() - self._saved_at > SAVE_EVERY_S:
+        if time.monotonic() - self._saved_at > MANIFEST_EVERY_S:
             self.save()
 
     def _save(self) -> None:
@@ -264,7 +264,7 @@ class ArchiveWriter:
     def _find_named(self, path: Path) -> list[ClaimCheck]:
         """Return the objects that an object names, where it is a group."""
         with path.open("rb") as file:
-            if file.read(len(codec.MAGIC)) != codec.MAGIC:
+            if file.read(len(codec.AVRO_MAGIC)) != codec.AVRO_MAGIC:
                 return []
         try:
             schema, fields = codec.decode_as_written(path.read_bytes())
@@ -295,11 +295,11 @@ class ArchiveWriter:
 
 
 def _schema_in(value: bytes) -> tuple[Plain, bytes] | tuple[None, None]:
-    return codec.schema_in(value), value[len(codec.MAGIC) : codec.HEADER_BYTES]
+    return codec.schema_in(value), value[len(codec.AVRO_MAGIC) : codec.AVRO_HEADER_BYTES]
 
 
 def _name(schema: Plain) -> str:
-    return str(schema["name"]).removeprefix(f"{NAMESPACE}.")
+    return str(schema["name"]).removeprefix(f"{RECORD_NAMESPACE}.")
 
 
 def _folder(partition_id: PartitionId) -> str:

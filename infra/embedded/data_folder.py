@@ -21,7 +21,7 @@ SWEPT, SUMMARY = "recipe.json", "summary.json"
 """Files in a run's folder below that of a sweep: its request, which only `headrace compare` writes, and what
 came of it, once it is done."""
 UP = "`headrace up`"
-LOOK = "a look, such as `headrace status`,"
+LOOKING = "a look, such as `headrace status`,"
 """What holds a folder: the launcher; a command that looks at a run that rests."""
 
 

@@ -15,7 +15,7 @@ from headrace.infra.store.store_address import StoreAddress
 from headrace.schemas.ids import now_ms
 
 EVERY_S = 3.0
-TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
 MISSED = 2
 """A server that leaves so many questions in a row without an answer is silent. They are counted, and not the seconds:
 whoever asks may have been frozen itself."""
@@ -70,7 +70,7 @@ class ServerProbe:
         self._stop.set()
 
 
-def is_kafka_answering(connection: Connection, timeout_s: float = TIMEOUT_S) -> bool:
+def is_kafka_answering(connection: Connection, timeout_s: float = ANSWER_TIMEOUT_S) -> bool:
     """Return whether a broker answers."""
     try:
         return bool(open_admin(connection).list_topics(timeout=timeout_s).brokers)
@@ -78,7 +78,7 @@ def is_kafka_answering(connection: Connection, timeout_s: float = TIMEOUT_S) -> 
         return False
 
 
-def is_store_answering(address: StoreAddress, timeout_s: float = TIMEOUT_S) -> bool:
+def is_store_answering(address: StoreAddress, timeout_s: float = ANSWER_TIMEOUT_S) -> bool:
     """Return whether the store answers at all, be it by a refusal: nothing is signed, so no client is imported."""
     kind = http.client.HTTPSConnection if address.secure else http.client.HTTPConnection
     asked = kind(address.endpoint, timeout=timeout_s)

@@ -35,7 +35,7 @@ from headrace.infra.kafka.clients import (
 from headrace.infra.recipe.settings import Kafka, Store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 
-PATIENCE_S = 10.0
+SERVERS_PATIENCE_S = 10.0
 """How long servers that the recipe names may take to answer."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 """Pauses between two starts of a server that does not come up."""
@@ -140,13 +140,13 @@ class Servers:
         else:
             await_leaders(self.connection)
         with ObjectStore(self.store_address) as store:
-            store.wait_ready(PATIENCE_S)
+            store.wait_ready(SERVERS_PATIENCE_S)
             store.ensure_bucket()
 
     def _await_kafka(self) -> None:
         admin = open_admin(self.connection)
         try:
-            call_patiently(lambda: admin.list_topics(timeout=3), "asking Kafka for its topics", PATIENCE_S)
+            call_patiently(lambda: admin.list_topics(timeout=3), "asking Kafka for its topics", SERVERS_PATIENCE_S)
         except KafkaAway as error:
             raise KafkaAway(
                 f"no Kafka answers at {self._named_kafka.bootstrap}, which the recipe names as kafka.bootstrap: start "
@@ -210,7 +210,7 @@ class Servers:
         end = time.monotonic() + LONGEST_START_S
         for starter in self._starters:
             starter.join(max(0.0, end - time.monotonic()))
-        if self._kafka is not None and self._kafka.is_recording_start_cache and timeout_s >= PATIENCE_S:
+        if self._kafka is not None and self._kafka.is_recording_start_cache and timeout_s >= SERVERS_PATIENCE_S:
             self._say("Kafka writes its start-up cache (once, some seconds): later starts take a third of the time")
         stoppers = [threading.Thread(target=s.stop, args=(timeout_s,), daemon=True) for s in self._embedded]
         for thread in stoppers:
@@ -275,7 +275,7 @@ def describe_full_disk(folder: Path) -> str:
     return f": {FULL} ({free / 1e6:.0f} MB left for {folder}): make room there, and the run goes on by itself"
 
 
-def await_leaders(connection: Connection, patience_s: float = PATIENCE_S) -> None:
+def await_leaders(connection: Connection, patience_s: float = SERVERS_PATIENCE_S) -> None:
     """Return when a broker that has just started leads all its partitions.
 
     For some milliseconds it has their new leader epochs before it takes requests for them, and refuses with

@@ -15,7 +15,7 @@ from headrace.infra.kafka.clients import Connection, call_patiently, open_admin
 
 CONNECT_S = 3.0
 MOST_AT_ONCE = 32
-LISTING_S = 10.0
+BROKERS_LISTING_S = 10.0
 
 
 class AddressUnreachable(UsageError):
@@ -41,7 +41,9 @@ def look_at_advertised(connection: Connection) -> tuple[Advertised, ...]:
     One that answers at a second look was just starting.
     """
     admin = open_admin(connection)
-    brokers = call_patiently(lambda: admin.list_topics(timeout=LISTING_S), "listing brokers", LISTING_S).brokers
+    brokers = call_patiently(
+        lambda: admin.list_topics(timeout=BROKERS_LISTING_S), "listing brokers", BROKERS_LISTING_S
+    ).brokers
     found = try_addresses(connection, [(broker.host, broker.port) for broker in brokers.values()])
     silent = [(one.host, one.port) for one in found if one.error]
     again = dict(zip(silent, try_addresses(connection, silent), strict=True))

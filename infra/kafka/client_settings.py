@@ -30,7 +30,7 @@ SECRETS = frozenset(
     }
 )
 """librdkafka's settings whose values are secrets."""
-OURS = {
+PROMISED_SETTINGS = {
     **dict.fromkeys(("bootstrap.servers", "metadata.broker.list", "group.id", "group.instance.id"), ()),
     **dict.fromkeys(("transactional.id", "auto.offset.reset", "delivery.report.only.error"), ()),
     **dict.fromkeys(("message.timeout.ms", "delivery.timeout.ms"), ()),
@@ -84,7 +84,7 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
         where: Where they were given, for the message.
         alone: Whether these are all: then also for settings that need others.
     """
-    for key, allowed in OURS.items():
+    for key, allowed in PROMISED_SETTINGS.items():
         if key in client and client[key] not in allowed:
             may = f"is {allowed[0]}" if allowed else "is set by each component"
             raise UsageError(f"{where}: {key} {may}, as a run's promises rest on it: leave it out")

@@ -32,7 +32,7 @@ MOST_IN_FLIGHT = 5
 """Requests under way on a connection: the most of which a broker remembers the sequence numbers (KIP-98)."""
 QUICK_RETRY = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 50, "reconnect.backoff.max.ms": 1000}
 
-AWAY = {
+AWAY_ERRORS = {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own codes begin with an underscore
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._TIMED_OUT,  # noqa: SLF001
@@ -168,7 +168,7 @@ class RunAddress:
 
 def _say_error(error: KafkaError) -> None:
     """Log what librdkafka reports beside the calls: unreachable brokers, refused credentials."""
-    if error.code() in AWAY:
+    if error.code() in AWAY_ERRORS:
         log.debug("kafka.away", error=error.str())
     else:
         log.warning("kafka.error", code=error.name(), error=error.str())
@@ -197,7 +197,7 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
             "ends it (message.timestamp.before.max.ms, ...after.max.ms), or one of its brokers is down: correct that, "
             "and start the brokers again"
         )
-    if cause.code() in AWAY or cause.retriable():
+    if cause.code() in AWAY_ERRORS or cause.retriable():
         return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
     return KafkaRefused(f"{doing}: Kafka answers {cause.name()}: {cause.str()}")
 
@@ -277,7 +277,7 @@ def call_patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any
             return call()
         except KafkaException as error:
             cause: KafkaError = error.args[0]
-            if not (cause.retriable() or cause.code() in AWAY) or time.monotonic() > end:
+            if not (cause.retriable() or cause.code() in AWAY_ERRORS) or time.monotonic() > end:
                 raise translate_error(error, doing) from error
             log.debug("kafka.waiting", doing=doing, error=cause.str())
             time.sleep(backoff.next_s())
@@ -314,17 +314,17 @@ def take_good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
         error = item.error()
         if error is None:
             found.append(message_of(item))
-        elif error.code() not in AWAY and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+        elif error.code() not in AWAY_ERRORS and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
             raise translate_error(KafkaException(error), doing)
     return found
 
 
 _admins: dict[str, AdminClient] = {}
 
-MOVED = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
+MOVED_LEADER = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
 """A kept admin client goes on asking with the leader epochs of before a broker's restart."""
 SETTLING = {
-    *MOVED,
+    *MOVED_LEADER,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError._NOENT,  # noqa: SLF001 - "no leaders found", of a topic that was just made
@@ -406,7 +406,7 @@ def _fetch_offsets_patiently(
         except KafkaException as error:
             code = error.args[0].code()
             end = end or time.monotonic() + SETTLING_S  # from the first answer on: it may have taken longer than that
-            if code in MOVED:
+            if code in MOVED_LEADER:
                 _admins.pop(_describe_cluster(connection), None)
             if code not in SETTLING or time.monotonic() > end:
                 raise translate_error(error, f"asking for the {what} of topics") from error

@@ -22,9 +22,8 @@ from headrace.infra.kafka.clients import (
     open_admin,
     open_transactional_producer,
 )
-from headrace.infra.kafka.group_offsets import fetch_commits
+from headrace.infra.kafka.group_offsets import REQUEST_S, fetch_commits
 
-REQUEST_S = 10.0
 TRANSACTION_S = 15.0
 IDLE = ("EMPTY", "DEAD", "UNKNOWN")
 """States of a group without members."""

@@ -49,11 +49,11 @@ VERDICT_HEADER = "verdict"
 """Header that `headrace replay` gives to the trajectories of a run whose curators ask what is published; its value is
 TAKEN, or the reason for which they refused the message."""
 TAKEN = "taken"
-MOST_BYTES = 7 << 20
+MOST_DEAD_LETTER_BYTES = 7 << 20
 """Key, headers and value in a dead letter, which must fit into a message itself, or its writer could not go on."""
 MOST_KEY_BYTES = 1000
 """Key of the dead letter's own message."""
-DETAIL_LENGTH = 1000
+DEAD_LETTER_DETAIL_LENGTH = 1000
 
 
 def is_sent_back(message: Message) -> bool:
@@ -80,7 +80,7 @@ def build_dead_letter(topics: Topics, run_id: str, component: str, message: Mess
             policy, stream, number, use = stamp.policy, stamp.stream, stamp.number, stamp.use
     except HeaderError:
         pass
-    detail = refusal.detail[:DETAIL_LENGTH].encode(errors="backslashreplace").decode()
+    detail = refusal.detail[:DEAD_LETTER_DETAIL_LENGTH].encode(errors="backslashreplace").decode()
     reason, whole, message = refusal.reason, message, _cut_to_fit(message)
     headers = dict(message.headers)  # of two of one name the last
     log.warning("message.dead", topic=message.topic, offset=message.offset, reason=reason, detail=detail)
@@ -111,7 +111,12 @@ def build_shadow_loss(run_id: str, policy_variant: str, message: Message, refusa
     A dead letter concludes a number of the policy, and can be sent back to it: the policy's own curator writes that,
     where it cannot read the message either. None when the headers name no task of this run: it concludes nothing.
     """
-    reason, detail, topic, offset = refusal.reason, refusal.detail[:DETAIL_LENGTH], message.topic, message.offset
+    reason, detail, topic, offset = (
+        refusal.reason,
+        refusal.detail[:DEAD_LETTER_DETAIL_LENGTH],
+        message.topic,
+        message.offset,
+    )
     log.warning("message.lost", line=policy_variant, topic=topic, offset=offset, reason=reason, detail=detail)
     try:
         stamp = Stamp.from_headers(message.headers)
@@ -137,9 +142,9 @@ def build_shadow_loss(run_id: str, policy_variant: str, message: Message, refusa
 def _cut_to_fit(message: Message) -> Message:
     """Return a message that fits into a dead letter: of one that is too large the beginning."""
     beside = _size(message.key, message.headers)
-    if beside > MOST_BYTES:
-        return replace(message, key=b"", headers=[], value=message.value[:MOST_BYTES])
-    return replace(message, value=message.value[: MOST_BYTES - beside])
+    if beside > MOST_DEAD_LETTER_BYTES:
+        return replace(message, key=b"", headers=[], value=message.value[:MOST_DEAD_LETTER_BYTES])
+    return replace(message, value=message.value[: MOST_DEAD_LETTER_BYTES - beside])
 
 
 def _size(key: bytes, headers: Iterable[tuple[str, bytes]], value: bytes = b"") -> int:

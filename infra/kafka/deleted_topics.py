@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 GONE_S = 20.0
 """A topic that is not there for so long, while Kafka answers, was deleted."""
-LOOK_EVERY_S = 10.0
+TOPICS_LOOK_EVERY_S = 10.0
 """A topic's loss is reported after at most this and GONE_S."""
 SOON_S = 1.0
 """How often is asked while one is missing."""
@@ -68,7 +68,7 @@ class TopicWatch(threading.Thread):
     def run(self) -> None:
         """Ask until `stop`, or until a topic is gone."""
         self.look()
-        while self.error is None and not self._over.wait(SOON_S if self._missing.since else LOOK_EVERY_S):
+        while self.error is None and not self._over.wait(SOON_S if self._missing.since else TOPICS_LOOK_EVERY_S):
             self.look()
 
     def look(self) -> None:

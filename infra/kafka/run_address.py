@@ -9,7 +9,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.bootstrap import parse_bootstrap
 from headrace.infra.kafka.client_settings import read_client_settings
 from headrace.infra.kafka.clients import Connection, RunAddress
-from headrace.schemas.topics import NAME
+from headrace.schemas.topics import NAME_FORM
 
 
 def parse_run(text: str) -> RunAddress:
@@ -20,10 +20,10 @@ def parse_run(text: str) -> RunAddress:
     except ValueError:  # a bracket of an IPv6 address is missing, or a port
         parts, bootstrap = urlsplit(""), ""
     run = parts.path.strip("/")
-    if parts.scheme != "kafka" or not bootstrap or not NAME.fullmatch(run):
+    if parts.scheme != "kafka" or not bootstrap or not NAME_FORM.fullmatch(run):
         meant = _BARE.fullmatch(text.removeprefix("kafka://"))
         brokers, named = meant.groups() if meant else ("HOST:PORT", "")
-        form = f"kafka://{brokers}/{named if NAME.fullmatch(named) else 'RUN'}"
+        form = f"kafka://{brokers}/{named if NAME_FORM.fullmatch(named) else 'RUN'}"
         raise UsageError(f"cannot read the run address {text!r}: give {form}, as `headrace up` prints it")
     return RunAddress(Connection(bootstrap, read_client_settings(alone=True)), run)
 

@@ -11,7 +11,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from headrace.infra.kafka.clients import (
-    AWAY,
+    AWAY_ERRORS,
     SETTLING_S,
     Connection,
     KafkaAway,
@@ -94,7 +94,7 @@ class TopicReader:
                 self._ended.add(partition_id)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
                 outside.add((raw.topic() or "", raw.partition() or 0))
-            elif error.code() not in AWAY:
+            elif error.code() not in AWAY_ERRORS:
                 raise translate_error(KafkaException(error), f"reading {raw.topic()}")
         if outside:
             self._reenter(outside)

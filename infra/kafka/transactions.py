@@ -20,7 +20,7 @@ from headrace.infra.backoff import Backoff
 from headrace.infra.errors import HeadraceError, Unavailable
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import (
-    AWAY,
+    AWAY_ERRORS,
     REFUSED,
     TRANSACTION_TIMEOUT_MS,
     Connection,
@@ -42,12 +42,12 @@ MOST_BATCH_BYTES = 8 << 20
 """Record in one transaction, but for a single record that is larger."""
 CALL_S = 5.0
 """How long one call to the coordinator waits before it is asked again."""
-STUCK_S = 12.0
+CALL_STUCK_S = 12.0
 """A call that has not returned after so long never will."""
 WATCH_EVERY_S = 1.0
 STUCK_EXIT = os.EX_TEMPFAIL
 """The supervisor takes it for no failure."""
-LOOK_EVERY_S = 1.0
+TOPIC_LOOK_EVERY_S = 1.0
 PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
 """Reports of records that were dropped because of another record."""
 REMEDIES = {
@@ -74,12 +74,12 @@ class HasValue(Protocol):
         ...
 
 
-Record = TypeVar("Record", bound=HasValue)
+Valued = TypeVar("Valued", bound=HasValue)
 
 
-def split_into_transactions(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
+def split_into_transactions(records: Iterable[Valued], most: int) -> Iterator[list[Valued]]:
     """Yield records in pieces that a transaction can hold: `most` of them, of some MiB."""
-    batch: list[Record] = []
+    batch: list[Valued] = []
     size = 0
     for record in records:
         if batch and (len(batch) == most or size + len(record.value) > MOST_BATCH_BYTES):
@@ -171,9 +171,9 @@ class TransactionalWriter:
         Nothing is lost by it: the transaction aborts at the broker, and the successor begins from what is committed.
         """
         while not self._closed.wait(WATCH_EVERY_S):
-            if time.monotonic() - self._called_at > STUCK_S:
+            if time.monotonic() - self._called_at > CALL_STUCK_S:
                 who = self.transactional_id
-                log.error("transaction.stuck", transactional_id=who, doing=self._calling, seconds=STUCK_S)
+                log.error("transaction.stuck", transactional_id=who, doing=self._calling, seconds=CALL_STUCK_S)
                 os._exit(STUCK_EXIT)
 
     def begin(self) -> None:
@@ -281,7 +281,7 @@ class TransactionalWriter:
                     ) from error
                 if isinstance(translate_error(error, doing), Fenced):
                     raise self._fenced_error(error, doing) from error
-                if not (cause.retriable() or cause.code() in AWAY):
+                if not (cause.retriable() or cause.code() in AWAY_ERRORS):
                     raise translate_error(error, doing) from error
                 log.info("kafka.waiting", doing=doing, error=cause.str(), transactional_id=self.transactional_id)
                 time.sleep(backoff.next_s())
@@ -339,7 +339,7 @@ class TransactionalWriter:
                 log.warning("topic.gone", topic=record.topic, partition=record.partition, patience_s=GONE_S)
             if time.monotonic() - begun >= GONE_S:
                 return False
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(TOPIC_LOOK_EVERY_S)
 
 
 def _partition_of(record: Outgoing) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-POLL_S = 0.02
+EXIT_POLL_S = 0.02
 PYTHON = (sys.executable, "-P")
 """Python with -P: files in the working directory do not hide Python's own modules or installed ones."""
 PR_SET_PDEATHSIG = 1
@@ -133,7 +133,7 @@ def end_all(pids: Iterable[int], timeout_s: float) -> list[int]:
         deadline = time.monotonic() + timeout_s / 2
         while left and time.monotonic() < deadline:
             left = [pid for pid in left if not has_ended(pid)]
-            time.sleep(POLL_S)
+            time.sleep(EXIT_POLL_S)
     for pid in left:
         kill_session(pid)
     return left

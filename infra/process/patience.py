@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headrace.infra.errors import FENCED
 
-AWAY = os.EX_TEMPFAIL
+SERVER_AWAY = os.EX_TEMPFAIL
 """A component ends with this when it was stuck because a server was unreachable: not its own fault."""
 
 
@@ -53,7 +53,7 @@ class Deaths:
         """
         if exit_code == FENCED:  # another process works in its place
             return
-        if exit_code != AWAY:
+        if exit_code != SERVER_AWAY:
             self.short_lives = self.short_lives + 1 if lived_s < self.patience.short_life_s else 0
         if progress is not None:
             self.stuck = self.stuck + 1 if progress == self.progress else 1

@@ -37,7 +37,7 @@ from headrace.infra.process.patience import Deaths, Patience
 FINISHED = 0
 USAGE_ERROR = 2
 SAMPLE_S = 1.0
-LAST_LINES = 12
+LAST_LOG_LINES = 12
 ERROR_MARK = "error: "
 """What the command line begins an error with."""
 ERROR_LEVEL = '"level": "error"'
@@ -304,7 +304,7 @@ class Supervisor:
 
     def _give_up(self, child: Child, life: _Life) -> GaveUp:
         path = self.logs / f"{child.name}.log"
-        lines = read_last_lines(path, LAST_LINES)
+        lines = read_last_lines(path, LAST_LOG_LINES)
         if life.exit_code == USAGE_ERROR:
             marked = [n for n, line in enumerate(lines) if line.startswith(ERROR_MARK)]
             sentence = "\n".join(lines[marked[-1] :]).removeprefix(ERROR_MARK) if marked else "\n".join(lines)

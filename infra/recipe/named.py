@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.plug_ins import load_plug_in
 
-KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+SETTING_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
 def find_named(where: str, use: str, shipped: Mapping[str, str | Callable[..., Any]]) -> Callable[..., Any]:
@@ -42,7 +42,7 @@ def check_kinds(where: str, function: Callable[..., Any], settings: Mapping[str,
     for name, value in settings.items():
         kinds = _list_kinds(parameters[name].annotation) if name in parameters else ()
         if kinds and type(value) not in kinds and not (type(value) is int and float in kinds):
-            plain = [KINDS[kind] for kind in kinds if kind is not NoneType]
+            plain = [SETTING_KINDS[kind] for kind in kinds if kind is not NoneType]
             raise UsageError(f"{where}: {name} must be {' or '.join(plain)}, got {value!r}")
 
 
@@ -100,4 +100,4 @@ def _read_signature(function: Callable[..., Any]) -> inspect.Signature:
 def _list_kinds(annotation: Any) -> tuple[type, ...]:
     """Return the plain kinds that an annotation allows, None among them; none for any other annotation."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return tuple(parts) if all(part in KINDS or part is NoneType for part in parts) else ()
+    return tuple(parts) if all(part in SETTING_KINDS or part is NoneType for part in parts) else ()

@@ -20,7 +20,7 @@ from headrace.infra.recipe.plug_ins import is_own, source_paths_of
 from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
 from headrace.schemas.records import RecipeRevision
 
-SHOWN = 12
+SHOWN_DIGITS = 12
 """Digits of a hash that are shown."""
 
 log = structlog.get_logger()
@@ -37,14 +37,14 @@ class SourceChanged(HeadraceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PlugInSource:
     """Where the source of a plug-in is, and its hash."""
 
     path: Path
     hash: str
 
 
-_loaded: dict[str, Source] = {}
+_loaded: dict[str, PlugInSource] = {}
 """Sources by top-level module, as they were when this process first asked for them."""
 
 
@@ -53,7 +53,7 @@ def top_of(use: str) -> str:
     return use.partition(":")[0].partition(".")[0]
 
 
-def read_source_on_disk(top: str) -> Source | None:
+def read_source_on_disk(top: str) -> PlugInSource | None:
     """Return the source of a top-level module as it is now; None for one that has none here. Raises OSError."""
     located = source_paths_of(top)
     if not located or not all(path.exists() for path in located):
@@ -63,10 +63,10 @@ def read_source_on_disk(top: str) -> Source | None:
         content = path.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
-    return Source(located[0], digest.hexdigest())
+    return PlugInSource(located[0], digest.hexdigest())
 
 
-def find_loaded_source(top: str) -> Source | None:
+def find_loaded_source(top: str) -> PlugInSource | None:
     """Return the source of a top-level module as this process has it. Raises OSError."""
     if top not in _loaded and (found := read_source_on_disk(top)) is not None:
         _loaded[top] = found
@@ -169,7 +169,7 @@ def newest_sources(revisions: Iterable[RecipeRevision]) -> dict[str, str]:
     return {top: recorded for revision in revisions for top, recorded in revision.plug_ins.items()}
 
 
-def sources_of(uses: Iterable[str]) -> dict[str, Source]:
+def sources_of(uses: Iterable[str]) -> dict[str, PlugInSource]:
     """Return the source of every plug-in that is found here, by top-level module, as it is now. Raises OSError."""
     found = {top: read_source_on_disk(top) for top in dict.fromkeys(map(top_of, uses))}
     return {top: source for top, source in found.items() if source is not None}
@@ -180,10 +180,10 @@ def hash_sources(uses: Iterable[str]) -> dict[str, str]:
     return {top: source.hash for top, source in sources_of(uses).items()}
 
 
-def find_source_differences(recorded: Mapping[str, str], here: Mapping[str, Source]) -> list[str]:
+def find_source_differences(recorded: Mapping[str, str], here: Mapping[str, PlugInSource]) -> list[str]:
     """Return `plug-in NAME (PATH): source OLD -> NEW` for every source that is another here than recorded."""
     return [
-        f"plug-in {top} ({source.path}): source {recorded[top][:SHOWN]} -> {source.hash[:SHOWN]}"
+        f"plug-in {top} ({source.path}): source {recorded[top][:SHOWN_DIGITS]} -> {source.hash[:SHOWN_DIGITS]}"
         for top, source in here.items()
         if recorded.get(top, source.hash) != source.hash
     ]
@@ -197,7 +197,7 @@ def check_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
     for use, source in _find_differing(recorded, uses):
         top = top_of(use)
         now = read_source_on_disk(top)
-        hashes = f"has source {source.hash[:SHOWN]}, and the run goes by {recorded[top][:SHOWN]}"
+        hashes = f"has source {source.hash[:SHOWN_DIGITS]}, and the run goes by {recorded[top][:SHOWN_DIGITS]}"
         if now is not None and now.hash == recorded[top]:
             raise SourceChanged(
                 f"plug-in {use}, as this process loaded it from {source.path}, {hashes}: begun anew, it takes that one"
@@ -211,11 +211,12 @@ def check_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
 def note_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
     """Warn of plug-ins that differ from the run's, where nothing is written to it: trying others is allowed there."""
     for use, source in _find_differing(recorded, uses):
-        why = f"{use} in {source.path} has source {source.hash[:SHOWN]}, the run's had {recorded[top_of(use)][:SHOWN]}"
+        ours, theirs = source.hash[:SHOWN_DIGITS], recorded[top_of(use)][:SHOWN_DIGITS]
+        why = f"{use} in {source.path} has source {ours}, the run's had {theirs}"
         log.warning("plug_in.differs", why=why)
 
 
-def _find_differing(recorded: Mapping[str, str], uses: Iterable[str]) -> Iterator[tuple[str, Source]]:
+def _find_differing(recorded: Mapping[str, str], uses: Iterable[str]) -> Iterator[tuple[str, PlugInSource]]:
     for use in uses:
         source = find_loaded_source(top_of(use))
         if source is not None and recorded.get(top_of(use), source.hash) != source.hash:

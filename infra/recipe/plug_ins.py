@@ -24,11 +24,11 @@ from headrace.infra.errors import UsageError
 
 ROOMS_OF_0_1 = ("consumers", "envs", "producers", "trainers")
 """Until 0.1 these were imported by their own names, and recipes on the log name what they hold so."""
-SELECTORS = ("contract", "dots", "filter_solved", "greso", "pools", "registry", "tiers")
-MOVED = {
+SELECTOR_MODULES = ("contract", "dots", "filter_solved", "greso", "pools", "registry", "tiers")
+MOVED_MODULES = {
     "envs.single_turn": "envs.workflows.single_turn",
     "envs.solver_verifier": "envs.workflows.solver_verifier",
-    **{f"producers.selectors.{name}": f"producers.feed.selectors.{name}" for name in SELECTORS},
+    **{f"producers.selectors.{name}": f"producers.feed.selectors.{name}" for name in SELECTOR_MODULES},
 }
 """What a recipe of 0.1 may name and where it is now."""
 NOT_THEIRS = frozenset({"headrace", "reasoning_gym"})
@@ -107,7 +107,7 @@ def is_of_0_1(name: str) -> bool:
 
 
 def _name_of_today(name: str) -> str:
-    return f"headrace.{MOVED.get(name, name)}"
+    return f"headrace.{MOVED_MODULES.get(name, name)}"
 
 
 def source_paths_of(top: str) -> tuple[Path, ...]:

@@ -31,7 +31,7 @@ SWEEP = "sweep.toml"
 """Name of the file in a folder of recipes that compares them; it is not a recipe."""
 TRAINERS = re.compile(r"((policies|shadows)\.[^.=]+\.)?trainer\.")
 Table = dict[str, Any]
-Location = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
@@ -39,11 +39,11 @@ class Draft:
     """A recipe as it grows: the merged tables, and which file or option gave each key."""
 
     table: Table = field(default_factory=dict)
-    origins: dict[Location, str] = field(default_factory=dict)
+    origins: dict[KeyPath, str] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
     """Folders of the files that were read, the recipe's own first."""
 
-    def origin(self, location: Location, default: str) -> str:
+    def origin(self, location: KeyPath, default: str) -> str:
         """Return who gave the key, or the nearest table around it."""
         for length in range(len(location), 0, -1):
             if location[:length] in self.origins:
@@ -201,7 +201,7 @@ def _text_of(name: str, beside: Path | None) -> tuple[str, str]:
     )
 
 
-def _merge(draft: Draft, into: Table, table: Mapping[str, Any], source: str, at: Location = ()) -> None:
+def _merge(draft: Draft, into: Table, table: Mapping[str, Any], source: str, at: KeyPath = ()) -> None:
     for key, value in table.items():
         here = (*at, key)
         old = into.get(key)
@@ -213,7 +213,7 @@ def _merge(draft: Draft, into: Table, table: Mapping[str, Any], source: str, at:
             _note(draft, here, value, source)
 
 
-def _note(draft: Draft, here: Location, value: Any, source: str) -> None:
+def _note(draft: Draft, here: KeyPath, value: Any, source: str) -> None:
     draft.origins[here] = source
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -294,8 +294,8 @@ def _explain(error: ValidationError, draft: Draft, name: str) -> str:
     return "\n".join([f"recipe {name} is not right:", *dict.fromkeys(lines)])
 
 
-def _describe_faults(errors: list[ErrorDetails], table: Table) -> list[tuple[Location, str]]:
-    found: list[tuple[Location, str]] = []
+def _describe_faults(errors: list[ErrorDetails], table: Table) -> list[tuple[KeyPath, str]]:
+    found: list[tuple[KeyPath, str]] = []
     for error in errors:
         if isinstance(error.get("ctx", {}).get("error"), TrainerError):
             found += _find_trainer_faults(table)
@@ -304,9 +304,9 @@ def _describe_faults(errors: list[ErrorDetails], table: Table) -> list[tuple[Loc
     return found
 
 
-def _find_trainer_faults(table: Table) -> list[tuple[Location, str]]:
+def _find_trainer_faults(table: Table) -> list[tuple[KeyPath, str]]:
     """Find faults in the keys of `[trainer]` that a policy or a shadow sets for itself."""
-    found: list[tuple[Location, str]] = []
+    found: list[tuple[KeyPath, str]] = []
     named = [(kind, name) for kind in ("policies", "shadows") for name in table.get(kind, {})]
     for kind, name in named:
         settings = table[kind][name]
@@ -338,7 +338,7 @@ def _describe_fault(error: ErrorDetails) -> str:
     return f"`{where}` {fault}{given}{_name_location(location)}" if where else fault
 
 
-def _name_location(location: Location) -> str:
+def _name_location(location: KeyPath) -> str:
     about = list_children([str(part) for part in location[:-1]]).get(str(location[-1]) if location else "", "")
     return f" ({about.rstrip('.')})" if about else ""
 

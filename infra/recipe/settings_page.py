@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 from headrace.infra.recipe import settings
 from headrace.schemas.field_texts import read_field_texts
 
-PAGE = Path("docs") / "settings.md"
+SETTINGS_PAGE = Path("docs") / "settings.md"
 HEAD = """\
 # Settings: every key of a recipe
 
@@ -112,7 +112,7 @@ def _flatten(text: str) -> str:
 
 def main() -> None:
     """Write the page of the clone that is the working folder."""
-    PAGE.write_text(render_page())
+    SETTINGS_PAGE.write_text(render_page())
 
 
 if __name__ == "__main__":

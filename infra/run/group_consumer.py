@@ -40,12 +40,12 @@ from headrace.schemas.records import Snapshot
 
 log = structlog.get_logger()
 
-MOST_RECORDS = 64
-MOST_BYTES = 8 << 20
+MOST_TURN_RECORDS = 64
+MOST_TURN_BYTES = 8 << 20
 """Written in one turn, and one record's more."""
 MOST_S = 2.0
 """Seconds of handling in one turn, and one record's more."""
-TURN_S = 0.15
+CONSUMER_TURN_S = 0.15
 REBALANCE_S = 30.0
 RESTORE_S = 2.0
 """Seconds of restoring in one poll."""
@@ -166,12 +166,12 @@ class GroupConsumer:
 
     def poll(self, watch: Stopwatch) -> list[Message]:
         """Return owned records, first those that the last turn left; partitions that are new are restored first."""
-        most = max(MOST_RECORDS - len(self._left), 1)
+        most = max(MOST_TURN_RECORDS - len(self._left), 1)
         with watch.measure("consume"):
             raw = self._consumer.consume(most, 0)
         if len(raw) < most and not self._left and self._restore is None:
             with watch.measure("wait"):
-                raw += self._consumer.consume(most - len(raw), TURN_S)
+                raw += self._consumer.consume(most - len(raw), CONSUMER_TURN_S)
         self._metadata = self._consumer.consumer_group_metadata()
         self._continue_restore()
         found = take_good_messages(raw, f"reading {', '.join(self.membership.topics)}")
@@ -205,7 +205,7 @@ class GroupConsumer:
     @property
     def _is_turn_full(self) -> bool:
         late = time.monotonic() - self._turn_began > MOST_S
-        return bool(self._left) or self._turn_bytes >= MOST_BYTES or late
+        return bool(self._left) or self._turn_bytes >= MOST_TURN_BYTES or late
 
     def tick(self) -> Iterable[Outgoing]:
         """Nothing follows from time."""

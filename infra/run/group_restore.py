@@ -27,7 +27,7 @@ from headrace.schemas.records import Snapshot
 log = structlog.get_logger()
 
 
-Identity = tuple[bytes, tuple[tuple[str, bytes | None], ...]]
+MessageIdentity = tuple[bytes, tuple[tuple[str, bytes | None], ...]]
 """Key and headers."""
 
 
@@ -115,7 +115,7 @@ class Restore:
         """Partitions whose offsets were forgotten, with the offsets of their newest snapshots."""
         self._bodies: dict[PartitionId, bytes] = {}
         """What these snapshots hold."""
-        self._written: dict[PartitionId, set[Identity]] = {}
+        self._written: dict[PartitionId, set[MessageIdentity]] = {}
         """What is in partitions of topics that were written to."""
         self._steps = self._restore_all()
 
@@ -266,7 +266,7 @@ class Restore:
                 yield
 
 
-def _identify(record: Message | Outgoing) -> Identity:
+def _identify(record: Message | Outgoing) -> MessageIdentity:
     """Return what tells a record of ours from others of its topic."""
     return record.key, tuple(record.headers)
 

@@ -17,7 +17,7 @@ OF_VERSION_0 = frozenset({"path", "model", "alphabet", "warm_start", "lora"})
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """What the trainers of a run have written."""
 
     has_trained: bool = False
@@ -40,16 +40,16 @@ class Progress:
         )
 
 
-def read_progress(address: RunAddress, recipe: Recipe) -> Progress:
+def read_progress(address: RunAddress, recipe: Recipe) -> RunProgress:
     """Return how far a run has come, by its recipe. Raises KafkaAway and KafkaRefused."""
     topics, begun = Topics(address.run), set()
     for message in read_all(address.connection, [topics.batches(one) for one in recipe.policy_variants]):
         batch = read_record(message, BatchTrained)
         if batch is None or batch.version > 0:
-            return Progress(has_trained=True)
+            return RunProgress(has_trained=True)
     for message in read_all(address.connection, [topics.weights(one) for one in recipe.policy_variants]):
         published = read_record(message, WeightsPublished)
         if published is None or published.version > 0:
-            return Progress(has_trained=True)
+            return RunProgress(has_trained=True)
         begun.add(published.policy)
-    return Progress(begun=frozenset(begun))
+    return RunProgress(begun=frozenset(begun))

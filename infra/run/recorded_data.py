@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.plug_in_sources import SHOWN
+from headrace.infra.recipe.plug_in_sources import SHOWN_DIGITS
 from headrace.schemas.records import ReadData, UsedEnvironment
 
 
@@ -55,7 +55,7 @@ def _find_changed(
 
 def describe_data(one: ReadData) -> str:
     """Return how many rows it has, and the first digits of its hash."""
-    return f"{one.rows:,} rows, {one.content[:SHOWN]}"
+    return f"{one.rows:,} rows, {one.content[:SHOWN_DIGITS]}"
 
 
 def _describe(some: list[ReadData]) -> str:

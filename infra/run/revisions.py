@@ -28,7 +28,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.progress import read_progress
 from headrace.infra.run.recorded_data import find_data_differences, newest_environments
 from headrace.infra.run.run import (
-    LISTING_S,
+    RUNS_LISTING_S,
     Run,
     describe_store,
     find_missing_schemas,
@@ -175,7 +175,7 @@ def read_first_revision(address: RunAddress) -> bytes | None:
 
 
 def _is_there(address: RunAddress) -> bool:
-    return address.run in list_runs(address.connection, LISTING_S)
+    return address.run in list_runs(address.connection, RUNS_LISTING_S)
 
 
 def build_revision(run_id: str, number: int, recipe: Recipe, store: str, ended: str = "") -> RecipeRevision:

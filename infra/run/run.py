@@ -45,9 +45,9 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-STORE_PATIENCE_S = 60.0
+STORE_AWAY_S = 60.0
 LONGEST_PAUSE_S = 5.0
-LISTING_S = 5.0
+RUNS_LISTING_S = 5.0
 """A client's first question may take three of them."""
 KEYS_FILE = "keys_file"
 """Key, in the text of a store, of the file that holds the keys of an embedded one."""
@@ -194,7 +194,7 @@ class Run:
         """
         if claim.store != STORE_NAME:
             raise ObjectMissing(f"the claim is on store {claim.store[:80]!r}, and this run has one, {STORE_NAME!r}")
-        return _wait_for_store(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), STORE_PATIENCE_S)
+        return _wait_for_store(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), STORE_AWAY_S)
 
     def get_group(self, claim: ClaimCheck) -> bytes:
         """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
@@ -258,7 +258,7 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
 
 
 def _join(address: RunAddress) -> Run:
-    require_run(address, list_runs(address.connection, LISTING_S))
+    require_run(address, list_runs(address.connection, RUNS_LISTING_S))
     messages = list(read_all(address.connection, [Topics(address.run).recipe]))
     read = [revision for message in messages if (revision := _read_and_learn(message)) is not None]
     found = _keep_first_run([revision for revision in read if revision.recipe])

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from minio import Minio
     from minio.datatypes import Object as StoredAs
 
-TIMEOUT_S = 4.0
-PART_BYTES = 8 * 1024 * 1024
+STORE_TIMEOUT_S = 4.0
+UPLOAD_PART_BYTES = 8 * 1024 * 1024
 """Larger objects go up in parts of this size."""
 MOST_PARTS = 10_000
 """S3's limit; the parts of an object beyond 80 GB are larger."""
@@ -157,10 +157,10 @@ class Bucket:
                     object_name=key,
                     data=data,
                     length=size_bytes,
-                    part_size=max(PART_BYTES, -(-size_bytes // MOST_PARTS)),
+                    part_size=max(UPLOAD_PART_BYTES, -(-size_bytes // MOST_PARTS)),
                 )
 
-        if size_bytes <= PART_BYTES:
+        if size_bytes <= UPLOAD_PART_BYTES:
             self.ask(lambda: send(self.client), key)
             return
         # A store may join the parts only at the end, and answers when it has.

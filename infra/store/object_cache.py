@@ -20,12 +20,12 @@ from headrace.schemas.records import ClaimCheck
 log = structlog.get_logger()
 
 TRIES = 3
-POLL_S = 0.02
-STUCK_S = 15.0
+LOCK_POLL_S = 0.02
+FETCH_STUCK_S = 15.0
 """A fetch that gets no byte for so long is not waited for any more: its process or its store has stopped."""
 MOST_FILES = 16_384
 """Beyond this number, too, the oldest files go: a small model's deltas take no room, but time to be looked through."""
-SLACK = 16
+ROOM_SLACK = 16
 """A process looks for room again when it has brought in this fraction of what there may be: looking takes a while."""
 LONGEST_FETCH_S = 86_400.0
 """What was begun before that, and is not whole, its process left behind when it was killed."""
@@ -55,8 +55,8 @@ class ObjectCache:
     Args:
         store: Where objects come from.
         folder: Made when it is missing.
-        most_bytes: Beyond these, and a SLACK-th for each process, what was not used for longest goes; an object that is
-            larger than that stays alone.
+        most_bytes: Beyond these, and a ROOM_SLACK-th for each process, what was not used for longest goes; an
+            object that is larger than that stays alone.
     """
 
     def __init__(self, store: ObjectStore, folder: Path, most_bytes: int) -> None:
@@ -114,7 +114,7 @@ class ObjectCache:
         if self._brought is None:
             return True
         size, files = self._brought
-        return size * SLACK > self._most_bytes or files * SLACK > MOST_FILES
+        return size * ROOM_SLACK > self._most_bytes or files * ROOM_SLACK > MOST_FILES
 
     def _make_room(self, keep: str) -> None:
         """Remove what was not used for longest. Two who do so at once remove more than need be, and nothing wrong."""
@@ -151,9 +151,11 @@ class ObjectCache:
         while not take_lock(file.fileno()):
             if (now := self._measure_fetched(part)) != before:
                 before, since = now, time.monotonic()
-            elif time.monotonic() - since > STUCK_S:
-                raise TimeoutError(f"the process that holds the lock of {part} has fetched nothing for {STUCK_S:.0f} s")
-            time.sleep(POLL_S)
+            elif time.monotonic() - since > FETCH_STUCK_S:
+                raise TimeoutError(
+                    f"the process that holds the lock of {part} has fetched nothing for {FETCH_STUCK_S:.0f} s"
+                )
+            time.sleep(LOCK_POLL_S)
 
     def _measure_fetched(self, part: Path) -> dict[str, int]:
         """Return the sizes of what is being fetched."""

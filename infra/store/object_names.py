@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Kind = Literal["weights", "files", "checkpoints", "groups", "examples"]
 """Folder of an object; who may read and write which is in `policy.py`."""
 
-PROBE = "probe"
+PROBE_FOLDER = "probe"
 """Folder of the one object that shows whether a bucket can be used."""
 
 _SEGMENT = re.compile(r"(?!\.\.?$)[A-Za-z0-9._=+-]+")

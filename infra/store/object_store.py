@@ -18,9 +18,9 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
-from headrace.infra.store.bucket import PART_BYTES, TIMEOUT_S, Bucket
+from headrace.infra.store.bucket import STORE_TIMEOUT_S, UPLOAD_PART_BYTES, Bucket
 from headrace.infra.store.object_names import (
-    PROBE,
+    PROBE_FOLDER,
     Content,
     JoinedPieces,
     Kind,
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from minio.datatypes import Object as StoredAs
 
 __all__ = [
-    "PART_BYTES",
-    "PROBE",
+    "PROBE_FOLDER",
     "SPARED_BY_GC",
     "TAKEN_AS_STORED",
+    "UPLOAD_PART_BYTES",
     "Content",
     "Kind",
     "ListedObject",
@@ -60,7 +60,7 @@ __all__ = [
     "is_key",
 ]
 
-CHUNK_BYTES = 1024 * 1024
+DOWNLOAD_CHUNK_BYTES = 1024 * 1024
 SPARED_BY_GC = timedelta(days=1)
 """Garbage collection spares objects younger than this: their records may be on their way."""
 TAKEN_AS_STORED = SPARED_BY_GC / 2
@@ -75,7 +75,7 @@ class ObjectStore:
     Raises UsageError for an endpoint that is not valid, and where there are no keys.
     """
 
-    def __init__(self, address: StoreAddress, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, address: StoreAddress, *, timeout_s: float = STORE_TIMEOUT_S) -> None:
         self.address = address
         self._bucket = Bucket(address, timeout_s)
 
@@ -206,7 +206,7 @@ class ObjectStore:
         bucket = self.address.bucket
         content = b"headrace may write and read here\n"
         digest = hashlib.sha256(content).hexdigest()
-        probe = self.key(PROBE, digest)
+        probe = self.key(PROBE_FOLDER, digest)
         try:
             self._bucket.make()
             self._bucket.upload(probe, len(content), lambda: io.BytesIO(content))
@@ -242,7 +242,7 @@ class ObjectStore:
             into.seek(0)
             into.truncate()
             with self._bucket.open_object(key, 0, 0) as response:
-                for chunk in response.stream(CHUNK_BYTES):
+                for chunk in response.stream(DOWNLOAD_CHUNK_BYTES):
                     digest.update(chunk)
                     into.write(chunk)
                     if into.tell() > size_bytes:

@@ -11,9 +11,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from headrace.infra.store.object_store import PROBE, Kind
+from headrace.infra.store.object_store import PROBE_FOLDER, Kind
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+OBJECT_KINDS: tuple[Kind, ...] = get_args(Kind)
 ANY_RUN = "*/"
 """A run's objects are under its run id, which is not known before it begins."""
 
@@ -29,25 +29,25 @@ class Rights:
     """Makes the bucket when it is missing, and sees that it can be used."""
 
 
-ROLES = {
-    "up": Rights(writes=KINDS, founds=True),
+STORE_ROLES = {
+    "up": Rights(writes=OBJECT_KINDS, founds=True),
     "feeder": Rights(writes=("examples",)),
     "worker": Rights(reads=("weights", "files"), writes=("groups",)),
     "curator": Rights(reads=("groups",)),
     "trainer": Rights(reads=("groups", "examples"), writes=("weights", "files", "checkpoints")),
     "evaluator": Rights(reads=("groups",)),
-    "auditor": Rights(reads=KINDS),
+    "auditor": Rights(reads=OBJECT_KINDS),
     "compactor": Rights(writes=("weights",)),
-    "collector": Rights(removes=KINDS),
+    "collector": Rights(removes=OBJECT_KINDS),
 }
 """`up` starts every other component with its own keys; an `auditor` looks: audit, inspect, retrain, export."""
 
 
 def build_policy(role: str, bucket: str, prefix: str = ANY_RUN) -> str:
     """Return a role's policy as JSON, for the objects of every run, or those under a `prefix` as in StoreAddress."""
-    rights = ROLES[role]
+    rights = STORE_ROLES[role]
     bucket_arn = f"arn:aws:s3:::{bucket}"
-    probe = [f"{bucket_arn}/{PROBE}/*"] if rights.founds else []
+    probe = [f"{bucket_arn}/{PROBE_FOLDER}/*"] if rights.founds else []
     written = _below(bucket_arn, prefix, rights.writes) + probe
     statements = [
         _build_statement("List", ("s3:ListBucket",), [bucket_arn]),

@@ -33,14 +33,14 @@ from headrace.infra.weights.coding import (
     encode_block,
     find_changes,
 )
-from headrace.infra.weights.delta_header import FORMAT, Header, Label, TensorHead, head_of, read_header
+from headrace.infra.weights.delta_header import DELTA_FORMAT, Header, Label, TensorHead, head_of, read_header
 from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, hash_weights
 
-MAGIC = b"HRDELTA\n"
+DELTA_MAGIC = b"HRDELTA\n"
 _LENGTH_BYTES, _DIGEST_BYTES = 8, 32
 _MOST_HEADER_BYTES = 100_000_000
 _MOST_THREADS = 8
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 class NeedsAnchor(WeightsError):
@@ -99,7 +99,7 @@ def encode_delta(
             heads.append(head)
             pieces += streams
     header = Header(
-        format=FORMAT,
+        format=DELTA_FORMAT,
         label=label,
         base_hash=base_hash,
         weights_hash=new_hash,
@@ -123,7 +123,7 @@ def require_same_layout(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -
 def seal_delta(header: Header, pieces: Iterable[bytes | memoryview]) -> bytes:
     """Put header and streams together, with the checksum of all at the end."""
     text = compress(header.encode())
-    whole = [MAGIC, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *pieces]
+    whole = [DELTA_MAGIC, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *pieces]
     digest = blake3(max_threads=blake3.AUTO)
     for piece in whole:
         digest.update(piece)
@@ -136,13 +136,13 @@ def read_delta(data: bytes | memoryview) -> Delta:
     Raises WeightsError for anything but a whole object of this format: torn, altered, or something else.
     """
     view = memoryview(data)
-    start = len(MAGIC) + _LENGTH_BYTES
-    if len(view) < start + _DIGEST_BYTES or view[: len(MAGIC)] != MAGIC:
+    start = len(DELTA_MAGIC) + _LENGTH_BYTES
+    if len(view) < start + _DIGEST_BYTES or view[: len(DELTA_MAGIC)] != DELTA_MAGIC:
         raise WeightsError("this is not a delta object: it does not begin as one")
     body, digest = view[:-_DIGEST_BYTES], view[-_DIGEST_BYTES:]
     if blake3(body, max_threads=blake3.AUTO).digest() != digest:
         raise WeightsError("the delta object is torn or was altered: its checksum is another")
-    length = int.from_bytes(view[len(MAGIC) : start], "little")
+    length = int.from_bytes(view[len(DELTA_MAGIC) : start], "little")
     frame, payload = body[start : start + length], body[start + length :]
     return Delta(read_header(decompress(frame, _MOST_HEADER_BYTES), len(payload)), payload)
 
@@ -232,9 +232,9 @@ def add_changes(block: Items, coded: Coded) -> None:
     block[positions] += differences
 
 
-def run_in_order(pool: ThreadPoolExecutor, tasks: Iterable[Callable[[], Result]]) -> Iterator[Result]:
+def run_in_order(pool: ThreadPoolExecutor, tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
     """Run tasks on the pool and return what they give, in order, never more than a few ahead of the one waited for."""
-    ahead: deque[Future[Result]] = deque()
+    ahead: deque[Future[T]] = deque()
     for task in tasks:
         ahead.append(pool.submit(task))
         if len(ahead) > 2 * _MOST_THREADS:

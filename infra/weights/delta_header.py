@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from headrace.infra.weights.coding import Coded
 from headrace.infra.weights.tensors import ITEM_BYTES, WeightsError
 
-FORMAT = 1
+DELTA_FORMAT = 1
 _MOST_ITEMS = 1 << 28
 _HASH = re.compile("[0-9a-f]{64}")
 
@@ -138,9 +138,10 @@ def read_header(text: bytes, payload_bytes: int) -> Header:
     """
     try:
         found = json.loads(text)
-        if isinstance(found, dict) and found.get("format") != FORMAT:
+        if isinstance(found, dict) and found.get("format") != DELTA_FORMAT:
             raise WeightsError(
-                f"the delta object has format {found.get('format')!r}, this build reads format {FORMAT}: update it"
+                f"the delta object has format {found.get('format')!r}, this build reads format {DELTA_FORMAT}: "
+                "update it"
             )
         header = _HEADER.validate_json(text)
     except (ValidationError, ValueError, RecursionError) as error:

@@ -29,7 +29,7 @@ HASH_KEY = "headrace.weights_hash"
 SHARD_BYTES = 5_000_000_000
 """Larger weights are cut into several files, as Hugging Face's tools do it."""
 _WEIGHTS_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
-UNKNOWN = "0" * 64
+UNKNOWN_HASH = "0" * 64
 """Placeholder for a hash that is written later."""
 
 
@@ -176,12 +176,12 @@ def _write_file(path: Path, pieces: Pieces) -> None:
 
 
 def restamp(folder: Path, weights_hash: str) -> None:
-    """Write a hash in the place of `UNKNOWN`."""
+    """Write a hash in the place of `UNKNOWN_HASH`."""
     index = folder / INDEX
     path = index if index.exists() else folder / SINGLE
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-        at = mapped.find(UNKNOWN.encode())
-        mapped[at : at + len(UNKNOWN)] = weights_hash.encode()
+        at = mapped.find(UNKNOWN_HASH.encode())
+        mapped[at : at + len(UNKNOWN_HASH)] = weights_hash.encode()
         mapped.flush()
 
 

@@ -22,7 +22,7 @@ from headrace.infra.weights.delta import (
 from headrace.infra.weights.delta_header import TensorHead, head_of
 from headrace.infra.weights.tensors import ITEM_BYTES, WeightsError
 
-Content = list[Coded] | memoryview
+MergedContent = list[Coded] | memoryview
 
 
 def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> bytes:
@@ -32,7 +32,7 @@ def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> byte
     needed for that. Raises WeightsError when one does not begin where the one before ends.
     """
     _require_chain(deltas)
-    parts: dict[str, list[tuple[TensorHead, Content]]] = {}
+    parts: dict[str, list[tuple[TensorHead, MergedContent]]] = {}
     for delta in deltas:
         for head, content in split_delta(delta):
             # A whole tensor replaces all that came before it.
@@ -66,7 +66,7 @@ def _require_chain(deltas: Sequence[Delta]) -> None:
 
 
 def _merge_tensor(
-    pool: ThreadPoolExecutor, parts: list[tuple[TensorHead, Content]], block_items: int
+    pool: ThreadPoolExecutor, parts: list[tuple[TensorHead, MergedContent]], block_items: int
 ) -> tuple[TensorHead, list[bytes | memoryview]] | None:
     """Return one tensor's changes over all deltas; None when they are undone by one another."""
     last, first = parts[-1][0], parts[0][1]

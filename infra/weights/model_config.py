@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.infra.errors import UsageError
 
-PARTS = ("text_config", "vision_config", "audio_config")
+PART_CONFIGS = ("text_config", "vision_config", "audio_config")
 """Configs of parts, which only a model of several media has."""
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -32,7 +32,7 @@ def refuse_other_media(config: Mapping[str, Any], what: str) -> None:
         config: As config.json has it.
         what: Names the model in the message.
     """
-    if any(isinstance(config.get(part), dict) for part in PARTS):
+    if any(isinstance(config.get(part), dict) for part in PART_CONFIGS):
         kind = ", ".join(config.get("architectures") or [str(config.get("model_type"))])
         raise UsageError(
             f"{what} is a model of several media ({kind}), and only text models are trained here: save its text part "

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from headrace.infra.errors import UsageError
 from headrace.infra.weights.coding import decode_block
-from headrace.infra.weights.delta import MAGIC, Delta, encode_delta, read_delta, split_delta
+from headrace.infra.weights.delta import DELTA_MAGIC, Delta, encode_delta, read_delta, split_delta
 from headrace.infra.weights.delta_header import Header, Label
 from headrace.infra.weights.folder import (
-    UNKNOWN,
+    UNKNOWN_HASH,
     WeightsFolder,
     copy_other_files,
     open_weights,
@@ -95,7 +95,7 @@ def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
     with write_new_folder(out) as folder:
         if base.is_dir():
             copy_other_files(base, folder)
-        write_weights(source.tensors, folder, UNKNOWN)
+        write_weights(source.tensors, folder, UNKNOWN_HASH)
         copied = open_weights(folder, writable=True)
         held = HeldWeights(copied.tensors, _hash_as_promised(base, source), copy=False)
         unneeded = []
@@ -152,7 +152,7 @@ def _is_delta(path: Path) -> bool:
     if path.is_dir():
         return False
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return file.read(len(DELTA_MAGIC)) == DELTA_MAGIC
 
 
 def open_delta(path: Path) -> Delta:

@@ -14,9 +14,9 @@ from headrace.schemas.records import CheckpointPointer, ClaimCheck, WeightsPubli
 ANCHOR, DELTA, MERGED, WHOLE = "anchor", "delta", "merged", "whole"
 """Kinds of a WeightsPublished. The last two publish nothing: they name a further way to a version, from another one or
 from nothing."""
-RECENT = 64
+RECENT_VERSIONS = 64
 """Versions that a worker begins with, and what is before them back to an anchor; `headrace gc` keeps no fewer."""
-NOTHING = ""
+NO_BASE = ""
 """Base hash of whole weights, which need no others."""
 Object = TypeVar("Object")
 
@@ -46,7 +46,7 @@ def link_of(event: WeightsPublished) -> Link[WeightsPublished] | None:
     """Return what an event's object leads from and to; None for one that names no object, or of no known kind."""
     if event.weights is None or event.kind not in {ANCHOR, DELTA, MERGED, WHOLE} or not event.weights_hash:
         return None
-    source = NOTHING if is_whole(event) else event.base_hash
+    source = NO_BASE if is_whole(event) else event.base_hash
     return Link(source, event.weights_hash, size_of(event), event)
 
 
@@ -81,7 +81,7 @@ def find_cheapest(links: Iterable[Link[Object]], held: str, target: str) -> list
     for link in links:
         leaving[link.source].append(link)
     came: dict[str, Link[Object]] = {}
-    best = {NOTHING: (0, 0), held: (0, 0)}
+    best = {NO_BASE: (0, 0), held: (0, 0)}
     queue = [(cost, name) for name, cost in best.items()]
     heapq.heapify(queue)
     while queue:

@@ -17,7 +17,7 @@ from headrace.infra.weights.folder import read_shards
 from headrace.infra.weights.held import HeldWeights
 from headrace.infra.weights.paths import (
     MERGED,
-    NOTHING,
+    NO_BASE,
     WHOLE,
     find_cheapest,
     is_labelled,
@@ -75,11 +75,11 @@ class PolicyWeights:
         links = [link for event in events if (link := link_of(event)) is not None and claim_of(event) not in refused]
         worthless = [link for link in links if claim_of(link.of) in self._worthless]
         links = [link for link in links if claim_of(link.of) not in self._worthless]
-        healed = max((link.of.version for link in links if link.source == NOTHING), default=-1)
+        healed = max((link.of.version for link in links if link.source == NO_BASE), default=-1)
         why = [self._worthless[claim_of(link.of)] for link in worthless if link.of.version > healed]
         again: set[ClaimCheck] = set()
         while True:
-            way = find_cheapest(links, self._held.weights_hash if self._held else NOTHING, target.weights_hash)
+            way = find_cheapest(links, self._held.weights_hash if self._held else NO_BASE, target.weights_hash)
             if way is None:
                 raise BadWeights(_no_way_error(why))
             fetched: list[Fetched] = []

@@ -28,7 +28,7 @@ from headrace.ops.audit.problems import Problems
 from headrace.ops.audit.results import Audit, GroupTotals, TaskCounts
 from headrace.ops.audit.revisions import RevisionSpans
 from headrace.ops.audit.unread import Unnumbered, Unread
-from headrace.ops.audit.weights_chain import Link, WeightsChain
+from headrace.ops.audit.weights_chain import ChainLink, WeightsChain
 from headrace.schemas.records import DeadLetter, Snapshot
 from headrace.schemas.topics import Topics, is_eval, policy_of, variant_of
 
@@ -150,7 +150,7 @@ class RunAccount:
                 stream, number, which = use
                 numbers.evict(stream, number, which, verdict)
         if version >= 0:
-            chain.batch(version, Link(epoch, base, result, where))
+            chain.batch(version, ChainLink(epoch, base, result, where))
             self.batches[policy_variant].fold_batch(
                 BatchFacts(version, epoch, revision, len(groups), fingerprint, where)
             )

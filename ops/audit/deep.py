@@ -16,7 +16,7 @@ from headrace.schemas.headers import HeaderError, Stamp, task_stamp
 from headrace.schemas.records import Attachment, ClaimCheck, CuratedGroup, Outcome, Task, Trajectory, TrajectoryGroup
 from headrace.schemas.versions import find_version_range
 
-Identity = tuple[str, str, int]
+GroupIdentity = tuple[str, str, int]
 """(run id, stream, number)."""
 
 
@@ -158,7 +158,7 @@ def _fetch(store: ObjectStore, claim: ClaimCheck) -> bytes:
         raise UnfitValue(str(error)) from error
 
 
-def _check_identity(found: Identity, stamp: Stamp) -> None:
+def _check_identity(found: GroupIdentity, stamp: Stamp) -> None:
     wanted = (stamp.run_id, stamp.stream, stamp.number)
     if found != wanted:
         raise UnfitValue(f"its headers name {wanted}, its value {found}")

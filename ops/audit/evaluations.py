@@ -18,7 +18,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import PartitionId, name_offset, name_partition
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.audit.pages import ANSWER_DUE, PAGE, PRODUCED, REACHED, Mask, Page, Pages
+from headrace.ops.audit.pages import ANSWER_DUE, PAGE_NUMBERS, PRODUCED, REACHED, Mask, Page, Pages
 from headrace.ops.audit.problems import Problems
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -28,7 +28,7 @@ from headrace.schemas.topics import is_eval
 
 WAITS = REACHED
 """Bit of an evaluation whose task the workers have not read yet."""
-EvaluationId = tuple[str, str, int]
+EvaluationKey = tuple[str, str, int]
 """(workflow, policy, version)."""
 OF_ANY, OF_ANSWERS = ("problems", "samples"), ("avg_at_k", "pass_at_k", "mean_length", "failures")
 """Fields of a result that any answers of its version determine, and fields that only its own answers determine."""
@@ -65,10 +65,10 @@ class Evaluations:
         """Partition of answers to the offset after its last one."""
         self._read: Mapping[str, int] = {}
         """The evaluator's positions, as `topic[partition]`."""
-        self._results: dict[EvaluationId, EvalResult] = {}
-        self._expected: dict[EvaluationId, tuple[EvalResult, dict[str, int]]] = {}
+        self._results: dict[EvaluationKey, EvalResult] = {}
+        self._expected: dict[EvaluationKey, tuple[EvalResult, dict[str, int]]] = {}
         """Deep audit only: the result that the answers give, and the offsets to which they must be read for it."""
-        self._spans: dict[EvaluationId, tuple[int, int]] = {}
+        self._spans: dict[EvaluationKey, tuple[int, int]] = {}
         """Deep audit only: the lowest and the highest number that was answered."""
         self._fold = EvaluationFold("", self._size)
         self._found = Problems()
@@ -180,7 +180,7 @@ class Evaluations:
         return found
 
     def _pages_of(self, workflow: str, policy: str, issued: int) -> Iterator[Page]:
-        for index in range(-(-issued // PAGE)):
+        for index in range(-(-issued // PAGE_NUMBERS)):
             yield self._pages[policy].page(workflow, 0, index)
 
     def _find_foreign(self) -> Iterator[str]:
@@ -228,7 +228,7 @@ class Evaluations:
             for key in sorted(self._results.keys() - self._expected.keys()):
                 yield f"{_name(key)} has a result, and not all its answers are there"
 
-    def _fields_to_compare(self, key: EvaluationId, found: EvalResult) -> tuple[str, ...]:
+    def _fields_to_compare(self, key: EvaluationKey, found: EvalResult) -> tuple[str, ...]:
         """Return the fields in which a result must be what the answers give.
 
         A version that also played along in the evaluation of another policy has more answers than one evaluation: which
@@ -270,7 +270,7 @@ def _describe_differences(expected: EvalResult, found: EvalResult, names: tuple[
     )
 
 
-def _name(key: EvaluationId) -> str:
+def _name(key: EvaluationKey) -> str:
     workflow, policy, version = key
     return f"the evaluation of version {version} of {policy} on {workflow}"
 

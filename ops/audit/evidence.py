@@ -9,7 +9,7 @@ from typing import Any
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.run import Run
-from headrace.ops.audit.problems import Problem, Problems
+from headrace.ops.audit.problems import AuditProblem, Problems
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp
@@ -32,7 +32,7 @@ def with_record_names(run: Run, problems: Problems, messages: Iterable[Message])
     return Problems([_add_records(problem, wanted) for problem in problems.listed], problems.total)
 
 
-def _add_records(problem: Problem, records: dict[Mention, list[str]]) -> Problem:
+def _add_records(problem: AuditProblem, records: dict[Mention, list[str]]) -> AuditProblem:
     found = records.get((problem.policy, GroupId.of(problem)), [])
     more = (f"and {len(found) - MOST_RECORDS} more records",) if len(found) > MOST_RECORDS else ()
     return replace(problem, records=(*found[:MOST_RECORDS], *more)) if problem.stream else problem

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from headrace.ops.audit.bounds import Bounds
 from headrace.ops.audit.numbers import PolicyNumbers
-from headrace.ops.audit.pages import EARLY, IN_WINDOW, LATE, NO_VERSION, OVERDUE, PASSED
+from headrace.ops.audit.pages import EARLY, IN_WINDOW, LATE, NEVER_TRAINED, OVERDUE, PASSED
 from headrace.ops.audit.weights_chain import WeightsChain
 from headrace.schemas.topics import variant_of
 
@@ -50,7 +50,7 @@ class Flight:
             curated.use == 0 and deadline is not None and not variant_of(self._policy_variant)
         ):  # a shadow's clock is another
             version = self._numbers.pages.version(*identity)
-            if version != NO_VERSION:
+            if version != NEVER_TRAINED:
                 bits |= LATE if version - 1 > deadline else 0
                 bits |= EARLY if curated.max_version >= version else 0
             elif offset < self._chain.aged_positions.get(partition, 0) and deadline < self._chain.newest - 1:

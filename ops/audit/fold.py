@@ -23,7 +23,7 @@ from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RecordId, RunAccount
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.flight import GroupStamp
 from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
-from headrace.ops.audit.weights_chain import Link
+from headrace.ops.audit.weights_chain import ChainLink
 from headrace.ops.audit.weights_events import fold_event
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -172,7 +172,7 @@ class AuditFold:
         variant = policy_variant_of(pointer.policy, pointer.variant)
         if pointer.run_id != self.run_id or variant not in self.account.chains:
             return False
-        link = Link(pointer.epoch, "", pointer.weights_hash, name_offset(message))
+        link = ChainLink(pointer.epoch, "", pointer.weights_hash, name_offset(message))
         self.account.chains[variant].checkpoint(pointer.version, link)
         return True
 

@@ -28,7 +28,7 @@ from headrace.ops.audit.pages import (
     ODD_FACTS,
     ODD_VERDICT,
     OVERDUE,
-    PAGE,
+    PAGE_NUMBERS,
     PLAYED,
     PRODUCED,
     REACHED,
@@ -42,11 +42,11 @@ from headrace.ops.audit.pages import (
     Page,
     Pages,
 )
-from headrace.ops.audit.problems import Problem, Problems
+from headrace.ops.audit.problems import AuditProblem, Problems
 
-MOST_REASONS = 127
-"""Further reasons count as OTHER."""
-OTHER = ("", "", "other")
+MOST_REASONS_KEPT = 127
+"""Further reasons count as OTHER_CONCLUSION."""
+OTHER_CONCLUSION = ("", "", "other")
 
 VERDICTS = ("expired", "surplus", "run_end", "missing")
 """Verdicts of evictions."""
@@ -203,7 +203,7 @@ class PolicyNumbers:
     def _reason(self, conclusion: Conclusion) -> int:
         code = self._reason_numbers.get(conclusion)
         if code is None:
-            conclusion = conclusion if len(self._reasons) < MOST_REASONS else OTHER
+            conclusion = conclusion if len(self._reasons) < MOST_REASONS_KEPT else OTHER_CONCLUSION
             code = self._reason_numbers.get(conclusion, len(self._reasons))
             if code == len(self._reasons):
                 self._reason_numbers[conclusion] = code
@@ -314,7 +314,7 @@ class PolicyNumbers:
         """
         found = Problems()
         for stream, end in issued.items():
-            for index in range(-(-end // PAGE)):
+            for index in range(-(-end // PAGE_NUMBERS)):
                 page = self.pages.page(stream, 0, index)
                 lost = page.is_below(end) & ~page.concluded & ~page.mask(PLAYED | TASK_WAITS)
                 found.add(
@@ -329,34 +329,34 @@ class PolicyNumbers:
         """Return every number that is not as it should be."""
         found = Problems()
         for page in self.pages.iterate():
-            before = self.pages.page(page.stream, page.use - 1, page.first // PAGE) if page.use else None
+            before = self.pages.page(page.stream, page.use - 1, page.first // PAGE_NUMBERS) if page.use else None
             for what, mask in find_broken(page, before, issued.get(page.stream, 0), scope):
                 if count := _sum(mask):
                     found.add(self._name_problems(page, mask, what), count)
         for stream, next_number in seen.items():
             first = issued.get(stream, 0)
             what = "is a task, and the feeder does not know that it was issued"
-            unknown = (Problem(what, self.policy, stream, number) for number in range(first, next_number))
+            unknown = (AuditProblem(what, self.policy, stream, number) for number in range(first, next_number))
             found.add(unknown, max(next_number - first, 0))
         if scope.drained:
             left = self.audit(issued, {}, drained=True).in_flight
             found.add(self._open(issued), left)
         return found
 
-    def _name_problems(self, page: Page, mask: Mask, what: str) -> Iterator[Problem]:
+    def _name_problems(self, page: Page, mask: Mask, what: str) -> Iterator[AuditProblem]:
         use = f", use {page.use}," if page.use else ""
         for at in np.flatnonzero(mask):
             conclusion = self._reasons[int(page.bits[at]) >> REASON_BITS]
             words = what.format(reason=_in_words(conclusion))
-            yield Problem(f"{use} {words}".strip(), self.policy, page.stream, page.first + int(at))
+            yield AuditProblem(f"{use} {words}".strip(), self.policy, page.stream, page.first + int(at))
 
-    def _open(self, issued: Mapping[str, int]) -> Iterator[Problem]:
+    def _open(self, issued: Mapping[str, int]) -> Iterator[AuditProblem]:
         """Yield numbers that were issued and are not concluded, though nothing moves any more."""
         for stream, end in issued.items():
-            for index in range(-(-end // PAGE)):
+            for index in range(-(-end // PAGE_NUMBERS)):
                 page = self.pages.page(stream, 0, index)
                 for at in np.flatnonzero(~page.concluded & page.is_below(end)):
-                    yield Problem(describe_open(int(page.bits[at])), self.policy, stream, page.first + int(at))
+                    yield AuditProblem(describe_open(int(page.bits[at])), self.policy, stream, page.first + int(at))
 
 
 def code_of(verdict: str) -> int:

@@ -28,13 +28,13 @@ from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
 from headrace.schemas.topics import policy_variant_of
 
-Version = tuple[str, str, int]
+VersionObjects = tuple[str, str, int]
 """(policy, weights | checkpoints, version)."""
-KINDS = {MERGED: "the merged delta of versions {} to", WHOLE: "the whole weights of version"}
+WAY_NAMES = {MERGED: "the merged delta of versions {} to", WHOLE: "the whole weights of version"}
 """What to call what further ways lead by; the number of a version follows."""
 CHECKPOINT_KEY = "headrace.checkpoint"
 """Key of the metadata in a checkpoint, as `trainers.learner.checkpoint` writes it."""
-HEADER_BYTES = 16 << 20
+CHECKPOINT_HEADER_BYTES = 16 << 20
 """Bytes at the beginning of a checkpoint that hold its metadata."""
 NEEDED = frozenset({"config.json", TOKENIZER_FILE})
 """Files that an anchor with files must have; a hand-made anchor may have none."""
@@ -61,7 +61,7 @@ class ObjectChecks:
         self._lost: set[str] = set()
         """Policies whose weights are not available until the next anchor: a delta could not be applied."""
         self._deep = deep
-        self._of_versions: list[tuple[Version, str]] = []
+        self._of_versions: list[tuple[VersionObjects, str]] = []
         """What is wrong with objects that may have been retired."""
         self._seen: dict[ClaimCheck, None] = {}
         self.count = 0
@@ -82,7 +82,7 @@ class ObjectChecks:
 
     def _weights(self, event: WeightsPublished, where: str) -> Iterator[str]:
         policy_variant = _policy_variant(event)
-        what = KINDS.get(event.kind, "version").format(event.base_version)
+        what = WAY_NAMES.get(event.kind, "version").format(event.base_version)
         name = f"{what} {event.version} of {policy_variant}, announced by {where}:"
         for file in event.files:
             yield from (f"{name} file {file.name}: {why}" for why in self.claim(file.claim))
@@ -192,7 +192,9 @@ class ObjectChecks:
         try:
             self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                found = json.loads(read_metadata(data[:HEADER_BYTES]).get(CHECKPOINT_KEY, "{}")).get("version", version)
+                found = json.loads(read_metadata(data[:CHECKPOINT_HEADER_BYTES]).get(CHECKPOINT_KEY, "{}")).get(
+                    "version", version
+                )
         except (StoreUnavailable, StoreDenied) as error:
             raise StoreAway(str(error)) from error
         except (StoreError, WeightsError, ValueError, AttributeError):

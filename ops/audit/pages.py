@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 PAGE_BITS = 12
-PAGE = 1 << PAGE_BITS
-LOW = PAGE - 1
+PAGE_NUMBERS = 1 << PAGE_BITS
+LOW = PAGE_NUMBERS - 1
 
 (
     PRODUCED,
@@ -61,7 +61,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """PAGE consecutive numbers of a stream, in one use."""
+    """PAGE_NUMBERS consecutive numbers of a stream, in one use."""
 
     stream: str
     use: int
@@ -99,13 +99,13 @@ class Page:
 
     def is_below(self, number: int) -> Mask:
         """Return which numbers are less than this one, and no negative ones."""
-        found: Mask = np.arange(PAGE) < (number - self.first if self.first >= 0 else 0)
+        found: Mask = np.arange(PAGE_NUMBERS) < (number - self.first if self.first >= 0 else 0)
         return found
 
 
-NO_BITS = np.zeros(PAGE, np.uint32)
-NO_DEATHS = np.zeros(PAGE, np.int8)
-NO_VERSION = -1
+NO_BITS = np.zeros(PAGE_NUMBERS, np.uint32)
+NO_DEATHS = np.zeros(PAGE_NUMBERS, np.int8)
+NEVER_TRAINED = -1
 
 
 class Pages:
@@ -136,14 +136,14 @@ class Pages:
         key = (stream, use, number >> PAGE_BITS)
         page = self._bits.get(key)
         if page is None:
-            page = self._bits[key] = array("I", bytes(4 * PAGE))
+            page = self._bits[key] = array("I", bytes(4 * PAGE_NUMBERS))
         return page
 
     def count_death(self, stream: str, number: int, use: int, dead_letters: int, *, of_task: bool) -> None:
         """Count a dead letter, or with -1 one that opens its number again."""
         self.bits_of(stream, number, use)
         pages = self._task_deaths if of_task else self._deaths
-        page = pages.setdefault((stream, use, number >> PAGE_BITS), array("b", bytes(PAGE)))
+        page = pages.setdefault((stream, use, number >> PAGE_BITS), array("b", bytes(PAGE_NUMBERS)))
         page[number & LOW] = max(-MOST_DEATHS, min(MOST_DEATHS, page[number & LOW] + dead_letters))
 
     def set_version(self, stream: str, number: int, use: int, version: int) -> None:
@@ -151,17 +151,17 @@ class Pages:
         key = (stream, use, number >> PAGE_BITS)
         page = self._versions.get(key)
         if page is None:
-            page = self._versions[key] = array("i", [NO_VERSION]) * PAGE
-        page[number & LOW] = max(NO_VERSION, min(version, 2**31 - 1))
+            page = self._versions[key] = array("i", [NEVER_TRAINED]) * PAGE_NUMBERS
+        page[number & LOW] = max(NEVER_TRAINED, min(version, 2**31 - 1))
 
     def version(self, stream: str, number: int, use: int) -> int:
-        """Return the version into which a use was trained; NO_VERSION for none."""
+        """Return the version into which a use was trained; NEVER_TRAINED for none."""
         page = self._versions.get((stream, use, number >> PAGE_BITS))
-        return NO_VERSION if page is None else page[number & LOW]
+        return NEVER_TRAINED if page is None else page[number & LOW]
 
     def set_digest(self, stream: str, number: int, digest: int) -> None:
         """Note the digest of the group that was curated as a number."""
-        page = self._digests.setdefault((stream, 0, number >> PAGE_BITS), array("Q", bytes(8 * PAGE)))
+        page = self._digests.setdefault((stream, 0, number >> PAGE_BITS), array("Q", bytes(8 * PAGE_NUMBERS)))
         page[number & LOW] = digest
 
     def digest(self, stream: str, number: int) -> int:
@@ -171,7 +171,7 @@ class Pages:
 
     def set_facts(self, stream: str, number: int, digest: int) -> None:
         """Note the digest of what an outcome says of a number's group."""
-        page = self._facts.setdefault((stream, 0, number >> PAGE_BITS), array("Q", bytes(8 * PAGE)))
+        page = self._facts.setdefault((stream, 0, number >> PAGE_BITS), array("Q", bytes(8 * PAGE_NUMBERS)))
         page[number & LOW] = digest
 
     def facts(self, stream: str, number: int) -> int:
@@ -181,7 +181,7 @@ class Pages:
 
     def set_verdict(self, stream: str, number: int, use: int, code: int) -> None:
         """Note why the trainer evicted a use, as a number above 0."""
-        page = self._verdicts.setdefault((stream, use, number >> PAGE_BITS), array("b", bytes(PAGE)))
+        page = self._verdicts.setdefault((stream, use, number >> PAGE_BITS), array("b", bytes(PAGE_NUMBERS)))
         page[number & LOW] = code
 
     def verdict(self, stream: str, number: int, use: int) -> int:

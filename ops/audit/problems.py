@@ -9,7 +9,7 @@ MOST_LISTED = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AuditProblem:
     """One thing that is wrong."""
 
     what: str
@@ -31,7 +31,7 @@ class Problem:
 class Problems:
     """Problems as they are found; beyond the first hundred they are only counted."""
 
-    listed: list[Problem] = field(default_factory=list)
+    listed: list[AuditProblem] = field(default_factory=list)
     total: int = 0
 
     def __bool__(self) -> bool:
@@ -40,12 +40,12 @@ class Problems:
 
     def add_sentence(self, what: str) -> None:
         """Add a sentence."""
-        self.add([Problem(what)], 1)
+        self.add([AuditProblem(what)], 1)
 
-    def add(self, found: Iterable[Problem], count: int) -> None:
+    def add(self, found: Iterable[AuditProblem], count: int) -> None:
         """Add `count` problems, of which `found` yields at least as many as are listed; no more are drawn from it."""
         room = min(count, MOST_LISTED - len(self.listed))
-        draw: Iterator[Problem] = iter(found)
+        draw: Iterator[AuditProblem] = iter(found)
         for _ in range(room):
             self.listed.append(next(draw))
         self.total += count

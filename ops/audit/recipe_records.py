@@ -14,7 +14,7 @@ from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import RecipeRevision
 
-MOST_SHOWN = 3
+MOST_KEYS_NAMED = 3
 """Keys of two contents that are named."""
 
 
@@ -89,7 +89,7 @@ def _describe_differences(one: RecipeRevision, other: RecipeRevision) -> Iterato
             found = find_differences(Recipe.from_json(one.recipe), Recipe.from_json(other.recipe))
         except UsageError:
             found = []
-        yield from found[:MOST_SHOWN] or ["the recipe's text"]
+        yield from found[:MOST_KEYS_NAMED] or ["the recipe's text"]
     for name in sorted(one.plug_ins.keys() & other.plug_ins.keys()):
         if one.plug_ins[name] != other.plug_ins[name]:
             yield f"plug-in {name}: source {one.plug_ins[name][:12]} -> {other.plug_ins[name][:12]}"

@@ -11,7 +11,7 @@ from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.deep import UnfitValue
-from headrace.ops.audit.pages import LOW, PAGE, PAGE_BITS
+from headrace.ops.audit.pages import LOW, PAGE_BITS, PAGE_NUMBERS
 from headrace.schemas.records import CuratedGroup
 
 
@@ -58,7 +58,7 @@ class ReplayChecks:
     def _page(self, curated: CuratedGroup, partition: int) -> tuple[array[int], array[int]]:
         key = (curated.stream, partition, curated.number >> PAGE_BITS)
         if key not in self._firsts:
-            self._firsts[key] = (array("i", [-1]) * PAGE, array("i", [-1]) * PAGE)
+            self._firsts[key] = (array("i", [-1]) * PAGE_NUMBERS, array("i", [-1]) * PAGE_NUMBERS)
         return self._firsts[key]
 
     def _check(self, curated: CuratedGroup, partition: int, count: int) -> None:

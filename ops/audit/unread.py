@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.infra.kafka.topic_reader import PartitionId
-from headrace.ops.audit.problems import MOST_LISTED, Problem, Problems
+from headrace.ops.audit.problems import MOST_LISTED, AuditProblem, Problems
 
-PAGE_BITS = 12
+UNREAD_PAGE_BITS = 12
 UNREAD, DEAD_LETTER, NOT_ISSUED = 1, 2, 4
 SENT_BACK = 0x80
 MOST_REASONS, REASON_LENGTH = SENT_BACK - 1, 40
-"""Dead letters of further reasons, and of longer ones, count as OTHER."""
-OTHER = "other"
+"""Dead letters of further reasons, and of longer ones, count as OTHER_REASON."""
+OTHER_REASON = "other"
 
 
 class Unread:
@@ -34,14 +34,14 @@ class Unread:
 
     def is_refused(self, topic: str, partition: int, offset: int) -> bool:
         """Return whether a dead letter says of a record that its number was never issued."""
-        page = self._pages.get((topic, partition, offset >> PAGE_BITS))
-        return page is not None and bool(page[offset & ((1 << PAGE_BITS) - 1)] & NOT_ISSUED)
+        page = self._pages.get((topic, partition, offset >> UNREAD_PAGE_BITS))
+        return page is not None and bool(page[offset & ((1 << UNREAD_PAGE_BITS) - 1)] & NOT_ISSUED)
 
     def _mark(self, topic: str, partition: int, offset: int, bit: int) -> None:
         if offset < 0:
             return
-        page = self._pages.setdefault((topic, partition, offset >> PAGE_BITS), bytearray(1 << PAGE_BITS))
-        page[offset & ((1 << PAGE_BITS) - 1)] |= bit
+        page = self._pages.setdefault((topic, partition, offset >> UNREAD_PAGE_BITS), bytearray(1 << UNREAD_PAGE_BITS))
+        page[offset & ((1 << UNREAD_PAGE_BITS) - 1)] |= bit
 
     def problems(self, positions: Mapping[PartitionId, int]) -> Problems:
         """Return what could not be read and has no dead letter.
@@ -53,12 +53,12 @@ class Unread:
         for (topic, partition, index), page in sorted(self._pages.items()):
             at = page.find(UNREAD)
             while at >= 0:
-                offset = (index << PAGE_BITS) + at
+                offset = (index << UNREAD_PAGE_BITS) + at
                 end = positions.get((topic, partition))
                 if end is None or offset < end:
                     why = self._whys.get((topic, partition, offset), "it cannot be read")
                     what = f"{topic}[{partition}]@{offset} cannot be used, and no dead letter says so: {why}"
-                    found.add([Problem(what)], 1)
+                    found.add([AuditProblem(what)], 1)
                 at = page.find(UNREAD, at + 1)
         return found
 
@@ -73,7 +73,7 @@ class Unnumbered:
     def fold_dead_letter(self, offset: int, reason: str) -> None:
         """Take in a dead letter that concludes no number, by its offset among the dead letters."""
         is_known = reason in self._codes or len(self._codes) < MOST_REASONS - 1
-        reason = reason if is_known and 0 < len(reason) <= REASON_LENGTH else OTHER
+        reason = reason if is_known and 0 < len(reason) <= REASON_LENGTH else OTHER_REASON
         self._mark(offset, self._codes.setdefault(reason, len(self._codes) + 1))
 
     def fold_redriven(self, offset: int) -> None:

@@ -18,7 +18,7 @@ from headrace.ops.audit.problems import Problems
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """What a record says of a version's weights, and its position."""
 
     epoch: int
@@ -44,15 +44,15 @@ class WeightsChain:
         self.backwards = Problems()
         """Positions that went back."""
         self._curated = curated
-        self._batches: dict[int, Link] = {}
+        self._batches: dict[int, ChainLink] = {}
         self._unmarked = ""
         """Position of the newest version if it is the recipe's last one and is not marked so."""
-        self._events: dict[int, Link] = {}
+        self._events: dict[int, ChainLink] = {}
         self._bases: dict[int, int] = {}
         """Version that is published as a delta to the version that the delta is based on."""
-        self._begun: dict[int, Link] = {}
+        self._begun: dict[int, ChainLink] = {}
         """Anchors of versions that were published before, under the epoch after."""
-        self._checkpoints: dict[int, Link] = {}
+        self._checkpoints: dict[int, ChainLink] = {}
         self._positions: dict[int, int] = {}
         self._settled: dict[int, int] = {}
         self._let_go: dict[int, int] = {}
@@ -63,11 +63,11 @@ class WeightsChain:
         self._ages: deque[dict[int, int]] = deque(maxlen=MOST_AHEAD + 2)
         """Positions at the newest versions, oldest first."""
 
-    def batch(self, version: int, link: Link) -> None:
+    def batch(self, version: int, link: ChainLink) -> None:
         """Take in a record that made a version."""
         self._add_link(self._batches, version, link, "was trained")
 
-    def event(self, version: int, link: Link, base_version: int = -1, *, final: bool = False) -> None:
+    def event(self, version: int, link: ChainLink, base_version: int = -1, *, final: bool = False) -> None:
         """Record that a version is published: as a delta when `base_version` is one, `final` when it is marked so."""
         self._unmarked = link.where if version == self.steps and not final else ""
         self._anchors[version] = self._anchor
@@ -80,7 +80,7 @@ class WeightsChain:
         if base_version >= 0:
             self._bases[version] = base_version
 
-    def fold_merged(self, version: int, link: Link, base_version: int, *, final: bool = False) -> None:
+    def fold_merged(self, version: int, link: ChainLink, base_version: int, *, final: bool = False) -> None:
         """Record that the deltas between two versions are there as one, which is reported after both are published."""
         if final:
             self.broken.add_sentence(
@@ -115,7 +115,7 @@ class WeightsChain:
         if 0 <= offset != nearest >= 0:
             self.broken.add_sentence(f"{where} names offset {offset} as its anchor's, and the nearest is at {nearest}")
 
-    def fold_whole(self, version: int, link: Link) -> None:
+    def fold_whole(self, version: int, link: ChainLink) -> None:
         """Record that a version's weights are there once more, whole, which comes after the version."""
         event = self._event(version)
         if event is None or (event.result, event.epoch) != (link.result, link.epoch):
@@ -125,11 +125,11 @@ class WeightsChain:
                 f"{link.epoch}, and it {found}: {link.where}"
             )
 
-    def checkpoint(self, version: int, link: Link) -> None:
+    def checkpoint(self, version: int, link: ChainLink) -> None:
         """Take in a pointer to a checkpoint; a later one of the same version replaces it."""
         self._checkpoints[version] = link
 
-    def _add_link(self, links: dict[int, Link], version: int, link: Link, done: str) -> None:
+    def _add_link(self, links: dict[int, ChainLink], version: int, link: ChainLink, done: str) -> None:
         if version in links:
             first = links[version].where
             self.broken.add_sentence(f"version {version} of {self.policy} {done} twice: {first} and {link.where}")
@@ -255,18 +255,18 @@ class WeightsChain:
             where = self._batches[newest].where
             yield f"version {newest} of {self.policy} is the last one and is not published: {where}"
 
-    def _event(self, version: int) -> Link | None:
+    def _event(self, version: int) -> ChainLink | None:
         """Return what a version was published as last; None for one that is not."""
         return self._begun.get(version) or self._events.get(version)
 
-    def _begins_epoch(self, version: int) -> Link | None:
+    def _begins_epoch(self, version: int) -> ChainLink | None:
         """Return the anchor by which a new epoch begins at a version that was trained in the one before."""
         event, batch = self._events.get(version), self._batches.get(version)
         if version in self._begun or event is None or batch is None or version in self._bases:
             return self._begun.get(version)
         return event if event.epoch == batch.epoch + 1 else None
 
-    def _link_before(self, version: int) -> Link | None:
+    def _link_before(self, version: int) -> ChainLink | None:
         """Return what the batch of a version began from."""
         before = version - 1
         found = self._begins_epoch(before) or self._batches.get(before) or self._events.get(before)

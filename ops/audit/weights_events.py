@@ -5,13 +5,13 @@ from __future__ import annotations
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.weights.paths import DELTA, WHOLE, is_version, is_whole
-from headrace.ops.audit.weights_chain import Link, WeightsChain
+from headrace.ops.audit.weights_chain import ChainLink, WeightsChain
 from headrace.schemas.records import WeightsPublished
 
 
 def fold_event(chain: WeightsChain, event: WeightsPublished, message: Message) -> None:
     """Take in the event that a message holds: a version, or a further path to one."""
-    link = Link(event.epoch, event.base_hash, event.weights_hash, name_offset(message))
+    link = ChainLink(event.epoch, event.base_hash, event.weights_hash, name_offset(message))
     if is_whole(event):
         chain.fold_anchor(message.offset)
     else:

@@ -33,7 +33,7 @@ from headrace.schemas.headers import HeaderError
 from headrace.schemas.records import CheckpointPointer, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import checkpoint_prefix
 
-Asked: TypeAlias = Mapping[commits.Group, commits.Committed]
+AskedGroups: TypeAlias = Mapping[commits.Group, commits.Committed]
 """Consumer groups and how far each was."""
 
 
@@ -124,7 +124,7 @@ class WholeAudit:
         named = with_record_names(self.run, found.problems, self.log.reread(_select_existing(again, there)))
         return _build_report(self, found, named, drained=drained)
 
-    def _read_groups(self, parts: Parts, there: set[str]) -> Asked:
+    def _read_groups(self, parts: Parts, there: set[str]) -> AskedGroups:
         """Read all about groups, and return how far their readers were before."""
         if not self.request.rests and self.run.topics.state in there:
             begin(self.log, self.fold, self.run.topics.state)
@@ -160,7 +160,7 @@ class WholeAudit:
                 self.other.add_sentence(f"topic {topic} does not exist")
         return there
 
-    def _is_drained(self, asked: Asked) -> bool:
+    def _is_drained(self, asked: AskedGroups) -> bool:
         """Return whether nothing of a run that has ended can conclude any more.
 
         All tasks are played and all groups curated, and the trainers have let go of all that was kept. No clock
@@ -231,7 +231,7 @@ class WholeAudit:
 
     # ------------------------------------------------------------------------------------------------------- positions
 
-    def _positions(self, asked: Asked, there: set[str]) -> dict[PartitionId, int]:
+    def _positions(self, asked: AskedGroups, there: set[str]) -> dict[PartitionId, int]:
         """Return how far the readers of groups were: curators by their commits, trainers by their batches."""
         topics, positions = self.run.topics, {}
         if asked:
@@ -260,7 +260,7 @@ class WholeAudit:
 
     # ----------------------------------------------------------------------------------------------------- evaluations
 
-    def _begin_evaluations(self, parts: Parts, there: set[str], asked: Asked) -> None:
+    def _begin_evaluations(self, parts: Parts, there: set[str], asked: AskedGroups) -> None:
         """Read answers, and tasks; `asked` was before."""
         for message in self.log.read(_select_existing(parts.eval_groups, there), "answers"):
             try:

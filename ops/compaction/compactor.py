@@ -41,8 +41,8 @@ from headrace.schemas.records import WeightsPublished
 
 log = structlog.get_logger()
 
-COMPONENT = "compact"
-TURN_S = 0.5
+COMPACTOR = "compact"
+COMPACTOR_TURN_S = 0.5
 ANNOUNCE_S = 30.0
 
 
@@ -61,8 +61,8 @@ class Compactor:
         self._run, self._objects = run, run.weights_cache
         self._chains = {run.topics.weights(policy): Compaction(every) for policy in policies}
         self._policies = dict(zip(self._chains, policies, strict=True))
-        self._producer = open_producer(run.connection, COMPONENT)
-        self._reader = TopicReader(run.connection, find_whole_topics(run.connection, self._chains), COMPONENT)
+        self._producer = open_producer(run.connection, COMPACTOR)
+        self._reader = TopicReader(run.connection, find_whole_topics(run.connection, self._chains), COMPACTOR)
 
     def catch_up(self) -> None:
         """Read all that is announced until now."""
@@ -206,7 +206,7 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
             if once:
                 stop.set()
                 return in_lines(announced, compactor.explain_nothing())
-            compactor.follow(TURN_S)
+            compactor.follow(COMPACTOR_TURN_S)
     return []
 
 
@@ -226,7 +226,7 @@ def main(run: str | None, data: Path | None, policy: str | None, every: int, *, 
     if once:
         warn_in_sentences()
     else:
-        configure_logging(COMPONENT)
+        configure_logging(COMPACTOR)
     with open_run(run, data, store=True) as opened:
         stop = stop_on_signals()
         for attempt in begin_attempts(stop):

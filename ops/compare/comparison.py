@@ -19,7 +19,7 @@ Point = tuple[float, float]
 GRID = 61
 """Points at which a curve against trajectories or time is reported."""
 DIGITS = 5
-AXES = ("version", "trajectories", "seconds")
+CURVE_AXES = ("version", "trajectories", "seconds")
 """Axes of curves: fields of `progress` in a summary."""
 CURVES: Mapping[str, Callable[[PolicyResult], Sequence[Point]]] = {
     "reward": lambda block: block.reward_curve,
@@ -180,7 +180,7 @@ def _policy(blocks: Sequence[PolicyResult], over_first: dict[str, Interval]) -> 
         length_bias=interval([one.bias.ratio if one.bias else None for one in lengths]),
         replayed=interval([one.replayed for one in groups]),
         discarded=dict(sorted(discarded.items(), key=lambda item: -(item[1].mean or 0))),
-        curves={what: {axis: _curve(blocks, what, axis) for axis in AXES} for what in CURVES},
+        curves={what: {axis: _curve(blocks, what, axis) for axis in CURVE_AXES} for what in CURVES},
         over_first=over_first,
     )
 
@@ -206,7 +206,7 @@ def points_of(block: PolicyResult, what: str, axis: str) -> list[Point]:
 
     A point is the mean of its version and of those before it, TRAILING in all.
     """
-    column, trailing = AXES.index(axis), TRAILING.get(what, 1)
+    column, trailing = CURVE_AXES.index(axis), TRAILING.get(what, 1)
     at = {row[0]: row[column] for row in block.progress}
     values: dict[float, list[float]] = {}
     for version, value in CURVES[what](block):  # an evaluation has one for each workflow

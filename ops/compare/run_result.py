@@ -13,7 +13,7 @@ from headrace.ops.discards import RUN_END
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class AuditResult:
     """What the audit of numbers says."""
 
     ok: bool
@@ -95,7 +95,7 @@ class RunResult:
     reward_last: float | None
     eval_first: float | None
     eval_last: float | None
-    audit: Audit | None
+    audit: AuditResult | None
     """None where nothing was played."""
     selection: dict[str, SelectionResult]
     policies: dict[str, PolicyResult]

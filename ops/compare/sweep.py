@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.markup import escape
 from headrace.infra.archive.reading import Archive
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import SUMMARY, SWEPT, DataFolder, RunNotes
-from headrace.infra.embedded.servers import Servers
+from headrace.infra.embedded.servers import ReportLine, Servers
 from headrace.infra.environment import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.topic_admin import delete_topics
@@ -36,11 +36,9 @@ from headrace.ops.compare.sweep_file import Sweep, SweepRun, without_addresses
 from headrace.ops.offline.offline_run import identity
 from headrace.ops.recipe_check import check_names
 
-POLL_S = 0.25
-LAST_LINES = 6
+RUNS_POLL_S = 0.25
+LAST_OUTPUT_LINES = 6
 """Lines of a failed run's output that are reported, at most."""
-
-ReportLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class RunFolder:
 
     def tail_of_output(self) -> str:
         """Return the end of what it printed."""
-        return "\n".join(read_last_lines(self.output, LAST_LINES)) or "it printed nothing"
+        return "\n".join(read_last_lines(self.output, LAST_OUTPUT_LINES)) or "it printed nothing"
 
 
 def run_folder_of(data: Path, run: SweepRun) -> RunFolder:
@@ -207,7 +205,7 @@ class _Playing:
                 try:
                     open_runs = {threads.submit(self._play, run) for run in missing}
                     while open_runs:
-                        done, open_runs = wait(open_runs, timeout=POLL_S)
+                        done, open_runs = wait(open_runs, timeout=RUNS_POLL_S)
                         if self._servers is not None:
                             self._servers.revive()
                         for one in done:
@@ -260,7 +258,7 @@ class _Playing:
         """Return a child's exit code; it is ended when the sweep is stopped."""
         while True:
             try:
-                return child.wait(POLL_S)
+                return child.wait(RUNS_POLL_S)
             except subprocess.TimeoutExpired:
                 if self._stopping.is_set():
                     end_all([child.pid], 2 * STOP_WITHIN_S)

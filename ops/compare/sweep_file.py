@@ -20,7 +20,7 @@ from headrace.infra.recipe.settings import Kafka, Recipe, Settings, Store
 from headrace.schemas.topics import check_name
 
 OWN = ("seed", "name")
-SHARED = ("kafka.bootstrap", "kafka.client", "store")
+SHARED_KEYS = ("kafka.bootstrap", "kafka.client", "store")
 """Keys of a recipe that all runs of a sweep have from its [kafka] and [store]."""
 
 
@@ -137,7 +137,7 @@ def _refuse_reserved(words: tuple[str, ...]) -> tuple[str, ...]:
         key = word.partition("=")[0].strip()
         if key in OWN:
             raise UsageError(f"set {word!r}: seeds are given by `seeds`, and the name of a run is made of its parts")
-        if any(key == shared or key.startswith(f"{shared}.") for shared in SHARED):
+        if any(key == shared or key.startswith(f"{shared}.") for shared in SHARED_KEYS):
             raise UsageError(f"set {word!r}: all runs share one Kafka and one store: write [kafka] and [store] tables")
     return words
 

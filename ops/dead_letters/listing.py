@@ -22,7 +22,7 @@ SHOWN_BYTES = 256
 SHOWN_ITEMS, SHOWN_LENGTH = 8, 200
 """Items of a decoded list, and characters of a decoded text, that are shown."""
 
-Source = tuple[str, int, int]
+LetterSource = tuple[str, int, int]
 """(topic, partition, offset) of the record that a dead letter is about."""
 
 
@@ -58,7 +58,7 @@ class ListedDeadLetter:
     """Offset of the dead letter whose message was sent back, for reason `redriven`; else None."""
 
     @property
-    def source(self) -> Source:
+    def source(self) -> LetterSource:
         """The record that it is about; a worker that was killed may have written two dead letters about one."""
         return self.topic, self.partition, self.source_offset
 
@@ -140,7 +140,7 @@ class DeadLetterList:
         again = self._index_earliest()
         return [replace(notice, failed_again=again.get(notice.source)) for notice in self._notices.values()]
 
-    def _index_earliest(self) -> dict[Source, int]:
+    def _index_earliest(self) -> dict[LetterSource, int]:
         """Return the first dead letter about each record."""
         return {dead_letter.source: dead_letter.offset for dead_letter in reversed(self._found.values())}
 

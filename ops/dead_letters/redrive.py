@@ -22,8 +22,8 @@ from headrace.infra.kafka.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, RE
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter, split_into_transactions
 from headrace.infra.run.run import Run, RunEnded
 from headrace.ops.dead_letters.listing import (
+    LetterSource,
     ListedDeadLetter,
-    Source,
     iterate_full_records,
     kind_of,
     of_reason,
@@ -35,8 +35,8 @@ from headrace.schemas.records import DeadLetter
 
 log = structlog.get_logger()
 
-COMPONENT = "redrive"
-MOST_MESSAGES = 100
+REDRIVER = "redrive"
+MOST_MESSAGES_A_TRANSACTION = 100
 """Messages in one transaction, at most."""
 
 INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
@@ -55,7 +55,7 @@ FOR_GOOD = {
 class Choice:
     """The plan for the dead letters that were asked for."""
 
-    send: dict[Source, list[ListedDeadLetter]] = field(default_factory=dict)
+    send: dict[LetterSource, list[ListedDeadLetter]] = field(default_factory=dict)
     """The dead letters about each record that is to be sent back."""
     already: list[ListedDeadLetter] = field(default_factory=list)
     refused: list[tuple[ListedDeadLetter, str]] = field(default_factory=list)
@@ -114,12 +114,12 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
                 "it first, for instance with `headrace up … --set trainer.steps=N --new-recipe`"
             )
         return _report(run, choice, {}, dry_run=dry_run)
-    sent: dict[Source, int] = {}
-    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", run.topic_names)) as writer:
+    sent: dict[LetterSource, int] = {}
+    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{REDRIVER}", run.topic_names)) as writer:
         choice = choose(read_dead_letters(run), wanted, reason)
         one_about_each = {about[0].offset for about in choice.send.values()}
         records = (record for _, record in iterate_full_records(run, one_about_each))
-        for batch in split_into_transactions(records, MOST_MESSAGES):
+        for batch in split_into_transactions(records, MOST_MESSAGES_A_TRANSACTION):
             sent |= _send(run, writer, batch, choice)
     return _report(run, choice, sent, dry_run=False)
 
@@ -134,7 +134,7 @@ def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str 
             f"there is no dead letter at offset {', '.join(map(str, sorted(unknown)))} that could be sent back; "
             "`headrace dead-letters` lists them"
         )
-    about: defaultdict[Source, list[ListedDeadLetter]] = defaultdict(list)
+    about: defaultdict[LetterSource, list[ListedDeadLetter]] = defaultdict(list)
     for dead_letter in dead_letters:
         about[dead_letter.source].append(dead_letter)
     choice = Choice()
@@ -166,7 +166,7 @@ def explain_refusal(dead_letter: ListedDeadLetter) -> str:
     return ""
 
 
-def _send(run: Run, writer: TransactionalWriter, batch: list[DeadLetter], choice: Choice) -> dict[Source, int]:
+def _send(run: Run, writer: TransactionalWriter, batch: list[DeadLetter], choice: Choice) -> dict[LetterSource, int]:
     """Send a batch back in one transaction; return where each message is now."""
     sources = [(record.topic, record.partition, record.offset) for record in batch]
     writer.begin()
@@ -191,7 +191,7 @@ def _message(record: DeadLetter, offset: int) -> Outgoing:
 def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outgoing:
     dead_letter = DeadLetter(
         run_id=run.run_id,
-        component=COMPONENT,
+        component=REDRIVER,
         topic=record.topic,
         partition=record.partition,
         offset=ticket.offset,
@@ -208,7 +208,7 @@ def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outg
     return Outgoing(run.topics.dead_letters, codec.encode(dead_letter), dead_letter.key)
 
 
-def _report(run: Run, choice: Choice, sent: dict[Source, int], *, dry_run: bool) -> Redriven:
+def _report(run: Run, choice: Choice, sent: dict[LetterSource, int], *, dry_run: bool) -> Redriven:
     return Redriven(
         run=run.address.run,
         dry_run=dry_run,

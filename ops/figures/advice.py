@@ -18,18 +18,18 @@ from headrace.ops.figures.standstill import DROPS, OTHER_DROPS
 from headrace.ops.first_word import is_of_training
 from headrace.schemas.records import EvalResult, Outcome
 
-NEWEST = 64
+ADVICE_GROUPS = 64
 """Groups of a policy that are looked at."""
 ENOUGH_GROUPS, ENOUGH_TRAJECTORIES = 16, 64
-EDGE = 5
+ADVICE_EDGE = 5
 """Versions at either end of a run."""
-MATTERS = 0.05
+REWARD_MATTERS = 0.05
 """A reward that changes by less means nothing."""
 SIGMAS = 3.0
 """A held-out reward that falls by less, in standard errors, may only be noise."""
 LONG, LEFT = 16, 1 / 3
 """Mean tokens of the first versions from which lengths can collapse, and the share of it that is left then."""
-FAILED = frozenset({"failed", "run_end"})
+OTHERWISE_ADVISED = frozenset({"failed", "run_end"})
 """Reasons of a drop that other advice covers."""
 
 
@@ -64,7 +64,7 @@ class AdviceFold:
         dropped = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
         newest = self._newest[outcome.policy]
         insort(newest, _Seen(at_ms, outcome.rewards, outcome.lengths, dropped))
-        del newest[:-NEWEST]
+        del newest[:-ADVICE_GROUPS]
         lengths = self._lengths[outcome.policy][outcome.head_version]
         lengths.tokens += sum(outcome.lengths)
         lengths.trajectories += len(outcome.lengths)
@@ -99,11 +99,11 @@ class AdviceFold:
 
     def _look_at_lengths(self, policy: str, curve: Sequence[RewardPoint]) -> Iterator[tuple[str, str]]:
         means = [one.tokens / one.trajectories for _, one in sorted(self._lengths[policy].items()) if one.trajectories]
-        if len(means) < 2 * EDGE or len(curve) < 2 * EDGE:
+        if len(means) < 2 * ADVICE_EDGE or len(curve) < 2 * ADVICE_EDGE:
             return
-        first, last = fmean(means[:EDGE]), fmean(means[-EDGE:])
+        first, last = fmean(means[:ADVICE_EDGE]), fmean(means[-ADVICE_EDGE:])
         low, high = _ends(curve)
-        if first < LONG or last > LEFT * first or high - low < MATTERS:
+        if first < LONG or last > LEFT * first or high - low < REWARD_MATTERS:
             return
         words = (
             f"Answers have become short ({first:.0f} → {last:.0f} tokens) while reward has risen "
@@ -133,7 +133,12 @@ def _look_at_rewards(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
 
 def _look_at_reasons(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
     reasons = Counter(group.dropped for group in newest)
-    if len(newest) < ENOUGH_GROUPS or len(reasons) > 1 or not (reason := newest[0].dropped) or reason in FAILED:
+    if (
+        len(newest) < ENOUGH_GROUPS
+        or len(reasons) > 1
+        or not (reason := newest[0].dropped)
+        or reason in OTHERWISE_ADVISED
+    ):
         return
     itself, to_do = DROPS.get(reason, OTHER_DROPS)
     words = f"All of the newest {len(newest)} groups were dropped as {reason}. By itself: {itself}."
@@ -154,15 +159,15 @@ def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple
 def _look_at_held_out(curve: Sequence[RewardPoint], evals: Sequence[EvalResult]) -> Iterator[tuple[str, str]]:
     """Report that training reward rises from the version of the best evaluation on, while held-out reward falls."""
     ordered = sorted((one for one in evals if one.has_reward), key=lambda one: one.version)
-    if len(ordered) < 2 or len(curve) < 2 * EDGE:
+    if len(ordered) < 2 or len(curve) < 2 * ADVICE_EDGE:
         return
     best, last = max(ordered[:-1], key=lambda one: one.avg_at_k), ordered[-1]
     asked = max(1, best.problems * best.samples - best.failures)
     error = math.sqrt(2 * max(best.avg_at_k * (1 - best.avg_at_k), 0.01) / asked)
     fall = best.avg_at_k - last.avg_at_k
-    before = [point.reward for point in curve if point.version <= best.version][-EDGE:] or [curve[0].reward]
-    rise = (high := fmean(point.reward for point in curve[-EDGE:])) - (low := fmean(before))
-    if fall < max(MATTERS, SIGMAS * error) or rise < MATTERS:
+    before = [point.reward for point in curve if point.version <= best.version][-ADVICE_EDGE:] or [curve[0].reward]
+    rise = (high := fmean(point.reward for point in curve[-ADVICE_EDGE:])) - (low := fmean(before))
+    if fall < max(REWARD_MATTERS, SIGMAS * error) or rise < REWARD_MATTERS:
         return
     words = (
         f"Training reward has risen ({low:.2f} → {high:.2f}) while held-out reward has fallen "
@@ -174,4 +179,4 @@ def _look_at_held_out(curve: Sequence[RewardPoint], evals: Sequence[EvalResult])
 
 
 def _ends(curve: Sequence[RewardPoint]) -> tuple[float, float]:
-    return fmean(point.reward for point in curve[:EDGE]), fmean(point.reward for point in curve[-EDGE:])
+    return fmean(point.reward for point in curve[:ADVICE_EDGE]), fmean(point.reward for point in curve[-ADVICE_EDGE:])

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from headrace.schemas.records import BatchTrained, DeadLetter, Outcome
 from headrace.schemas.topics import is_eval
 
-RECENT = 256
+RECENT_GROUPS = 256
 """Newest groups of a policy that are looked at."""
 
 
@@ -36,7 +36,7 @@ class ConcludedFold:
 
     def _add(self, variant: str, at_ms: int, why: str) -> None:
         newest = self._newest[variant]
-        if len(newest) < RECENT:
+        if len(newest) < RECENT_GROUPS:
             heapq.heappush(newest, (at_ms, why))
         elif at_ms > newest[0][0]:
             heapq.heapreplace(newest, (at_ms, why))

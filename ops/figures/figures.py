@@ -48,7 +48,7 @@ from headrace.schemas.records import (
 )
 from headrace.schemas.topics import eval_stream, policy_of, policy_variant_of
 
-MOST_SHOWN = 16
+MOST_ENTRIES_SHOWN = 16
 """Entries of a selector's list or table that are reported one by one; of a longer one the number is reported."""
 
 
@@ -287,7 +287,7 @@ def _brief(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     return {
-        name: len(value) if isinstance(value, dict | list) and len(value) > MOST_SHOWN else value
+        name: len(value) if isinstance(value, dict | list) and len(value) > MOST_ENTRIES_SHOWN else value
         for name, value in state.items()
     }
 

@@ -15,7 +15,7 @@ from headrace.ops.first_word import is_first_word
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, WeightsPublished
-from headrace.trainers.health import LOOK_BACK
+from headrace.trainers.health import HEALTH_LOOK_BACK
 
 WINDOW_MS = 10_000
 """Rates are taken over this much of the newest past."""
@@ -44,7 +44,7 @@ class Rates:
 class PolicyPulse:
     """Pulse of one policy."""
 
-    recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK))
+    recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=HEALTH_LOOK_BACK))
     """Metrics of its newest steps."""
     published: int = 0
     """Weights records."""

@@ -11,9 +11,9 @@ from headrace.ops.figures.run_figures import RewardPoint
 from headrace.schemas.records import EvalResult, Outcome
 
 LATE = frozenset({"expired", "surplus"})
-EDGE = 5
+REWARD_EDGE = 5
 """Versions at either end of a run whose rewards are averaged."""
-MOST_TOKENS = 2**53
+MOST_EVALUATION_TOKENS = 2**53
 """Tokens of one evaluation, at most; a result with more is not believed."""
 
 
@@ -61,11 +61,17 @@ class RewardsFold:
     def means_at_start(self) -> dict[str, float]:
         """Return policy to the mean over its first versions; one that has but the last ones is left out."""
         curves = self._sort_curves().items()
-        return {p: _pool(list(curve.values())[:-EDGE][:EDGE]) for p, curve in curves if len(curve) > EDGE}
+        return {
+            p: _pool(list(curve.values())[:-REWARD_EDGE][:REWARD_EDGE])
+            for p, curve in curves
+            if len(curve) > REWARD_EDGE
+        }
 
     def means_at_end(self) -> dict[str, float]:
         """Return policy to the mean over its last versions."""
-        return {policy: _pool(list(curve.values())[-EDGE:]) for policy, curve in self._sort_curves().items() if curve}
+        return {
+            policy: _pool(list(curve.values())[-REWARD_EDGE:]) for policy, curve in self._sort_curves().items() if curve
+        }
 
     def _sort_curves(self) -> dict[str, dict[int, _Mean]]:
         return {policy: dict(sorted(curve.items())) for policy, curve in self._curves.items()}
@@ -96,7 +102,7 @@ class _Mean:
 def _is_believable(result: EvalResult) -> bool:
     """Return whether a result's figures are numbers; any other would spoil the sums that all results share."""
     shares = (*((result.avg_at_k,) if result.has_reward else ()), *result.pass_at_k.values())
-    return all(math.isfinite(share) for share in shares) and 0 <= _tokens_of(result) < MOST_TOKENS
+    return all(math.isfinite(share) for share in shares) and 0 <= _tokens_of(result) < MOST_EVALUATION_TOKENS
 
 
 def _tokens_of(result: EvalResult) -> float:

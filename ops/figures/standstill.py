@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.figures.concluded import RECENT, ConcludedFold
+from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.failing import FailingFold
 from headrace.ops.figures.weights_figures import is_there
 from headrace.producers.rollout.pauses import ENVIRONMENT
@@ -45,16 +45,16 @@ reported before a version is overdue."""
 FIRST_MS = 300_000
 LEAST_MS = 60_000
 TIMES = 5
-LOOK_BACK = 20
+PACE_LOOK_BACK = 20
 """Versions whose times say what is usual. A quarter of them may be longer: a run may have rested."""
-ENOUGH, ENOUGH_AT_ONCE = 8, RECENT // 2
+ENOUGH, ENOUGH_AT_ONCE = 8, RECENT_GROUPS // 2
 """Groups that must have concluded before their share of drops says anything: since a version that stays the newest; and
 while versions are made."""
 MOST, NEARLY_ALL = 0.9, 0.97
 """Share of drops that explains a standstill; and that is reported while versions are made."""
 QUIET_MS = 20_000
 """A curator that has groups to read and concludes none for so long counts as stopped."""
-SHOWN = 3
+SHOWN_WORKERS = 3
 """Workers that are named."""
 
 OTHER_DROPS = ("the feeder issues further tasks", "see by `headrace discards` which groups they are")
@@ -272,7 +272,7 @@ class _Stand:
         names = tuple(f"rollout-{stream}-" for stream in streams)
         own = {name: one for name, one in self.around.processes.items() if name.startswith(names)}
         frozen = [f"process {one.pid} of {name} is there and may be frozen" for name, one in own.items() if one.pid]
-        short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN]]) + self._describe_trouble(*names)
+        short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN_WORKERS]]) + self._describe_trouble(*names)
         to_do = f"{self._look(f'rollout-{streams[0]}-0')}, or start some by `headrace rollout --run ADDRESS`"
         return _Cause("no_worker", short, self._restarts("rollout-"), to_do)
 
@@ -280,8 +280,8 @@ class _Stand:
         here = self._workers(here=True)
         if not all(worker.state != "rolling" or worker.detail for worker in here):
             return None
-        named = [f"{w.worker} is {w.state}{f' ({w.detail})' if w.detail else ''}" for w in here[:SHOWN]]
-        more = [f"and {len(here) - SHOWN} more"] if len(here) > SHOWN else []
+        named = [f"{w.worker} is {w.state}{f' ({w.detail})' if w.detail else ''}" for w in here[:SHOWN_WORKERS]]
+        more = [f"and {len(here) - SHOWN_WORKERS} more"] if len(here) > SHOWN_WORKERS else []
         short = f"no worker plays: {', '.join([*named, *more])}"
         itself = "they continue when what they wait for is there; weights that the store has lost are published again"
         return _Cause("waiting", short, itself, f"check what they wait for; {self._look(here[0].worker)}")
@@ -350,7 +350,7 @@ class _Stand:
             for name, one in self.around.processes.items()
             if name.startswith(prefixes) and one.exit_code is not None
         ]
-        return f"; {', '.join(found[:SHOWN])}" if found else ""
+        return f"; {', '.join(found[:SHOWN_WORKERS])}" if found else ""
 
     def _restarts(self, prefix: str) -> str:
         if any(name.startswith(prefix) for name in self.around.processes):
@@ -370,7 +370,7 @@ def _drops(count: int, dropped: Counter[str]) -> _Cause:
 
 def patience_ms(made_ms: Iterable[int]) -> int:
     """Return how long a version may take before it is overdue, by when those before it were made."""
-    times = sorted(made_ms)[-LOOK_BACK - 1 :]
+    times = sorted(made_ms)[-PACE_LOOK_BACK - 1 :]
     took = sorted(later - earlier for earlier, later in pairwise(times))
     if not took:
         return FIRST_MS

@@ -13,7 +13,7 @@ from headrace.ops.figures.weights_figures import FRESH_MS, is_there
 from headrace.ops.plain_json import plain
 from headrace.schemas.ids import now_ms
 
-STORE_PATIENCE_S = 3.0
+STORE_SILENT_S = 3.0
 """Seconds after which a silent store counts as frozen or unreachable."""
 
 
@@ -66,7 +66,7 @@ def _standstill(run: Run, fold: Figures, found: RunFigures, around: Surroundings
         return None
     from headrace.infra.embedded.server_probe import Silence, is_store_answering  # for a running run, in vain
 
-    if is_store_answering(run.store_address, STORE_PATIENCE_S):
+    if is_store_answering(run.store_address, STORE_SILENT_S):
         return standstill
     server = f"the object store at {run.store_address.endpoint}"
     silence = Silence(

@@ -34,7 +34,7 @@ class FeedSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AuditVerdict:
     """What the audit of numbers says."""
 
     ok: bool
@@ -104,7 +104,7 @@ class Summary:
     eval_last: float | None
     groups: GroupCounts
     selection: dict[str, Selection]
-    audit: Verdict
+    audit: AuditVerdict
     log_share: float
     """Kafka's share in what workers' and trainers' loops did."""
     log_cpu_share: float
@@ -151,7 +151,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> Summary:
         eval_last=mean_of(block.eval_last for block in policies.values()),
         groups=figures.groups,
         selection=figures.selection,
-        audit=Verdict(proof.ok, proof.lost, proof.doubled),
+        audit=AuditVerdict(proof.ok, proof.lost, proof.doubled),
         log_share=round(log_share_of(figures, pulse), 4),
         log_cpu_share=round(log_cpu_share(effort.cpu), 4),
         tokens_per_s=round(rates.tokens, 1),

@@ -10,7 +10,7 @@ from statistics import median
 from headrace.infra.weights.paths import ANCHOR, size_of
 from headrace.schemas.records import TakenWeights, WeightsPublished, WorkerStatus
 
-RECENT = 64
+MEDIAN_VERSIONS = 64
 """Versions that medians are over."""
 FRESH_MS = 15_000
 """A worker without a heartbeat for that long is gone."""
@@ -54,7 +54,7 @@ class _Versions:
     newest: int = -1
     bytes: defaultdict[bool, int] = field(default_factory=lambda: defaultdict(int))
     """Bytes of anchors (True) and of other objects (False)."""
-    recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=MEDIAN_VERSIONS))
     """Ratio, density, seconds."""
     taken: dict[tuple[str, int], TakenWeights] = field(default_factory=dict)
     """Worker and version to its report, the newest last."""
@@ -89,7 +89,7 @@ class WeightsFold:
         for taken in status.taken:
             if (of := self._of.get(taken.policy)) is not None:
                 of.taken[status.worker, taken.version] = taken
-                while len(of.taken) > RECENT:
+                while len(of.taken) > MEDIAN_VERSIONS:
                     del of.taken[next(iter(of.taken))]
         if before is None or before.versions != status.versions:
             for policy, of in self._of.items():

@@ -15,7 +15,7 @@ from headrace.infra.weights.paths import (
     ANCHOR,
     DELTA,
     MERGED,
-    NOTHING,
+    NO_BASE,
     WHOLE,
     find_cheapest,
     is_version,
@@ -114,7 +114,7 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
     ]
     merged = [_describe_merged(event) for event in events if event.kind == MERGED]
     way = (
-        find_cheapest([link for event in events if (link := link_of(event))], NOTHING, _hash_of_newest(versions)) or []
+        find_cheapest([link for event in events if (link := link_of(event))], NO_BASE, _hash_of_newest(versions)) or []
     )
     published = {one.version for one in versions}
     return WeightsHistory(
@@ -149,7 +149,7 @@ def _reports_by_version(statuses: Iterable[WorkerStatus], policy: str) -> defaul
 
 
 def _hash_of_newest(versions: Sequence[VersionWeights]) -> str:
-    return versions[-1].weights_hash if versions else NOTHING
+    return versions[-1].weights_hash if versions else NO_BASE
 
 
 def _describe_merged(event: WeightsPublished) -> MergedDelta:

@@ -23,14 +23,11 @@ from headrace.schemas.episode_errors import group_errors
 from headrace.schemas.headers import HeaderError, Stamp, task_key
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, Outcome, Task, TrajectoryGroup
-from headrace.schemas.topics import is_eval, policy_of, variant_of
-
-FEEDER = "feed"
-"""Component whose snapshots say, as `next`, how many numbers of every stream were issued."""
+from headrace.schemas.topics import FEEDER, is_eval, policy_of, variant_of
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class PlayAttempt:
     """A record on `trajectories`: workers may repeat one, and the first that can be read counts."""
 
     partition: int
@@ -130,7 +127,7 @@ class GroupLineage:
     """The stream's next number: those below it were issued."""
     on_tasks: tuple[int, ...]
     """Attempts whose task is still on the tasks topic."""
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[PlayAttempt, ...]
     concluded: tuple[Concluded, ...]
     letters: tuple[GroupDeadLetter, ...]
     trained: tuple[TrainedUse, ...]
@@ -238,14 +235,14 @@ def _find_records(run: Run, topic: str, stream: str, number: int) -> Iterator[Me
 
 def _find_attempts(
     run: Run, policy: str, stream: str, number: int, dead_letters: tuple[GroupDeadLetter, ...]
-) -> tuple[Attempt, ...]:
+) -> tuple[PlayAttempt, ...]:
     topic = run.topics.trajectories(policy)
     dead = {
         (dead_letter.message_partition, dead_letter.message_offset)
         for dead_letter in dead_letters
         if dead_letter.topic == topic
     }
-    attempts: list[Attempt] = []
+    attempts: list[PlayAttempt] = []
     for message in _find_records(run, topic, stream, number):
         attempt = _attempt(message, run.run_id)
         counted = any(before.counts for before in attempts)
@@ -254,7 +251,7 @@ def _find_attempts(
     return tuple(attempts)
 
 
-def _attempt(message: Message, run_id: str) -> Attempt:
+def _attempt(message: Message, run_id: str) -> PlayAttempt:
     group, stamp, unreadable = TrajectoryGroup(), Stamp("", "", -1), ""
     try:
         stamp = Stamp.from_headers(message.headers)
@@ -262,7 +259,7 @@ def _attempt(message: Message, run_id: str) -> Attempt:
         unreadable = "" if stamp.run_id == run_id else f"it is of run {stamp.run_id}"
     except (HeaderError, SchemaError) as error:
         unreadable = str(error)
-    return Attempt(
+    return PlayAttempt(
         partition=message.partition,
         offset=message.offset,
         attempt=stamp.attempt,

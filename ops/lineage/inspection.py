@@ -13,7 +13,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import fetch_partitions
 from headrace.infra.kafka.topic_reader import name_offset, read_key
 from headrace.infra.run.run import Run, find_groups_run
-from headrace.ops.lineage.seen import Advantages, GroupSeen, advantages_of, see_group
+from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, advantages_of, see_group
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.episode_errors import describe_error
@@ -97,7 +97,7 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
 
 def _add_advantages(
     run: Run, policy: str, batch: BatchTrained, indices: Sequence[int]
-) -> list[tuple[DecodedGroup, Advantages]]:
+) -> list[tuple[DecodedGroup, AdvantagesBySequence]]:
     """Return some groups of a batch with the advantages that they had; the others are read only if these need them."""
     settings = run.revisions[batch.revision].trainer_of(policy)
     needed = range(len(batch.groups)) if load_estimator(settings).whole_batch else indices
@@ -161,7 +161,7 @@ class _Found:
     where: str
     version: int | None = None
     index: int | None = None
-    advantages: Advantages = field(default_factory=dict)
+    advantages: AdvantagesBySequence = field(default_factory=dict)
 
 
 def _find_trained(run: Run, policy: str, history: History, group: GroupId) -> _Found | None:

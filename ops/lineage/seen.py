@@ -30,7 +30,7 @@ GENERATED = "generated"
 
 TokenAdvantages = npt.NDArray[np.float32]
 """float32[T]; 0 on a token that was not generated."""
-Advantages = Mapping[tuple[int, int], TokenAdvantages]
+AdvantagesBySequence = Mapping[tuple[int, int], TokenAdvantages]
 """(trajectory, sequence) to the advantages of a sequence that was trained on."""
 
 
@@ -122,7 +122,7 @@ class GroupSeen:
     """Errors of its failed episodes, the most frequent first."""
 
 
-def advantages_of(batch: Sequence[DecodedGroup], settings: TrainerSettings) -> list[Advantages]:
+def advantages_of(batch: Sequence[DecodedGroup], settings: TrainerSettings) -> list[AdvantagesBySequence]:
     """Return, by group, the advantages of every sequence that was trained on, taken as the trainer took them.
 
     Where `Estimator.whole_batch` says so, that needs all groups of the batch, in their order.
@@ -141,7 +141,7 @@ def advantages_of(batch: Sequence[DecodedGroup], settings: TrainerSettings) -> l
 
 def see_group(
     found: DecodedGroup,
-    advantages: Advantages,
+    advantages: AdvantagesBySequence,
     texts: TokenTexts,
     *,
     index: int | None,

@@ -20,13 +20,12 @@ from headrace.infra.kafka.topic_admin import fetch_topic_ids
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics, refuse_lost_tail
 from headrace.infra.progress import open_progress
 from headrace.infra.run.run import STORE_NAME, Run
-from headrace.ops.reading import list_topics
+from headrace.ops.reading import REPORT_EVERY, list_topics
 from headrace.schemas import codec
 from headrace.schemas.avro import Plain, SchemaError
 from headrace.schemas.records import ClaimCheck, CuratedGroup, TrajectoryGroup
-from headrace.schemas.topics import NEWEST, TopicSpec
+from headrace.schemas.topics import NEWEST_OF_KEY, TopicSpec
 
-REPORT_EVERY = 2_000
 CLAIM_FIELDS = {"store", "key", "sha256", "size_bytes"}
 GROUPS = {TrajectoryGroup.__name__, CuratedGroup.__name__}
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
@@ -51,7 +50,7 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class ArchivedTopic:
+class TopicContents:
     """What the archive holds of a topic."""
 
     partitions: int
@@ -81,7 +80,7 @@ class Archived:
     archive: str
     run: str
     run_id: str
-    topics: dict[str, ArchivedTopic]
+    topics: dict[str, TopicContents]
     """Topic, without the run's name, to what was archived."""
     objects: ArchivedObjects
     raw: int
@@ -246,7 +245,7 @@ def choose_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False)
         ours = sorted(name.partition(".")[2] for name in there if name.startswith(f"{run.address.run}."))
         raise UsageError(f"there is no topic {', '.join(missing)}; of {', '.join(ours)} name those to archive")
     if not wanted:
-        kept = {spec.name for spec in known if spec.config.get("cleanup.policy") != NEWEST["cleanup.policy"]}
+        kept = {spec.name for spec in known if spec.config.get("cleanup.policy") != NEWEST_OF_KEY["cleanup.policy"]}
         wanted = [name for name in by_name if name in kept or (with_weights and name == run.topics.state)]
     names = dict.fromkeys([run.topics.recipe, *wanted])
     return [by_name.get(name, TopicSpec(name, 0)) for name in names if name in there]
@@ -290,7 +289,7 @@ def _report(run: Run, writer: ArchiveWriter, reading: _Reading, seconds: float) 
         run=manifest.run,
         run_id=manifest.run_id,
         topics={
-            name.removeprefix(prefix): ArchivedTopic(
+            name.removeprefix(prefix): TopicContents(
                 partitions=len(topic.partitions),
                 files=sum(len(series.files) for series in topic.partitions),
                 records=topic.records,

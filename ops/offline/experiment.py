@@ -23,7 +23,7 @@ from headrace.infra.recipe.recipe_file import change_recipe, check_trainer_words
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import build_revision, find_differences, read_known_revisions, write_revision
 from headrace.infra.run.run import Run, find_groups_run, join, read_revisions
-from headrace.ops.offline.retrain import Compared, Fingerprints, Span, begin_at, stretches
+from headrace.ops.offline.retrain import ComparedVersion, Fingerprints, VersionSpan, begin_at, stretches
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, RecipeRevision, WeightsPublished
@@ -38,7 +38,7 @@ from headrace.trainers.versions.history import History, read_history
 from headrace.trainers.versions.publisher import VersionAnnouncer, VersionUploader, WindowMark, store_checkpoint
 from headrace.trainers.versions.remake import Remade, hash_learner, remake
 
-ENDED = "steps"
+EXPERIMENT_ENDED = "steps"
 """Why an experiment is over: it has all the versions that it was asked for."""
 COMPARED = (
     "loss", "kl_k3", "clip_fraction", "ratio_mean", "entropy", "grad_norm_mean", "grad_norm_max", "learning_rate",
@@ -75,7 +75,7 @@ class Experiment:
     settings: tuple[str, ...]
     """Those that differ, as `key: before -> now`."""
     metrics: dict[str, ComparedMetric]
-    versions: tuple[Compared, ...]
+    versions: tuple[ComparedVersion, ...]
     ok: bool
 
 
@@ -83,7 +83,7 @@ def experiment(
     run: Run,
     policy: str | None,
     changes: Changes,
-    span: Span,
+    span: VersionSpan,
     tell: ReportProgress = lambda _done, _total: None,
 ) -> Experiment:
     """Train a run's batches with other settings into a new run.
@@ -115,7 +115,9 @@ def experiment(
         fingerprint=Fingerprints(parts[0].fingerprint, here),
         settings=tuple(line for line in changed if not line.startswith("name: ")),
         metrics=compare_metrics(batches, [made[batch.version] for batch in batches]),
-        versions=tuple(Compared(b.version, b.epoch, b.weights_hash, got, got == b.weights_hash) for b, got in pairs),
+        versions=tuple(
+            ComparedVersion(b.version, b.epoch, b.weights_hash, got, got == b.weights_hash) for b, got in pairs
+        ),
         ok=True,
     )
 
@@ -181,7 +183,7 @@ def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence
 
 def _end(target: Run) -> None:
     newest = read_revisions(target.address)[-1]
-    ended = replace(newest, ended=ENDED, created_ms=now_ms())
+    ended = replace(newest, ended=EXPERIMENT_ENDED, created_ms=now_ms())
     write_revision(target.connection, target.topics.recipe, ended)
 
 

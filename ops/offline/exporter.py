@@ -41,11 +41,11 @@ from headrace.schemas.records import (
     WeightsPublished,
 )
 
-REPORT_EVERY = 500
+EXPORT_REPORT_EVERY = 500
 REPEATED, UNKNOWN = "repeated", "unknown"
 """Outcome of a repeated group, and of one that the archive says nothing about."""
 
-Row = dict[str, Any]
+ExportedRow = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TrajectoryTable:
     """A Parquet file of trajectories."""
 
     archive: str
@@ -100,7 +100,7 @@ class Table:
     bytes: int
 
 
-def export(source: str | Path, policy: str | None, file: Path) -> Table:
+def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTable:
     """Write the trajectories of an archive into a new Parquet file, whole or not at all.
 
     Args:
@@ -132,9 +132,9 @@ def export(source: str | Path, policy: str | None, file: Path) -> Table:
                 if group is not None:
                     for row in _rows(group, fates, seen, tokenizer, done):
                         out.write({"run": archive.manifest.run, "run_id": group.run_id, "policy": name, **row})
-                if read % REPORT_EVERY == 0:
+                if read % EXPORT_REPORT_EVERY == 0:
                     tell(read, whole)
-    return Table(
+    return TrajectoryTable(
         archive=str(source),
         file=str(file),
         policy=name,
@@ -232,7 +232,7 @@ def _group(archive: Archive, message: Message, done: Exported) -> TrajectoryGrou
 
 def _rows(
     group: TrajectoryGroup, fates: GroupFates, seen: set[GroupId], tokenizer: Tokenizer | None, done: Exported
-) -> Iterator[Row]:
+) -> Iterator[ExportedRow]:
     key = GroupId.of(group)
     is_first = key not in seen
     seen.add(key)
@@ -252,7 +252,7 @@ def _rows(
             yield {**beside, **_of_trajectory(trajectory, index), **tokens, **_texts(tokens, tokenizer)}
 
 
-def _of_group(group: TrajectoryGroup) -> Row:
+def _of_group(group: TrajectoryGroup) -> ExportedRow:
     return {
         "stream": group.stream,
         "number": group.number,
@@ -270,7 +270,7 @@ def _of_group(group: TrajectoryGroup) -> Row:
     }
 
 
-def _of_trajectory(trajectory: Trajectory, index: int) -> Row:
+def _of_trajectory(trajectory: Trajectory, index: int) -> ExportedRow:
     sequence = trajectory.sequences[index]
     return {
         "trajectory": trajectory.id,
@@ -284,7 +284,7 @@ def _of_trajectory(trajectory: Trajectory, index: int) -> Row:
     }
 
 
-def _of_tokens(sequence: Sequence) -> Row:
+def _of_tokens(sequence: Sequence) -> ExportedRow:
     """Return a sequence's tokens, cut before the first generated one. Raises ValueError where spans do not cover it."""
     generated = np.array([span.kind == "generated" for span in sequence.spans], np.bool_)
     mask = _spread(generated, [span.length for span in sequence.spans], sequence.ids.size)
@@ -307,7 +307,7 @@ def _spread(values: npt.NDArray[Any], lengths: list[int], size: int) -> npt.NDAr
     return np.repeat(values, lengths)
 
 
-def _texts(tokens: Row, tokenizer: Tokenizer | None) -> Row:
+def _texts(tokens: ExportedRow, tokenizer: Tokenizer | None) -> ExportedRow:
     if tokenizer is None:
         return {"prompt": None, "completion": None}
     both = (tokens["prompt_ids"].tolist(), tokens["completion_ids"].tolist())

@@ -25,7 +25,7 @@ from headrace.schemas.ids import derive_task_seed
 from headrace.schemas.records import Task, TrajectoryGroup
 from headrace.schemas.topics import eval_stream
 
-AT_ONCE = 64
+PROBLEMS_AT_ONCE = 64
 """Problems under way."""
 
 
@@ -101,7 +101,7 @@ def play_held_out(
     asked = [(task, spec) for workflow, spec in specs.items() for task in _tasks(recipe, workflow, spec)]
     try:
         tokenizers = {policy: Tokenizer(folders[policy]) for policy in recipe.policies}
-        engine, build = open_engine(folders, recipe.rollout, AT_ONCE * recipe.evaluate.samples)
+        engine, build = open_engine(folders, recipe.rollout, PROBLEMS_AT_ONCE * recipe.evaluate.samples)
         with closing(engine):
             for policy in recipe.policies:
                 engine.load(policy, 0, open_weights(folders[policy]).tensors)
@@ -121,7 +121,7 @@ async def play_all(
     tell: ReportProgress = lambda _done, _total: None,
 ) -> list[TrajectoryGroup]:
     """Play tasks, some at a time; return their groups, in the order of the tasks."""
-    room, ending = asyncio.Semaphore(AT_ONCE), asyncio.Event()
+    room, ending = asyncio.Semaphore(PROBLEMS_AT_ONCE), asyncio.Event()
     done = 0
 
     async def play(task: Task, spec: WorkflowSpec) -> list[TrajectoryGroup]:

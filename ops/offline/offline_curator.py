@@ -35,11 +35,11 @@ from headrace.schemas.headers import Stamp
 from headrace.schemas.records import DeadLetter, Outcome, TrajectoryGroup
 from headrace.schemas.topics import Topics, policy_of, variant_of
 
-REPORT_EVERY = 500
+CURATE_REPORT_EVERY = 500
 
 
 @dataclass(slots=True)
-class CuratedCounts:
+class CurationCounts:
     """The results of one policy's groups."""
 
     digest: CuratedDigest = field(default_factory=CuratedDigest)
@@ -162,7 +162,7 @@ def curate_offline(
     for name in policies:
         load_policy_chain(recipes[max(recipes)], name)
         note_sources(newest_sources(archive.revisions()), curator_plug_ins(recipes[max(recipes)], name))
-    tallies = {name: CuratedCounts() for name in policies}
+    tallies = {name: CurationCounts() for name in policies}
     with _open_new_archive(archive, out) as writer, open_progress("curating") as tell:
         _copy_topic(archive, archive.topics.recipe, writer)
         for name in policies:
@@ -209,7 +209,7 @@ def _curate(
     policy_variant: str,
     recipes: dict[int, Recipe],
     writer: ArchiveWriter,
-    counts: CuratedCounts,
+    counts: CurationCounts,
     tell: Callable[[int, int], None],
 ) -> None:
     topics = archive.topics
@@ -249,7 +249,7 @@ def _curate(
             counts.count_results(outgoing, topics, policy_variant)
             for one in outgoing:
                 numbers.write(one, message.timestamp_ms)
-            if counts.read % REPORT_EVERY == 0:
+            if counts.read % CURATE_REPORT_EVERY == 0:
                 tell(counts.read, whole)
         counts.flagged += state.flagged
 

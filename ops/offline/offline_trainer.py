@@ -26,9 +26,9 @@ from headrace.infra.weights.tensors import hash_weights
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.offline.archived_start import Start, begin
 from headrace.ops.offline.offline_versions import (
-    Counts,
     OfflineVersion,
-    Version,
+    RecordCounts,
+    RemadeVersion,
     batches_of_the_run,
     retrain_versions,
     train_versions,
@@ -136,7 +136,7 @@ def train_offline(
     batches = batches_of_the_run(archive, policy, request.steps) if request.batches else []
     with write_new_folder(out) as folder:
         pin_threads(int(batches[0].fingerprint.get("threads", "0")) if batches else 0)
-        start, counts = begin(archive, policy, recipes[-1], request.start), Counts()
+        start, counts = begin(archive, policy, recipes[-1], request.start), RecordCounts()
         if batches:
             made, most = retrain_versions(archive, policy, start.learner, recipes, batches), len(batches)
         else:
@@ -171,7 +171,7 @@ def train_offline(
     return found
 
 
-def _write_weights(made: Iterable[Version], start: Start, folder: Path, every: int) -> Iterator[Version]:
+def _write_weights(made: Iterable[RemadeVersion], start: Start, folder: Path, every: int) -> Iterator[RemadeVersion]:
     """Pass versions on, and write the weights of every N-th, the start among them."""
     if every:
         write_model(start, folder / VERSIONS / str(start.learner.version))
@@ -181,7 +181,7 @@ def _write_weights(made: Iterable[Version], start: Start, folder: Path, every: i
         yield one
 
 
-def _write_lines(path: Path, made: Iterable[Version], tell: Callable[[int], None]) -> list[OfflineVersion]:
+def _write_lines(path: Path, made: Iterable[RemadeVersion], tell: Callable[[int], None]) -> list[OfflineVersion]:
     """Write a line for each version as it is made; return these, with the number of their groups."""
     versions: list[OfflineVersion] = []
     with path.open("w") as file:
@@ -232,7 +232,7 @@ def _count_possible_versions(archive: Archive, policy: str, learner: Learner) ->
     return min(learner.settings.steps - learner.version, records // learner.settings.groups_per_batch)
 
 
-def _summarize_untrained(counts: Counts, archive: Archive, policy: str) -> Untrained:
+def _summarize_untrained(counts: RecordCounts, archive: Archive, policy: str) -> Untrained:
     return Untrained(
         read=counts.read,
         evicted=dict(sorted(counts.evicted.items())),

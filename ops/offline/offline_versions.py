@@ -40,7 +40,7 @@ is none of here, and of ages."""
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class RemadeVersion:
     """One that was made."""
 
     version: int
@@ -100,7 +100,7 @@ class OfflineVersion:
 
 
 @dataclass(slots=True)
-class Counts:
+class RecordCounts:
     """What became of the records."""
 
     read: int = 0
@@ -133,20 +133,20 @@ def batches_of_the_run(archive: Archive, policy: str, last: int | None) -> list[
 
 def retrain_versions(
     archive: Archive, policy: str, learner: Learner, recipes: Sequence[Recipe], batches: Sequence[BatchTrained]
-) -> Iterator[Version]:
+) -> Iterator[RemadeVersion]:
     """Make the versions of these batches. Raises as `iterate_batches` and `Learner.step`."""
     base = hash_learner(learner)
     for one in train_again(iterate_batches(archive, policy, batches), policy, learner, recipes):
         metrics = {**one.metrics, **group_metrics(one.groups, learner.version - 1)}
         found = hash_learner(learner)
-        yield Version(learner.version, one.groups, base, found, metrics, expected=one.batch.weights_hash)
+        yield RemadeVersion(learner.version, one.groups, base, found, metrics, expected=one.batch.weights_hash)
         base = found
 
 
 # ------------------------------------------------------------------------------------------------------- batches anew
 
 
-def train_versions(archive: Archive, policy: str, start: Start, counts: Counts) -> Iterator[Version]:
+def train_versions(archive: Archive, policy: str, start: Start, counts: RecordCounts) -> Iterator[RemadeVersion]:
     """Make a version whenever the window holds a batch, until the archive is used up or the last version made.
 
     Raises as `Archive.messages` and `Learner.step`.
@@ -161,7 +161,7 @@ def train_versions(archive: Archive, policy: str, start: Start, counts: Counts) 
             step = learner.step(_sequences(batch, learner, intake.clock), learner.version + 1)
             groups, found = [one.decoded for one in batch], hash_learner(learner)
             metrics = {**_select_true_metrics(step), **group_metrics(groups, intake.clock)}
-            yield Version(learner.version, groups, base, found, metrics, clock=intake.clock)
+            yield RemadeVersion(learner.version, groups, base, found, metrics, clock=intake.clock)
             base = found
     counts.left = intake.waiting
 
@@ -185,7 +185,7 @@ def _select_true_metrics(metrics: StepMetrics) -> StepMetrics:
 class _OfflineIntake:
     """Takes archived records into a trainer's window."""
 
-    def __init__(self, archive: Archive, topic: str, start: Start, counts: Counts) -> None:
+    def __init__(self, archive: Archive, topic: str, start: Start, counts: RecordCounts) -> None:
         self.clock = 0
         self._limits, self._settings = start.learner.limits, start.learner.settings
         self._archive, self._counts, self._tokenizer_hash = archive, counts, start.tokenizer_hash

@@ -11,11 +11,11 @@ from typing import Any, Self
 
 from headrace.infra.errors import UsageError
 
-ROWS = 1_000
+ROWS_OF_GROUP = 1_000
 TOKENS = 4_000_000
 """Rows, and tokens in them, that are written at once."""
 TEXT, INT, FLOAT = "string", "int64", "float64"
-COLUMNS: Mapping[str, str] = {
+PARQUET_COLUMNS: Mapping[str, str] = {
     "run": TEXT,
     "run_id": TEXT,
     "policy": TEXT,
@@ -74,7 +74,7 @@ class ParquetFile:
         lists = {"int32": pa.int32(), "bool": pa.bool_(), "float": pa.float32()}
         plain = {TEXT: pa.string(), INT: pa.int64(), FLOAT: pa.float64()}
         types = {**plain, **{f"list<{name}>": pa.list_(inner) for name, inner in lists.items()}}
-        self._schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
+        self._schema = pa.schema([(name, types[kind]) for name, kind in PARQUET_COLUMNS.items()])
         try:
             self._writer = parquet.ParquetWriter(self._growing, self._schema, compression="zstd")
         except OSError as error:
@@ -86,7 +86,7 @@ class ParquetFile:
         """Add a row, a value for every column."""
         self._rows.append(row)
         self._tokens += len(row["prompt_ids"]) + len(row["completion_ids"])
-        if len(self._rows) >= ROWS or self._tokens >= TOKENS:
+        if len(self._rows) >= ROWS_OF_GROUP or self._tokens >= TOKENS:
             self._flush()
 
     def _flush(self) -> None:

@@ -15,7 +15,7 @@ from headrace.infra.kafka.decoding import read_own
 from headrace.schemas.records import DeadLetter, Outcome, RecipeRevision
 from headrace.schemas.topics import variant_of
 
-Refused = dict[tuple[str | int, int], str]
+RefusedReasons = dict[tuple[str | int, int], str]
 """Reason by (partition, offset) of trajectories, or by (stream, number)."""
 
 
@@ -27,7 +27,7 @@ def read_first_revision(archive: Archive) -> RecipeRevision:
     return next(iter(archive.revisions()), RecipeRevision())
 
 
-def refusals(archive: Archive, policy_variant: str) -> Refused:
+def refusals(archive: Archive, policy_variant: str) -> RefusedReasons:
     """Return why trajectories were refused, by (partition, offset); nothing where the archive lacks the dead letters.
 
     A group of an unpublished version a shadow concludes by an outcome: of these this is by (stream, number). Raises
@@ -36,7 +36,7 @@ def refusals(archive: Archive, policy_variant: str) -> Refused:
     topics, run_id = archive.topics, archive.manifest.run_id
     source, is_shadow = topics.trajectories(policy_variant), bool(variant_of(policy_variant))
     component = f"curate.{policy_variant}"
-    found: Refused = {}
+    found: RefusedReasons = {}
     for message in _iterate_messages(archive, topics.dead_letters):
         dead_letter = read_own(message, DeadLetter, run_id)
         if dead_letter is None or dead_letter.topic != source or dead_letter.component != component:

@@ -34,10 +34,10 @@ from headrace.infra.run.run import parse_store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoredObject
 from headrace.ops.offline.refusals import read_first_revision, refusals
 from headrace.schemas.records import RecipeRevision
-from headrace.schemas.topics import NEWEST, TopicSpec
+from headrace.schemas.topics import NEWEST_OF_KEY, TopicSpec
 
-COMPONENT = "replay"
-MOST_RECORDS = 2_000
+REPLAYER = "replay"
+MOST_REPLAYED_RECORDS = 2_000
 """Records in one transaction, at most."""
 
 
@@ -135,7 +135,7 @@ def _choose_topics(archive: Archive, asked: Iterable[str]) -> list[str]:
         archive.partitions(name)
     if not wanted:
         held = archive.manifest.topics
-        wanted = [name for name in held if held[name].config.get("cleanup.policy") != NEWEST["cleanup.policy"]]
+        wanted = [name for name in held if held[name].config.get("cleanup.policy") != NEWEST_OF_KEY["cleanup.policy"]]
     return [*(name for name in dict.fromkeys(wanted) if name != recipe), recipe]
 
 
@@ -208,7 +208,7 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
     whole = sum(archive.manifest.topics[topic].records for topic in topics)
     found = {topic: Fed() for topic in topics}
     with (
-        closing(TransactionalWriter(connection, f"{archive.manifest.run}.{COMPONENT}", topics)) as writer,
+        closing(TransactionalWriter(connection, f"{archive.manifest.run}.{REPLAYER}", topics)) as writer,
         open_progress("replaying") as tell,
     ):
         for topic in topics:
@@ -216,7 +216,7 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
                 rest, fed = _add_verdicts(archive, partition_id), found[topic]
                 there = _pass_over(connection, partition_id, rest)
                 fed.there, fed.records = fed.there + there, fed.records + there
-                for batch in split_into_transactions(rest, MOST_RECORDS):
+                for batch in split_into_transactions(rest, MOST_REPLAYED_RECORDS):
                     _write(writer, batch)
                     fed.records += len(batch)
                     tell(sum(one.records for one in found.values()), whole)
@@ -243,7 +243,7 @@ def _pass_over(connection: Connection, partition_id: PartitionId, archived: Iter
     count = 0
     if not fetch_end_offsets(connection, [partition_id])[partition_id]:
         return count
-    with TopicReader(connection, {partition_id: 0}, COMPONENT) as reader:
+    with TopicReader(connection, {partition_id: 0}, REPLAYER) as reader:
         for message in reader.catch_up():
             same = next(archived, None)
             if same is None or _content(same) != _content(message):

@@ -27,12 +27,12 @@ from headrace.trainers.learner.numerics import list_differences
 from headrace.trainers.versions.history import History, read_history
 from headrace.trainers.versions.remake import hash_learner, load_learner_at, remake
 
-Span = tuple[int | None, int | None]
+VersionSpan = tuple[int | None, int | None]
 """From the newest checkpoint at or below the first (None: the oldest one) to the second (None: the newest version)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class VersionStretch:
     """Consecutive versions of one epoch and fingerprint, and the checkpoint from which they can be made again."""
 
     checkpoint: CheckpointPointer
@@ -47,7 +47,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedVersion:
     """One version: what was published, and what came out here."""
 
     version: int
@@ -81,11 +81,13 @@ class Retrained:
     fingerprint: Fingerprints
     differing: Sequence[str]
     """The parts of the fingerprints that differ, in words."""
-    versions: tuple[Compared, ...]
+    versions: tuple[ComparedVersion, ...]
     ok: bool
 
 
-def retrain(run: Run, policy: str | None, span: Span, tell: ReportProgress = lambda _done, _total: None) -> Retrained:
+def retrain(
+    run: Run, policy: str | None, span: VersionSpan, tell: ReportProgress = lambda _done, _total: None
+) -> Retrained:
     """Make versions again and compare them with those that were published.
 
     Raises UsageError for versions that are not there, LineageBroken when something they were made from is gone.
@@ -95,7 +97,7 @@ def retrain(run: Run, policy: str | None, span: Span, tell: ReportProgress = lam
     found = stretches(history, span, f"policy {name} of run {run.address.run}")
     here_made = (part for part in found if _numerics_for(run, name, part) == part.fingerprint)
     total = sum(len(part.lead) + len(part.batches) for part in here_made)
-    versions: list[Compared] = []
+    versions: list[ComparedVersion] = []
     expected, here = found[0].fingerprint, _numerics_for(run, name, found[0])
     done = 0
     for part in found:
@@ -119,7 +121,7 @@ def retrain(run: Run, policy: str | None, span: Span, tell: ReportProgress = lam
     )
 
 
-def stretches(history: History, span: Span, whose: str) -> list[Stretch]:
+def stretches(history: History, span: VersionSpan, whose: str) -> list[VersionStretch]:
     """Cut the versions of a span into what can be made again in one go; `whose` names the policy in errors. No I/O."""
     begin, end = span
     start = _checkpoint_at(history, begin, whose)
@@ -141,7 +143,7 @@ def stretches(history: History, span: Span, whose: str) -> list[Stretch]:
         before = batches[0].version - 1
         checkpoint = max(version for version in history.checkpoints if start <= version <= before)
         lead = tuple(batch for batch in history.batches if checkpoint < batch.version <= before)
-        found.append(Stretch(history.checkpoints[checkpoint], lead, batches))
+        found.append(VersionStretch(history.checkpoints[checkpoint], lead, batches))
     return found
 
 
@@ -163,16 +165,16 @@ def _checkpoint_at(history: History, begin: int | None, whose: str) -> int:
     return min(kept) if begin is None else max(kept)
 
 
-def _numerics_for(run: Run, policy: str, part: Stretch) -> dict[str, str]:
+def _numerics_for(run: Run, policy: str, part: VersionStretch) -> dict[str, str]:
     """Return this machine's fingerprint for a stretch, with as many threads as it had."""
     pin_threads(int(part.fingerprint.get("threads", "0")))
     return numerics_here(run.revisions[part.batches[0].revision].trainer_of(policy))
 
 
-def _compare(run: Run, policy: str, history: History, part: Stretch) -> Iterator[Compared | None]:
+def _compare(run: Run, policy: str, history: History, part: VersionStretch) -> Iterator[ComparedVersion | None]:
     """Yield each version compared, and None for those of the lead."""
     if _numerics_for(run, policy, part) != part.fingerprint:
-        yield from (Compared(batch.version, batch.epoch, batch.weights_hash) for batch in part.batches)
+        yield from (ComparedVersion(batch.version, batch.epoch, batch.weights_hash) for batch in part.batches)
         return
     assert history.published is not None  # noqa: S101 - it came with the first checkpoint
     learner = begin_at(run, part.checkpoint, history.files, run.revisions[part.batches[0].revision])
@@ -182,7 +184,7 @@ def _compare(run: Run, policy: str, history: History, part: Stretch) -> Iterator
         if batch in part.lead:
             yield None
         else:
-            yield Compared(batch.version, batch.epoch, batch.weights_hash, got, got == batch.weights_hash)
+            yield ComparedVersion(batch.version, batch.epoch, batch.weights_hash, got, got == batch.weights_hash)
 
 
 def begin_at(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:

@@ -17,7 +17,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import STORE_NAME
 from headrace.infra.weights.files import TOKENIZER_FILE
-from headrace.ops.lineage.seen import Advantages, GroupSeen, advantages_of, see_group
+from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, advantages_of, see_group
 from headrace.ops.offline.archived_start import Start
 from headrace.producers.rollout.group_records import Encoded, build_outgoing
 from headrace.schemas import codec
@@ -143,7 +143,9 @@ def _note(outcome: Outcome, fate: _Fate) -> None:
         fate.verdict, fate.reason = outcome.verdict, outcome.reason
 
 
-def _try_step(start: Start, fates: Sequence[_Fate]) -> tuple[list[_Fate], list[Advantages], StepTried | None, str]:
+def _try_step(
+    start: Start, fates: Sequence[_Fate]
+) -> tuple[list[_Fate], list[AdvantagesBySequence], StepTried | None, str]:
     """Return which groups are stepped on, their advantages, and the step; or why there is none."""
     learner = start.learner
     settings = learner.settings

@@ -40,8 +40,9 @@ from headrace.infra.progress import open_progress
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Ranges
 from headrace.infra.run.run import Run, list_runs, read_revisions
 from headrace.infra.store.object_store import SPARED_BY_GC, ListedObject, StoreAddress
-from headrace.infra.weights.paths import RECENT
+from headrace.infra.weights.paths import RECENT_VERSIONS
 from headrace.ops.figures.best_version import find_best_version
+from headrace.ops.reading import REPORT_EVERY
 from headrace.ops.retention.keeping import checkpoints_to_retire, ranges_of, weights_to_retire
 from headrace.ops.retention.marking import Marker, Unreadable, VersionRef
 from headrace.schemas import codec
@@ -51,13 +52,12 @@ from headrace.schemas.topics import Topics, key_of_retired, policy_of, trainer_c
 
 log = structlog.get_logger()
 
-COMPONENT = "gc"
-AT_ONCE = 8
+COLLECTOR = "gc"
+DELETED_AT_ONCE = 8
 """Objects that are deleted beside one another."""
-REPORT_EVERY = 2_000
 DELETE_WITHIN = SPARED_BY_GC / 2
 """Time after the listing within which objects are deleted."""
-PATIENCE_S = 10.0
+COLLECTOR_PATIENCE_S = 10.0
 
 UNNAMED = "no record names it"
 RETIRED = {WEIGHTS: "version that no worker starts from", CHECKPOINTS: "older checkpoint"}
@@ -75,7 +75,7 @@ class SharedPrefix(HeadraceError):
 class CollectionRequest:
     """What the command line asked for."""
 
-    keep_versions: int = RECENT
+    keep_versions: int = RECENT_VERSIONS
     """Newest versions whose weights are kept; a worker's own number if that is more."""
     keep_checkpoints: int | None = None
     """Newest checkpoints that are kept; None for all."""
@@ -188,7 +188,7 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
         )
     if request.dry_run:
         return _report(run, request, *_read_and_plan(run, request), spared=0)
-    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", run.topic_names)) as writer:
+    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COLLECTOR}", run.topic_names)) as writer:
         due_s = seconds_awake_or_asleep() + DELETE_WITHIN.total_seconds()
         marker, plan = _read_and_plan(run, request)
         if plan.retired:
@@ -218,7 +218,7 @@ def runs_beside(run: Run) -> list[str]:
     """
     bucket, prefix = run.store_address.bucket, run.store_address.prefix
     sharing: dict[str, list[RecipeRevision]] = {}
-    for name in list_runs(run.connection, PATIENCE_S):
+    for name in list_runs(run.connection, COLLECTOR_PATIENCE_S):
         revisions = read_revisions(RunAddress(run.connection, name))
         if not revisions and _has_records(run.connection, Topics(name).recipe):
             raise Unreadable(
@@ -260,7 +260,7 @@ def _read(connection: Connection, runs: Iterable[str], marker: Marker) -> None:
     topics = [topic for topic in known if topic.startswith(beginnings)]
     with (
         open_progress("reading records") as tell,
-        TopicReader(connection, find_whole_topics(connection, topics), COMPONENT) as r,
+        TopicReader(connection, find_whole_topics(connection, topics), COLLECTOR) as r,
     ):
         ends = r.ends()
         for count, message in enumerate(r.catch_up(), 1):
@@ -365,11 +365,11 @@ def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: f
         if age is not None and age < request.older_than:
             return False
         run.store.delete(one.one.key)
-        reach(f"{COMPONENT}.deleted")
+        reach(f"{COLLECTOR}.deleted")
         return True
 
     left = 0
-    with open_progress("deleting objects") as tell, ThreadPoolExecutor(AT_ONCE) as pool:
+    with open_progress("deleting objects") as tell, ThreadPoolExecutor(DELETED_AT_ONCE) as pool:
         for done, deleted in enumerate(pool.map(delete, doomed), 1):
             left += not deleted
             tell(done, len(doomed))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace.infra.run.retired import Ranges
-from headrace.infra.weights.paths import ANCHOR, RECENT
+from headrace.infra.weights.paths import ANCHOR, RECENT_VERSIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def weights_to_retire(
         best: Version with the highest held-out reward; None if there is none.
     """
     settled = sorted(version for version, one in versions.items() if one.written_ms <= before_ms)
-    newest = settled[-max(keep, RECENT) :]
+    newest = settled[-max(keep, RECENT_VERSIONS) :]
     anchors = [version for version in settled if versions[version].kind == ANCHOR]
     begin = max((version for version in anchors if version <= newest[0]), default=None) if newest else None
     if begin is None:

@@ -26,9 +26,9 @@ from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, EvalResult, ObjectsRetired, WeightsPublished
 from headrace.schemas.topics import Topics, checkpoint_prefix, policy_variant_of, prefix_of_retired
 
-NAME = re.compile(rb"/([0-9a-f]{64})")
+OBJECT_NAME = re.compile(rb"/([0-9a-f]{64})")
 """The end of a key, but for its suffix."""
-KEY = re.compile(r"(?P<kind>[A-Za-z0-9_-]+)/(?P<name>[0-9a-f]{64})(\.[A-Za-z0-9]+)?")
+OBJECT_KEY = re.compile(r"(?P<kind>[A-Za-z0-9_-]+)/(?P<name>[0-9a-f]{64})(\.[A-Za-z0-9]+)?")
 """Form of a key after the run's prefix; other keys are not ours."""
 
 VersionRef = tuple[str, str, int]
@@ -82,7 +82,7 @@ class Marker:
         """Other keys to the versions that name them."""
         self._schemas: set[bytes] = set()
         for one in objects:
-            match = KEY.fullmatch(one.key.removeprefix(prefix)) if one.key.startswith(prefix) else None
+            match = OBJECT_KEY.fullmatch(one.key.removeprefix(prefix)) if one.key.startswith(prefix) else None
             if match is None:
                 self.foreign.append(one)
             else:
@@ -142,13 +142,13 @@ class Marker:
 
     def _name(self, claims: Iterable[ClaimCheck], ref: VersionRef, value: bytes) -> None:
         """Take in what names objects by its version, and others (the files beside an anchor) for ever."""
-        by_version = {name for claim in claims for name in NAME.findall(claim.key.encode())}
+        by_version = {name for claim in claims for name in OBJECT_NAME.findall(claim.key.encode())}
         for name in by_version & self._objects.keys():
             self._versions[name].add(ref)
-        self._named.update((set(NAME.findall(value)) - by_version) & self._objects.keys())
+        self._named.update((set(OBJECT_NAME.findall(value)) - by_version) & self._objects.keys())
 
     def _look_through(self, value: bytes) -> None:
-        for name in NAME.findall(value):
+        for name in OBJECT_NAME.findall(value):
             if name in self._objects:
                 self._named.add(name)
 
@@ -157,10 +157,10 @@ class Marker:
 
         What is not a record at all was refused by its reader too, and is never deleted: it is only searched for names.
         """
-        if value[: len(codec.MAGIC)] != codec.MAGIC or len(value) < codec.HEADER_BYTES:
+        if value[: len(codec.AVRO_MAGIC)] != codec.AVRO_MAGIC or len(value) < codec.AVRO_HEADER_BYTES:
             self.none_of_ours += 1
             return
-        name = value[: codec.HEADER_BYTES]
+        name = value[: codec.AVRO_HEADER_BYTES]
         if name not in self._schemas:
             codec.name_of(value)
             self._schemas.add(name)

@@ -62,7 +62,7 @@ class Request:
             self.future.set_result(outcome)
 
 
-class Rows:
+class BatchRows:
     """The running requests. Arrays are [capacity, ...]; methods work on the live part."""
 
     def __init__(self, routing: Sequence[int] = (0, 0), routing_dtype: npt.DTypeLike = np.uint8) -> None:

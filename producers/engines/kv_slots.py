@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-Index = npt.NDArray[np.int64]
+SlotIndex = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class SlotCache(Cache):
         """Announce that the next forward computes positions 0..width-1; slot first+i takes computed row share[i]."""
         self._forward.first, self._forward.share, self._forward.cells, self._forward.width = first, share, None, width
 
-    def cells(self, positions: Index) -> Index:
+    def cells(self, positions: SlotIndex) -> SlotIndex:
         """int64[n]: where slots 0..n-1 keep their positions[i]; the next position is the next cell."""
         return np.arange(len(positions)) * self._forward.positions + positions
 

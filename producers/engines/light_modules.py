@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-NAME = "headrace_sdpa"
+LIGHT_ATTENTION = "headrace_sdpa"
 _IGNORED = frozenset({"dropout", "is_causal", "position_ids", "sliding_window", "use_cache"})
 _TABLE_BYTES = 16 * 2**20
 
@@ -77,9 +77,9 @@ class LightNorm(torch.nn.Module):
 def lighten(model: Any, context: int) -> None:
     """Use the above in `model` where they give the same numbers; leave it as it is where they do not."""
     if model.config._attn_implementation == "sdpa":  # noqa: SLF001 - transformers names it so in its own documentation
-        AttentionInterface.register(NAME, attend)
-        AttentionMaskInterface.register(NAME, sdpa_mask)
-        model.set_attn_implementation(NAME)
+        AttentionInterface.register(LIGHT_ATTENTION, attend)
+        AttentionMaskInterface.register(LIGHT_ATTENTION, sdpa_mask)
+        model.set_attn_implementation(LIGHT_ATTENTION)
     _look_up_positions(model, context)
     for parent in list(model.modules()):
         for name, child in parent.named_children():

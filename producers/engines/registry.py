@@ -23,7 +23,7 @@ from headrace.producers.engines.contract import Engine, EngineError
 Opened = tuple[Engine, str]
 OpenEngine = Callable[[Mapping[str, Path], Rollout, int], Opened]
 
-MOST_ROWS = 128
+MOST_BATCH_ROWS = 128
 
 
 def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) -> Opened:
@@ -36,7 +36,7 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
     from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 
     settings = TorchEngineSettings(
-        max_batch=min(concurrency, MOST_ROWS), device=rollout.device, record_routing=rollout.record_routing
+        max_batch=min(concurrency, MOST_BATCH_ROWS), device=rollout.device, record_routing=rollout.record_routing
     )
     sources: dict[str, ModelSource] = {}
     for policy, folder in folders.items():

@@ -6,12 +6,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from headrace.envs.transcript import Ids
 from headrace.producers.engines.contract import TextCodec
 
-Ids = Sequence[int] | npt.NDArray[np.int32]
 TOKENS_A_CHARACTER = 4
 """At most, as of UTF-8: how far back a text may begin that new tokens complete."""
 

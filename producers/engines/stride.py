@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from headrace.producers.engines.batch import Rows
+from headrace.producers.engines.batch import BatchRows
 from headrace.producers.engines.causal_lm import CausalLM
 from headrace.producers.engines.contract import Sampling
 from headrace.producers.engines.kv_slots import SlotCache, copy_to_device
@@ -22,7 +22,7 @@ STRIDE = 32
 class Stride:
     """The state between two tokens of all rows, on the device."""
 
-    def __init__(self, rows: Rows, lm: CausalLM, cache: SlotCache, draw: Draw) -> None:
+    def __init__(self, rows: BatchRows, lm: CausalLM, cache: SlotCache, draw: Draw) -> None:
         tokens, positions = rows.last_tokens()
         count = min(STRIDE, int((rows.limit - rows.length)[: len(rows)].min()))
         self._lm, self._cache, self._draw = lm, cache, draw
@@ -54,7 +54,7 @@ class Stride:
             return True
         return self._stop is not None and bool((self._stop == self._ids).any())
 
-    def settle(self, rows: Rows) -> None:
+    def settle(self, rows: BatchRows) -> None:
         """Hand the tokens to the rows."""
         if self._tokens:
             routing = torch.stack(self._routing, 1).cpu().numpy() if self._routing else None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from headrace.producers.engines.batch import Request, Rows
+from headrace.producers.engines.batch import BatchRows, Request
 from headrace.producers.engines.causal_lm import CausalLM, Staged, pad_rows
 from headrace.producers.engines.contract import EngineError, RawGeneration
 from headrace.producers.engines.kv_slots import SlotCache, copy_to_device
@@ -34,7 +34,7 @@ class WeightSet:
         self.prompt_tokens = 0
         self.recomputed_tokens = 0
         self.waiting: deque[Request] = deque()
-        self.rows = Rows() if lm.routing is None else Rows(lm.routing.shape, lm.routing.dtype)
+        self.rows = BatchRows() if lm.routing is None else BatchRows(lm.routing.shape, lm.routing.dtype)
         self._max_batch = max_batch
         self._prefill_tokens = prefill_tokens
         self._cache = SlotCache(lm.n_layers)

@@ -9,10 +9,7 @@ from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.own_positions import positions_of, read_newest_snapshot
 from headrace.infra.run.run import Run
 from headrace.producers.feed.open_evaluations import Answer
-
-EVALUATOR = "evaluate"
-"""Name of its snapshots. Their JSON holds, as `open`, rows that begin with workflow, policy, version and number, and,
-as `done`, (workflow, policy, version)."""
+from headrace.schemas.topics import EVALUATOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,13 @@ from headrace.infra.weights.paths import is_version
 from headrace.producers.feed.early_stop import EarlyStop
 from headrace.producers.feed.evaluation_schedule import EvaluationSchedule
 from headrace.producers.feed.open_evaluations import OpenEvaluations
-from headrace.producers.feed.open_tasks import OpenTask, Plain
+from headrace.producers.feed.open_tasks import OpenTask
 from headrace.producers.feed.overdue import MOST_ATTEMPTS
 from headrace.producers.feed.pacing import Pacing, Quota
 from headrace.producers.feed.planned import Planned, build_bare_task, build_evaluation_task, build_training_task
 from headrace.producers.feed.solved import SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
+from headrace.schemas.avro import Plain
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import (
     BatchTrained,

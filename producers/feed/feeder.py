@@ -32,20 +32,20 @@ from headrace.infra.run.revisions import is_chain_change
 from headrace.infra.run.run import Run, read_revision, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.feed.feed_state import FeedState
-from headrace.producers.feed.open_tasks import Plain
 from headrace.producers.feed.planned import Planned
 from headrace.producers.feed.selectors.registry import load_feed_selectors
 from headrace.producers.feed.task_commits import TaskCommits
 from headrace.producers.feed.task_source import TaskSource
 from headrace.producers.feed.worked_examples import send_examples
 from headrace.schemas import codec
+from headrace.schemas.avro import Plain
 from headrace.schemas.headers import task_key, task_stamp
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, DeadLetter, EvalResult, Outcome, RecipeRevision, WeightsPublished
+from headrace.schemas.topics import FEEDER
 
 log = structlog.get_logger()
 
-COMPONENT = "feed"
 TURN_S = 0.1
 """Conclusions are gathered for so long before tasks follow from them."""
 MOST_CHANGED = 256
@@ -123,7 +123,7 @@ class Feeder:
             # A dead letter about a dead letter would be read here again, without end.
             log.warning("letter.ignored", offset=message.offset, reason=rejected.reason, detail=rejected.detail)
             return ()
-        return [build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.refusal)]
+        return [build_dead_letter(self.run.topics, self.run.run_id, FEEDER, message, rejected.refusal)]
 
     def tick(self) -> Iterable[Outgoing]:
         """Plan tasks; return them, and the word that the run is over."""
@@ -150,7 +150,7 @@ class Feeder:
             f"the workers were done with {attempts} attempts of this task, and nobody has read a group of it: look "
             "for dead letters of its key, and into the workers' logs"
         )
-        return build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, Refusal("unanswered", why))
+        return build_dead_letter(self.run.topics, self.run.run_id, FEEDER, message, Refusal("unanswered", why))
 
     def _announce_end(self, why: str) -> None:
         ended = replace(self.state.revision, ended=why, created_ms=now_ms())
@@ -222,7 +222,7 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
         source.list_held_out(recipe.evaluate.problems)
     state = FeedState(recipe, revision, sources)
     topics = (*_list_handlers(run, state), run.topics.recipe)
-    own = OwnPositions(Role(run.connection, COMPONENT, run.run_id, run.state_partition_id(COMPONENT), topics))
+    own = OwnPositions(Role(run.connection, FEEDER, run.run_id, run.state_partition_id(FEEDER), topics))
     feeder = Feeder(run, own, state)
     log.info("feeder.started", revision=run.revision, issued=dict(state.pacing.next))
     return feeder
@@ -245,4 +245,4 @@ def build_task_source(recipe: Recipe, workflow: str) -> TaskSource:
 
 def main(run: str) -> None:
     """Run the feeder of `kafka://host:port/run` until a signal."""
-    run_alone(COMPONENT, run, open_feeder)
+    run_alone(FEEDER, run, open_feeder)

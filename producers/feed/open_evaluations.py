@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import structlog
 
 from headrace.producers.feed.evaluation_schedule import Evaluation
-from headrace.producers.feed.open_tasks import OpenTask, Plain, TaskTable, iterate_passed
+from headrace.producers.feed.open_tasks import OpenTask, TaskTable, iterate_passed
 from headrace.producers.feed.overdue import Passed
+from headrace.schemas.avro import Plain
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import EvalResult
 from headrace.schemas.topics import eval_stream

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.producers.feed.overdue import Passed
+from headrace.schemas.avro import Plain
 from headrace.schemas.ids import GroupId
-
-Plain = dict[str, Any]
-"""State as JSON has it."""
 
 CHUNK = 32
 """Numbers of a chunk: some 2 kB, more with several policies. A turn changes as many chunks as it hears of numbers."""

@@ -27,7 +27,7 @@ class Passed(NamedTuple):
     policies: tuple[str, ...]
 
 
-class Source(NamedTuple):
+class NumbersSource(NamedTuple):
     """Where a policy's groups of some numbers are: a partition of its `trajectories`."""
 
     policy: str
@@ -36,13 +36,13 @@ class Source(NamedTuple):
 
 @dataclass(slots=True)
 class _Wait:
-    ends: dict[Source, int]
+    ends: dict[NumbersSource, int]
     """Ends of `trajectories` when the number was first seen as passed."""
     since_s: float | None = None
     """When the curators were first seen past that; None before."""
 
 
-class Overdue:
+class OverdueNumbers:
     """Which numbers have been passed for too long; its clock is the caller's, and starts anew after a restart.
 
     Args:
@@ -55,12 +55,16 @@ class Overdue:
         self.partitions = partitions
         self._waits: dict[tuple[GroupId, int], _Wait] = {}
 
-    def find_sources(self, passed: Iterable[Passed]) -> set[Source]:
+    def find_sources(self, passed: Iterable[Passed]) -> set[NumbersSource]:
         """Return the partitions on which groups of these numbers may be."""
         return {source for one in passed for source in self._sources_of(one)}
 
     def find_due(
-        self, passed: Iterable[Passed], ends: Mapping[Source, int], curated: Mapping[Source, int], now_s: float
+        self,
+        passed: Iterable[Passed],
+        ends: Mapping[NumbersSource, int],
+        curated: Mapping[NumbersSource, int],
+        now_s: float,
     ) -> list[GroupId]:
         """Return the numbers that were in `passed` at every call for long enough.
 
@@ -82,5 +86,5 @@ class Overdue:
                 found.append(one.group)
         return found
 
-    def _sources_of(self, one: Passed) -> list[Source]:
-        return [Source(policy, one.group.number % self.partitions) for policy in one.policies]
+    def _sources_of(self, one: Passed) -> list[NumbersSource]:
+        return [NumbersSource(policy, one.group.number % self.partitions) for policy in one.policies]

@@ -18,13 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from headrace.producers.feed.open_tasks import OpenTask, Plain, TaskTable, iterate_passed
+from headrace.producers.feed.open_tasks import OpenTask, TaskTable, iterate_passed
 from headrace.producers.feed.overdue import Passed
+from headrace.schemas.avro import Plain
 from headrace.schemas.ids import GroupId
 
-LOOK_BACK = 16
+FRESH_LOOK_BACK = 16
 """Batches by which the share of fresh groups is taken."""
-MOST_DEAD = 4096
+MOST_DEAD_NUMBERS = 4096
 """Dead numbers that are kept. An older one that is sent back is processed all the same; it only is not counted here."""
 
 
@@ -69,7 +70,7 @@ class Pacing:
         self.table = TaskTable()
         self.tasks, self.dead = self.table.open, self.table.dead
         self._deaths = 0
-        self._fresh: dict[str, deque[tuple[int, int]]] = {p: deque(maxlen=LOOK_BACK) for p in quotas}
+        self._fresh: dict[str, deque[tuple[int, int]]] = {p: deque(maxlen=FRESH_LOOK_BACK) for p in quotas}
         """Fresh groups, and all, of each policy's newest batches."""
         self._turn = 0
         self._open: Counter[str] = Counter()
@@ -177,7 +178,7 @@ class Pacing:
         dead = self.dead.setdefault(group, replace(task, unacknowledged=set(), open=set(), died=self._deaths))
         dead.open |= closed
         dead.unacknowledged |= closed & unacknowledged
-        while len(self.dead) > MOST_DEAD:
+        while len(self.dead) > MOST_DEAD_NUMBERS:
             oldest = next(iter(self.dead))
             self.table.touch(oldest)
             del self.dead[oldest]

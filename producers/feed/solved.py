@@ -15,7 +15,7 @@ ZERO_VARIANCE = "zero_variance"
 EASY_ABOVE = 0.5
 """Mean reward above which a task counts as one that all episodes solve, and not as one that none solves."""
 
-Verdict = Literal["", "solved", "too_hard"]
+SolvedVerdict = Literal["", "solved", "too_hard"]
 
 
 class SolvedWatch:
@@ -30,7 +30,7 @@ class SolvedWatch:
         self._flags: deque[str] = deque(maxlen=WINDOW)
         self._was_logged = False
 
-    def observe(self, outcome: Outcome) -> Verdict:
+    def observe(self, outcome: Outcome) -> SolvedVerdict:
         """Take in a curator's outcome of a training group."""
         self._flags.append(_summarise_outcome(outcome))
         easy, hard = self._flags.count("e"), self._flags.count("h")

@@ -14,14 +14,14 @@ from headrace.infra.kafka.topic_reader import PartitionId, read_range
 from headrace.infra.run.run import Run
 from headrace.producers.feed.evaluator_progress import EvaluatorProgress, read_progress
 from headrace.producers.feed.feed_state import FeedState
-from headrace.producers.feed.overdue import Overdue, Passed
+from headrace.producers.feed.overdue import OverdueNumbers, Passed
 from headrace.producers.task_ledger import is_of_run
 from headrace.schemas.ids import GroupId
 from headrace.schemas.topics import eval_stream, is_eval
 
 log = structlog.get_logger()
 
-LOOK_EVERY_S = 10.0
+COMMITS_LOOK_EVERY_S = 10.0
 """How often the commits are looked at; more often when tasks are to be reissued sooner than that."""
 DELETE_EVERY_S = 60.0
 
@@ -32,8 +32,11 @@ class TaskCommits:
     def __init__(self, run: Run) -> None:
         self.run = run
         after_s, partitions = run.recipe.feed.reissue_after_s, run.recipe.kafka.partitions
-        self._overdue, self._evaluations_overdue = Overdue(after_s, partitions), Overdue(after_s, partitions)
-        self._every_s = min(LOOK_EVERY_S, after_s / 2)
+        self._overdue, self._evaluations_overdue = (
+            OverdueNumbers(after_s, partitions),
+            OverdueNumbers(after_s, partitions),
+        )
+        self._every_s = min(COMMITS_LOOK_EVERY_S, after_s / 2)
         self._look_due = 0.0
         self._delete_due = time.monotonic() + DELETE_EVERY_S
 
@@ -59,7 +62,7 @@ class TaskCommits:
 
     def _find_due(
         self,
-        overdue: Overdue,
+        overdue: OverdueNumbers,
         passed: list[Passed],
         topic_of: Callable[[str], str],
         read_of: Callable[[Mapping[PartitionId, int]], Mapping[PartitionId, int]],

@@ -17,10 +17,10 @@ from headrace.producers.rollout.reachability import UNREACHABLE
 from headrace.schemas.episode_errors import REPORTED, kind_of
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 
-DETAIL_LENGTH = 300
+FAILURE_DETAIL_LENGTH = 300
 TRACEBACK_LENGTH = 8000
 """Characters; of a longer one the end is kept."""
-MOST_KINDS = 1000
+MOST_KINDS_OF_WORKER = 1000
 """Errors that a worker tells apart."""
 
 log = structlog.get_logger()
@@ -51,7 +51,7 @@ def build_failure(
         sample,
         reason,
         detail,
-        _make_encodable(place_of(error)[:DETAIL_LENGTH]),
+        _make_encodable(place_of(error)[:FAILURE_DETAIL_LENGTH]),
         role,
         actor.calls if actor else 0,
         _render_traceback(error),
@@ -73,7 +73,9 @@ def make_exception(what: str, error: BaseException) -> Exception:
 
 def describe_in_one_line(error: BaseException) -> str:
     """Return an error as the detail of a failure."""
-    return _make_encodable(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:DETAIL_LENGTH])
+    return _make_encodable(
+        " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:FAILURE_DETAIL_LENGTH]
+    )
 
 
 def _render_traceback(error: BaseException) -> str:
@@ -102,7 +104,7 @@ class FailureLog:
 
     def _note_failure(self, task: Task, failure: Failure) -> Failure:
         kind = kind_of(failure)
-        if failure.reason not in REPORTED or (kind not in self.counts and len(self.counts) >= MOST_KINDS):
+        if failure.reason not in REPORTED or (kind not in self.counts and len(self.counts) >= MOST_KINDS_OF_WORKER):
             return replace(failure, traceback="")
         self.counts[kind] += 1
         times = self.counts[kind]

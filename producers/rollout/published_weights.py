@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.infra.weights.paths import ANCHOR, MERGED, RECENT, is_version
+from headrace.infra.weights.paths import ANCHOR, MERGED, RECENT_VERSIONS, is_version
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 
 
@@ -49,12 +49,12 @@ class PublishedWeights:
         versions, further = self._versions, self._further
         if not versions:
             return
-        oldest = sorted(versions)[-RECENT:][0]
+        oldest = sorted(versions)[-RECENT_VERSIONS:][0]
         anchors = [version for version, record in versions.items() if version <= oldest and record.kind == ANCHOR]
         for version in [version for version in versions if version < max(anchors, default=version)]:
             del versions[version]
         first = min(versions)
-        kept = [claim for claim, record in further.items() if _first_version_needed(record) >= first][-RECENT:]
+        kept = [claim for claim, record in further.items() if _first_version_needed(record) >= first][-RECENT_VERSIONS:]
         for claim in further.keys() - set(kept):
             del further[claim]
 

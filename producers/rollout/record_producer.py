@@ -25,7 +25,7 @@ from headrace.infra.stopwatch import Stopwatch
 
 OnDelivery = Callable[[KafkaError | None, RawMessage], None]
 
-POLL_S = 0.1
+DELIVERY_POLL_S = 0.1
 FULL_S = 0.05
 
 
@@ -49,7 +49,7 @@ class RecordProducer:
 
     def _serve(self) -> None:
         while not self._stop.is_set():
-            self._producer.poll(POLL_S)
+            self._producer.poll(DELIVERY_POLL_S)
             self._send_again()
 
     def post(self, record: Outgoing) -> Future[None]:

@@ -13,7 +13,7 @@ from headrace.infra.kafka.decoding import read_own
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all, read_range
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, read_revision
-from headrace.infra.weights.paths import RECENT
+from headrace.infra.weights.paths import RECENT_VERSIONS
 from headrace.producers.rollout.published_weights import PublishedWeights
 from headrace.producers.rollout.weight_loader import WeightLoader
 from headrace.schemas.records import WeightsPublished
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 OFFSETS_A_VERSION = 3
 """Its record, the mark of its transaction, and maybe a merged delta that ends in it."""
-POLL_S = 0.1
+FOLLOWER_POLL_S = 0.1
 
 
 class RunFollower(threading.Thread):
@@ -95,7 +95,7 @@ class RunFollower(threading.Thread):
             with TopicReader(self._joined.connection, self._find_positions(), self._name) as reader:
                 ends = reader.ends()
                 while not self._over.is_set():
-                    for message in reader.poll(256, POLL_S):
+                    for message in reader.poll(256, FOLLOWER_POLL_S):
                         self.fold_message(message)
                     if not self.caught_up.is_set() and all(reader.positions[at] >= end for at, end in ends.items()):
                         self.caught_up.set()
@@ -111,7 +111,7 @@ class RunFollower(threading.Thread):
 
     def _find_begin(self, partition_id: PartitionId, end: int) -> int:
         """Return where to begin: every record but an anchor's names the offset of its anchor."""
-        begin = max(0, end - OFFSETS_A_VERSION * RECENT)
+        begin = max(0, end - OFFSETS_A_VERSION * RECENT_VERSIONS)
         for message in read_range(self._joined.connection, partition_id, begin, end):
             record = self._read(message)
             if record is not None:

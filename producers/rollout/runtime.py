@@ -29,12 +29,12 @@ from headrace.producers.rollout.task_intake import TaskIntake
 from headrace.producers.rollout.threads import EpisodeThreads
 from headrace.producers.rollout.watchdog import EXIT_CODE, StallWatch, Watchdog
 from headrace.producers.rollout.weight_loader import WeightLoader
-from headrace.producers.rollout.worker_status import Reporter, State, StatusPosts, WorkCounts, sum_up
+from headrace.producers.rollout.worker_status import Reporter, StatusPosts, WorkCounts, WorkerState, sum_up
 from headrace.schemas.topics import Topics, eval_stream
 
 log = structlog.get_logger()
 
-TURN_S = 0.1
+RUNTIME_TURN_S = 0.1
 FLUSH_S = 1.5
 LEFT_S = 1.0
 """How long episodes that were cancelled get to end."""
@@ -171,7 +171,7 @@ class WorkerRuntime:
                 self._watch_stall(loop.time())
                 if self._status.is_free():
                     self._post_status()
-            await asyncio.sleep(TURN_S)
+            await asyncio.sleep(RUNTIME_TURN_S)
 
     def _watch_plug_ins(self) -> None:
         """Raise OtherSource, or SourceChanged, when a revision goes by other plug-ins than those that are loaded."""
@@ -200,5 +200,5 @@ class WorkerRuntime:
             word, detail = "behind", "; ".join(filter(None, (behind, detail)))
         watches = [self.watch] + ([self.intake.watch] if self.intake is not None else [])
         taken = tuple(loader.taken.copy().values()) if loader is not None else ()
-        state = State(word, detail, self.slots.taken, len(self.tasks), sum_up(watches), taken)
+        state = WorkerState(word, detail, self.slots.taken, len(self.tasks), sum_up(watches), taken)
         self._status.post(state, self.tally, self.engine)

@@ -27,7 +27,7 @@ __all__ = ["LimitedScoring", "ScoreTimeLimit", "limit_time"]
 
 log = structlog.get_logger()
 
-REMEDY = "let the workflow write `await score_answer(env, problem, text)` (headrace.envs.judging)"
+SCORING_REMEDY = "let the workflow write `await score_answer(env, problem, text)` (headrace.envs.judging)"
 HELD_S = 0.5
 """A score that keeps the event loop waiting for longer is reported."""
 
@@ -65,7 +65,7 @@ class LimitedScoring:
         held_s = time.monotonic() - began
         if held_s > HELD_S and not self._has_held and threading.current_thread() is threading.main_thread():
             self._has_held = True
-            log.warning("score.held_loop", scorer=self.name, s=round(held_s, 2), remedy=REMEDY)
+            log.warning("score.held_loop", scorer=self.name, s=round(held_s, 2), remedy=SCORING_REMEDY)
         return found
 
     async def score_in_thread(self, problem: Problem, text: str) -> Score:

@@ -11,10 +11,10 @@ from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout.slots import Reservation
 from headrace.schemas.records import Task
 
-Verdict = Literal["play", "run_end", "poison", "dead"]
+TaskVerdict = Literal["play", "run_end", "poison", "dead"]
 """What is to be done with a task; all but `play` conclude it at once."""
 
-PLAYED = Refusal("", "")
+NOT_REFUSED = Refusal("", "")
 """Refusal of a task that is played: none."""
 
 
@@ -25,8 +25,8 @@ class StartedTask:
     partition_id: PartitionId
     message: Message
     task: Task | None
-    verdict: Verdict
-    refusal: Refusal = PLAYED
+    verdict: TaskVerdict
+    refusal: Refusal = NOT_REFUSED
     """Why it is not played."""
     reservation: Reservation | None = None
     ownership: int = 0

@@ -25,7 +25,7 @@ from headrace.producers.rollout.weight_loader import WeightLoader
 
 log = structlog.get_logger()
 
-TURN_S = 0.1
+STARTUP_TURN_S = 0.1
 RETRY_S = 1.0
 
 
@@ -68,7 +68,7 @@ class WorkerStartup:
             if stop.is_set():
                 return None
             self.on_step(awaited)
-            await asyncio.sleep(TURN_S)
+            await asyncio.sleep(STARTUP_TURN_S)
         log.info("worker.ready", engine=build, versions=engine.versions())
         context = RolloutContext(
             engine=engine,
@@ -97,12 +97,12 @@ class WorkerStartup:
         what = f"files of {policy}"
         while not stop.is_set():
             if not self.follower.caught_up.is_set():
-                await asyncio.sleep(TURN_S)
+                await asyncio.sleep(STARTUP_TURN_S)
                 continue
             published = await asyncio.to_thread(self.follower.files_of, policy)
             if published is None:
                 self.pauses.begin(what, "no version is published yet")
-                await asyncio.sleep(TURN_S)
+                await asyncio.sleep(STARTUP_TURN_S)
                 continue
             try:
                 await asyncio.to_thread(fetch_policy_files, self.run.store, published, folder)

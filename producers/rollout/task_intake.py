@@ -18,7 +18,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import (
-    AWAY,
+    AWAY_ERRORS,
     Connection,
     Message,
     call_patiently,
@@ -32,16 +32,16 @@ from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.pauses import Pauses
-from headrace.producers.rollout.started_task import PLAYED, Gate, StartedTask
+from headrace.producers.rollout.started_task import NOT_REFUSED, Gate, StartedTask
 from headrace.producers.rollout.task_queue import TaskQueue, WaitingTask, read_task
 from headrace.schemas.records import Task
 
 log = structlog.get_logger()
 
-MOST_RECORDS = 64
-TURN_S = 0.02
+MOST_TASK_RECORDS = 64
+INTAKE_TURN_S = 0.02
 COMMIT_EVERY_S = 0.15
-PATIENCE_S = 30.0
+INTAKE_PATIENCE_S = 30.0
 LEAVE_S = 2.0
 REVOKE_S = 10.0
 """How long the last commit of partitions may take: at the end, and after losing them. The broker may be dead."""
@@ -226,7 +226,7 @@ class TaskIntake(threading.Thread):
         found: list[TopicPartition] = call_patiently(
             lambda: refuse_errors(self._consumer.committed(asked, timeout=10)),
             f"asking for the offsets of group {self._member.group}",
-            PATIENCE_S,
+            INTAKE_PATIENCE_S,
         )
         positions = []
         for tp in found:
@@ -240,10 +240,10 @@ class TaskIntake(threading.Thread):
 
     def _poll(self) -> None:
         with self.watch.measure("consume"):
-            raw = self._consumer.consume(MOST_RECORDS, 0)
+            raw = self._consumer.consume(MOST_TASK_RECORDS, 0)
         if not raw:
             with self.watch.measure("wait"):
-                one = self._consumer.poll(TURN_S)
+                one = self._consumer.poll(INTAKE_TURN_S)
             raw = [one] if one is not None else []
         for message in take_good_messages(raw, f"reading {', '.join(self._member.topics)}"):
             if self.owned.receive(message):
@@ -251,7 +251,7 @@ class TaskIntake(threading.Thread):
 
     def _receive(self, message: Message) -> None:
         task: Task | None = None
-        refusal = PLAYED
+        refusal = NOT_REFUSED
         with self.watch.measure("decode"):
             try:
                 task = read_task(message.value, self._member.run_id)
@@ -279,7 +279,7 @@ class TaskIntake(threading.Thread):
                 self._commit_partitions(dirty)
         except KafkaException as error:
             cause: KafkaError = error.args[0]
-            if not (cause.retriable() or cause.code() in AWAY or cause.code() in MEMBERSHIP_MOVES):
+            if not (cause.retriable() or cause.code() in AWAY_ERRORS or cause.code() in MEMBERSHIP_MOVES):
                 raise translate_error(error, f"committing for group {self._member.group}") from error
             self._pauses.begin("commit", cause.str())
             return False

@@ -15,7 +15,7 @@ from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, Refusal, 
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.slots import Reservation
-from headrace.producers.rollout.started_task import PLAYED, Gate, StartedTask, Verdict
+from headrace.producers.rollout.started_task import NOT_REFUSED, Gate, StartedTask, TaskVerdict
 from headrace.producers.task_ledger import POISON_STARTS
 from headrace.schemas.records import Task
 
@@ -54,7 +54,7 @@ class WaitingTask:
         return self.message.topic, self.message.partition
 
     def as_started(
-        self, verdict: Verdict, refusal: Refusal = PLAYED, reservation: Reservation | None = None
+        self, verdict: TaskVerdict, refusal: Refusal = NOT_REFUSED, reservation: Reservation | None = None
     ) -> StartedTask:
         """Return it as started; one that is dead has no task."""
         task = self.task if verdict != "dead" else None

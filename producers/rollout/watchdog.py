@@ -19,8 +19,8 @@ from headrace.infra.errors import HeadraceError
 
 log = structlog.get_logger()
 
-TURN_S = 1.0
-LIMIT_S = 60.0
+WATCHDOG_TURN_S = 1.0
+BLOCKED_LIMIT_S = 60.0
 """The event loop may be blocked for so long: a score inside a C extension may never return."""
 LEAST_STALL_S = 60.0
 LONGEST_STEP_S = 5.0
@@ -77,7 +77,9 @@ class StallWatch:
 class Watchdog(threading.Thread):
     """Counts its own seconds since the last beat, so a suspended process is not taken for a stalled one."""
 
-    def __init__(self, limit_s: float = LIMIT_S, turn_s: float = TURN_S, end: Callable[[], None] = _end) -> None:
+    def __init__(
+        self, limit_s: float = BLOCKED_LIMIT_S, turn_s: float = WATCHDOG_TURN_S, end: Callable[[], None] = _end
+    ) -> None:
         super().__init__(name="watchdog", daemon=True)
         self._limit_s, self._turn_s, self._end = limit_s, turn_s, end
         self._beaten, self._over = threading.Event(), threading.Event()

@@ -18,7 +18,7 @@ from headrace.infra.errors import Unavailable
 from headrace.infra.failpoints import reach
 from headrace.infra.store.object_sources import WeightObjects
 from headrace.infra.store.object_store import StoreError
-from headrace.infra.weights.paths import RECENT
+from headrace.infra.weights.paths import RECENT_VERSIONS
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensors import WeightsError
 from headrace.producers.engines.contract import Engine, EngineError, VersionGone
@@ -28,9 +28,9 @@ from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished
 
 log = structlog.get_logger()
 
-POLL_S = 0.1
+EVENT_POLL_S = 0.1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
-PATIENCE_S = 20.0
+EVENT_PATIENCE_S = 20.0
 """How long an evaluation's version may be unheard of; the task can be quicker than the event."""
 
 
@@ -128,13 +128,13 @@ class WeightLoader:
         self._over.set()
 
     def _wait_for_record(self, policy: str, version: int) -> WeightsPublished:
-        published, end = self._published[policy], time.monotonic() + PATIENCE_S
+        published, end = self._published[policy], time.monotonic() + EVENT_PATIENCE_S
         while version > published.head and time.monotonic() < end:
-            if self._over.wait(POLL_S):
+            if self._over.wait(EVENT_POLL_S):
                 break
         found = published.find_version(version)
         if found is None:
-            raise VersionGone(f"{policy} version {version} is not among the last {RECENT} that were published")
+            raise VersionGone(f"{policy} version {version} is not among the last {RECENT_VERSIONS} that were published")
         return found
 
     def _hold_apart(self, policy: str, record: WeightsPublished) -> None:

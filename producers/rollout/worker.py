@@ -47,7 +47,7 @@ from headrace.schemas.topics import check_name
 
 log = structlog.get_logger()
 
-TURN_S = 0.1
+WORKER_TURN_S = 0.1
 DRAIN_S = 2.0
 """How long running episodes get to end when the worker is stopped."""
 
@@ -91,7 +91,7 @@ class RolloutWorker:
         intake.start()
         try:
             while not stop.is_set():
-                await asyncio.sleep(TURN_S)
+                await asyncio.sleep(WORKER_TURN_S)
                 has_ended = bool(runtime.follower.ended)
                 if runtime.run_end.is_over(time.monotonic(), has_ended=has_ended, is_busy=bool(runtime.tasks)):
                     log.info("worker.finished", why=runtime.follower.ended)

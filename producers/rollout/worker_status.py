@@ -23,7 +23,9 @@ from headrace.schemas.records import TakenWeights, WorkerStatus
 STATUS_EVERY_S = 1.0
 SILENCE_S = 5.0
 """A status that is not acknowledged for so long means that Kafka is unreachable."""
-NOTHING = EngineStats(generated_tokens=0, prompt_tokens=0, recomputed_tokens=0, running=0, waiting=0, busy_s=0.0)
+NO_ENGINE_STATS = EngineStats(
+    generated_tokens=0, prompt_tokens=0, recomputed_tokens=0, running=0, waiting=0, busy_s=0.0
+)
 """Statistics of a worker without an engine yet."""
 
 
@@ -58,7 +60,7 @@ class WorkCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class WorkerState:
     """How the worker is at a moment."""
 
     word: str
@@ -83,9 +85,9 @@ class Reporter:
     started_ms: int = field(default_factory=now_ms)
     host: str = field(default_factory=socket.gethostname)
 
-    def build_status(self, state: State, tally: WorkCounts, engine: Engine | None) -> WorkerStatus:
+    def build_status(self, state: WorkerState, tally: WorkCounts, engine: Engine | None) -> WorkerStatus:
         """Return the record of this moment."""
-        stats = engine.stats() if engine is not None else NOTHING
+        stats = engine.stats() if engine is not None else NO_ENGINE_STATS
         return WorkerStatus(
             run_id=self.run_id,
             worker=self.worker,
@@ -145,7 +147,7 @@ class StatusPosts:
         self._pauses.end("Kafka")
         return True
 
-    def post(self, state: State, tally: WorkCounts, engine: Engine | None) -> None:
+    def post(self, state: WorkerState, tally: WorkCounts, engine: Engine | None) -> None:
         """Post the status of this moment."""
         status = self._reporter.build_status(state, tally, engine)
         record = Outgoing(self._topic, codec.encode(status), self._reporter.worker.encode(), partition=0)

@@ -43,7 +43,7 @@ def connection(bootstrap: str) -> Connection:
 
 
 def main(bootstrap: str, run: str, store_url: str) -> None:
-    transactions.CALL_S, transactions.STUCK_S = 3.0, 5.0
+    transactions.CALL_S, transactions.CALL_STUCK_S = 3.0, 5.0
 
     stop = stop_on_signals()
     for attempt in begin_attempts(stop):

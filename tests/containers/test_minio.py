@@ -20,14 +20,14 @@ from test_rollout_worker import Spawn, issue, messages, task, until, work  # noq
 from headrace.infra.environment import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
 from headrace.infra.store.access import open_connections
 from headrace.infra.store.object_store import (
-    PART_BYTES,
+    UPLOAD_PART_BYTES,
     ObjectStore,
     StoreAddress,
     StoreDenied,
     StoreError,
     StoreUnavailable,
 )
-from headrace.infra.store.policy import KINDS, ROLES, build_policy
+from headrace.infra.store.policy import OBJECT_KINDS, STORE_ROLES, build_policy
 from headrace.schemas import codec
 from headrace.schemas.records import TrajectoryGroup
 
@@ -35,7 +35,7 @@ CERTIFICATES = Path(__file__).parents[1] / "certificates"
 AUTHORITY = str(CERTIFICATES / "authority.pem")
 BUCKET = "models"
 SECRET = "secret-of-a-role"
-PARTS = b"part" * (PART_BYTES // 3)
+PARTS = b"part" * (UPLOAD_PART_BYTES // 3)
 """Goes up in two."""
 
 
@@ -54,7 +54,7 @@ def root() -> Iterator[StoreAddress]:
             store.ensure_bucket()
         http = open_connections(START_S, START_S, secure=True)
         admin = MinioAdmin(endpoint=endpoint, credentials=StaticProvider(*keys), http_client=http)
-        for role in ROLES:
+        for role in STORE_ROLES:
             admin.user_add(user(role), SECRET)
             admin.policy_add(role, policy=json.loads(build_policy(role, BUCKET)))
             admin.attach_policy([role], user=user(role))
@@ -80,11 +80,11 @@ def test_a_certificate_is_believed_when_its_authority_is_named(
         store.ensure_bucket()
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", STORE_ROLES)
 def test_each_role_can_do_what_it_has_to_and_no_more(role: str, root: StoreAddress) -> None:
-    rights = ROLES[role]
+    rights = STORE_ROLES[role]
     with ObjectStore(root) as whole, as_role(root, role) as store:
-        for kind in KINDS:
+        for kind in OBJECT_KINDS:
             there = whole.put(f"{kind} for all".encode(), kind)
             if kind in (*rights.reads, *rights.writes, *rights.removes):
                 assert store.get(there.key, there.sha256, there.size_bytes)

@@ -173,7 +173,7 @@ def _splice(rng: Random, data: bytes) -> bytes:
 
 def _rename(rng: Random, data: bytes) -> bytes:
     """Name another schema, or none."""
-    name = rng.choice(VALID)[:10] if rng.random() < 0.8 else codec.MAGIC + rng.randbytes(8)
+    name = rng.choice(VALID)[:10] if rng.random() < 0.8 else codec.AVRO_MAGIC + rng.randbytes(8)
     return name + data[10:]
 
 

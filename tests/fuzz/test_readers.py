@@ -43,7 +43,7 @@ from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.records import RECORDS, Failure, RecipeRevision, Task, TrajectoryGroup
 from headrace.schemas.writers import MOST_VALUES, parse_foreign_schema
 from headrace.trainers.learner.checkpoint import Checkpoint, CheckpointError, decode_checkpoint, encode_checkpoint
-from headrace.trainers.learner.shard_index import FORMAT, decode_index
+from headrace.trainers.learner.shard_index import PARTS_FORMAT, decode_index
 
 pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
 
@@ -118,7 +118,9 @@ def test_a_length_that_is_not_there_is_refused_before_anything_is_allocated() ->
     given = []
     for length in map(varint, (2**60, -1, -(2**63), 2**31, 2**63 - 1)):
         bodies = (length, length + bytes(100), varint(1) + b"r" + length * 3 + bytes(50))
-        given += [(record, codec.MAGIC + codec.FORMS[record].fingerprint + b) for record in RECORDS for b in bodies]
+        given += [
+            (record, codec.AVRO_MAGIC + codec.FORMS[record].fingerprint + b) for record in RECORDS for b in bodies
+        ]
     with memory_limit(1 << 30):
         assert not taken(given, lambda one: codec.decode(one[1], one[0]), SchemaError)
 
@@ -182,7 +184,7 @@ def test_altered_checkpoints_are_read_or_refused(fuzz: Fuzz) -> None:
 def test_altered_indices_of_checkpoints_are_read_or_refused(fuzz: Fuzz) -> None:
     pieces = [{"offsets": [0, 0], "sizes": [2, 3], "part": "a"}, {"offsets": [2, 0], "sizes": [2, 3], "part": "b"}]
     tensors = {"masters/w": {"dtype": "F32", "shape": [4, 3], "pieces": pieces}}
-    valid = {"format": FORMAT, "metadata": {"version": 7}, "tensors": tensors}
+    valid = {"format": PARTS_FORMAT, "metadata": {"version": 7}, "tensors": tensors}
 
     def check(text: str) -> None:
         with suppress(CheckpointError):
@@ -357,7 +359,7 @@ def test_nothing_that_is_read_is_executed(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     bomb = b"cposix\nsystem\n(S'touch " + os.fsencode(mark) + b"'\ntR."
     for record in RECORDS:
-        for data in (bomb, codec.MAGIC + codec.FORMS[record].fingerprint + bomb):
+        for data in (bomb, codec.AVRO_MAGIC + codec.FORMS[record].fingerprint + bomb):
             with pytest.raises(SchemaError):
                 codec.decode(data, record)
     for data in (bomb, len(bomb).to_bytes(8, "little") + bomb):

@@ -254,7 +254,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from headrace.ops.offline import replayer
-replayer.MOST_RECORDS = 10
+replayer.MOST_REPLAYED_RECORDS = 10
 replayer.replay(Path(sys.argv[1]), sys.argv[2], None)
 """
 

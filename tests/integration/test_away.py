@@ -15,7 +15,7 @@ from made_run import make_run, tiny_recipe
 from stoppable import PATIENCE_S, until
 from tcp_proxy import Mode, TcpProxy
 
-from headrace.infra.process.patience import AWAY, Patience
+from headrace.infra.process.patience import SERVER_AWAY, Patience
 from headrace.infra.process.supervisor import Child, Supervisor
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
@@ -56,7 +56,7 @@ def test_an_upload_waits_for_a_store_that_fails_and_says_so_once(run: Run, betwe
 @pytest.mark.servers
 def test_a_component_that_a_server_left_stuck_is_started_again_however_often(tmp_path: Path) -> None:
     haste = Patience(first_pause_s=0.01, longest_pause_s=0.01, most_short_lives=2)
-    child = Child("stuck", [sys.executable, "-c", f"raise SystemExit({AWAY})"])
+    child = Child("stuck", [sys.executable, "-c", f"raise SystemExit({SERVER_AWAY})"])
     supervisor = Supervisor([child], tmp_path, os.environ, patience=haste, is_over=bool)
     supervisor.start()
     try:

@@ -47,7 +47,7 @@ def turn_until(turn: Callable[[], object], condition: Callable[[], bool]) -> Non
 def test_a_curator_that_has_nothing_to_do_says_once_that_the_run_is_over(
     bootstrap: str, store: ObjectStore, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(end_watch, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(end_watch, "END_LOOK_EVERY_S", 0.0)
     run = make_run(bootstrap, store, tiny_recipe(run_name))
     given = PublishedVersions(run, "solver"), IssuedNumbers(run)
     with closing(open_curator(run, "solver", *given)) as consumer, capture_logs() as said:

@@ -126,7 +126,7 @@ def by_newer_build(run: Run, one: Outgoing) -> tuple[Outgoing, RecipeRevision]:
     schema["fields"].append({"name": f"of_{run.address.run}".replace("-", "_"), "type": "string", "default": ""})
     plain = codec.FORMS[CuratedGroup].encode(codec.decode(one.value, CuratedGroup))
     schemaless_writer(out, parse_schema(schema), plain)
-    value = codec.MAGIC + codec.fingerprint_of(schema) + out.getvalue()
+    value = codec.AVRO_MAGIC + codec.fingerprint_of(schema) + out.getvalue()
     return replace(one, value=value), RecipeRevision(run_id=run.run_id, schemas={"CuratedGroup": json.dumps(schema)})
 
 

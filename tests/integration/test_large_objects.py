@@ -23,7 +23,7 @@ from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.run.run import STORE_NAME, Run
 from headrace.infra.store.object_cache import ObjectCache
-from headrace.infra.store.object_store import PART_BYTES, ObjectStore, StoreAddress, StoreUnavailable
+from headrace.infra.store.object_store import UPLOAD_PART_BYTES, ObjectStore, StoreAddress, StoreUnavailable
 from headrace.schemas.records import ClaimCheck
 
 LONG_S = 20.0
@@ -86,7 +86,7 @@ def direct(mortal: Mortal) -> Iterator[ObjectStore]:
 
 def large() -> tuple[bytes, str]:
     """Bytes that no test has sent, and their key."""
-    data = os.urandom(N_PARTS * PART_BYTES)
+    data = os.urandom(N_PARTS * UPLOAD_PART_BYTES)
     return data, f"weights/{sha256(data).hexdigest()}"
 
 
@@ -98,7 +98,7 @@ def at(
 
     def look() -> None:
         with lock:
-            if not done.is_set() and between.passed[way] - begin > n_parts * PART_BYTES and when():
+            if not done.is_set() and between.passed[way] - begin > n_parts * UPLOAD_PART_BYTES and when():
                 do()
                 done.set()
 
@@ -112,7 +112,7 @@ def test_an_object_of_several_parts_is_sent_once(behind: ObjectStore, between: T
     sent = between.passed["up"]
     assert sent > len(data)
     assert behind.put(data, "weights") == stored
-    assert between.passed["up"] - sent < PART_BYTES // 100
+    assert between.passed["up"] - sent < UPLOAD_PART_BYTES // 100
     assert behind.get(stored.key, stored.sha256, stored.size_bytes) == data
 
 
@@ -120,7 +120,7 @@ class Breaking(io.BytesIO):
     """A file on a disk that fails behind its first part."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if self.tell() >= PART_BYTES:
+        if self.tell() >= UPLOAD_PART_BYTES:
             raise OSError(errno.EIO, "the disk fails")
         return super().read(size)
 

@@ -41,7 +41,7 @@ def by_newer_build(run: Run, task: Task) -> bytes:
     schema = newer_schema(run)
     out = io.BytesIO()
     schemaless_writer(out, parse_schema(schema), codec.FORMS[Task].encode(task))
-    return codec.MAGIC + codec.fingerprint_of(schema) + out.getvalue()
+    return codec.AVRO_MAGIC + codec.fingerprint_of(schema) + out.getvalue()
 
 
 def tell(run: Run, revision: RecipeRevision) -> None:

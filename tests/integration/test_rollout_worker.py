@@ -314,7 +314,7 @@ def test_what_is_no_task_of_this_run_becomes_a_dead_letter(
 
 IMPATIENT = """
 from headrace.infra.kafka import deleted_topics
-deleted_topics.GONE_S, deleted_topics.LOOK_EVERY_S = 2.0, 0.2
+deleted_topics.GONE_S, deleted_topics.TOPICS_LOOK_EVERY_S = 2.0, 0.2
 """
 
 

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Fenced
 from headrace.infra.process.child_process import build_child_environment
-from headrace.infra.process.patience import AWAY, Patience
+from headrace.infra.process.patience import SERVER_AWAY, Patience
 from headrace.infra.process.supervisor import Child, GaveUp, Supervisor
 
 HASTE = Patience(first_pause_s=0.01, longest_pause_s=0.05, most_short_lives=3)
@@ -244,7 +244,7 @@ LONG_LIVED = Patience(most_short_lives=10**6, most_deaths=4, first_pause_s=0.001
 def test_a_child_that_dies_while_the_run_gets_no_further_is_given_up_whatever_its_lives_and_exit_code(
     tmp_path: Path,
 ) -> None:
-    torn = [python(f"torn-{code}", f"raise SystemExit({code})") for code in (1, AWAY)]
+    torn = [python(f"torn-{code}", f"raise SystemExit({code})") for code in (1, SERVER_AWAY)]
     with supervised(tmp_path, *torn, patience=LONG_LIVED, progress=lambda: {"solver": 7}) as supervisor:
         wait_for(lambda: {one.state for one in supervisor.states().values()} == {"failed"})
 

@@ -65,7 +65,7 @@ def test_a_turn_ends_once_it_writes_8_mib_and_the_next_one_begins_with_what_is_l
     consumer = GroupConsumer(membership(connection.bootstrap, run_name), lambda partition_id: Large(partition_id, out))
     writer = Weighed(connection, f"{run_name}.t")
     run_until(consumer, writer, lambda: total(connection, out) == n)
-    assert max(size for _, size in writer.turns) < group_consumer.MOST_BYTES + LARGE
+    assert max(size for _, size in writer.turns) < group_consumer.MOST_TURN_BYTES + LARGE
     assert max(count for count, _ in writer.turns) == 3, "and it is used"
     assert counted(connection, out) == exactly_once(n)
 

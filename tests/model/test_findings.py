@@ -33,7 +33,7 @@ from headrace.ops import swap
 from headrace.ops.audit.numbers import PolicyNumbers
 from headrace.ops.audit.pages import CURATED
 from headrace.producers.feed import feed_state
-from headrace.producers.feed.overdue import Overdue
+from headrace.producers.feed.overdue import OverdueNumbers
 from headrace.producers.rollout.admission import Admission
 from headrace.trainers.batches.evictions import Evictions
 from headrace.trainers.scheduler import Scheduler
@@ -69,12 +69,12 @@ def never_look(patch: pytest.MonkeyPatch) -> None:
 
 
 def reissue_what_workers_passed(patch: pytest.MonkeyPatch) -> None:
-    find_due = Overdue.find_due
+    find_due = OverdueNumbers.find_due
 
-    def as_before(self: Overdue, passed: Any, ends: Any, curated: Any, now_s: float) -> Any:
+    def as_before(self: OverdueNumbers, passed: Any, ends: Any, curated: Any, now_s: float) -> Any:
         return find_due(self, passed, ends, ends, now_s)
 
-    patch.setattr(Overdue, "find_due", as_before)
+    patch.setattr(OverdueNumbers, "find_due", as_before)
     patch.setattr(feed_state, "MOST_ATTEMPTS", math.inf)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headrace.ops.figures.advice import ENOUGH_GROUPS, NEWEST, AdviceFold
+from headrace.ops.figures.advice import ADVICE_GROUPS, ENOUGH_GROUPS, AdviceFold
 from headrace.ops.figures.run_figures import Advice, RewardPoint
 from headrace.schemas.records import EvalResult, Outcome
 
@@ -46,7 +46,7 @@ def test_one_reward_throughout_is_told_before_the_first_version_and_ends_with_th
     assert list(found) == ["one_reward"], "and not the drops too, which follow from it"
     assert "All 64 trajectories of the newest 16 groups have reward 0" in found["one_reward"].sentence
     assert not advised(*[same] * ENOUGH_GROUPS, group())
-    assert advised(group(), *[same] * NEWEST), "the newest count"
+    assert advised(group(), *[same] * ADVICE_GROUPS), "the newest count"
 
 
 def test_all_groups_dropped_for_one_reason_are_told_with_what_to_do() -> None:

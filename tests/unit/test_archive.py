@@ -79,7 +79,7 @@ def files_of(root: Path) -> list[Path]:
 ODD = {
     "no message at all": b"not Avro",
     "empty": b"",
-    "a schema nobody knows": codec.MAGIC + b"12345678" + b"body",
+    "a schema nobody knows": codec.AVRO_MAGIC + b"12345678" + b"body",
     "cut short": codec.encode(group(1))[:-3],
     "with bytes behind it": codec.encode(group(1)) + b"more",
 }
@@ -154,7 +154,7 @@ def test_a_file_brings_the_schema_that_its_values_need(tmp_path: Path) -> None:
     body = io.BytesIO()
     plain = codec.decode_plain(codec.encode(Task(number=7)), Task)
     fastavro.schemaless_writer(body, newer, {**plain, "colour": "red"})
-    value = codec.MAGIC + codec.fingerprint_of(newer) + body.getvalue()
+    value = codec.AVRO_MAGIC + codec.fingerprint_of(newer) + body.getvalue()
     codec.learn({"Task": json.dumps(newer)})
     found = archive(tmp_path, [message(0, value)])
     codec._load_past_schemas().pop(codec.fingerprint_of(newer))
@@ -185,7 +185,7 @@ def test_a_second_time_adds_only_what_is_new(tmp_path: Path) -> None:
 def test_a_file_is_cut_when_it_is_large_or_old_and_then_belongs_to_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit, value, most in (("FILE_BYTES", 12_000, 40), ("SAVE_EVERY_S", -1.0, 41)):
+    for limit, value, most in (("FILE_BYTES", 12_000, 40), ("MANIFEST_EVERY_S", -1.0, 41)):
         with monkeypatch.context() as patch, writer(tmp_path / limit) as made:
             patch.setattr(writing, limit, value)
             for offset in range(41):

@@ -7,7 +7,7 @@ import transformers
 from some_cases import named
 
 from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, pack, pad
-from headrace.trainers.learner.attention import NAME, PackingError, enable_packing
+from headrace.trainers.learner.attention import PACKED_ATTENTION, PackingError, enable_packing
 from headrace.trainers.learner.logprobs import token_logprobs
 from headrace.trainers.learner.model import deterministic
 
@@ -130,7 +130,7 @@ def test_a_model_that_is_deaf_to_the_packing_or_to_its_window_is_refused(monkeyp
     monkeypatch.undo()
     for layer in windowed.model.layers:
         layer.self_attn.config = transformers.AutoConfig.for_model("mistral", **SHAPE, sliding_window=None)
-        layer.self_attn.config._attn_implementation = NAME
+        layer.self_attn.config._attn_implementation = PACKED_ATTENTION
     with pytest.raises(PackingError, match="does not pass its sliding window to attention functions"):
         enable_packing(windowed)
 

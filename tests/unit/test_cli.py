@@ -26,7 +26,7 @@ from headrace.ops.compare import sweep
 from headrace.ops.dead_letters.redrive import Redriven, Refused
 from headrace.ops.offline.offline_run import OfflineRequest
 from headrace.ops.offline.offline_trainer import TrainingRequest
-from headrace.ops.offline.retrain import Compared
+from headrace.ops.offline.retrain import ComparedVersion
 from headrace.ops.opened_run import OpenedRun
 from headrace.ops.plain_json import plain
 
@@ -58,7 +58,7 @@ class Found:
 
 
 def retrained(*equal: bool | None) -> Found:
-    versions = tuple(Compared(number, 0, "a", equal=one) for number, one in enumerate(equal))
+    versions = tuple(ComparedVersion(number, 0, "a", equal=one) for number, one in enumerate(equal))
     return Found(versions=versions, comparable=None not in equal)
 
 

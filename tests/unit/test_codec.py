@@ -156,7 +156,7 @@ def test_an_unknown_schema_is_refused_until_it_is_learnt() -> None:
     }
     out = io.BytesIO()
     schemaless_writer(out, parse_schema(schema), {"number": 7, "from_the_future": "x"})
-    data = codec.MAGIC + codec.fingerprint_of(schema) + out.getvalue()
+    data = codec.AVRO_MAGIC + codec.fingerprint_of(schema) + out.getvalue()
     with pytest.raises(SchemaError, match=r"unknown schema [0-9a-f]{16}"):
         codec.decode(data, Task)
     codec.learn({"Task": json.dumps(schema)})
@@ -175,7 +175,7 @@ def test_a_tensor_of_half_an_element_is_refused() -> None:
     out = io.BytesIO()
     schemaless_writer(out, form.schema, ragged)
     with pytest.raises(SchemaError, match="3 bytes are not a multiple of the size of int32"):
-        codec.decode(codec.MAGIC + form.fingerprint + out.getvalue(), TrajectoryGroup)
+        codec.decode(codec.AVRO_MAGIC + form.fingerprint + out.getvalue(), TrajectoryGroup)
 
 
 def test_the_header_is_that_of_the_avro_specification() -> None:
@@ -195,11 +195,11 @@ def test_the_header_is_that_of_the_avro_specification() -> None:
 def test_what_is_read_the_short_way_is_what_fastavro_reads(written: Any) -> None:
     """Every byte of a message in turn becomes each of these: lengths, counts, branches, signs, long numbers."""
     whole, form, short = codec.encode(written), codec.FORMS[type(written)], 0
-    for index in range(codec.HEADER_BYTES, len(whole)):
+    for index in range(codec.AVRO_HEADER_BYTES, len(whole)):
         for byte in (0, 1, 2, 3, 4, 6, 127, 128, 129, 255):
             data = whole[:index] + bytes([byte]) + whole[index + 1 :]
             try:
-                found, end = form.read(data, codec.HEADER_BYTES)
+                found, end = form.read(data, codec.AVRO_HEADER_BYTES)
             except REFUSALS:
                 continue
             if end == len(data):

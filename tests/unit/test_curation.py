@@ -221,7 +221,7 @@ def test_a_dead_group_that_is_sent_back_after_a_fix_is_new_once_over_a_restore()
 def test_a_dead_group_that_was_forgotten_becomes_a_letter_again_when_it_is_sent_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dedupe, "MOST_DEAD", 1)
+    monkeypatch.setattr(dedupe, "MOST_DEAD_KEPT", 1)
     first, second = partition(), partition()
     remembered, forgotten = (message(group(number)) for number in (0, 4))
     for one in (remembered, forgotten):

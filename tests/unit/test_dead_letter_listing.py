@@ -11,7 +11,7 @@ from drawn_page import drawn
 from headrace.app.views.dead_letters import MOST_ROWS, dead_letter_view, dead_letters_table, redrive_table
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
-from headrace.infra.kafka.dead_letters import MOST_BYTES, REDRIVEN, build_dead_letter, is_sent_back
+from headrace.infra.kafka.dead_letters import MOST_DEAD_LETTER_BYTES, REDRIVEN, build_dead_letter, is_sent_back
 from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.run.run import Run, RunEnded
 from headrace.infra.store.object_store import StoreAddress
@@ -181,7 +181,7 @@ def test_a_message_that_is_too_large_for_a_letter_leaves_its_beginning() -> None
     assert (letter.number, len(letter.detail)) == (4, 1000)
     [found] = fold(letter)
     assert found.value_bytes + found.cut_bytes == 8 << 20
-    odd = replace(large, headers=[("h", b"z" * MOST_BYTES)], value=b"v")
+    odd = replace(large, headers=[("h", b"z" * MOST_DEAD_LETTER_BYTES)], value=b"v")
     assert len(build_dead_letter(topics, "run-1", "curate.solver", odd, Refusal("undecodable", "")).value) < 1 << 20
 
 
@@ -200,10 +200,10 @@ WHOLE = Message(SOURCE, 0, 5, b"sums:4", b"x" * 100, Stamp("run-1", "sums", 4, p
 def test_a_message_of_which_a_letter_lacks_a_part_is_never_sent_back() -> None:
     for message, is_cut in (
         (WHOLE, False),
-        (replace(WHOLE, value=b"x" * (MOST_BYTES - 500)), False),
-        (replace(WHOLE, value=b"x" * MOST_BYTES), True),
-        (replace(WHOLE, key=b"k" * (MOST_BYTES + 1), value=b"v"), True),
-        (replace(WHOLE, headers=[*WHOLE.headers, ("large", b"z" * MOST_BYTES)], value=b"v"), True),
+        (replace(WHOLE, value=b"x" * (MOST_DEAD_LETTER_BYTES - 500)), False),
+        (replace(WHOLE, value=b"x" * MOST_DEAD_LETTER_BYTES), True),
+        (replace(WHOLE, key=b"k" * (MOST_DEAD_LETTER_BYTES + 1), value=b"v"), True),
+        (replace(WHOLE, headers=[*WHOLE.headers, ("large", b"z" * MOST_DEAD_LETTER_BYTES)], value=b"v"), True),
         (replace(WHOLE, headers=[("twice", b"first"), ("twice", b"last")]), True),
     ):
         out = build_dead_letter(Topics("t"), "run-1", "curate.solver", message, Refusal("undecodable", ""))

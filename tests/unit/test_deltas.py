@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.infra.weights.coding import BLOCK_ITEMS, decode_block, encode_block, find_changes, zstd
-from headrace.infra.weights.delta import MAGIC, Label, NeedsAnchor, encode_delta, read_delta
+from headrace.infra.weights.delta import DELTA_MAGIC, Label, NeedsAnchor, encode_delta, read_delta
 from headrace.infra.weights.held import HeldWeights, WrongBase
 from headrace.infra.weights.merging import merge_deltas
 from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, hash_weights
@@ -200,7 +200,7 @@ def resealed(data: bytes, header: object) -> bytes:
     """Put another header into a delta object, under a right checksum."""
     length = int.from_bytes(data[8:16], "little")
     text = zstd.compress(json.dumps(header).encode())
-    body = MAGIC + len(text).to_bytes(8, "little") + text + data[16 + length : -32]
+    body = DELTA_MAGIC + len(text).to_bytes(8, "little") + text + data[16 + length : -32]
     return body + blake3(body).digest()
 
 

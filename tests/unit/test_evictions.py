@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.schemas.ids import UseId
-from headrace.trainers.batches.evictions import WAIT_S, Evictions
+from headrace.trainers.batches.evictions import EVICTIONS_WAIT_S, Evictions
 from headrace.trainers.batches.window import Waiting, WindowEviction
 
 LEFT = WindowEviction(Waiting(UseId("sums", 0, 0), 0, 0, 0, 0, 0, None), "expired")
@@ -15,7 +15,7 @@ LEFT = WindowEviction(Waiting(UseId("sums", 0, 0), 0, 0, 0, 0, 0, None), "expire
 def late() -> Evictions[None]:
     """Evictions that have waited for long enough."""
     times = iter([0.0])
-    evictions = Evictions[None](lambda: next(times, WAIT_S + 1))
+    evictions = Evictions[None](lambda: next(times, EVICTIONS_WAIT_S + 1))
     evictions.add([LEFT])
     return evictions
 

@@ -101,7 +101,7 @@ def test_a_row_holds_the_tokens_of_a_sequence_and_what_became_of_it(tmp_path: Pa
     found = rows(tmp_path / "out.parquet")
     assert {name: str(kind) for name, kind in zip(*_columns(parquet, tmp_path / "out.parquet"), strict=True)} == {
         name: kind.replace("list<", "list<element: ").replace("float64", "double")
-        for name, kind in parquet_file.COLUMNS.items()
+        for name, kind in parquet_file.PARQUET_COLUMNS.items()
     }
     by_id = {row["trajectory"]: row for row in reversed(found)}
     one = by_id["sums:3:1"]
@@ -177,7 +177,7 @@ def test_rows_are_written_in_parts_and_the_file_is_whole_or_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parquet = pyarrow_parquet()
-    monkeypatch.setattr(parquet_file, "ROWS", 10)
+    monkeypatch.setattr(parquet_file, "ROWS_OF_GROUP", 10)
     folder = written(tmp_path / "a", [played(number) for number in range(6)])
 
     export(folder, None, tmp_path / "out.parquet")

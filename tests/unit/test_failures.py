@@ -25,7 +25,7 @@ from headrace.producers.rollout.actor import EngineActor
 from headrace.producers.rollout.failures import FailureLog, build_failure
 from headrace.producers.rollout.scoring import ScoreTimeLimit
 from headrace.schemas import codec
-from headrace.schemas.episode_errors import MOST_KINDS, describe_error, group_errors, kind_of
+from headrace.schemas.episode_errors import MOST_KINDS_OF_TASK, describe_error, group_errors, kind_of
 from headrace.schemas.records import DeadLetter, EpisodeError, Failure, Outcome, Task, TrajectoryGroup
 
 TASK = Task(run_id="r", stream="sums", number=4, task_id="sum:4")
@@ -147,7 +147,7 @@ def test_an_outcome_carries_each_error_once_the_most_frequent_first_and_bounded(
     many = [failure for count, failure in enumerate(long, 1) for _ in range(count)]
     errors = group_errors(many)
     assert [error.episodes for error in errors] == [7, 6, 5, 4]
-    assert len(errors) == MOST_KINDS
+    assert len(errors) == MOST_KINDS_OF_TASK
     assert {len(error.detail) for error in errors} == {len(error.at) for error in errors} == {300}
     for words in ("TimeLimit: asked {} times", "it was over after {} tokens"):
         same = [Failure(0, "error", words.format(number)) for number in range(5)]

@@ -1,4 +1,4 @@
-from headrace.trainers.health import LOOK_BACK, findings
+from headrace.trainers.health import HEALTH_LOOK_BACK, findings
 
 WELL = {
     "entropy": 0.5,
@@ -16,13 +16,13 @@ WELL = {
 
 
 def names(*later: dict[str, float]) -> list[str]:
-    past = [WELL] * (LOOK_BACK - len(later))
+    past = [WELL] * (HEALTH_LOOK_BACK - len(later))
     return [finding.name for finding in findings([*past, *(WELL | one for one in later)])]
 
 
 def test_a_run_that_is_well_has_no_findings() -> None:
     assert names(WELL) == []
-    for past in ([], [{}], [WELL | {"reward_mean": 0.0}] * LOOK_BACK, [WELL, WELL | {"grad_norm_max": 9.0}]):
+    for past in ([], [{}], [WELL | {"reward_mean": 0.0}] * HEALTH_LOOK_BACK, [WELL, WELL | {"grad_norm_max": 9.0}]):
         assert findings(past) == []
 
 
@@ -44,7 +44,7 @@ def test_each_sign_is_found_alone_and_by_its_figure() -> None:
 
 def test_a_slow_collapse_is_seen_against_the_first_version_of_the_run() -> None:
     slowly = [WELL | {"entropy": 0.5 * 0.9**version, "entropy_first": 0.5} for version in range(300)]
-    found = [bool(findings(slowly[max(0, end - LOOK_BACK) : end])) for end in range(1, 301)]
+    found = [bool(findings(slowly[max(0, end - HEALTH_LOOK_BACK) : end])) for end in range(1, 301)]
     assert found.index(True) == 22, "0.9^22 is below a tenth"
     assert all(found[22:])
 
@@ -55,7 +55,7 @@ def test_a_reward_that_falls_by_half_and_stays_down_is_a_collapse_and_one_bad_ve
 
 
 def test_rewards_below_zero_and_noise_around_it_are_no_collapse() -> None:
-    assert findings([WELL | {"reward_mean": -1.0}] * LOOK_BACK) == []
+    assert findings([WELL | {"reward_mean": -1.0}] * HEALTH_LOOK_BACK) == []
     assert names(*[{"reward_mean": 0.05}] * 10, *[{"reward_mean": 0.02}] * 10) == []
 
 

@@ -12,7 +12,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, Eviction, GroupUse, Position
 from headrace.schemas.topics import Topics, checkpoint_key
-from headrace.trainers.health import LOOK_BACK
+from headrace.trainers.health import HEALTH_LOOK_BACK
 from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.history import History, _Fold
 
@@ -95,7 +95,7 @@ def test_from_its_checkpoints_offset_on_a_trainer_reads_all_that_it_needs(seed: 
     recent = log.read(begin, recent=True)
     assert list(waits(recent)) == list(waits(whole))
     assert recent.last == whole.last
-    assert recent.batches[-LOOK_BACK:] == whole.batches[-LOOK_BACK:]
+    assert recent.batches[-HEALTH_LOOK_BACK:] == whole.batches[-HEALTH_LOOK_BACK:]
     assert [one for one in recent.batches if one.version > whole.checkpoint.version] == [
         one for one in whole.batches if one.version > whole.checkpoint.version
     ]
@@ -107,5 +107,5 @@ def test_of_a_log_without_offsets_only_what_is_needed_is_kept() -> None:
     log = Log(Random(1))  # noqa: S311 - nothing secret
     whole, recent = log.read(0, recent=False), log.read(0, recent=True)
     assert list(waits(recent)) == list(waits(whole))
-    assert len(recent.batches) <= LOOK_BACK + 8
+    assert len(recent.batches) <= HEALTH_LOOK_BACK + 8
     assert len(recent.concluded) < len(whole.concluded) // 4

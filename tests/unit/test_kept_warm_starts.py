@@ -16,10 +16,10 @@ from headrace.trainers import kept_warm_starts
 from headrace.trainers.kept_warm_starts import KeptWarmStart
 from headrace.trainers.learner import warm_start as search
 from headrace.trainers.learner.model import build_model, character_tokenizer, round_to_bf16
-from headrace.trainers.learner.warm_start import WarmStartResult, WarmStartSettings, WorkedExample, warm_start
+from headrace.trainers.learner.warm_start import TokenizedExample, WarmStartResult, WarmStartSettings, warm_start
 
 TOKENIZER = character_tokenizer("0123456789=")
-COPIES = [WorkedExample(f"{digit}=", f"{digit}") for digit in range(10)]
+COPIES = [TokenizedExample(f"{digit}=", f"{digit}") for digit in range(10)]
 SETTINGS = WarmStartSettings(low=0.2, high=0.9, measure_every=2, samples=20, max_new_tokens=3)
 
 
@@ -44,7 +44,7 @@ def hash_of(model: transformers.PreTrainedModel) -> str:
 def kept_in(
     folder: Path,
     model: transformers.PreTrainedModel,
-    examples: list[WorkedExample] = COPIES,
+    examples: list[TokenizedExample] = COPIES,
     settings: WarmStartSettings = SETTINGS,
 ) -> KeptWarmStart:
     return KeptWarmStart(model, TOKENIZER, (examples, COPIES), settings, folder)
@@ -112,7 +112,7 @@ def test_large_models_and_more_than_some_are_not_kept(tmp_path: Path, monkeypatc
     found = [kept_in(tmp_path, tiny(seed)).load_into_model() for seed in range(3)]
     assert found == [None, result, result]
 
-    monkeypatch.setattr(kept_warm_starts, "MOST_BYTES", 10)
+    monkeypatch.setattr(kept_warm_starts, "MOST_MODEL_BYTES", 10)
     large = tiny(9)
     kept_in(tmp_path, large).keep(result)
     assert kept_in(tmp_path, large).load_into_model() is None
@@ -162,7 +162,7 @@ def searched(folder: Path, left: int = 10**9) -> tuple[WarmStartResult, str]:
 def test_a_start_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_is_not(
     save_every_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "SAVE_EVERY_S", save_every_s)
+    monkeypatch.setattr(search, "PROGRESS_EVERY_S", save_every_s)
     monkeypatch.setattr(search, "SAVE_SHARE", 0.0)
     undisturbed = searched(tmp_path / "undisturbed")
     assert max(reward for _, reward in undisturbed[0].curve) > JUMPING.high, "it was taken back"

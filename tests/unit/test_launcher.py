@@ -13,7 +13,7 @@ from rich.console import Console
 
 from headrace.app.launcher import launcher
 from headrace.app.launcher.components import components_of
-from headrace.app.launcher.drained import GROUPS_DRAIN_S, Drain, Page, groups_drain_s, is_drained
+from headrace.app.launcher.drained import GROUPS_DRAIN_S, Drain, RunPage, groups_drain_s, is_drained
 from headrace.app.launcher.launcher import UpRequest
 from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
@@ -117,7 +117,7 @@ def test_a_run_whose_curators_are_slow_drains_as_long_as_groups_are_concluded(mo
     now_s = 0.0
     monkeypatch.setattr("headrace.app.launcher.drained.time.monotonic", lambda: now_s)
     page = SimpleNamespace(in_flight=40, is_awaiting_evaluation=False, ended="steps")
-    drain = Drain(cast("Page", page), lambda: 8.0)
+    drain = Drain(cast("RunPage", page), lambda: 8.0)
     for _ in range(10):
         now_s += GROUPS_DRAIN_S - 1
         page.in_flight -= 1

@@ -10,11 +10,11 @@ from drawn_page import drawn
 
 from headrace.app.views.lineage_page import FATES, fate_in_words, group_page, version_page
 from headrace.ops.lineage.group_fate import (
-    Attempt,
     Concluded,
     GroupDeadLetter,
     GroupFate,
     GroupLineage,
+    PlayAttempt,
     TrainedUse,
     fate_of,
     uses_of,
@@ -30,7 +30,7 @@ LETTER = GroupDeadLetter(
 )
 REDRIVE = replace(LETTER, offset=4, reason="redriven", component="redrive")
 TRAINED = TrainedUse(7, 0, 2, 32, 1, 5)
-ATTEMPT = Attempt(1, 5, 0, True, "w-1", "eu", 2, ("error",), "", 4, 3, 4, 1_000, 3_500, "")
+ATTEMPT = PlayAttempt(1, 5, 0, True, "w-1", "eu", 2, ("error",), "", 4, 3, 4, 1_000, 3_500, "")
 
 
 def lineage(fate: str, **changes: Any) -> GroupLineage:

@@ -20,7 +20,7 @@ from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.producers.rollout.published_weights import PublishedWeights
 from headrace.schemas.records import ClaimCheck
-from headrace.trainers.versions.history import Stretch
+from headrace.trainers.versions.history import WeightStretch
 from headrace.trainers.versions.lost_objects import FIRST_LOOK_S, LONGEST_PAUSE_S, StoreLooks
 from headrace.trainers.versions.publisher import Base, VersionUploader
 
@@ -117,7 +117,7 @@ def test_a_delta_that_was_wrong_from_the_beginning_is_found_when_it_is_applied()
         weights(0), weights(2), Label("solver", 0, 0, 1), hashes=(first.weights_hash, wrong.weights_hash)
     )
     assert uploader.base is not None
-    stretch = Stretch(first, (replace(wrong, weights=store.put(other, "weights", ".delta")),))
+    stretch = WeightStretch(first, (replace(wrong, weights=store.put(other, "weights", ".delta")),))
     uploader.base = replace(uploader.base, stretch=stretch)
     newest = stretch.events[-1]
 
@@ -154,7 +154,7 @@ def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_an
 
 def test_a_version_that_is_published_first_ends_the_chance_to_begin_an_epoch_by_an_anchor() -> None:
     store = Store()
-    here = Base(1, 1, weights(2), hash_weights(weights(2)), Stretch(), is_published=False)
+    here = Base(1, 1, weights(2), hash_weights(weights(2)), WeightStretch(), is_published=False)
     uploader = store.uploader(base=here)
     assert uploader.upload_version(weights(3), 2, epoch=1).kind == ANCHOR
     assert uploader.reupload_lost_version(read=True, apply=True) is None

@@ -147,7 +147,7 @@ def test_a_claim_that_names_no_hash_becomes_no_path(tmp_path: Path) -> None:
 def test_who_holds_the_lock_and_fetches_nothing_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_cache, "STUCK_S", 0.05)
+    monkeypatch.setattr(object_cache, "FETCH_STUCK_S", 0.05)
     store = Store(a=b"whole")
     claim = store.claim("a")
     path = file_of(tmp_path, claim)
@@ -162,7 +162,7 @@ def test_who_holds_the_lock_and_fetches_nothing_is_not_waited_for(
 
 
 def test_who_fetches_something_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_cache, "STUCK_S", 2.0)
+    monkeypatch.setattr(object_cache, "FETCH_STUCK_S", 2.0)
     store = Store(a=b"whole")
     claim = store.claim("a")
     path = file_of(tmp_path, claim)

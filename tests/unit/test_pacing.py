@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.producers.feed.overdue import Overdue, Passed, Source
-from headrace.producers.feed.pacing import LOOK_BACK, MOST_DEAD, Pacing, Quota
+from headrace.producers.feed.overdue import NumbersSource, OverdueNumbers, Passed
+from headrace.producers.feed.pacing import FRESH_LOOK_BACK, MOST_DEAD_NUMBERS, Pacing, Quota
 from headrace.schemas.ids import GroupId
 
 PARTITIONS = 3
@@ -38,17 +38,17 @@ def restore(second: Pacing, first: Pacing, written: dict[str, Any]) -> None:
 
 def test_what_is_replayed_makes_room_smaller_down_to_one_batch_over_a_restart() -> None:
     state = pacing(quotas={"solver": Quota(12, 10, batch=4)})
-    for _ in range(LOOK_BACK):
+    for _ in range(FRESH_LOOK_BACK):
         state.note_batch("solver", 2, 4)
     state.note_batch("solver", 0, 0)
     assert state.open_limit("solver") == 6, "batches are half fresh: a number waits three versions as before"
     second = pacing(quotas={"solver": Quota(12, 10, batch=4)})
     restore(second, state, {})
     assert len(issue_all(second)) == 6
-    for _ in range(LOOK_BACK):
+    for _ in range(FRESH_LOOK_BACK):
         state.note_batch("solver", 0, 4)
     assert state.open_limit("solver") == 4, "or no batch would come together when nothing is left to replay"
-    for _ in range(LOOK_BACK):
+    for _ in range(FRESH_LOOK_BACK):
         state.note_batch("solver", 4, 4)
     assert state.open_limit("solver") == 12
 
@@ -120,8 +120,8 @@ def lost(number: int, attempt: int = 0, policies: tuple[str, ...] = ("solver",))
 
 
 def test_overdue_counts_from_the_first_look_and_a_lost_number_waits_twice_as_long_each_time() -> None:
-    overdue = Overdue(10, 1)
-    read = {Source("solver", 0): 5}
+    overdue = OverdueNumbers(10, 1)
+    read = {NumbersSource("solver", 0): 5}
     assert overdue.find_due([lost(1), lost(2)], read, read, 100) == []
     assert overdue.find_due([lost(1)], read, read, 109) == []
     assert overdue.find_due([lost(1), lost(2)], read, read, 110) == [("math", 1)]
@@ -132,8 +132,8 @@ def test_overdue_counts_from_the_first_look_and_a_lost_number_waits_twice_as_lon
 
 
 def test_no_number_is_overdue_while_the_curators_have_not_read_what_there_was_when_it_was_passed() -> None:
-    overdue = Overdue(10, 2)
-    one, both = Source("solver", 1), [lost(1), lost(3)]
+    overdue = OverdueNumbers(10, 2)
+    one, both = NumbersSource("solver", 1), [lost(1), lost(3)]
     assert overdue.find_sources(both) == {one}
     for now in range(0, 10_000, 100):
         assert overdue.find_due(both, {one: 7 + now}, {one: 6} if now else {}, now) == []
@@ -142,11 +142,11 @@ def test_no_number_is_overdue_while_the_curators_have_not_read_what_there_was_wh
 
 
 def test_every_policy_of_a_number_must_have_had_its_turn() -> None:
-    overdue = Overdue(10, 1)
+    overdue = OverdueNumbers(10, 1)
     passed = [lost(1, policies=("judge", "solver"))]
-    ends = {Source("solver", 0): 3, Source("judge", 0): 3}
-    assert overdue.find_due(passed, ends, {Source("solver", 0): 3, Source("judge", 0): 2}, 0) == []
-    assert overdue.find_due(passed, ends, {Source("solver", 0): 3, Source("judge", 0): 2}, 100) == []
+    ends = {NumbersSource("solver", 0): 3, NumbersSource("judge", 0): 3}
+    assert overdue.find_due(passed, ends, {NumbersSource("solver", 0): 3, NumbersSource("judge", 0): 2}, 0) == []
+    assert overdue.find_due(passed, ends, {NumbersSource("solver", 0): 3, NumbersSource("judge", 0): 2}, 100) == []
     assert overdue.find_due(passed, ends, ends, 200) == []
     assert overdue.find_due(passed, ends, ends, 210) == [("math", 1)]
 
@@ -247,9 +247,9 @@ def test_a_copy_that_concludes_before_the_word_of_it_came_is_not_opened_by_that_
 
 
 def test_only_the_newest_dead_numbers_are_kept() -> None:
-    state = pacing(quotas={"solver": Quota(MOST_DEAD + 10, 10)})
+    state = pacing(quotas={"solver": Quota(MOST_DEAD_NUMBERS + 10, 10)})
     issue_all(state)
-    for number in range(MOST_DEAD + 5):
+    for number in range(MOST_DEAD_NUMBERS + 5):
         state.mark_dead(GroupId("math", number))
     assert min(state.dead) == ("math", 5)
     assert not state.reopen(GroupId("math", 4), "")

@@ -15,7 +15,7 @@ from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 from headrace.trainers.learner.checkpoint import Stored
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.versions.history import Stretch
+from headrace.trainers.versions.history import WeightStretch
 from headrace.trainers.versions.pipeline import MOST_AHEAD, MadeVersion, Pipeline, StepRequest
 from headrace.trainers.versions.publisher import Base, VersionUploader
 
@@ -68,7 +68,7 @@ class Scene:
         self.begun.append(version)
         assert (epoch, given_up.is_set()) == (0, False)
         assert self.may_publish.acquire(timeout=30)
-        base, self.uploader.base = self.uploader.base, Base(version, 0, named, hash_weights(named), Stretch())
+        base, self.uploader.base = self.uploader.base, Base(version, 0, named, hash_weights(named), WeightStretch())
         for whole in (base, self.uploader.base):
             assert whole is None or hash_weights(weights(whole.version)) == whole.weights_hash == hash_weights(
                 whole.tensors

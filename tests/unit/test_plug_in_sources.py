@@ -18,7 +18,7 @@ from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.recipe import plug_in_sources
 from headrace.infra.recipe.plug_in_sources import (
     OtherSource,
-    Source,
+    PlugInSource,
     SourceChanged,
     all_plug_ins,
     check_sources,
@@ -34,7 +34,7 @@ from headrace.infra.recipe.plug_in_sources import (
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
 from headrace.infra.run import revisions
-from headrace.infra.run.progress import Progress
+from headrace.infra.run.progress import RunProgress
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops import swap
@@ -69,7 +69,7 @@ def test_the_source_of_a_module_is_its_file_wherever_it_lies(here: Path, tmp_pat
     file = written(here / "its_rules.py", "a = 1\n")
     first = hash_of("its_rules")
 
-    assert read_source_on_disk("its_rules") == Source(file, first)
+    assert read_source_on_disk("its_rules") == PlugInSource(file, first)
     written(here / "its_other.py", "b = 1\n")
     assert hash_of("its_rules") == first, "a module beside it is no part of it"
     moved = here / "elsewhere" / "its_rules.py"
@@ -78,7 +78,7 @@ def test_the_source_of_a_module_is_its_file_wherever_it_lies(here: Path, tmp_pat
     file.unlink()
     os.environ["HEADRACE_PLUG_INS"] = str(moved.parent)
     try:
-        assert read_source_on_disk("its_rules") == Source(moved, first)
+        assert read_source_on_disk("its_rules") == PlugInSource(moved, first)
         moved.write_text("a = 2\n")
         assert hash_of("its_rules") != first
     finally:
@@ -239,7 +239,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecipeRevision | N
 
     def ask(asked: Recipe, *before: RecipeRevision, new_recipe: bool = False) -> RecipeRevision | None:
         monkeypatch.setattr(revisions, "read_known_revisions", lambda _: before)
-        monkeypatch.setattr(revisions, "read_progress", lambda *_: Progress(has_trained=True))
+        monkeypatch.setattr(revisions, "read_progress", lambda *_: RunProgress(has_trained=True))
         return revisions.plan_revision(ADDRESS, asked, WHERE, new_recipe=new_recipe)
 
     return ask

@@ -14,7 +14,7 @@ from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.folder import files_of
 from headrace.infra.weights.merging import merge_deltas
-from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, Link, find_cheapest
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NO_BASE, Link, find_cheapest
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
@@ -125,7 +125,7 @@ def test_a_merged_delta_is_taken_where_it_is_less_than_all_that_it_stands_for() 
 
 def test_of_all_ways_the_one_of_fewest_bytes_is_taken() -> None:
     links = [
-        Link(NOTHING, "a", 100, "anchor"),
+        Link(NO_BASE, "a", 100, "anchor"),
         Link("a", "b", 10, "1"),
         Link("b", "c", 10, "2"),
         Link("a", "c", 15, "m"),
@@ -135,12 +135,12 @@ def test_of_all_ways_the_one_of_fewest_bytes_is_taken() -> None:
         found = find_cheapest(links, held, target)
         return None if found is None else [link.of for link in found]
 
-    assert way(NOTHING, "c") == ["anchor", "m"]
+    assert way(NO_BASE, "c") == ["anchor", "m"]
     assert way("b", "c") == ["2"]
     assert way("c", "c") == []
     assert way("c", "a") == ["anchor"]
     assert way("a", "x") is None
-    assert way("a", NOTHING) is None
+    assert way("a", NO_BASE) is None
 
 
 def flipped(scene: Scene) -> None:

@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from headrace.infra.weights.policy_files import Tokenizer
 from headrace.trainers.learner.model import encode, encode_completion
-from headrace.trainers.learner.warm_start import WorkedExample, _sequence
+from headrace.trainers.learner.warm_start import TokenizedExample, _sequence
 
 TWICE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}="
 BARE = TWICE.removeprefix("{{ bos_token }}")
@@ -61,5 +61,5 @@ def test_no_eos_ends_a_prompt_that_a_generation_goes_on_from(tmp_path: Path) -> 
 
 
 def test_a_worked_example_has_one_bos_and_it_is_not_before_the_completion() -> None:
-    made = _sequence(a_tokenizer(), WorkedExample("2+2=", "2"), 0)
+    made = _sequence(a_tokenizer(), TokenizedExample("2+2=", "2"), 0)
     assert (made.ids.tolist(), made.mask.tolist()) == ([0, 2, 3, 2, 4, 2, 1], [False] * 5 + [True] * 2)

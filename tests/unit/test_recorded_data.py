@@ -21,7 +21,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run import revisions
-from headrace.infra.run.progress import Progress
+from headrace.infra.run.progress import RunProgress
 from headrace.infra.run.recorded_data import OtherData, check_data, find_data_differences, newest_environments
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
@@ -52,7 +52,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecipeRevision | N
 
     def ask(recipe: Recipe, *before: RecipeRevision, new_recipe: bool = False) -> RecipeRevision | None:
         monkeypatch.setattr(revisions, "read_known_revisions", lambda _: before)
-        monkeypatch.setattr(revisions, "read_progress", lambda *_: Progress(has_trained=True))
+        monkeypatch.setattr(revisions, "read_progress", lambda *_: RunProgress(has_trained=True))
         return revisions.plan_revision(ADDRESS, recipe, WHERE, check_names(recipe), new_recipe=new_recipe)
 
     return ask

@@ -119,7 +119,7 @@ def test_bytes_that_are_no_record_stop_nothing_and_spare_what_they_name() -> Non
 
 def test_a_record_of_a_newer_build_stops_everything_and_is_named() -> None:
     with pytest.raises(Unreadable, match=r"r\.trajectories\.solver\[0\]@7 cannot be read: unknown schema.*nothing is"):
-        marker().fold_message(message(codec.MAGIC + b"\x01" * 8 + b"whatever"))
+        marker().fold_message(message(codec.AVRO_MAGIC + b"\x01" * 8 + b"whatever"))
 
 
 def test_a_version_that_cannot_be_read_stops_everything() -> None:

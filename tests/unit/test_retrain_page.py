@@ -4,10 +4,10 @@ from drawn_page import drawn
 
 from headrace.app.views.offline_page import retrain_page
 from headrace.ops.offline.experiment import Experiment, compare_metrics
-from headrace.ops.offline.retrain import Compared, Fingerprints, Retrained
+from headrace.ops.offline.retrain import ComparedVersion, Fingerprints, Retrained
 from headrace.schemas.records import BatchTrained
 
-VERSIONS = tuple(Compared(version, 0, "a" * 64, "b" * 64, equal=version == 3) for version in (3, 4))
+VERSIONS = tuple(ComparedVersion(version, 0, "a" * 64, "b" * 64, equal=version == 3) for version in (3, 4))
 
 
 def test_an_experiment_is_shown_beside_its_source_with_the_way_to_look_further() -> None:

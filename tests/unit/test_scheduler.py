@@ -8,7 +8,7 @@ import pytest
 
 from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.schemas.ids import UseId
-from headrace.trainers.batches.evictions import WAIT_S
+from headrace.trainers.batches.evictions import EVICTIONS_WAIT_S
 from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import Waiting
 from headrace.trainers.scheduler import (
@@ -20,10 +20,10 @@ from headrace.trainers.scheduler import (
     LookAtStore,
     NoteStep,
     PoisonBatch,
-    Progress,
     ReportEvictions,
     Rest,
     Scheduler,
+    TrainingProgress,
 )
 from headrace.trainers.versions.lost_objects import FIRST_LOOK_S
 
@@ -42,7 +42,7 @@ class Scene:
     trials: Trials = field(default_factory=lambda: Trials(2, 1, 1))
     every: int = 0
     now: float = 0.0
-    at: Progress = field(default_factory=lambda: Progress(0, True, True, 0.0, False, False, 0, 0.0))
+    at: TrainingProgress = field(default_factory=lambda: TrainingProgress(0, True, True, 0.0, False, False, 0, 0.0))
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler[None](self.settings, self.every, 1, self.trials, clock=lambda: self.now)
@@ -99,7 +99,7 @@ def test_evictions_wait_for_the_version_on_its_way_and_leave_with_it() -> None:
     scene = Scene()
     scene.scheduler.add_group(group(0, deadline=0))
     assert scene.next(version=1, version_now=1, is_empty=False) == Rest()
-    scene.now = WAIT_S + 1
+    scene.now = EVICTIONS_WAIT_S + 1
     assert scene.next() == Rest()
     committed = scene.next(has_version=True)
     assert isinstance(committed, CommitVersion)
@@ -110,7 +110,7 @@ def test_evictions_without_a_version_on_its_way_are_reported_by_themselves() -> 
     scene = Scene()
     scene.scheduler.add_group(group(0, deadline=0))
     assert scene.next(version=1, version_now=1) == Rest()
-    scene.now = WAIT_S + 1
+    scene.now = EVICTIONS_WAIT_S + 1
     reported = scene.next()
     assert isinstance(reported, ReportEvictions)
     assert [one.entry for one in reported.evictions] == [group(0, deadline=0)]
@@ -153,7 +153,7 @@ def test_when_the_run_is_over_what_waits_leaves_and_nothing_begins(ended: str) -
     if not ended:
         scene.at = replace(scene.at, version=SETTINGS.steps)
     assert scene.next() == Rest()
-    scene.now = WAIT_S + 1
+    scene.now = EVICTIONS_WAIT_S + 1
     reported = scene.next()
     assert isinstance(reported, ReportEvictions)
     assert [one.verdict for one in reported.evictions] == ["run_end", "run_end"]

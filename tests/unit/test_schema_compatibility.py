@@ -40,7 +40,7 @@ def read(data: bytes, writer: Any, reader: Any) -> dict[str, Any]:
 
 
 def body(record: Any) -> bytes:
-    return codec.encode(record)[codec.HEADER_BYTES :]
+    return codec.encode(record)[codec.AVRO_HEADER_BYTES :]
 
 
 def test_the_avsc_files_are_those_of_the_records() -> None:
@@ -58,7 +58,7 @@ def test_there_is_a_past_release_and_it_has_every_record_of_its_time_as_golden_b
 def test_todays_reader_decodes_the_bytes_of_a_past_release(file: Path) -> None:
     schema = json.loads(file.read_text())
     data = (GOLDEN / file.parent.name / f"{file.stem}.avro").read_bytes()
-    assert data[2 : codec.HEADER_BYTES] == codec.fingerprint_of(schema)
+    assert data[2 : codec.AVRO_HEADER_BYTES] == codec.fingerprint_of(schema)
     assert plain(codec.decode_any(data)) == plain(example(schema))
 
 
@@ -92,7 +92,7 @@ def test_a_record_written_by_a_program_that_knows_half_the_fields_is_read_with_d
     out = io.BytesIO()
     schemaless_writer(out, parse_schema(schema), {"run_id": "r", "number": 7, "stream": "left out on purpose"})
     codec.learn({"Task": json.dumps(schema)})
-    task = codec.decode_any(codec.MAGIC + codec.fingerprint_of(schema) + out.getvalue())
+    task = codec.decode_any(codec.AVRO_MAGIC + codec.fingerprint_of(schema) + out.getvalue())
     assert (task.run_id, task.stream, task.attempt) == ("r", "", 0)
 
 

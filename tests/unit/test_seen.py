@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from headrace.app.views.inspection_page import step_page, trajectory_page
 from headrace.infra.recipe.settings import TrainerSettings, Use
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
-from headrace.ops.lineage.seen import Advantages, advantages_of, see_group, see_sequence
+from headrace.ops.lineage.seen import AdvantagesBySequence, advantages_of, see_group, see_sequence
 from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import CuratedGroup, Failure, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences, prepare_group
@@ -84,7 +84,7 @@ def group(tokenizer: Tokenizer, answer: str = "5") -> DecodedGroup:
     return DecodedGroup(CuratedGroup(kept=(0, 3), rewards=(1.0, 0.0, math.nan, 0.0)), record)
 
 
-def taken(whole: DecodedGroup, settings: TrainerSettings | None = None) -> Advantages:
+def taken(whole: DecodedGroup, settings: TrainerSettings | None = None) -> AdvantagesBySequence:
     [found] = advantages_of([whole], settings or TrainerSettings())
     return found
 

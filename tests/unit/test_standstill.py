@@ -11,7 +11,7 @@ from made_recipes import sums_recipe
 
 from headrace.infra.embedded.server_probe import Silence
 from headrace.infra.process.supervisor import ChildState
-from headrace.ops.figures.concluded import RECENT, ConcludedFold
+from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.failing import ENOUGH, FailingFold
 from headrace.ops.figures.standstill import (
     CAUSES,
@@ -162,10 +162,12 @@ def test_a_run_that_is_given_up_is_explained_before_a_version_is_overdue() -> No
 
 def test_drops_of_nearly_all_groups_are_told_while_versions_come() -> None:
     young = {0: NOW - 60_000, 1: NOW - 1000}
-    fold = dropped(RECENT, "unwanted")
+    fold = dropped(RECENT_GROUPS, "unwanted")
     assert (found := said(ROLLING, made=young, groups=fold)) is not None
     assert found.cause == "dropped"
-    assert f"of {RECENT} groups {RECENT} were dropped, {RECENT} of them as unwanted" in found.sentence
+    assert (
+        f"of {RECENT_GROUPS} groups {RECENT_GROUPS} were dropped, {RECENT_GROUPS} of them as unwanted" in found.sentence
+    )
     assert found.since_ms == NOW - 1000
     assert (early := said(ROLLING, made={0: NOW - 60_000}, groups=fold)) is not None
     assert early.since_ms == NOW - 60_000, "none was trained since the version, which is longer ago than these groups"
@@ -175,13 +177,13 @@ def test_drops_of_nearly_all_groups_are_told_while_versions_come() -> None:
 
 def test_of_the_groups_the_newest_count_whatever_order_their_topics_are_read_in() -> None:
     fold = ConcludedFold()
-    fold.fold_record("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * RECENT), NOW)
+    fold.fold_record("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * RECENT_GROUPS), NOW)
     fold.fold_record("solver", DeadLetter(reason="poison"), NOW + 1)
-    for _ in range(RECENT):
+    for _ in range(RECENT_GROUPS):
         fold.fold_record("solver", Outcome(component="curate", verdict="dropped", reason="stale"), NOW - 1)
     for passed_over in (Outcome(verdict="kept"), Outcome(level="trajectory"), Outcome(use=1), Outcome(stream="eval.s")):
         fold.fold_record("solver", passed_over, NOW + 2)
-    assert fold.count_since("solver", 0) == (RECENT, {"poison": 1})
+    assert fold.count_since("solver", 0) == (RECENT_GROUPS, {"poison": 1})
 
 
 ERROR = EpisodeError("error", "KeyError: 'x'", "own.py:5 in judge", "solver", 1, 4)

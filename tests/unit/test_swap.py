@@ -22,7 +22,7 @@ from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.recipe.recipe_file import replace_chain
 from headrace.infra.recipe.settings import Recipe, Use
 from headrace.infra.run import progress, revisions
-from headrace.infra.run.progress import Progress
+from headrace.infra.run.progress import RunProgress
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.audit.revisions import RevisionSpans
 from headrace.schemas import codec
@@ -30,7 +30,7 @@ from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import Topics
 
-TRAINED = Progress(has_trained=True)
+TRAINED = RunProgress(has_trained=True)
 REPLAYING = (Use(use="validate"), Use.model_validate({"use": "replay_latest", "ratio": 0.5, "max_uses": 2}))
 
 
@@ -196,7 +196,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         recipe: Recipe,
         *before: tuple[Recipe, bool],
         new_recipe: bool = False,
-        come: Progress = TRAINED,
+        come: RunProgress = TRAINED,
     ) -> RecipeRevision | None:
         told = [
             replace(revisions.build_revision("run-1", number, one, store), swapped=swapped)
@@ -232,21 +232,21 @@ def test_a_corrected_recipe_of_a_run_that_trained_nothing_is_the_next_revision(s
     faster = RECIPE.model_copy(update={"trainer": RECIPE.trainer.model_copy(update={"learning_rate": 1e-3})})
     policies = {name: policy.model_copy(update={"path": "/models/other"}) for name, policy in RECIPE.policies.items()}
     other_model = RECIPE.model_copy(update={"policies": policies})
-    made = settled(faster, (RECIPE, False), come=Progress())
+    made = settled(faster, (RECIPE, False), come=RunProgress())
     assert (made.revision, Recipe.from_json(made.recipe)) == (1, faster)
-    assert settled(faster, (RECIPE, False), come=Progress(begun=frozenset(policies))).revision == 1
-    assert settled(other_model, (RECIPE, False), come=Progress()).revision == 1
+    assert settled(faster, (RECIPE, False), come=RunProgress(begun=frozenset(policies))).revision == 1
+    assert settled(other_model, (RECIPE, False), come=RunProgress()).revision == 1
     with pytest.raises(UsageError, match=r"trainer\.learning_rate"):
-        settled(faster, (RECIPE, False), come=Progress(has_trained=True))
+        settled(faster, (RECIPE, False), come=RunProgress(has_trained=True))
     with pytest.raises(UsageError, match=r"policies\.\w+\.path"):  # its version 0 is of the model before, and stays
-        settled(other_model, (RECIPE, False), come=Progress(begun=frozenset(policies)))
+        settled(other_model, (RECIPE, False), come=RunProgress(begun=frozenset(policies)))
 
 
 def test_how_far_a_run_has_come_is_read_from_its_batches_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     topics, address = RECIPE.topics, RunAddress(Connection("127.0.0.1:1"), RECIPE.name)
     [policy, *_] = RECIPE.policies
 
-    def so_far(*records: BatchTrained | WeightsPublished, torn: bytes = b"") -> Progress:
+    def so_far(*records: BatchTrained | WeightsPublished, torn: bytes = b"") -> RunProgress:
         held = {topics.batches(policy): BatchTrained, topics.weights(policy): WeightsPublished}
         values = {
             topic: [codec.encode(one) for one in records if isinstance(one, kind)] for topic, kind in held.items()
@@ -260,9 +260,9 @@ def test_how_far_a_run_has_come_is_read_from_its_batches_and_versions(monkeypatc
         )
         return progress.read_progress(address, RECIPE)
 
-    assert so_far() == Progress()
+    assert so_far() == RunProgress()
     first = WeightsPublished(policy=policy, version=0)
-    assert so_far(BatchTrained(policy=policy, version=-1), first) == Progress(begun=frozenset({policy}))
+    assert so_far(BatchTrained(policy=policy, version=-1), first) == RunProgress(begun=frozenset({policy}))
     for further in (BatchTrained(policy=policy, version=1), WeightsPublished(policy=policy, version=1)):
         assert so_far(first, further).has_trained
     assert so_far(first, torn=b"torn").has_trained, "what cannot be read may be a version"

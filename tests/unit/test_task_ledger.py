@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.producers.task_ledger import MOST_BYTES, TaskLedger
+from headrace.producers.task_ledger import MOST_METADATA_BYTES, TaskLedger
 
 
 class Partition(RuleBasedStateMachine):
@@ -66,7 +66,7 @@ class Partition(RuleBasedStateMachine):
     @invariant()
     def nothing_unfinished_is_passed(self) -> None:
         assert {offset for offset in self.offsets if offset < self.committed[0]} <= self.finished
-        assert len(self.committed[1]) <= MOST_BYTES
+        assert len(self.committed[1]) <= MOST_METADATA_BYTES
 
 
 test_no_interleaving_loses_an_unfinished_offset = Partition.TestCase
@@ -137,7 +137,7 @@ def test_metadata_too_large_keeps_start_counts_and_long_runs_and_loses_no_task()
 
     offset, metadata = ledger.commit()
     assert offset == 0
-    assert MOST_BYTES // 2 < len(metadata) <= MOST_BYTES
+    assert MOST_METADATA_BYTES // 2 < len(metadata) <= MOST_METADATA_BYTES
     heir = TaskLedger(offset, metadata)
     again = {offset for offset in range(n) if heir.receive(offset)}
     assert again >= set(range(n)) - finished

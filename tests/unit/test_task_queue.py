@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.infra.kafka.clients import Message
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
-from headrace.producers.rollout.started_task import PLAYED
+from headrace.producers.rollout.started_task import NOT_REFUSED
 from headrace.producers.rollout.task_queue import REVISION_PATIENCE_S, TaskQueue, WaitingTask
 from headrace.schemas.records import Task
 
@@ -31,7 +31,7 @@ def queue_of(gate: Behind) -> TaskQueue:
     task = Task(run_id="run-1", stream="sums", revision=7)
     message = Message(*PARTITION_ID, 0, b"sums:0", b"")
     owned.receive(message)
-    queue.add(WaitingTask(message, task, PLAYED, 0.0))
+    queue.add(WaitingTask(message, task, NOT_REFUSED, 0.0))
     return queue
 
 

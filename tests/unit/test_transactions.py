@@ -185,7 +185,7 @@ def test_a_topic_that_stays_away_ends_the_component_and_one_that_comes_back_is_a
     producer: Failing,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transactions, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(transactions, "TOPIC_LOOK_EVERY_S", 0.001)
     monkeypatch.setattr(transactions, "GONE_S", 0.05 if raised is KafkaRefused else 30.0)
     producer.looks = looks
     writer.begin()
@@ -213,7 +213,7 @@ def test_a_call_that_never_returns_ends_the_process_as_no_failure_of_its_own(
 ) -> None:
     exits, returns = SimpleQueue[int](), threading.Event()
     monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
-    monkeypatch.setattr(transactions, "STUCK_S", 0.01)
+    monkeypatch.setattr(transactions, "CALL_STUCK_S", 0.01)
     monkeypatch.setattr(transactions, "WATCH_EVERY_S", 0.001)
     monkeypatch.setattr(transactions.os, "_exit", exits.put)
     monkeypatch.setattr(producer, "commit_transaction", lambda _timeout_s: returns.wait(30))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.ops.figures.weights_figures import FRESH_MS, RECENT, WeightsFold
+from headrace.ops.figures.weights_figures import FRESH_MS, MEDIAN_VERSIONS, WeightsFold
 from headrace.ops.figures.weights_history import versions_by_worker
 from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished, WorkerStatus
 
@@ -57,7 +57,7 @@ def test_a_worker_that_stopped_or_fell_silent_serves_nothing() -> None:
 
 def test_a_status_that_comes_again_counts_once_and_old_ones_are_forgotten() -> None:
     fold = WeightsFold(["p"])
-    for version in range(2 * RECENT):
+    for version in range(2 * MEDIAN_VERSIONS):
         for _ in range(3):
             fold.status(status("a", version, fetch_s=float(version)))
-    assert fold.figures("p", NOW_MS).fetch_s == RECENT + (RECENT - 1) / 2
+    assert fold.figures("p", NOW_MS).fetch_s == MEDIAN_VERSIONS + (MEDIAN_VERSIONS - 1) / 2

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.infra.errors import HeadraceError
-from headrace.trainers.advantages import Float32s, Int64s
+from headrace.schemas.field_types import Float32s, Int32s
+from headrace.trainers.advantages import Int64s
 
-Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Experts = npt.NDArray[np.uint8 | np.uint16]
 

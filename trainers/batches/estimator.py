@@ -16,10 +16,10 @@ from headrace.infra.recipe.named import check_options, find_named
 from headrace.infra.recipe.settings import Recipe, TrainerSettings
 from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Advantages, Member, batch_norm
 
-KEY = "trainer.advantage"
+ADVANTAGE_KEY = "trainer.advantage"
 COMPARISON = frozenset({"group_by", "weight"})
 """Keys of `[trainer]` that an estimator may take as parameters."""
-PROBE = tuple(
+PROBE_BATCH = tuple(
     Member(trajectory, "solver", float(trajectory), length=2, baseline=0.5, group=group)
     for group in range(2)
     for trajectory in range(2)
@@ -76,19 +76,20 @@ class Estimator:
 def load_estimator(settings: TrainerSettings) -> Estimator:
     """Return the estimator of a trainer's table, which has been tried. Raises UsageError that lists the choices."""
     use = settings.advantage
-    function = find_named(KEY, use.use, ADVANTAGES)
+    function = find_named(ADVANTAGE_KEY, use.use, ADVANTAGES)
     taken = _select_comparison(settings, function)
     if twice := COMPARISON & use.settings.keys():
-        raise UsageError(f"{KEY}: `{min(twice)}` is a key of [trainer] itself, beside this one")
-    check_options(f"{KEY}, {use.use}", function, use.settings, COMPARISON)
+        raise UsageError(f"{ADVANTAGE_KEY}: `{min(twice)}` is a key of [trainer] itself, beside this one")
+    check_options(f"{ADVANTAGE_KEY}, {use.use}", function, use.settings, COMPARISON)
     options = {**taken, **use.settings}
     whole_batch = settings.batch_norm or use.use in WHOLE_BATCH or use.use not in ADVANTAGES
     estimator = Estimator(use.use, function, options, settings.batch_norm, whole_batch)
     try:
-        estimator(PROBE)
+        estimator(PROBE_BATCH)
     except Exception as error:  # whatever one of the user's own raises
         raise UsageError(
-            f"{KEY}: {use.use} with {use.settings} fails on two groups of rewards 0, 1: {describe_with_place(error)}"
+            f"{ADVANTAGE_KEY}: {use.use} with {use.settings} fails on two groups of rewards 0, 1: "
+            f"{describe_with_place(error)}"
         ) from error
     return estimator
 
@@ -109,7 +110,7 @@ def check_advantage(recipe: Recipe, policy_variant: str) -> None:
     estimator = load_estimator(recipe.trainer_of(policy_variant))
     if recipe.rollout.group_size == 1 and not any(np.any(each) for each in estimator(SINGLES)):
         raise UsageError(
-            f"{KEY}: {estimator.name} compares the trajectories of a group, and rollout.group_size is 1: every "
-            "advantage would be 0. Set rollout.group_size to 2 or more, or take an advantage that compares none, as "
-            "reinforce_pp or gae"
+            f"{ADVANTAGE_KEY}: {estimator.name} compares the trajectories of a group, and rollout.group_size is 1: "
+            "every advantage would be 0. Set rollout.group_size to 2 or more, or take an advantage that compares none, "
+            "as reinforce_pp or gae"
         )

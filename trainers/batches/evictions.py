@@ -8,7 +8,7 @@ from typing import Generic
 
 from headrace.trainers.batches.window import T, Waiting, WindowEviction
 
-WAIT_S = 1.0
+EVICTIONS_WAIT_S = 1.0
 """Seconds that evictions may wait for the transaction of a version; after that they get one of their own."""
 
 
@@ -52,4 +52,4 @@ class Evictions(Generic[T]):
         """
         if not self._waiting or not is_idle:
             return False
-        return has_batch or self._clock() - self._since > WAIT_S
+        return has_batch or self._clock() - self._since > EVICTIONS_WAIT_S

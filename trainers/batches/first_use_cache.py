@@ -15,7 +15,7 @@ from headrace.schemas import codec
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import CuratedGroup
 
-MOST_BYTES = 64 << 20
+MOST_CACHE_BYTES = 64 << 20
 """Limit of the groups that are remembered, with what Python holds beside their bytes."""
 RECORD_BYTES = 768
 """Bytes of a record without its group: objects, strings and key."""
@@ -64,7 +64,7 @@ class FirstUseCache:
         most_offsets: Limit of the known offsets of first uses; the least recently used leave first.
     """
 
-    def __init__(self, firsts: FirstUses, most_bytes: int = MOST_BYTES, most_offsets: int = MOST_OFFSETS) -> None:
+    def __init__(self, firsts: FirstUses, most_bytes: int = MOST_CACHE_BYTES, most_offsets: int = MOST_OFFSETS) -> None:
         self._source = firsts
         self._firsts: LRUCache[PartitionGroup, CuratedGroup] = LRUCache(most_bytes, estimate_bytes)
         self._offsets: LRUCache[PartitionGroup, int] = LRUCache(most_offsets)

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.infra.recipe.settings import TrainerSettings
+from headrace.schemas.field_types import Float32s
 from headrace.schemas.records import CuratedGroup, Routing, Sampling, Sequence, TrajectoryGroup
-from headrace.trainers.advantages import Float32s, Member
+from headrace.trainers.advantages import Member
 from headrace.trainers.batches.batch import BatchError, Experts, TrainingSequence
 from headrace.trainers.batches.estimator import load_estimator
 

@@ -20,7 +20,7 @@ from headrace.trainers.batches.groups import DecodedGroup
 
 Read = tuple[Message, CuratedGroup]
 
-AT_ONCE = 8
+BATCHES_AT_ONCE = 8
 """Batches whose groups are read together: a reader takes time to start, and groups take memory."""
 
 
@@ -44,8 +44,8 @@ def read_trained_groups(
     The positions in a batch are hints: where another record is found, the topic is searched. Raises LineageBroken for a
     group, or the first use of one, that is not on the topic or not in the store any more.
     """
-    for begin in range(0, len(batches), AT_ONCE):
-        part = batches[begin : begin + AT_ONCE]
+    for begin in range(0, len(batches), BATCHES_AT_ONCE):
+        part = batches[begin : begin + BATCHES_AT_ONCE]
         found = _read_records(run, policy_variant, part)
         for batch in part:
             try:

@@ -17,11 +17,11 @@ Rank: TypeAlias = tuple[int, int]
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 """What waits, beside what the order needs to know of it."""
-MOST_BYTES = 4 << 30
+MOST_WINDOW_BYTES = 4 << 30
 """Limit of the fresh groups in a window, and of the replays."""
-SLACK = 64
+STALE_SLACK = 64
 """Stale entries that a heap may hold, beside as many as wait."""
-Verdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
+EvictionVerdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class WindowEviction(Generic[T_co]):
     """A group that leaves the window untrained, and why."""
 
     entry: Waiting[T_co]
-    verdict: Verdict
+    verdict: EvictionVerdict
 
 
 _Ranked: TypeAlias = Callable[[Waiting[object]], Rank]
@@ -73,7 +73,7 @@ class _Room(Generic[T]):
         self.inside.add(entry.key)
         self.size_bytes += entry.size_bytes
         heapq.heappush(self.leaving, (leaves_by, entry.key, entry))
-        if len(self.leaving) > 2 * len(self.inside) + SLACK:
+        if len(self.leaving) > 2 * len(self.inside) + STALE_SLACK:
             self.leaving = [one for one in self.leaving if one[1] in self.inside]
             heapq.heapify(self.leaving)
 
@@ -116,7 +116,7 @@ class Window(Generic[T]):
         order: ServingOrder = "edf",
         seed: int = 1,
         *,
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int = MOST_WINDOW_BYTES,
         least: int = 1,
     ) -> None:
         if capacity < 1:

@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from headrace.infra.errors import UsageError
 from headrace.trainers.learner.layers import decoder_of
 
-NAME = "headrace_packed"
+PACKED_ATTENTION = "headrace_packed"
 _KINDS = {"full_attention", "sliding_attention"}
 _HARMLESS = {"is_causal", "position_ids", "use_cache", "cache_position", "output_attentions", "output_router_logits"}
 _FLASH_DTYPES = {torch.bfloat16, torch.float16}
@@ -65,13 +65,13 @@ def enable_packing(model: transformers.PreTrainedModel) -> None:
             f"{config.model_type} has layers of {', '.join(sorted(strange))}, which packing does not know"
         )
     before = model.config._attn_implementation  # noqa: SLF001 - transformers names it so in its own documentation
-    if before == NAME:
+    if before == PACKED_ATTENTION:
         return
     if before != "sdpa" or not model._supports_attention_backend:  # noqa: SLF001 - its way to ask
         raise PackingError(f"{config.model_type} attends by its own code ({before}), which knows no packed sequences")
-    transformers.AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+    transformers.AttentionInterface.register(PACKED_ATTENTION, attend)
+    AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
+    model.set_attn_implementation(PACKED_ATTENTION)
     try:
         _try_out(model, config)
     except Exception:

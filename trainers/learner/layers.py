@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from headrace.infra.errors import UsageError
 
 _COMPILED = ("MLP", "RMSNorm", "LayerNorm")
-_Forward: TypeAlias = Callable[..., Any]
+_ForwardCall: TypeAlias = Callable[..., Any]
 
 
 def decoder_of(model: transformers.PreTrainedModel) -> torch.nn.Module:
@@ -51,7 +51,9 @@ def arrange_layers(model: transformers.PreTrainedModel, *, checkpointing: bool, 
 
 
 def _wrap(
-    chosen: Sequence[torch.nn.Module], candidates: Sequence[torch.nn.Module], wrap: Callable[[_Forward], _Forward]
+    chosen: Sequence[torch.nn.Module],
+    candidates: Sequence[torch.nn.Module],
+    wrap: Callable[[_ForwardCall], _ForwardCall],
 ) -> None:
     for module in candidates:
         module.__dict__.pop("forward", None)
@@ -59,9 +61,9 @@ def _wrap(
         module.forward = wrap(module.forward)
 
 
-def _recompute(forward: _Forward) -> _Forward:
+def _recompute(forward: _ForwardCall) -> _ForwardCall:
     return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
 
 
-def _compile(forward: _Forward) -> _Forward:
+def _compile(forward: _ForwardCall) -> _ForwardCall:
     return torch.compile(forward, dynamic=True)

@@ -39,7 +39,7 @@ from headrace.trainers.losses import TrainedTokens, add_metrics
 
 log = structlog.get_logger()
 
-NO_VERSION = -2
+MATCHES_NO_VERSION = -2
 """Matches no token's version."""
 
 
@@ -252,7 +252,7 @@ class Learner:
             self.masters.take_gradients()
             # Before the first update, at tokens of these very weights, engine and trainer should agree. A shadow's
             # weights have sampled none.
-            gap = gap_sums(tokens, NO_VERSION if sums.steps or self.settings.is_shadow else self.version)
+            gap = gap_sums(tokens, MATCHES_NO_VERSION if sums.steps or self.settings.is_shadow else self.version)
             one = {"loss": share.detach().double(), **metrics, **ratio_sums(tokens), **gap}
             summed = add_metrics(
                 summed, one if counts else {name: torch.zeros_like(value) for name, value in one.items()}

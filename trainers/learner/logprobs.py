@@ -57,7 +57,7 @@ def token_logprobs(
     return scored
 
 
-class Scorer(torch.nn.Module):
+class TokenScorer(torch.nn.Module):
     """`token_logprobs` of a model, as a module: what shards a model's weights watches the calls of modules."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from headrace.infra.recipe.settings import TrainerSettings
 
-State: TypeAlias = dict[str, dict[str, torch.Tensor]]
+WeightState: TypeAlias = dict[str, dict[str, torch.Tensor]]
 """Tensors by kind ("masters", and what the optimizer keeps: "exp_avg", "exp_avg_sq", "step"), then by weight name."""
 
 
@@ -105,16 +105,16 @@ class Masters:
         for name, master in (others or self.values).items():
             self._parameters[name].copy_(master.to(torch.bfloat16))
 
-    def state(self) -> State:
+    def state(self) -> WeightState:
         """Return a copy of all that a later step depends on."""
-        state: State = {"masters": {name: master.clone() for name, master in self.values.items()}}
+        state: WeightState = {"masters": {name: master.clone() for name, master in self.values.items()}}
         for name, master in self.values.items():
             for kind, value in self._optimizer.state[master].items():
                 state.setdefault(kind, {})[name] = value.clone()
         return state
 
     @torch.no_grad()
-    def load(self, state: State) -> None:
+    def load(self, state: WeightState) -> None:
         """Go on from a state, whose masters must have our names and shapes; its tensors are not kept."""
         for name, master in self.values.items():
             master.copy_(state["masters"][name])

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from headrace.infra.recipe.plug_in_sources import SHOWN, find_loaded_source, top_of, trainer_plug_ins
+from headrace.infra.recipe.plug_in_sources import SHOWN_DIGITS, find_loaded_source, top_of, trainer_plug_ins
 from headrace.infra.recipe.settings import TrainerSettings
 
 
@@ -45,7 +45,9 @@ def numerics(name: str) -> dict[str, str]:
 def plug_in_parts(settings: TrainerSettings) -> dict[str, str]:
     """Return, by plug-in that makes loss or advantage, the part of a fingerprint that names its source here."""
     tops = dict.fromkeys(map(top_of, trainer_plug_ins(settings)))
-    return {f"plug-in {top}": source.hash[:SHOWN] for top in tops if (source := find_loaded_source(top)) is not None}
+    return {
+        f"plug-in {top}": source.hash[:SHOWN_DIGITS] for top in tops if (source := find_loaded_source(top)) is not None
+    }
 
 
 def list_differences(expected: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

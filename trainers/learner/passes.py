@@ -16,7 +16,7 @@ from headrace.infra.recipe.settings import TrainerSettings
 from headrace.trainers.batches.batch import MicroBatch, Minibatch
 from headrace.trainers.learner.backends.contract import Backend
 from headrace.trainers.learner.layers import arrange_layers
-from headrace.trainers.learner.logprobs import Scorer
+from headrace.trainers.learner.logprobs import TokenScorer
 from headrace.trainers.learner.masters import Masters
 from headrace.trainers.learner.reference import ReferencePolicy
 from headrace.trainers.learner.routing import Routers
@@ -30,7 +30,7 @@ class Passes:
 
     def __init__(self, model: transformers.PreTrainedModel, backend: Backend) -> None:
         self._model, self._backend, self._device = model, backend, backend.device
-        self.scorer = Scorer(model)
+        self.scorer = TokenScorer(model)
         self.routers = Routers(model)
         self.is_packed = False
         """Whether micro-batches are to be packed rather than padded."""

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 class SerialExecutor:
@@ -24,9 +24,9 @@ class SerialExecutor:
         self._thread = threading.Thread(target=self._run, args=(first,), name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], Result]) -> Future[Result]:
+    def submit(self, work: Callable[[], T]) -> Future[T]:
         """Queue a task; return the future of its result."""
-        future: Future[Result] = Future()
+        future: Future[T] = Future()
         self._queue.put((future, work))
         return future
 

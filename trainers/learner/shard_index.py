@@ -15,7 +15,7 @@ from typing import Any
 from headrace.infra.weights.tensors import ITEM_BYTES
 from headrace.trainers.learner.checkpoint import CheckpointError, Json
 
-FORMAT = "headrace.checkpoint.parts"
+PARTS_FORMAT = "headrace.checkpoint.parts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def name_of_piece(tensor: str, offsets: tuple[int, ...]) -> str:
 def encode_index(index: Index) -> bytes:
     """Bytes that `decode_index` turns back; equal indices give equal bytes."""
     tensors = {name: asdict(cut) for name, cut in index.tensors.items()}
-    whole = {"format": FORMAT, "metadata": dict(index.metadata), "tensors": tensors}
+    whole = {"format": PARTS_FORMAT, "metadata": dict(index.metadata), "tensors": tensors}
     return json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -75,9 +75,9 @@ def decode_index(data: bytes) -> Index:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"the index of a checkpoint is not JSON: {type(error).__name__}: {error}") from error
     match found:
-        case {"format": str(form), "metadata": dict(metadata), "tensors": dict(tensors)} if form == FORMAT:
+        case {"format": str(form), "metadata": dict(metadata), "tensors": dict(tensors)} if form == PARTS_FORMAT:
             return Index({name: _cut(name, cut) for name, cut in tensors.items()}, metadata)
-    raise CheckpointError(f"the object is not an index of a checkpoint in parts: it lacks the format {FORMAT!r}")
+    raise CheckpointError(f"the object is not an index of a checkpoint in parts: it lacks the format {PARTS_FORMAT!r}")
 
 
 def _cut(name: str, found: Any) -> Cut:

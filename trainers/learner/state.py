@@ -8,7 +8,7 @@ import torch
 
 from headrace.trainers.learner.backends.contract import Backend
 from headrace.trainers.learner.checkpoint import Checkpoint, CheckpointError, Json
-from headrace.trainers.learner.masters import Masters, State
+from headrace.trainers.learner.masters import Masters, WeightState
 from headrace.trainers.learner.model import TORCH_DTYPES, from_torch
 from headrace.trainers.learner.reference import ReferencePolicy
 from headrace.trainers.learner.shard_index import Index
@@ -65,7 +65,7 @@ class TrainedState:
 
     def load(self, version: int, parts: Mapping[str, torch.Tensor]) -> None:
         """Go on from our parts of the tensors of a checkpoint that was checked."""
-        state: State = {}
+        state: WeightState = {}
         for path, part in parts.items():
             kind, _, name = path.partition("/")
             state.setdefault(kind, {})[name] = part

@@ -28,7 +28,7 @@ from headrace.trainers.learner.model import deterministic, encode, encode_comple
 
 log = structlog.get_logger()
 
-SAVE_EVERY_S = 2.0
+PROGRESS_EVERY_S = 2.0
 """How often progress is saved between two measurements."""
 SAVE_SHARE = 10.0
 """Saving takes no more than this part of the time: the pause is as many times as long."""
@@ -39,7 +39,7 @@ class BandNotReached(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkedExample:
+class TokenizedExample:
     """A prompt and the completion that solves it, without its end-of-sequence token."""
 
     prompt: str
@@ -80,7 +80,7 @@ class WarmStartResult:
 
 
 @dataclass(slots=True)
-class State:
+class ModelState:
     """Of a model and its optimizer."""
 
     weights: dict[str, torch.Tensor]
@@ -90,10 +90,10 @@ class State:
 
 
 @dataclass(slots=True)
-class Progress:
+class SearchProgress:
     """All that a search depends on from here on: resumed from it, a search ends with the same bits."""
 
-    kept: State
+    kept: ModelState
     """State at the last measurement that was not above the band."""
     stride: int
     """Steps from that measurement to the next."""
@@ -108,7 +108,7 @@ class Progress:
     """All steps up to the last measurement, those taken back included."""
     done: int = 0
     """Since then."""
-    now: State | None = None
+    now: ModelState | None = None
     """State after these steps; None where none is done."""
 
 
@@ -118,11 +118,11 @@ class Follower:
     def after_step(self, step: int, reward: float | None) -> None:
         """Hear of every step, and of the reward where it was measured; what this raises ends the search."""
 
-    def resume(self) -> Progress | None:
+    def resume(self) -> SearchProgress | None:
         """Return how far the same search has come before; None to begin."""
         return None
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: SearchProgress) -> None:
         """Keep how far it is: after every measurement, and now and then between two."""
 
 
@@ -135,8 +135,8 @@ def describe_measurement(step: int, reward: float, settings: WarmStartSettings) 
 def warm_start(
     model: transformers.PreTrainedModel,
     tokenizer: transformers.PreTrainedTokenizerBase,
-    examples: Sequence[WorkedExample],
-    held_out: Sequence[WorkedExample],
+    examples: Sequence[TokenizedExample],
+    held_out: Sequence[TokenizedExample],
     settings: WarmStartSettings,
     follower: Follower | None = None,
 ) -> WarmStartResult:
@@ -173,15 +173,15 @@ def warm_start(
     return WarmStartResult(progress.steps, progress.reward, tuple(progress.curve))
 
 
-def _start(student: _Student, reward: float, settings: WarmStartSettings) -> Progress:
+def _start(student: _Student, reward: float, settings: WarmStartSettings) -> SearchProgress:
     if reward > settings.high:
         raise BandNotReached(f"exact match is {reward:.3f} before any step, above {settings.high}: it needs none")
-    return Progress(student.snapshot(), settings.measure_every, settings.learning_rate, reward, [(0, reward)])
+    return SearchProgress(student.snapshot(), settings.measure_every, settings.learning_rate, reward, [(0, reward)])
 
 
-def _learn(student: _Student, progress: Progress, follower: Follower) -> None:
+def _learn(student: _Student, progress: SearchProgress, follower: Follower) -> None:
     """Take the steps up to the next measurement that are not done yet."""
-    pause_s, saved_at = SAVE_EVERY_S, time.monotonic()
+    pause_s, saved_at = PROGRESS_EVERY_S, time.monotonic()
     while progress.done < progress.stride:
         student.learn(progress.steps + progress.done)
         progress.done += 1
@@ -190,11 +190,11 @@ def _learn(student: _Student, progress: Progress, follower: Follower) -> None:
             progress.now = student.snapshot()
             follower.save(progress)
             saved_at = time.monotonic()
-            pause_s = max(SAVE_EVERY_S, SAVE_SHARE * (saved_at - begin))
+            pause_s = max(PROGRESS_EVERY_S, SAVE_SHARE * (saved_at - begin))
         follower.after_step(progress.steps + progress.done, None)
 
 
-def _judge(student: _Student, progress: Progress, reward: float, high: float) -> None:
+def _judge(student: _Student, progress: SearchProgress, reward: float, high: float) -> None:
     """Take in a measurement: go on from here, or back and in smaller steps."""
     progress.taken += progress.done
     progress.reward = reward
@@ -215,7 +215,7 @@ class _Student:
         self,
         model: transformers.PreTrainedModel,
         tokenizer: transformers.PreTrainedTokenizerBase,
-        examples: Sequence[WorkedExample],
+        examples: Sequence[TokenizedExample],
         settings: WarmStartSettings,
     ) -> None:
         self._model = model
@@ -237,14 +237,16 @@ class _Student:
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0, foreach=False)
         self._optimizer.step()
 
-    def snapshot(self) -> State:
+    def snapshot(self) -> ModelState:
         """Return a copy of weights and moments."""
         weights = {name: weight.detach().clone() for name, weight in self._model.named_parameters()}
         moments = self._optimizer.state_dict()["state"].items()
-        return State(weights, {f"{at}.{name}": value.clone() for at, some in moments for name, value in some.items()})
+        return ModelState(
+            weights, {f"{at}.{name}": value.clone() for at, some in moments for name, value in some.items()}
+        )
 
     @torch.no_grad()
-    def restore(self, state: State, rate: float) -> None:
+    def restore(self, state: ModelState, rate: float) -> None:
         """Go back, or on, to a state of this model."""
         for name, weight in self._model.named_parameters():
             weight.copy_(state.weights[name])
@@ -264,7 +266,7 @@ class _Meter:
         self,
         model: transformers.PreTrainedModel,
         tokenizer: transformers.PreTrainedTokenizerBase,
-        held_out: Sequence[WorkedExample],
+        held_out: Sequence[TokenizedExample],
         settings: WarmStartSettings,
     ) -> None:
         self._model = model
@@ -306,7 +308,9 @@ class _Meter:
         return float(np.mean(right))
 
 
-def _sequence(tokenizer: transformers.PreTrainedTokenizerBase, example: WorkedExample, index: int) -> TrainingSequence:
+def _sequence(
+    tokenizer: transformers.PreTrainedTokenizerBase, example: TokenizedExample, index: int
+) -> TrainingSequence:
     prompt = encode(tokenizer, example.prompt)
     ids = np.array([*prompt, *encode_completion(tokenizer, example.completion), tokenizer.eos_token_id], np.int32)
     mask = np.arange(ids.size) >= len(prompt)

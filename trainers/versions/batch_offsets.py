@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace.schemas.records import BatchTrained
-from headrace.trainers.health import LOOK_BACK
+from headrace.trainers.health import HEALTH_LOOK_BACK
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class BatchOffsets:
 
     def find_first_needed(self, positions: Mapping[int, int]) -> int:
         """Return from where to read, and forget what is before it; positions only grow from call to call."""
-        while len(self._sections) > LOOK_BACK and _is_before(self._sections[0], positions):
+        while len(self._sections) > HEALTH_LOOK_BACK and _is_before(self._sections[0], positions):
             self._sections.popleft()
         return (self._sections[0] if self._sections else self._newest).begin
 

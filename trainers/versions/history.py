@@ -34,7 +34,7 @@ from headrace.schemas.records import (
     WeightsPublished,
 )
 from headrace.schemas.topics import Topics, checkpoint_prefix, examples_key, step_key, trainer_component
-from headrace.trainers.health import LOOK_BACK
+from headrace.trainers.health import HEALTH_LOOK_BACK
 from headrace.trainers.versions.batch_offsets import BatchOffsets
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ LAST_RECORDS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class WeightStretch:
     """The newest whole weights of a policy, and the deltas since: what leads a new worker to the newest version."""
 
     whole: WeightsPublished | None = None
@@ -62,10 +62,10 @@ class Stretch:
         """Size of the whole weights."""
         return size_of(self.whole) if self.whole else 0
 
-    def with_event(self, event: WeightsPublished) -> Stretch:
+    def with_event(self, event: WeightsPublished) -> WeightStretch:
         """Return the stretch when this is published too."""
         if is_whole(event):
-            return Stretch(event)
+            return WeightStretch(event)
         return replace(self, deltas=(*self.deltas, event), delta_bytes=self.delta_bytes + size_of(event))
 
 
@@ -85,7 +85,7 @@ class History:
     """(partition, offset) of the curated records that were trained, evicted or refused."""
     published: WeightsPublished | None = None
     """The newest."""
-    stretch: Stretch = Stretch()
+    stretch: WeightStretch = WeightStretch()
     anchor_offset: int = -1
     """Offset of the record of its whole weights on the weights topic."""
     begun: StepBegun | None = None
@@ -204,7 +204,7 @@ class _Fold:
         history.offsets.note_written(offset)
         if newest is not None:
             history.offsets.find_first_needed(positions)
-            if len(history.batches) > LOOK_BACK and history.batches[0].version <= newest.version:
+            if len(history.batches) > HEALTH_LOOK_BACK and history.batches[0].version <= newest.version:
                 del history.batches[0]
 
 

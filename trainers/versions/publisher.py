@@ -31,7 +31,7 @@ from headrace.schemas.topics import checkpoint_key, policy_of, trainer_component
 from headrace.trainers.learner.checkpoint import Stored, Storing
 from headrace.trainers.learner.device_changes import find_changes_for
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.versions.history import Stretch
+from headrace.trainers.versions.history import WeightStretch
 from headrace.trainers.versions.lost_objects import find_lost_object
 
 log = structlog.get_logger()
@@ -45,7 +45,7 @@ class Base:
     epoch: int
     tensors: Mapping[str, Tensor]
     weights_hash: str
-    stretch: Stretch
+    stretch: WeightStretch
     """What leads to the version as it was published."""
     is_published: bool = True
     """False where an epoch begins: these weights are others than those, and the next version is published whole."""
@@ -113,7 +113,7 @@ class VersionUploader:
             event = replace(event, kind=ANCHOR, files=self.files)
         elif (base := self.base) is not None:
             event = replace(event, kind=DELTA, base_version=base.version, base_hash=base.weights_hash)
-        stretch = self.base.stretch if self.base else Stretch()
+        stretch = self.base.stretch if self.base else WeightStretch()
         self.base = Base(version, epoch, named, found, stretch.with_event(event))
         return event
 

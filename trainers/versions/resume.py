@@ -17,7 +17,7 @@ from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.tensors import WeightsError, hash_weights
 from headrace.schemas.records import NamedObject, StepBegun
 from headrace.trainers.batches.trained_groups import LineageBroken
-from headrace.trainers.health import LOOK_BACK
+from headrace.trainers.health import HEALTH_LOOK_BACK
 from headrace.trainers.learner.checkpoint import CheckpointError
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.numerics import list_differences
@@ -80,7 +80,7 @@ def resume(run: Run, policy_variant: str, history: History, stop: threading.Even
     base = Base(version, epoch, tensors, got, history.stretch, is_published)
     uploader = VersionUploader(run, policy_variant, history.files, base)
     announcer = VersionAnnouncer(run, policy_variant, history.anchor_offset)
-    recent = [batch.metrics for batch in history.batches[-LOOK_BACK:]]
+    recent = [batch.metrics for batch in history.batches[-HEALTH_LOOK_BACK:]]
     begun = history.begun if history.begun is not None and history.begun.version == learner.version + 1 else None
     return ResumedTrainer(
         learner,

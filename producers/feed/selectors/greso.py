@@ -14,7 +14,7 @@ from headrace.schemas.rewards import EQUAL
 
 
 @dataclass(slots=True)
-class Counts:
+class ResultCounts:
     """Results since the last version, and those of them with equal rewards."""
 
     easy: int = 0
@@ -75,7 +75,7 @@ class Greso:
     """Task to z: positive for easy, negative for hard."""
     draws: HashedDraws = field(init=False)
     arming: Arming = field(init=False)
-    counts: Counts = field(init=False, default_factory=Counts)
+    counts: ResultCounts = field(init=False, default_factory=ResultCounts)
 
     def __post_init__(self) -> None:
         shares = ("p_easy", "p_hard", "target_easy", "target_hard", "p_min", "p_max", "floor_easy", "floor_hard")
@@ -125,7 +125,7 @@ class Greso:
 
     def on_version(self, version: int) -> None:
         """Move p when armed, and count anew."""
-        counts, self.counts = self.counts, Counts()
+        counts, self.counts = self.counts, ResultCounts()
         if self.arming.armed and counts.total:
             self.p_easy = self._move(self.p_easy, falls=counts.easy >= self.target_easy * counts.total)
             self.p_hard = self._move(self.p_hard, falls=counts.hard >= self.target_hard * counts.total)
@@ -151,6 +151,6 @@ class Greso:
         """Take the state that `snapshot` returned."""
         self.p_easy, self.p_hard = state["p_easy"], state["p_hard"]
         self.arming.begun, self.arming.observed, self.arming.armed = state["begun"], state["observed"], state["armed"]
-        self.counts = Counts(*state["counts"])
+        self.counts = ResultCounts(*state["counts"])
         self.draws.count = state["draws"]
         self.streaks.restore(state["streaks"])

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from headrace.trainers.learner.logprobs import Scorer
+from headrace.trainers.learner.logprobs import TokenScorer
 
 
 class Backend(Protocol):
@@ -26,7 +26,7 @@ class Backend(Protocol):
     fingerprint: Mapping[str, str]
     """What bit-equality depends on beside the device's numerics; empty for one process."""
 
-    def place(self, scorer: Scorer) -> None:
+    def place(self, scorer: TokenScorer) -> None:
         """Put the compute copy where it belongs, in place. It has its final dtype; its values are given afterwards."""
 
     def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
@@ -55,7 +55,7 @@ class SingleProcess:
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
 
-    def place(self, scorer: Scorer) -> None:
+    def place(self, scorer: TokenScorer) -> None:
         """Move it to the device."""
         scorer.to(self.device)
 

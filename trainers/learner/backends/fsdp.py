@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 
 from headrace.trainers.learner.backends.mesh import MeshBackend
 from headrace.trainers.learner.layers import layers_of
-from headrace.trainers.learner.logprobs import Scorer
+from headrace.trainers.learner.logprobs import TokenScorer
 
 
 class FullyShardedBackend(MeshBackend):
@@ -24,7 +24,7 @@ class FullyShardedBackend(MeshBackend):
         super().__init__(mesh, device)
         self.share = (mesh.get_local_rank(), mesh.size())
 
-    def place(self, scorer: Scorer) -> None:
+    def place(self, scorer: TokenScorer) -> None:
         """Shard each layer by itself, and what is outside of layers as one.
 
         The latter is let go of after a forward pass too, or a later pass would use what it held before an update.

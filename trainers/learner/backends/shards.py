@@ -44,7 +44,7 @@ from headrace.trainers.learner.shard_index import Cut, Index, Piece, encode_inde
 T = TypeVar("T")
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
 """Tensors by name: DTensors, of which this process holds a piece, or tensors that all processes hold alike."""
-PART_BYTES = 1 << 30
+CHECKPOINT_PART_BYTES = 1 << 30
 """Larger parts are cut: whoever reads one has it in memory, and sends it again whole when the store was away."""
 
 
@@ -55,7 +55,7 @@ def store_parts(
     group: dist.ProcessGroup,
     given_up: threading.Event | None = None,
     *,
-    part_bytes: int = PART_BYTES,
+    part_bytes: int = CHECKPOINT_PART_BYTES,
 ) -> Stored | None:
     """Store our pieces of these tensors; return the whole in the group's first process, when all have stored theirs.
 

@@ -17,9 +17,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from headrace.infra.errors import UsageError
 from headrace.trainers.learner.backends.mesh import MeshBackend
 from headrace.trainers.learner.layers import decoder_of
-from headrace.trainers.learner.logprobs import Scorer
+from headrace.trainers.learner.logprobs import TokenScorer
 
-SHARED = "replicated_with_grad_allreduce"
+SHARED_STYLE = "replicated_with_grad_allreduce"
 """Style of modules that every process has whole and applies to its own heads alone."""
 _STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
@@ -30,13 +30,13 @@ class TensorParallelBackend(MeshBackend):
     name = "tensor parallel"
     share = (0, 1)
 
-    def place(self, scorer: Scorer) -> None:
+    def place(self, scorer: TokenScorer) -> None:
         """Cut the model as its config declares. Raises UsageError for one that cannot be cut in so many parts."""
         plan = _plan(scorer.model.config.get_text_config(), self._mesh.size())
         scorer.to(self.device)
         decoder = decoder_of(scorer.model)
         parallelize_module(decoder, self._mesh, {name: _STYLES[how]() for name, how in plan.items() if how in _STYLES})
-        shared = tuple(name.rpartition(".")[2] for name, how in plan.items() if how == SHARED)
+        shared = tuple(name.rpartition(".")[2] for name, how in plan.items() if how == SHARED_STYLE)
         for name, module in decoder.named_modules():
             if name.endswith(shared):
                 for parameter in module.parameters():
@@ -49,7 +49,7 @@ class TensorParallelBackend(MeshBackend):
 
 def _plan(config: transformers.PreTrainedConfig, parts: int) -> dict[str, str]:
     plan: dict[str, str] = dict(getattr(config, "base_model_tp_plan", None) or {})
-    strange = sorted(set(plan.values()) - {*_STYLES, SHARED})
+    strange = sorted(set(plan.values()) - {*_STYLES, SHARED_STYLE})
     if not plan or strange:
         why = (
             f"a tensor-parallel plan with {', '.join(strange)}" if strange else "no tensor-parallel plan in its config"
