@@ -52,8 +52,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "repetition": {"run": 100},
     "gibberish": {"vocabulary": 32_000, "rare_id": 20_000},
     "overlong": {"limit": 400},
-    **{use: {"m": 4} for use in ("pods", "best_and_worst", "random_m", "gfpo")},
-    **{use: REPLAY for use in ALGORITHMS if use.startswith("replay")},
+    **{name: {"m": 4} for name in ("pods", "best_and_worst", "random_m", "gfpo")},
+    **{name: REPLAY for name in ALGORITHMS if name.startswith("replay")},
 }
 LONG: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "default chain": DEFAULT,
@@ -63,7 +63,7 @@ LONG: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("pods", {"m": 4}),
         ("replay_prioritised", {**REPLAY, "capacity": 1000}),
     ],
-    **{use: [(use, {**REPLAY, "capacity": 1000})] for use in REMEMBERING},
+    **{name: [(name, {**REPLAY, "capacity": 1000})] for name in REMEMBERING},
 }
 
 
@@ -149,8 +149,10 @@ def cost_of_each(groups: Sequence[TrajectoryGroup], count: int) -> dict[str, flo
     """Return the median microseconds a group of each algorithm, less those of a chain that is empty."""
     some = candidates(groups, 0, count)
     empty = statistics.median(costs(load_chain([]), some))
-    medians = {use: statistics.median(costs(load_chain([(use, SETTINGS.get(use, {}))]), some)) for use in ALGORITHMS}
-    return {use: round(median - empty, 2) for use, median in medians.items()}
+    medians = {
+        name: statistics.median(costs(load_chain([(name, SETTINGS.get(name, {}))]), some)) for name in ALGORITHMS
+    }
+    return {name: round(median - empty, 2) for name, median in medians.items()}
 
 
 def through_the_chain(values: Sequence[bytes]) -> int:
@@ -186,13 +188,13 @@ def chain_against_decode(groups: Sequence[TrajectoryGroup], rounds: int) -> dict
     }
 
 
-def over_a_long_stream(uses: list[tuple[str, dict[str, Any]]], groups: Sequence[TrajectoryGroup], count: int) -> Any:
+def over_a_long_stream(named: list[tuple[str, dict[str, Any]]], groups: Sequence[TrajectoryGroup], count: int) -> Any:
     """Return microseconds a group from 10^3 to 10^4 groups and at the end, and their ratio.
 
     Both are medians over slices of blocks that are taken in turn, by a chain that is young and one that is old, so
     that other work on the machine disturbs them alike.
     """
-    young, old = load_chain(uses), load_chain(uses)
+    young, old = load_chain(named), load_chain(named)
     last = range(count - 9 * BLOCK, count, BLOCK)
     for first in range(0, last.start, BLOCK):
         run_through(old, candidates(groups, first, BLOCK))
@@ -230,7 +232,7 @@ def main() -> None:
     figures = {
         "us_per_group": cost_of_each(groups, arguments.each),
         "default_chain": chain_against_decode(groups, arguments.rounds),
-        "long_stream": {name: over_a_long_stream(uses, groups, arguments.groups) for name, uses in LONG.items()},
+        "long_stream": {name: over_a_long_stream(named, groups, arguments.groups) for name, named in LONG.items()},
         "groups": arguments.groups,
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),

@@ -41,27 +41,27 @@ class EnvironmentSettingsError(ValueError):
     """Settings that an environment does not take; the message names it and those that it takes."""
 
 
-def load_environment(use: str, seed: int, settings: Mapping[str, Any]) -> Environment:
+def load_environment(name: str, seed: int, settings: Mapping[str, Any]) -> Environment:
     """Build an environment by its shipped name, as `reasoning_gym:<dataset>` or as `package.module:Name`.
 
     Raises UnknownEnvironment, or EnvironmentSettingsError for settings that it refuses.
     """
-    family, _, dataset = use.partition(":")
+    family, _, dataset = name.partition(":")
     given = dict(settings)
     if family == "reasoning_gym" and dataset:
-        use, given = family, {**given, "dataset": dataset}
-    build = _find_plug_in("environment", use, ENVIRONMENTS)
+        name, given = family, {**given, "dataset": dataset}
+    build = _find_plug_in("environment", name, ENVIRONMENTS)
     try:
         bound = inspect.signature(build).bind(seed=seed, **given)
     except TypeError as error:
-        raise EnvironmentSettingsError(f"environment {use}: {error}; it takes {_list_parameters(build)}") from error
+        raise EnvironmentSettingsError(f"environment {name}: {error}; it takes {_list_parameters(build)}") from error
     try:
         environment = build(*bound.args, **bound.kwargs)
     except (Exception, SystemExit) as error:
         if is_unreachable(error):
             raise
-        raise EnvironmentSettingsError(f"environment {use}: {_describe(error)}") from error
-    _check_contract(use, environment)
+        raise EnvironmentSettingsError(f"environment {name}: {_describe(error)}") from error
+    _check_contract(name, environment)
     return cast("Environment", environment)
 
 
@@ -110,28 +110,28 @@ def check_characters(environment: Environment, policy: str, alphabet: str) -> No
         )
 
 
-def _check_contract(use: str, environment: Any) -> None:
+def _check_contract(name: str, environment: Any) -> None:
     """Raise EnvironmentSettingsError for what is no environment: without it each episode would fail."""
     for method in METHODS:
         if not callable(found := getattr(environment, method, None)):
             raise EnvironmentSettingsError(
-                f"environment {use}: {show_value(environment)} has no method `{method}`; an environment has "
+                f"environment {name}: {show_value(environment)} has no method `{method}`; an environment has "
                 f"{', '.join(METHODS)} and a `name` (headrace.envs.contract)"
             )
         if inspect.iscoroutinefunction(found):
             raise EnvironmentSettingsError(
-                f"environment {use}: `{method}` is async, and nobody awaits it: make it a plain function (`score` runs "
-                "in a thread of its own, and may take its time)"
+                f"environment {name}: `{method}` is async, and nobody awaits it: make it a plain function (`score` "
+                "runs in a thread of its own, and may take its time)"
             )
-    if not isinstance(name := getattr(environment, "name", None), str) or not name:
+    if not isinstance(own := getattr(environment, "name", None), str) or not own:
         raise EnvironmentSettingsError(
-            f"environment {use}: its `name` must be a text, as records have it, got {show_value(name)}: write "
+            f"environment {name}: its `name` must be a text, as records have it, got {show_value(own)}: write "
             f'`name = "…"` into the class'
         )
     try:
-        refuse_half_characters("its `name`", name)
+        refuse_half_characters("its `name`", own)
     except ValueError as error:
-        raise EnvironmentSettingsError(f"environment {use}: {error}") from error
+        raise EnvironmentSettingsError(f"environment {name}: {error}") from error
 
 
 def _describe(error: BaseException) -> str:

@@ -72,15 +72,15 @@ def _prepare(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
             "it with `headrace up … --set trainer.steps=N --new-recipe`, or try the chain over what it played by "
             "`headrace archive` and `headrace offline curate`"
         )
-    here = sources_of(use for policy_variant in new.policy_variants for use in curator_plug_ins(new, policy_variant))
+    here = sources_of(name for policy_variant in new.policy_variants for name in curator_plug_ins(new, policy_variant))
     is_new = new != old or bool(find_source_differences(newest_sources(revisions), here))
     revision = newest.revision + is_new
     report = Swap(
         run=run.address.run,
         before=newest.revision,
         revision=revision,
-        chain_before=tuple(use.describe() for use in old.curate.chain),
-        chain=tuple(use.describe() for use in new.curate.chain),
+        chain_before=tuple(algorithm.describe() for algorithm in old.curate.chain),
+        chain=tuple(algorithm.describe() for algorithm in new.curate.chain),
     )
     if not is_new:
         return None, report

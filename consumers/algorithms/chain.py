@@ -86,9 +86,9 @@ class Chain:
     def count_flagged(self) -> dict[str, int]:
         """Return how many trajectories were flagged, by algorithm, those that only watch among them."""
         counts: dict[str, int] = {}
-        for use, algorithm in self._algorithms:
+        for name, algorithm in self._algorithms:
             if isinstance(algorithm, Watching):
-                counts[use] = counts.get(use, 0) + algorithm.flagged
+                counts[name] = counts.get(name, 0) + algorithm.flagged
         return counts
 
     def forget_stale(self, clock: int) -> None:
@@ -109,29 +109,29 @@ class Chain:
         """
         verdict: Keep | Drop = drop_if_nothing_left(candidate) or Keep(candidate)
         again: list[Result] = []
-        for use, algorithm in self._algorithms:
+        for name, algorithm in self._algorithms:
             if isinstance(verdict, Drop):
                 break
             try:
                 found = algorithm.process(verdict.candidate, clock)
                 results = (found,) if isinstance(found, _VERDICT) else tuple(found)
             except Exception as error:
-                raise AlgorithmFailed(f"algorithm {use} failed: {_describe(error)}") from error
+                raise AlgorithmFailed(f"algorithm {name} failed: {_describe(error)}") from error
             if len(results) == 1 and isinstance(results[0], _VERDICT):
                 verdict = results[0]
                 continue
-            verdict = _check_verdict(use, results)
+            verdict = _check_verdict(name, results)
             again += [result for result in results if isinstance(result, Replay)]
         return (verdict, *again)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of all algorithms, as plain JSON."""
-        return {"chain": [[use, algorithm.snapshot()] for use, algorithm in self._algorithms]}
+        return {"chain": [[name, algorithm.snapshot()] for name, algorithm in self._algorithms]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Give every algorithm its state back. Raises ChainError when the snapshot is of another chain."""
         states = state["chain"]
-        ours, theirs = [use for use, _ in self._algorithms], [use for use, _ in states]
+        ours, theirs = [name for name, _ in self._algorithms], [name for name, _ in states]
         if ours != theirs:
             raise ChainError(f"a snapshot of the chain {theirs} does not fit {ours}; load the chain of its revision")
         for (_, algorithm), (_, own) in zip(self._algorithms, states, strict=True):
@@ -149,40 +149,41 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({where or 'in the call itself'})"
 
 
-def _check_verdict(use: str, results: Sequence[Result]) -> Keep | Drop:
+def _check_verdict(name: str, results: Sequence[Result]) -> Keep | Drop:
     verdicts = [result for result in results if isinstance(result, _VERDICT)]
     if len(verdicts) != 1:
-        raise ChainError(f"algorithm {use} returned {len(verdicts)} verdicts for one group: one Keep or Drop is due")
+        raise ChainError(f"algorithm {name} returned {len(verdicts)} verdicts for one group: one Keep or Drop is due")
     return verdicts[0]
 
 
-def load_chain(uses: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> Chain:
+def load_chain(named: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> Chain:
     """Build a chain from names and settings; a name is a shipped one or `package.module:Name`.
 
     An algorithm that takes a `seed` gets this one where its settings have none. Raises UnknownAlgorithm, with the
     nearest names, the settings that an algorithm takes, or what is wrong with the order.
     """
     built = [
-        _load(f"algorithm {number} of the chain, {use}", use, own, seed) for number, (use, own) in enumerate(uses, 1)
+        _load(f"algorithm {number} of the chain, {name}", name, own, seed)
+        for number, (name, own) in enumerate(named, 1)
     ]
     wrong = find_wrong_order(
-        [_find_shipped_name(use, algorithm) for (use, _), algorithm in zip(uses, built, strict=True)]
+        [_find_shipped_name(name, algorithm) for (name, _), algorithm in zip(named, built, strict=True)]
     )
     if wrong:
         raise UnknownAlgorithm(f"the chain's order: {wrong}")
-    return Chain([(use, algorithm) for (use, _), algorithm in zip(uses, built, strict=True)])
+    return Chain([(name, algorithm) for (name, _), algorithm in zip(named, built, strict=True)])
 
 
-def _find_shipped_name(use: str, algorithm: Algorithm) -> str:
-    """Return the name of a shipped algorithm, by whatever way it was named; else `use`."""
+def _find_shipped_name(name: str, algorithm: Algorithm) -> str:
+    """Return the name of a shipped algorithm, by whatever way it was named; else `name`."""
     kind = type(algorithm)
     target = f"{kind.__module__}:{kind.__qualname__}"
-    return next((name for name, shipped in ALGORITHMS.items() if shipped == target), use)
+    return next((known for known, shipped in ALGORITHMS.items() if shipped == target), name)
 
 
-def _load(where: str, use: str, settings: Mapping[str, Any], seed: int) -> Algorithm:
+def _load(where: str, name: str, settings: Mapping[str, Any], seed: int) -> Algorithm:
     try:
-        build = find_named(where, use, ALGORITHMS)
+        build = find_named(where, name, ALGORITHMS)
         check_settings(where, build, settings)
         signature = inspect.signature(build)
     except UsageError as error:

@@ -16,35 +16,35 @@ REPLAYS = frozenset({"replay_latest", "replay_uniform", "replay_dots", "replay_r
 FIRST = ("failures", "validate")
 
 
-def find_wrong_order(uses: Sequence[str]) -> str:
+def find_wrong_order(names: Sequence[str]) -> str:
     """Return a sentence on the first two algorithms that are the wrong way round, or nothing.
 
     An algorithm of the user's own may come anywhere, but not behind a replay.
     """
-    for index, use in enumerate(uses):
-        for later in uses[index + 1 :]:
-            why = _explain_order(use, later)
+    for index, earlier in enumerate(names):
+        for later in names[index + 1 :]:
+            why = _explain_order(earlier, later)
             if why:
-                return f"{later} cannot come after {use}: {why}"
+                return f"{later} cannot come after {earlier}: {why}"
     return ""
 
 
-def _explain_order(use: str, later: str) -> str:
-    if use in REPLAYS:
+def _explain_order(earlier: str, later: str) -> str:
+    if earlier in REPLAYS:
         if later in REPLAYS:
             return "both would count the uses of one group; take one of them"
         return "what it drops or changes would be replayed as it was; put the replay last"
-    if use == later or ":" in use:
+    if earlier == later or ":" in earlier:
         return ""
-    return _explain_not_yet(use, later)
+    return _explain_not_yet(earlier, later)
 
 
-def _explain_not_yet(use: str, later: str) -> str:
-    if later in FIRST and use not in FIRST[: FIRST.index(later)]:
+def _explain_not_yet(earlier: str, later: str) -> str:
+    if later in FIRST and earlier not in FIRST[: FIRST.index(later)]:
         what = "whether failed episodes count" if later == "failures" else "what is malformed"
         return f"{what} must be known before anything looks at the group"
-    if later in SHAPING and use in DOWN_SAMPLING:
+    if later in SHAPING and earlier in DOWN_SAMPLING:
         return "a subset is chosen by shaped rewards"
-    if later == "length_bounds" and use in GROUP_SHAPING:
+    if later == "length_bounds" and earlier in GROUP_SHAPING:
         return "rewards would have been compared with those of members that it takes out"
     return ""

@@ -24,7 +24,7 @@ def load_policy_chain(recipe: Recipe, policy_variant: str) -> Chain:
 
 def _list_plug_ins(recipe: Recipe, policy_variant: str) -> list[tuple[str, dict[str, Any]]]:
     limits = {"max_staleness": {"limit": recipe.trainer_of(policy_variant).max_staleness}}
-    return [(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.chain_of(policy_variant)]
+    return [(one.use, {**limits.get(one.use, {}), **one.settings}) for one in recipe.chain_of(policy_variant)]
 
 
 def find_first_of_chain(recipe_of: Callable[[int], Recipe], revision: int, policy_variant: str) -> int:

@@ -51,24 +51,24 @@ def build_scorer(spec: str | Mapping[str, Any]) -> Scorer:
     Raises ValueError for settings that it does not take, and UsageError for a name that there is not.
     """
     table: Any = {"use": spec} if isinstance(spec, str) else spec
-    if not isinstance(table, Mapping) or not isinstance(use := table.get("use"), str):
+    if not isinstance(table, Mapping) or not isinstance(name := table.get("use"), str):
         raise ValueError(  # noqa: TRY004 - a bad setting of an environment is a ValueError
             f'a scorer is a name or a table with `use`, as in {{ use = "numeric" }}; got {spec!r}'
         )
-    settings = {name: value for name, value in table.items() if name != "use"}
-    build = find_named("scorer", use, SCORERS)
-    if use not in SCORERS:
-        return _wrap_function(use, build, settings)
+    settings = {key: value for key, value in table.items() if key != "use"}
+    build = find_named("scorer", name, SCORERS)
+    if name not in SCORERS:
+        return _wrap_function(name, build, settings)
     try:
         inspect.signature(build).bind(**settings)
     except TypeError as error:
         takes = ", ".join(inspect.signature(build).parameters) or "no settings"
-        raise ValueError(f"scorer {use}: {error}; it takes {takes}") from error
-    check_kinds(f"scorer {use}", build, settings)
+        raise ValueError(f"scorer {name}: {error}; it takes {takes}") from error
+    check_kinds(f"scorer {name}", build, settings)
     try:
         built: Scorer | Judge = build(**settings)
     except (ValueError, re.error) as error:
-        raise ValueError(f"scorer {use}: {error}") from error
+        raise ValueError(f"scorer {name}: {error}") from error
     return built if isinstance(built, Scorer) else Scorer(built.score, needs_answer=False)
 
 
@@ -133,13 +133,13 @@ def _build_regex(pattern: str = "") -> Scorer:
     )
 
 
-def _wrap_function(use: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Scorer:
+def _wrap_function(name: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Scorer:
     if inspect.iscoroutinefunction(function):
-        raise ValueError(f"scorer {use}: a scorer is a plain function, not an async one: it runs in a thread")
+        raise ValueError(f"scorer {name}: a scorer is a plain function, not an async one: it runs in a thread")
     try:
         inspect.signature(function).bind("problem", "text", **settings)
     except TypeError as error:
-        raise ValueError(f"scorer {use}: {error}; it is called as function(problem, text, **settings)") from error
+        raise ValueError(f"scorer {name}: {error}; it is called as function(problem, text, **settings)") from error
     return Scorer(partial(function, **settings), needs_answer=False)
 
 

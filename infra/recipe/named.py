@@ -14,21 +14,23 @@ from headrace.infra.recipe.plug_ins import load_plug_in
 SETTING_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
-def find_named(where: str, use: str, shipped: Mapping[str, str | Callable[..., Any]]) -> Callable[..., Any]:
-    """Return what a recipe calls `use`: a shipped function or class by its name, or the user's own.
+def find_named(where: str, name: str, shipped: Mapping[str, str | Callable[..., Any]]) -> Callable[..., Any]:
+    """Return what a recipe calls `name`: a shipped function or class by its name, or the user's own.
 
     All that a recipe names is found here. `where` begins the sentence of an error, as `trainer.loss`; what is shipped
     may be given as `package.module:Name`, to be imported when it is asked for.
 
     Raises UsageError with the shipped names, nearest first, or as `load_plug_in`.
     """
-    known = shipped.get(use, use)
+    known = shipped.get(name, name)
     if not isinstance(known, str):
         return known
     module, _, attribute = known.partition(":")
     if not module or not attribute:
-        nearest = difflib.get_close_matches(use, shipped, n=len(shipped), cutoff=0.0)
-        raise UsageError(f"{where}: no {use!r}; take one of {', '.join(nearest)}, or your own as `package.module:name`")
+        nearest = difflib.get_close_matches(name, shipped, n=len(shipped), cutoff=0.0)
+        raise UsageError(
+            f"{where}: no {name!r}; take one of {', '.join(nearest)}, or your own as `package.module:name`"
+        )
     return load_plug_in(where, known)
 
 

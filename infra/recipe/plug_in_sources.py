@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.recipe.plug_ins import is_own, source_paths_of
-from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
+from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
 from headrace.schemas.records import RecipeRevision
 
 SHOWN_DIGITS = 12
@@ -48,9 +48,9 @@ _loaded: dict[str, PlugInSource] = {}
 """Sources by top-level module, as they were when this process first asked for them."""
 
 
-def top_of(use: str) -> str:
+def top_of(name: str) -> str:
     """Return the top-level module of `package.module:Name`."""
-    return use.partition(":")[0].partition(".")[0]
+    return name.partition(":")[0].partition(".")[0]
 
 
 def read_source_on_disk(top: str) -> PlugInSource | None:
@@ -100,48 +100,48 @@ def rollout_plug_ins(recipe: Recipe, workflow: str) -> tuple[str, ...]:
 
 def feeder_plug_ins(recipe: Recipe) -> tuple[str, ...]:
     """Return the plug-ins that the feeder loads: environments and selectors."""
-    environments = [use for workflow in recipe.workflows.values() for use in _find_mixed(workflow.env)]
+    environments = [name for workflow in recipe.workflows.values() for name in _find_mixed(workflow.env)]
     return _keep_own([*environments, *(selector.use for selector in recipe.feed.selector)])
 
 
 def curator_plug_ins(recipe: Recipe, policy_variant: str) -> tuple[str, ...]:
     """Return the plug-ins that a curator of a policy or shadow loads: its data algorithms; none where there is none."""
     known = policy_variant in recipe.policy_variants
-    return _keep_own([use.use for use in recipe.chain_of(policy_variant)] if known else [])
+    return _keep_own([algorithm.use for algorithm in recipe.chain_of(policy_variant)] if known else [])
 
 
 def trainer_plug_ins(settings: TrainerSettings) -> tuple[str, ...]:
     """Return the plug-ins that a trainer loads: its advantage, and all that makes its loss."""
     several = (settings.advantage, settings.loss, settings.aggregation, settings.kl, *settings.correction)
-    return _keep_own([use.use for use in several if use is not None])
+    return _keep_own([one.use for one in several if one is not None])
 
 
 def all_plug_ins(recipe: Recipe) -> tuple[str, ...]:
     """Return every plug-in that a recipe names, each once."""
-    by_workflow = (use for workflow in recipe.workflows for use in rollout_plug_ins(recipe, workflow))
+    by_workflow = (name for workflow in recipe.workflows for name in rollout_plug_ins(recipe, workflow))
     by_variant = (
-        use
+        name
         for one in recipe.policy_variants
-        for use in (*curator_plug_ins(recipe, one), *trainer_plug_ins(recipe.trainer_of(one)))
+        for name in (*curator_plug_ins(recipe, one), *trainer_plug_ins(recipe.trainer_of(one)))
     )
     return tuple(dict.fromkeys([*feeder_plug_ins(recipe), *by_workflow, *by_variant]))
 
 
-def _keep_own(uses: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(use for use in uses if is_own(use)))
+def _keep_own(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in names if is_own(name)))
 
 
-def _find_mixed(use: Use) -> Iterator[str]:
+def _find_mixed(env: Named) -> Iterator[str]:
     """Yield what an environment is called, and those that it mixes."""
-    yield use.use
-    yield from _find_named(use.settings)
+    yield env.use
+    yield from _find_named(env.settings)
 
 
 def _find_named(settings: Any) -> Iterator[str]:
     inner: Iterable[Any] = ()
     match settings:
-        case {"use": str(use), **others}:
-            yield use
+        case {"use": str(name), **others}:
+            yield name
             inner = others.values()
         case dict():
             inner = settings.values()
@@ -169,15 +169,15 @@ def newest_sources(revisions: Iterable[RecipeRevision]) -> dict[str, str]:
     return {top: recorded for revision in revisions for top, recorded in revision.plug_ins.items()}
 
 
-def sources_of(uses: Iterable[str]) -> dict[str, PlugInSource]:
+def sources_of(names: Iterable[str]) -> dict[str, PlugInSource]:
     """Return the source of every plug-in that is found here, by top-level module, as it is now. Raises OSError."""
-    found = {top: read_source_on_disk(top) for top in dict.fromkeys(map(top_of, uses))}
+    found = {top: read_source_on_disk(top) for top in dict.fromkeys(map(top_of, names))}
     return {top: source for top, source in found.items() if source is not None}
 
 
-def hash_sources(uses: Iterable[str]) -> dict[str, str]:
+def hash_sources(names: Iterable[str]) -> dict[str, str]:
     """Return the hashes that a revision records. Raises OSError."""
-    return {top: source.hash for top, source in sources_of(uses).items()}
+    return {top: source.hash for top, source in sources_of(names).items()}
 
 
 def find_source_differences(recorded: Mapping[str, str], here: Mapping[str, PlugInSource]) -> list[str]:
@@ -189,35 +189,35 @@ def find_source_differences(recorded: Mapping[str, str], here: Mapping[str, Plug
     ]
 
 
-def check_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
+def check_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
     """Compare the plug-ins that this process loads with those that the run goes by; one without a record is accepted.
 
     Raises OtherSource with both hashes; SourceChanged where a process that begins now would have the right one.
     """
-    for use, source in _find_differing(recorded, uses):
-        top = top_of(use)
+    for name, source in _find_differing(recorded, names):
+        top = top_of(name)
         now = read_source_on_disk(top)
         hashes = f"has source {source.hash[:SHOWN_DIGITS]}, and the run goes by {recorded[top][:SHOWN_DIGITS]}"
         if now is not None and now.hash == recorded[top]:
             raise SourceChanged(
-                f"plug-in {use}, as this process loaded it from {source.path}, {hashes}: begun anew, it takes that one"
+                f"plug-in {name}, as this process loaded it from {source.path}, {hashes}: begun anew, it takes that one"
             )
         raise OtherSource(
-            f"plug-in {use}, found here in {source.path}, {hashes}: bring the run's source here, or make this one the "
+            f"plug-in {name}, found here in {source.path}, {hashes}: bring the run's source here, or make this one the "
             "run's by the command that began it, stopped and given again with --new-recipe"
         )
 
 
-def note_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
+def note_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
     """Warn of plug-ins that differ from the run's, where nothing is written to it: trying others is allowed there."""
-    for use, source in _find_differing(recorded, uses):
-        ours, theirs = source.hash[:SHOWN_DIGITS], recorded[top_of(use)][:SHOWN_DIGITS]
-        why = f"{use} in {source.path} has source {ours}, the run's had {theirs}"
+    for name, source in _find_differing(recorded, names):
+        ours, theirs = source.hash[:SHOWN_DIGITS], recorded[top_of(name)][:SHOWN_DIGITS]
+        why = f"{name} in {source.path} has source {ours}, the run's had {theirs}"
         log.warning("plug_in.differs", why=why)
 
 
-def _find_differing(recorded: Mapping[str, str], uses: Iterable[str]) -> Iterator[tuple[str, PlugInSource]]:
-    for use in uses:
-        source = find_loaded_source(top_of(use))
-        if source is not None and recorded.get(top_of(use), source.hash) != source.hash:
-            yield use, source
+def _find_differing(recorded: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[str, PlugInSource]]:
+    for name in names:
+        source = find_loaded_source(top_of(name))
+        if source is not None and recorded.get(top_of(name), source.hash) != source.hash:
+            yield name, source

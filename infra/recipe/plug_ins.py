@@ -54,16 +54,16 @@ def search_folders() -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, folders)))
 
 
-def load_plug_in(where: str, use: str) -> Callable[..., Any]:
+def load_plug_in(where: str, name: str) -> Callable[..., Any]:
     """Return the function or class called `package.module:Name`; `where` begins the sentence of an error.
 
     Raises UsageError with all places where its module was looked for, with file and line where its import failed, or
     for a module that has no such function or class.
     """
-    module, _, attribute = use.partition(":")
+    module, _, attribute = name.partition(":")
     if "/" in module or module.startswith(".") or module.endswith(".py"):
         bare = module.removesuffix(".py").strip("./").replace("/", ".")
-        raise UsageError(f'{where}: {use!r} is a path; write the module\'s name, as in "{bare}:{attribute}"')
+        raise UsageError(f'{where}: {name!r} is a path; write the module\'s name, as in "{bare}:{attribute}"')
     try:
         found: Any = import_module_named(module)
     except (Exception, SystemExit) as error:
@@ -73,7 +73,7 @@ def load_plug_in(where: str, use: str) -> Callable[..., Any]:
         raise UsageError(f"{where}: module {module} has no {attribute!r} ({file}){_find_hidden(module)}")
     named: Callable[..., Any] = getattr(found, attribute)
     if not callable(named):
-        raise UsageError(f"{where}: {use!r} is neither a function nor a class but {named!r}")
+        raise UsageError(f"{where}: {name!r} is neither a function nor a class but {named!r}")
     return named
 
 
@@ -87,9 +87,9 @@ def import_module_named(name: str) -> ModuleType:
     return importlib.import_module(_name_of_today(name) if is_of_0_1(name) else name)
 
 
-def is_own(use: str) -> bool:
+def is_own(name: str) -> bool:
     """Return whether what a recipe names is the user's own, and nothing that is shipped."""
-    module, _, attribute = use.partition(":")
+    module, _, attribute = name.partition(":")
     return bool(module and attribute) and module.partition(".")[0] not in NOT_THEIRS and not is_of_0_1(module)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from headrace.infra.recipe import settings
-from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
+from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
 from headrace.schemas.field_texts import read_field_texts
 
 
@@ -43,7 +43,7 @@ def is_free(path: Sequence[str]) -> bool:
     """Return whether any key may be below the path: settings of a `use`, fields of a model config, roles."""
     kind = _find_kind(path)
     if _is_model(kind):
-        return issubclass(kind, Use)
+        return issubclass(kind, Named)
     inner = get_args(kind)
     return not (get_origin(kind) is dict and _is_model(inner[1]))
 

@@ -23,8 +23,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
-class Use(BaseModel):
-    """A thing found by name, with its own settings: `{ use = "max_staleness", limit = 2 }`, or only its name."""
+class Named(BaseModel):
+    """What a recipe names, with its settings: `{ use = "max_staleness", limit = 2 }`, or only the name."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
@@ -50,7 +50,7 @@ def _wrap_single(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
-Uses: TypeAlias = Annotated[tuple[Use, ...], BeforeValidator(_wrap_single)]
+OneOrSeveral: TypeAlias = Annotated[tuple[Named, ...], BeforeValidator(_wrap_single)]
 """Several in order, or only one, not in a list."""
 
 
@@ -115,7 +115,7 @@ class Policy(Settings):
 class Workflow(Settings):
     """An environment, a workflow, and the policies that play its roles."""
 
-    env: Use
+    env: Named
     """Environment that gives the problems and scores the answers: `{ use = "arithmetic", … }`."""
     workflow: str = "single_turn"
     """How an episode runs: a shipped name or `package.module:name`."""
@@ -133,7 +133,7 @@ class Workflow(Settings):
 class Rollout(Settings):
     """How workers generate."""
 
-    engine: Use = Use(use="torch")
+    engine: Named = Named(use="torch")
     """Token generation: `torch` (in-process); `scripted`, without a model (`producers/engines/scripted.py`); or your
     own as `package.module:function`."""
     device: str = "cpu"
@@ -177,7 +177,7 @@ class Rollout(Settings):
 class Feed(Settings):
     """Which tasks are issued, and how fast."""
 
-    selector: Uses = (Use(use="accept_all"),)
+    selector: OneOrSeveral = (Named(use="accept_all"),)
     """Which tasks are worth a rollout (`docs/task-selectors.md`). Of a list, all must agree."""
     pace: Literal["any", "all"] = "any"
     """Issue tasks while any, or while all, of a workflow's policies have room."""
@@ -190,7 +190,7 @@ class Feed(Settings):
 
     @field_validator("selector")
     @classmethod
-    def _check_some(cls, value: tuple[Use, ...]) -> tuple[Use, ...]:
+    def _check_some(cls, value: tuple[Named, ...]) -> tuple[Named, ...]:
         if not value:
             raise ValueError('name at least one selector, as in `selector = "accept_all"`')
         return value
@@ -199,7 +199,7 @@ class Feed(Settings):
 class Curate(Settings):
     """The chain of data algorithms, in order, after dedupe."""
 
-    chain: tuple[Use, ...] = (Use(use="validate"), Use(use="max_staleness"), Use(use="drop_zero_variance"))
+    chain: tuple[Named, ...] = (Named(use="validate"), Named(use="max_staleness"), Named(use="drop_zero_variance"))
     """Data algorithms, in order (`docs/data-algorithms.md`)."""
     snapshot_every_s: float = Field(3.0, gt=0)
     """Seconds between two snapshots of a partition's state."""
@@ -250,16 +250,16 @@ class TrainerSettings(Settings):
     """The epsilon of AdamW."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest global norm of a gradient."""
-    loss: Use = Use(use="ppo")
+    loss: Named = Named(use="ppo")
     """The loss that is minimised (`docs/losses.md`)."""
-    aggregation: Use | None = None
+    aggregation: Named | None = None
     """How token losses become one number; by default as in the paper of the loss."""
-    correction: Uses = ()
+    correction: OneOrSeveral = ()
     """Corrections for off-policy tokens, such as `tis`: weights and rejections by the ratio of the version's first
     weights to the policy that sampled the token."""
     count_rejected: bool = False
     """Keep rejected tokens in the denominator of the loss, so that many rejections make a smaller step."""
-    kl: Use | None = None
+    kl: Named | None = None
     """KL term to the reference policy, in the loss or in the reward. It costs one forward pass per version."""
     entropy: float = Field(0.0, ge=0)
     """Weight of an entropy bonus."""
@@ -269,7 +269,7 @@ class TrainerSettings(Settings):
     """Send every token to the experts that the engine sent it to; needs `rollout.record_routing`."""
     router_aux: float = Field(0.0, ge=0)
     """Weight of the load-balancing loss of experts, usually 1e-3 to 1e-2. It costs one more forward pass."""
-    advantage: Use = Use(use="grpo")
+    advantage: Named = Named(use="grpo")
     """Advantage estimator (`docs/advantages.md`), or your own as `package.module:function`."""
     group_by: Literal["task", "task+role", "task+role+turn"] = "task"
     """Which rewards are compared with each other: those of one task, of one role in it, or of one role at one turn."""
@@ -335,7 +335,7 @@ class Shadow(Settings):
 
     policy: str = ""
     """The policy whose trajectories it reads; may be left out if there is only one."""
-    chain: tuple[Use, ...] | None = None
+    chain: tuple[Named, ...] | None = None
     """Data algorithms; by default those of `[curate]`."""
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Keys of `[trainer]` that differ from those of the policy."""
@@ -511,7 +511,7 @@ class Recipe(Settings):
             return TrainerSettings.model_validate(settings)
         return ShadowTrainerSettings.model_validate({**settings, **self.shadows[variant].trainer})
 
-    def chain_of(self, policy_variant: str) -> tuple[Use, ...]:
+    def chain_of(self, policy_variant: str) -> tuple[Named, ...]:
         """Return the data algorithms of a policy, or of a shadow, `policy.variant`."""
         own = self.shadows[variant].chain if (variant := variant_of(policy_variant)) else None
         return self.curate.chain if own is None else own

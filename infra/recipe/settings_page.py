@@ -26,8 +26,9 @@ HEAD = """\
 After this page you can look up any key of a recipe: its type, its default and its meaning.
 
 [recipes.md](recipes.md) shows whole recipes. An unknown key is refused, with the nearest known one. The option
-`--set trainer.steps=40` sets one key for one command. `NAME` stands for a name of your own. A *use* names something
-shipped, or your own as `package.module:Name`: alone (`"ppo"`) or with settings (`{ use = "ppo", clip_high = 0.3 }`).
+`--set trainer.steps=40` sets one key for one command. `NAME` stands for a name of your own. A key of type *name*
+names something shipped, or your own as `package.module:Name`: alone (`"ppo"`), or as `use` of a table with its settings
+(`{ use = "ppo", clip_high = 0.3 }`).
 
 <!-- Written by `python -m headrace.infra.recipe.settings_page` from the texts in infra/recipe/settings.py. -->
 """
@@ -71,7 +72,7 @@ def _describe_type(field: FieldInfo) -> str:
         if (value := getattr(one, name, None)) is not None
     ]
     if any(isinstance(one, BeforeValidator) for one in field.metadata):
-        return "a use, or a list of them"
+        return "name, or a list of names"
     return ", ".join([_name_type(field.annotation), *bounds])
 
 
@@ -89,7 +90,7 @@ def _name_type(kind: Any) -> str:
     elif origin is dict:
         found = "table" if parts[1] is Any else f"table of {_name_type(parts[1])}s"
     else:
-        found = "use" if issubclass(kind, settings.Use) else "table"
+        found = "name" if issubclass(kind, settings.Named) else "table"
     return found
 
 
@@ -99,10 +100,10 @@ def _describe_default(field: FieldInfo) -> str:
         return "required"
     if value is None or value in ("", (), {}) or isinstance(value, settings.Settings):
         return ""
-    if isinstance(value, tuple) and isinstance(value[0], settings.Use):
+    if isinstance(value, tuple) and isinstance(value[0], settings.Named):
         names = [one.use for one in value]
         value = names if len(names) > 1 else names[0]
-    return f"`{json.dumps(value.use if isinstance(value, settings.Use) else value)}`"
+    return f"`{json.dumps(value.use if isinstance(value, settings.Named) else value)}`"
 
 
 def _flatten(text: str) -> str:

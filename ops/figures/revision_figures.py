@@ -45,7 +45,7 @@ class RevisionsFold:
                 chain = Recipe.from_json(record.recipe).curate.chain
             except UsageError:
                 return  # a build that knows other keys wrote it
-            self._chains[record.revision] = tuple(use.describe() for use in chain), record.swapped
+            self._chains[record.revision] = tuple(algorithm.describe() for algorithm in chain), record.swapped
 
     def outcome(self, outcome: Outcome) -> None:
         """Take in what a curator said of a group's first use."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import find_named
-from headrace.infra.recipe.settings import Recipe, Rollout, Use
+from headrace.infra.recipe.settings import Named, Recipe, Rollout
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.producers.engines.contract import Engine, EngineError
 
@@ -102,7 +102,7 @@ def check_engine(recipe: Recipe) -> None:
             )
 
 
-def _check_settings(engine: Use) -> None:
+def _check_settings(engine: Named) -> None:
     if engine.use == "torch" and engine.settings:
         raise UsageError(f"engine torch takes no settings of its own, got {', '.join(engine.settings)}")
     if engine.use == "scripted":

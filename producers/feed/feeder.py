@@ -230,11 +230,11 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
 
 def build_task_source(recipe: Recipe, workflow: str) -> TaskSource:
     """Return where a workflow's problems come from. Raises UsageError for what cannot be built here."""
-    use = recipe.workflows[workflow].env
+    env = recipe.workflows[workflow].env
 
     def build(more: dict[str, Any]) -> Environment:
         try:
-            environment = load_environment(use.use, recipe.seed, {**use.settings, **more})
+            environment = load_environment(env.use, recipe.seed, {**env.settings, **more})
             read_data_of(environment)
         except ValueError as error:
             raise UsageError(f"workflows.{workflow}.env: {error}") from error

@@ -119,10 +119,10 @@ def trl_loss(tokens: TrainedTokens, loss_type: str, weights: Tensor | None = Non
 
 @pytest.mark.parametrize("name", LIKE_TRL)
 def test_the_losses_of_trl(tokens: TrainedTokens, name: str) -> None:
-    use = {"cispo": "cispo", "sapo": "sapo"}.get(name, "ppo")
-    options = {"ppo": {}, "cispo": {"clip_high": 0.3}, "sapo": {}}[use]
-    ours, _ = policy_loss(tokens, use, LIKE_TRL[name], **options)
-    agree(ours, trl_loss(tokens, name, epsilon_high=1.3 if use == "cispo" else 0.28), tokens)
+    loss = {"cispo": "cispo", "sapo": "sapo"}.get(name, "ppo")
+    options = {"ppo": {}, "cispo": {"clip_high": 0.3}, "sapo": {}}[loss]
+    ours, _ = policy_loss(tokens, loss, LIKE_TRL[name], **options)
+    agree(ours, trl_loss(tokens, name, epsilon_high=1.3 if loss == "cispo" else 0.28), tokens)
 
 
 @pytest.mark.parametrize("unbiased", [False, True])
@@ -181,7 +181,7 @@ def test_ppo_with_dual_clip_of_verl(tokens: TrainedTokens, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "name", "mode", "options"),
+    ("loss", "name", "mode", "options"),
     [
         ("gspo", "gspo", "seq-mean-token-mean", {"form": "token"}),
         ("gspo", "gspo", "token-mean", {}),
@@ -192,10 +192,10 @@ def test_ppo_with_dual_clip_of_verl(tokens: TrainedTokens, mode: str) -> None:
     ],
 )
 def test_the_losses_of_verl(
-    tokens: TrainedTokens, use: str, name: str, mode: str, options: dict[str, Any] | None
+    tokens: TrainedTokens, loss: str, name: str, mode: str, options: dict[str, Any] | None
 ) -> None:
     clips = {} if options is None else {"clip_low": 0.1, "clip_high": 0.15}
-    ours, _ = policy_loss(tokens, use, MODES[mode], **clips, **(options or {}))
+    ours, _ = policy_loss(tokens, loss, MODES[mode], **clips, **(options or {}))
     agree(ours, verl_loss(tokens, name, mode, clip_ratio_low=0.1, clip_ratio_high=0.15), tokens)
 
 

@@ -135,5 +135,5 @@ def test_every_loss_under_every_aggregation_and_correction_is_what_its_paper_say
     for aggregation in AGGREGATIONS:
         for loss in LOSSES:
             compare(loss, aggregation, None)
-        for use, correction in product(CORRECTED, CORRECTIONS):
-            compare({"use": use}, aggregation, correction)
+        for loss, correction in product(CORRECTED, CORRECTIONS):
+            compare({"use": loss}, aggregation, correction)

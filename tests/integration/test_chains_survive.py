@@ -27,9 +27,9 @@ from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 
-Uses = list[dict[str, Any]]
+Tables = list[dict[str, Any]]
 
-CHAINS: dict[str, Uses] = {
+CHAINS: dict[str, Tables] = {
     "filters": [
         {"use": "failures", "policy": "keep_survivors"},
         {"use": "validate"},
@@ -145,7 +145,7 @@ def varied(run: Run, number: int, revision: int) -> Outgoing:
     return Outgoing(run.topics.trajectories("solver"), codec.encode(group), stamp.key, stamp.to_headers(), partition)
 
 
-def made(kafka: EmbeddedKafka, store: ObjectStore, name: str, chain: Uses) -> Run:
+def made(kafka: EmbeddedKafka, store: ObjectStore, name: str, chain: Tables) -> Run:
     run = make_run(kafka.bootstrap, store, tiny_recipe(name, curate={"snapshot_every_s": 0.3, "chain": chain}))
     if chain is not CHAINS["swapped"]:
         return run
@@ -160,7 +160,7 @@ def curated(run: Run) -> Iterator[Message]:
 
 
 def test_every_algorithm_is_in_one_of_the_chains() -> None:
-    assert {use["use"] for chain in CHAINS.values() for use in chain} == set(ALGORITHMS)
+    assert {one["use"] for chain in CHAINS.values() for one in chain} == set(ALGORITHMS)
 
 
 @pytest.mark.faults

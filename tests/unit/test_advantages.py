@@ -49,7 +49,7 @@ def flat(advantages: Advantages) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("use", "right", "wrong"),
+    ("name", "right", "wrong"),
     [
         ("grpo", 1.62015, -0.54005),
         ("dr_grpo", 0.75, -0.25),
@@ -58,12 +58,12 @@ def flat(advantages: Advantages) -> list[float]:
         ("gpg", 3, -1),
     ],
 )
-def test_two_right_of_eight_get_what_the_formula_says(use: str, right: float, wrong: float) -> None:
-    advantages = ADVANTAGES[use](group(*EIGHT))
+def test_two_right_of_eight_get_what_the_formula_says(name: str, right: float, wrong: float) -> None:
+    advantages = ADVANTAGES[name](group(*EIGHT))
     assert isinstance(advantages, np.ndarray)
     assert advantages.dtype == np.float32
     np.testing.assert_allclose(advantages, np.where(EIGHT, right, wrong), atol=1e-5)
-    assert ADVANTAGES[use](EIGHT).tobytes() == advantages.tobytes(), "plain rewards are a group"
+    assert ADVANTAGES[name](EIGHT).tobytes() == advantages.tobytes(), "plain rewards are a group"
 
 
 def test_the_population_deviation_divides_by_n() -> None:
@@ -205,23 +205,23 @@ def test_each_key_is_compared_with_itself_alone(group_by: GroupBy, signs: list[i
 
 
 def test_equal_rewards_and_singletons_give_exactly_zero() -> None:
-    for use in BY_KEY:
+    for name in BY_KEY:
         for same in ([0.1] * 7, [1.0], [1.0, 1.0 + 1e-9], [-3e5] * 3, [0.0, 0.0]):
-            assert flat(ADVANTAGES[use](group(*same))) == [0.0] * len(same), (use, same)
+            assert flat(ADVANTAGES[name](group(*same))) == [0.0] * len(same), (name, same)
 
 
 def test_no_members_have_no_advantages() -> None:
-    assert not [use for use, estimator in ADVANTAGES.items() if use != "rae" and len(estimator([]))]
+    assert not [name for name, estimator in ADVANTAGES.items() if name != "rae" and len(estimator([]))]
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
 def test_a_reward_that_is_not_finite_is_refused() -> None:
-    for use in ADVANTAGES:
+    for name in ADVANTAGES:
         for wrong in (float("nan"), float("inf"), -1e31):
             with pytest.raises(RewardError, match=r"rewards must be finite.*scorer"):
-                ADVANTAGES[use]([Member(0, "", 1.0, baseline=0.0), Member(1, "", wrong, baseline=0.0)])
+                ADVANTAGES[name]([Member(0, "", 1.0, baseline=0.0), Member(1, "", wrong, baseline=0.0)])
 
 
 @pytest.mark.parametrize(
@@ -263,6 +263,6 @@ def test_a_parameter_out_of_its_range_is_refused(call: Callable[..., Any], why: 
 
 @pytest.mark.parametrize(("group_by", "weight"), [("task", "trajectory"), ("task+role", "sequence")])
 def test_huge_rewards_have_advantages_or_are_refused_but_never_infinite(group_by: GroupBy, weight: Weight) -> None:
-    for use in BY_KEY:
-        advantages = ADVANTAGES[use](group(9e29, -9e29, 1.0), group_by=group_by, weight=weight)
+    for name in BY_KEY:
+        advantages = ADVANTAGES[name](group(9e29, -9e29, 1.0), group_by=group_by, weight=weight)
         assert np.isfinite(flat(advantages)).all()

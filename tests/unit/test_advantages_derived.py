@@ -212,8 +212,8 @@ def tables() -> Iterator[list[Play]]:
 )
 def test_what_compares_within_a_key(group_by: str, weight: str) -> None:
     for table in tables():
-        for use, options, formula in WITHIN_A_KEY:
-            got = ADVANTAGES[use](members(table), group_by=group_by, weight=weight, **options)
+        for name, options, formula in WITHIN_A_KEY:
+            got = ADVANTAGES[name](members(table), group_by=group_by, weight=weight, **options)
             compare(got, derived(table, formula, group_by, weight))
 
 

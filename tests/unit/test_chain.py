@@ -25,7 +25,7 @@ NEEDED: dict[str, Mapping[str, Any]] = {
     "length_bounds": {"longest": 9},
     "gibberish": {"vocabulary": 200_000},
     "overlong": {"limit": 9},
-    **{use: {"m": 2} for use in ("pods", "best_and_worst", "random_m", "gfpo")},
+    **{name: {"m": 2} for name in ("pods", "best_and_worst", "random_m", "gfpo")},
 }
 
 
@@ -76,9 +76,9 @@ def test_a_group_that_lost_its_variance_on_the_way_is_dropped_by_a_second_look()
 
 def test_a_group_of_which_no_episode_came_back_ends_before_any_chain() -> None:
     empty = Candidate.of(TrajectoryGroup(reason="timeout", n_asked=4))
-    for uses in ([], [("max_staleness", {"limit": 2})], [("pods", {"m": 2})], DEFAULT):
-        [verdict] = load_chain(uses).process(empty, 3)
-        assert verdict == Drop("timeout", "0 of 4 failed"), uses
+    for named in ([], [("max_staleness", {"limit": 2})], [("pods", {"m": 2})], DEFAULT):
+        [verdict] = load_chain(named).process(empty, 3)
+        assert verdict == Drop("timeout", "0 of 4 failed"), named
 
 
 def test_an_algorithm_sees_what_the_one_before_it_kept() -> None:
@@ -128,7 +128,7 @@ def test_an_order_that_makes_an_algorithm_wrong_is_refused() -> None:
         ("kimi_length", "length_bounds", "compared with those of members that it takes out"),
     ):
         with pytest.raises(UnknownAlgorithm, match=f"the chain's order: {second} cannot come after {first}: .*{why}"):
-            load_chain([(use, NEEDED.get(use, {})) for use in (first, second)])
+            load_chain([(name, NEEDED.get(name, {})) for name in (first, second)])
 
 
 def test_a_shipped_algorithm_keeps_its_position_whatever_it_is_called() -> None:
@@ -138,9 +138,9 @@ def test_a_shipped_algorithm_keeps_its_position_whatever_it_is_called() -> None:
 
 
 def test_the_order_of_the_table_is_right() -> None:
-    replays = [use for use in ALGORITHMS if use.startswith("replay")]
+    replays = [name for name in ALGORITHMS if name.startswith("replay")]
     for replay in replays:
-        load_chain([(use, NEEDED.get(use, {})) for use in [*ALGORITHMS] if use not in replays or use == replay])
+        load_chain([(name, NEEDED.get(name, {})) for name in [*ALGORITHMS] if name not in replays or name == replay])
 
 
 Imported = Pods
@@ -165,7 +165,7 @@ def test_annotations_that_only_a_type_checker_resolves_are_left_to_it() -> None:
 
 def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
     ours = "headrace.consumers.algorithms"
-    for use, settings, sentence in (
+    for name, settings, sentence in (
         ("max_stalenes", {}, "algorithm 1 of the chain, max_stalenes: no 'max_stalenes'; take one of max_staleness, "),
         ("max_staleness", {}, "max_staleness: missing a required argument: 'limit'; it takes limit"),
         ("pods", {"k": 4}, "pods: no option 'k'; it takes m"),
@@ -196,7 +196,10 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
         ("linear_length", {"output": -0.1}, "output is 0 or more"),
         ("kimi_length", {"weight": 0.0}, "weight is above 0"),
         ("normalise_rewards", {"method": "batch"}, "method is one of standard, centre"),
-        *((use, {"m": 1}, f"{use}: m is 2 or more; got 1") for use in ("pods", "best_and_worst", "random_m", "gfpo")),
+        *(
+            (name, {"m": 1}, f"{name}: m is 2 or more; got 1")
+            for name in ("pods", "best_and_worst", "random_m", "gfpo")
+        ),
         ("gfpo", {"m": 2, "by": "reward"}, "by is one of length, reward_per_token"),
         ("replay_latest", {"ratio": -0.1}, "ratio is a share"),
         ("replay_uniform", {"ratio": 1}, "replay_uniform: ratio is a share of all groups, from 0 to below 1; got 1"),
@@ -217,7 +220,7 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
         ("", {}, "take one of "),
     ):
         with pytest.raises(UnknownAlgorithm, match=sentence) as raised:
-            load_chain([(use, settings)])
+            load_chain([(name, settings)])
         assert isinstance(raised.value, UsageError)
 
 

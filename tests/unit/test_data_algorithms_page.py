@@ -29,14 +29,14 @@ SHOWN = {float: "{:g}", str: '"{}"', bool: "{!s}"}
 
 
 def test_the_table_lists_every_algorithm_in_the_order_of_the_code() -> None:
-    assert [use for use in ROWS if use != "use"] == list(ALGORITHMS)
+    assert [name for name in ROWS if name != "use"] == list(ALGORITHMS)
 
 
-@pytest.mark.parametrize("use", ALGORITHMS)
-def test_every_setting_is_on_the_page_with_its_default(use: str) -> None:
-    module, _, name = ALGORITHMS[use].partition(":")
-    for setting in inspect.signature(getattr(importlib.import_module(module), name)).parameters.values():
-        there = REPLAYS if use.startswith("replay") and setting.name in REPLAYED else ROWS[use]
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_setting_is_on_the_page_with_its_default(name: str) -> None:
+    module, _, attribute = ALGORITHMS[name].partition(":")
+    for setting in inspect.signature(getattr(importlib.import_module(module), attribute)).parameters.values():
+        there = REPLAYS if name.startswith("replay") and setting.name in REPLAYED else ROWS[name]
         assert f"`{setting.name}`" in there, setting
         default = setting.default
         if default is setting.empty or setting.name in {"seed", "limit", "buffer"} or there is REPLAYS:
@@ -47,8 +47,8 @@ def test_every_setting_is_on_the_page_with_its_default(use: str) -> None:
 
 def test_the_pages_chain_is_one() -> None:
     table = tomllib.loads(PAGE.partition("```toml\n")[2].partition("```")[0])["curate"]["chain"]
-    uses = [(use.pop("use"), use) for use in table]
-    load_chain([(use, {"limit": 1} if use == "max_staleness" else settings) for use, settings in uses])
+    named = [(settings.pop("use"), settings) for settings in table]
+    load_chain([(name, {"limit": 1} if name == "max_staleness" else settings) for name, settings in named])
 
 
 @pytest.fixture

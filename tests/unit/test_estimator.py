@@ -17,7 +17,7 @@ from made_recipes import sums_recipe
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
+from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
 from headrace.infra.run.run import Run
 from headrace.ops.recipe_check import check_names
 from headrace.trainers import start
@@ -25,9 +25,9 @@ from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Member, grpo
 from headrace.trainers.batches.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, load_estimator
 
 
-def settings(use: str, **changes: Any) -> TrainerSettings:
-    own = {name: changes.pop(name) for name in list(changes) if name not in TrainerSettings.model_fields}
-    return TrainerSettings(advantage=Use(use=use, **own), **changes)
+def settings(name: str, **changes: Any) -> TrainerSettings:
+    own = {key: changes.pop(key) for key in list(changes) if key not in TrainerSettings.model_fields}
+    return TrainerSettings(advantage=Named(use=name, **own), **changes)
 
 
 def batch(*rewards: Sequence[float]) -> list[Member]:
@@ -54,11 +54,11 @@ def test_advantages_are_normalised_over_the_batch_on_demand() -> None:
 
 def test_an_estimator_says_whether_it_needs_the_whole_batch() -> None:
     members = batch((1, 0, 0), (1, 0.5))
-    for use in ADVANTAGES:
-        found = load_estimator(settings(use))
+    for name in ADVANTAGES:
+        found = load_estimator(settings(name))
         alone = [np.asarray(one).tolist() for one in found(members[:3])]
         beside = [np.asarray(one).tolist() for one in found(members)][:3]
-        assert found.whole_batch == (use in WHOLE_BATCH) == (alone != beside), use
+        assert found.whole_batch == (name in WHOLE_BATCH) == (alone != beside), name
     assert load_estimator(settings("grpo", batch_norm=True)).whole_batch
 
 

@@ -35,8 +35,8 @@ def test_what_a_failed_episode_counts_is_a_setting() -> None:
         ("count_as_zero", (1.0, 1.0), 1, "drop_zero_variance", "kept"),
         ("count_as_zero", (0.0, 0.0), 1, "drop_zero_variance", "zero_variance"),
     ):
-        uses = [("failures", {"policy": policy}), *([(then, {})] if then else [])]
-        [one] = load_chain(uses).process(candidate(*rewards, failed=failed), 3)
+        named = [("failures", {"policy": policy}), *([(then, {})] if then else [])]
+        [one] = load_chain(named).process(candidate(*rewards, failed=failed), 3)
         assert (one.reason if isinstance(one, Drop) else "kept") == verdict, (policy, rewards, failed, then)
     assert dropped(Validate().process(candidate(1.0, failed=3), 3)) == "failures"
     chain = load_chain([("failures", {"policy": "count_as_zero"}), ("scale_rewards", {"bias": 1.0})])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.infra.recipe.settings import TrainerSettings, Use
+from headrace.infra.recipe.settings import Named, TrainerSettings
 from headrace.schemas.records import CuratedGroup, Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.trainers.advantages import ADVANTAGES, RewardError
 from headrace.trainers.batches.batch import BatchError, TrainingSequence, pack
@@ -116,10 +116,10 @@ def test_a_failed_episode_counts_in_every_role() -> None:
 
 def test_every_advantage_that_compares_takes_failed_episodes() -> None:
     some = with_failures(whole((1.0, 0.5), (0, 1)), 2, (1.0, 0.5, 0.0, 0.0))
-    for use in ADVANTAGES.keys() - {"given"}:
-        better, worse = training_sequences(some, TrainerSettings(advantage=Use(use=use)))
-        assert np.isfinite([better.advantage, worse.advantage]).all(), use
-        assert np.max(better.advantage) > np.max(worse.advantage), use
+    for name in ADVANTAGES.keys() - {"given"}:
+        better, worse = training_sequences(some, TrainerSettings(advantage=Named(use=name)))
+        assert np.isfinite([better.advantage, worse.advantage]).all(), name
+        assert np.max(better.advantage) > np.max(worse.advantage), name
 
 
 @pytest.mark.parametrize("rewards", [(1.0,), (1.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0)])
@@ -157,7 +157,7 @@ def turns(turn: int, rewards: tuple[float | None, ...]) -> tuple[Span, ...]:
 def test_a_sequence_without_rewards_of_its_spans_earns_its_reward_at_the_end() -> None:
     [member] = prepare_group(whole((1.0,), (0,))).members
     assert (member.token_rewards, member.length, member.turn) == (None, 3, 0)
-    [found] = training_sequences(whole((1.0,), (0,)), TrainerSettings(advantage=Use(use="gae", gamma=0.5)))
+    [found] = training_sequences(whole((1.0,), (0,)), TrainerSettings(advantage=Named(use="gae", gamma=0.5)))
     assert found.advantages.tolist() == [0, 0, 0.25, 0, 0.5, 1.0], "gamma steps over the observation"
 
 
@@ -167,23 +167,23 @@ def test_the_sequences_of_a_batch_stand_group_after_group_with_their_indices() -
         prepare_group(whole((1.0,), ())),
         prepare_group(whole((0.5, 3.5), (1,))),
     ]
-    found = build_batch_sequences(groups, TrainerSettings(advantage=Use(use="dr_grpo")))
+    found = build_batch_sequences(groups, TrainerSettings(advantage=Named(use="dr_grpo")))
     assert [(one.group, one.advantage) for one in found] == [(0, 0.5), (0, -0.5), (2, 1.5)]
 
 
 def test_the_advantages_of_a_batch_are_the_same_bits_every_time_whatever_the_estimator() -> None:
     draw = np.random.default_rng(3)
     groups = [prepare_group(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
-    for use in ("grpo", "gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline", "gae"):
-        settings = TrainerSettings(advantage=Use(use=use), batch_norm=True)
+    for name in ("grpo", "gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline", "gae"):
+        settings = TrainerSettings(advantage=Named(use=name), batch_norm=True)
         once, again = ([one.advantages.tobytes() for one in build_batch_sequences(groups, settings)] for _ in range(2))
         assert once == again
         assert len(once) == 15
 
 
-@pytest.mark.parametrize("use", ["grpo", "dr_grpo", "gae"])
-def test_advantages_that_are_taken_when_a_group_comes_in_are_those_of_its_batch_to_the_bit(use: str) -> None:
-    draw, settings = np.random.default_rng(4), TrainerSettings(advantage=Use(use=use))
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "gae"])
+def test_advantages_that_are_taken_when_a_group_comes_in_are_those_of_its_batch_to_the_bit(name: str) -> None:
+    draw, settings = np.random.default_rng(4), TrainerSettings(advantage=Named(use=name))
     groups = [prepare_group(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
     early = [compute_or_check_advantages(group, settings) for group in groups]
     assert all(group.has_advantages for group in early)
@@ -193,7 +193,7 @@ def test_advantages_that_are_taken_when_a_group_comes_in_are_those_of_its_batch_
 
 
 def test_advantages_that_depend_on_the_whole_batch_are_only_tried_when_a_group_comes_in() -> None:
-    for settings in (TrainerSettings(advantage=Use(use="lite_ppo")), TrainerSettings(batch_norm=True)):
+    for settings in (TrainerSettings(advantage=Named(use="lite_ppo")), TrainerSettings(batch_norm=True)):
         group = prepare_group(whole((1.0, 0.0), (0, 1)))
         assert compute_or_check_advantages(group, settings) is group
         with pytest.raises(RewardError):
@@ -212,13 +212,13 @@ def weighed(group: DecodedGroup, weight: float, **more: int) -> DecodedGroup:
 
 def test_a_weight_scales_the_advantages_of_its_group_and_takes_no_part_in_statistics_of_the_batch() -> None:
     groups = [whole((1.0, 0.0), (0, 1)), whole((1.0, 0.0, 0.0), (0, 1))]
-    settings = TrainerSettings(advantage=Use.model_validate("lite_ppo"))
+    settings = TrainerSettings(advantage=Named.model_validate("lite_ppo"))
     plain = build_batch_sequences(map(prepare_group, groups), settings)
     groups[1] = weighed(groups[1], 0.25, use=1)
     found = build_batch_sequences(map(prepare_group, groups), settings)
     assert [one.advantage for one in found[:2]] == [one.advantage for one in plain[:2]]
     assert [one.advantage for one in found[2:]] == pytest.approx([one.advantage * 0.25 for one in plain[2:]])
-    turns_of = TrainerSettings(advantage=Use.model_validate({"use": "reinforce_pp", "gamma": 0.9}))
+    turns_of = TrainerSettings(advantage=Named.model_validate({"use": "reinforce_pp", "gamma": 0.9}))
     whole_one, scaled = (
         build_batch_sequences([prepare_group(weighed(groups[0], w))], turns_of)[0].advantages for w in (1.0, 0.5)
     )

@@ -20,7 +20,7 @@ from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.process.supervisor import ChildState, GaveUp
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Rollout, Use
+from headrace.infra.recipe.settings import Named, Rollout
 from headrace.infra.run.run import Run
 from headrace.ops.recipe_check import check_names
 
@@ -78,7 +78,7 @@ def test_what_is_on_cuda_and_what_torchrun_starts_is_not_forked(sets: tuple[str,
 
 @pytest.mark.parametrize("engine", ["torch", "scripted"])
 def test_what_is_imported_for_forks_is_there_and_with_torch_only_where_that_plays(engine: str) -> None:
-    recipe = load_recipe("arithmetic").model_copy(update={"rollout": Rollout(engine=Use(use=engine))})
+    recipe = load_recipe("arithmetic").model_copy(update={"rollout": Rollout(engine=Named(use=engine))})
     imports = {child.name: child.imports for child in components_of(recipe, ADDRESS, Path("logs"))}
 
     assert all(find_spec(name) is not None for names in imports.values() for name in names)

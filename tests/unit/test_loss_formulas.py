@@ -327,17 +327,17 @@ def test_dppo_pulls_back_a_token_however_far_it_has_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "options", "value"),
+    ("name", "options", "value"),
     [
         ("ppo", {"dual_clip": None}, 5.0),
         ("decoupled_ppo", {"behaviour_upper": None}, 5.0),
         ("cispo", {"clip_low": None}, 5 * (math.log(5) - 1)),
     ],
 )
-def test_none_takes_a_bound_away(use: str, options: dict[str, Any], value: float) -> None:
+def test_none_takes_a_bound_away(name: str, options: dict[str, Any], value: float) -> None:
     gap = math.log(5.0)
     tokens = tokens_of([gap], [-1.0], proximal=vector([gap - 1]))
-    assert policy_loss(tokens, use, **options)[0].item() == pytest.approx(value)
+    assert policy_loss(tokens, name, **options)[0].item() == pytest.approx(value)
 
 
 # --------------------------------------------------------------------------------------------------- KL in the reward

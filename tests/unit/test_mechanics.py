@@ -12,7 +12,7 @@ import pytest
 from logical_run import LogicalRun
 
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Recipe, Use
+from headrace.infra.recipe.settings import Named, Recipe
 from headrace.ops.discards import policy_discards
 
 SMALL = (
@@ -37,8 +37,8 @@ def scripted(other: str, tasks: int = 64, **engine: object) -> Recipe:
     own, named = load_recipe("efficient-data/scripted", SMALL), load_recipe(f"efficient-data/{other}")
     settings = {**own.rollout.engine.settings, **engine}
     levels = list(range(len(settings["tokens"])))
-    workflow = own.workflows["sums"].model_copy(update={"env": Use(use="scripted", levels=levels, tasks=tasks)})
-    rollout = own.rollout.model_copy(update={"engine": Use(use="scripted", **settings)})
+    workflow = own.workflows["sums"].model_copy(update={"env": Named(use="scripted", levels=levels, tasks=tasks)})
+    rollout = own.rollout.model_copy(update={"engine": Named(use="scripted", **settings)})
     update = {"curate": named.curate, "feed": named.feed, "workflows": {"sums": workflow}, "rollout": rollout}
     return own.model_copy(update=update)
 

@@ -17,7 +17,7 @@ from headrace.consumers.curate.curated_records import build_curated
 from headrace.envs.contract import Problem, RoleTrajectory, Score
 from headrace.envs.transcript import Transcript
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import TrainerSettings, Use
+from headrace.infra.recipe.settings import Named, TrainerSettings
 from headrace.producers.rollout.scoring import LimitedScoring
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup, Sequence, Trajectory, TrajectoryGroup
@@ -166,7 +166,7 @@ def test_a_metric_of_a_loss_may_be_any_number(give: str) -> None:
 
 
 def test_a_metric_of_an_own_loss_comes_out_of_a_step() -> None:
-    settings = TrainerSettings(loss=Use(use=f"{__name__}:own_loss"), minibatches=1, groups_per_batch=1)
+    settings = TrainerSettings(loss=Named(use=f"{__name__}:own_loss"), minibatches=1, groups_per_batch=1)
     learner = Learner(build_model(SHAPE, TOKENIZER, seed=1), settings)
 
     metrics = learner.step(batch(1), 1)

@@ -32,7 +32,7 @@ from headrace.infra.recipe.plug_in_sources import (
     trainer_plug_ins,
 )
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Recipe, TrainerSettings, Use
+from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
 from headrace.infra.run import revisions
 from headrace.infra.run.progress import RunProgress
 from headrace.infra.run.run import Run
@@ -133,7 +133,7 @@ def test_each_component_knows_its_own_plug_ins_and_nothing_shipped_is_one() -> N
         == rollout_plug_ins(asked, "gone")
         == ()
     )
-    assert {use.partition(":")[0] for use in all_plug_ins(asked)} == {
+    assert {name.partition(":")[0] for name in all_plug_ins(asked)} == {
         "my_worlds", "my_plays.deep", "my_engine", "my_picks", "my_rules", "my_losses",
     }  # fmt: skip
     scored = {
@@ -220,7 +220,7 @@ def test_where_nothing_is_written_to_the_run_another_source_is_a_warning(here: P
 
 def test_the_fingerprint_of_a_version_names_the_sources_that_made_its_loss(here: Path) -> None:
     written(here / "its_losses.py", "a = 1\n")
-    settings = TrainerSettings(loss=Use(use="its_losses:loss"), advantage=Use(use="its_losses:advantage"))
+    settings = TrainerSettings(loss=Named(use="its_losses:loss"), advantage=Named(use="its_losses:advantage"))
 
     assert plug_in_parts(settings) == {"plug-in its_losses": hash_of("its_losses")[:12]}
     assert plug_in_parts(TrainerSettings()) == {}

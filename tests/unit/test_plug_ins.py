@@ -19,7 +19,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.plug_ins import import_module_named, load_plug_in, look_in, search_folders
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Recipe, Use
+from headrace.infra.recipe.settings import Named, Recipe
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.feed.selectors.registry import load_selector
 from headrace.trainers.batches.estimator import check_advantage
@@ -61,24 +61,24 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def asked(kind: str, use: str) -> None:
+def asked(kind: str, name: str) -> None:
     """Look for what a recipe names, as each kind of it is looked for."""
     recipe = load_recipe("arithmetic")
     match kind:
         case "environment":
-            load_environment(use, 1, {})
+            load_environment(name, 1, {})
         case "workflow":
-            load_workflow(use)
+            load_workflow(name)
         case "selector":
-            load_selector(Use(use=use), 1)
+            load_selector(Named(use=name), 1)
         case "engine":
-            open_engine({}, recipe.rollout.model_copy(update={"engine": Use(use=use)}), 1)
+            open_engine({}, recipe.rollout.model_copy(update={"engine": Named(use=name)}), 1)
         case "algorithm":
-            load_chain([(use, {})])
+            load_chain([(name, {})])
         case "advantage":
-            check_advantage(with_trainer(recipe, advantage=Use(use=use)), "solver")
+            check_advantage(with_trainer(recipe, advantage=Named(use=name)), "solver")
         case "loss":
-            check_loss(with_trainer(recipe, loss=Use(use=use)), "solver")
+            check_loss(with_trainer(recipe, loss=Named(use=name)), "solver")
 
 
 KINDS = ("environment", "workflow", "selector", "engine", "algorithm", "advantage", "loss")
@@ -219,7 +219,7 @@ def test_a_module_in_the_users_own_package_of_the_same_name_comes_first(
         import_module_named("envs.nosuch")
 
 
-@pytest.mark.parametrize("use", ["./rules:grade", "rules.py:grade", ".rules:grade"])
-def test_a_path_in_the_place_of_a_module_is_told_with_the_name(use: str) -> None:
+@pytest.mark.parametrize("name", ["./rules:grade", "rules.py:grade", ".rules:grade"])
+def test_a_path_in_the_place_of_a_module_is_told_with_the_name(name: str) -> None:
     with pytest.raises(UsageError, match=r'^scorer: .* is a path; write the module\'s name, as in "rules:grade"'):
-        load_plug_in("scorer", use)
+        load_plug_in("scorer", name)

@@ -11,7 +11,7 @@ from drawn_page import drawn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.app.views.inspection_page import step_page, trajectory_page
-from headrace.infra.recipe.settings import TrainerSettings, Use
+from headrace.infra.recipe.settings import Named, TrainerSettings
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
 from headrace.ops.lineage.seen import AdvantagesBySequence, advantages_of, see_group, see_sequence
 from headrace.schemas.episode_errors import describe_error
@@ -104,7 +104,7 @@ def test_advantages_are_those_of_the_trainer_and_stand_with_their_sequences(toke
 def test_advantages_that_depend_on_the_batch_are_taken_from_all_of_it(tokenizer: Tokenizer) -> None:
     whole = group(tokenizer)
     other = replace(whole, curated=CuratedGroup(kept=(0, 3), rewards=(5.0, 0.0, math.nan, 0.0)))
-    settings = TrainerSettings(advantage=Use(use="lite_ppo"))
+    settings = TrainerSettings(advantage=Named(use="lite_ppo"))
 
     alone, (beside, _) = taken(whole, settings), advantages_of([whole, other], settings)
 

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.envs.contract import Problem
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Use
+from headrace.infra.recipe.settings import Named
 from headrace.producers.feed.selectors.contract import ChoosesTier, KnowsSize, Selector
 from headrace.producers.feed.selectors.dots import Dots
 from headrace.producers.feed.selectors.draws import HashedDraws
@@ -262,7 +262,7 @@ def built(name: str, seed: int = 3) -> Selector:
         "filter_solved": {"threshold": 0.4},
         "tiers": {"threshold": 0.1},
     }
-    return load_selector(Use.model_validate({"use": name, **quick.get(name, {})}), seed)
+    return load_selector(Named.model_validate({"use": name, **quick.get(name, {})}), seed)
 
 
 @pytest.mark.parametrize("name", SELECTORS)
@@ -285,7 +285,7 @@ def test_a_run_can_be_repeated_and_another_seed_draws_otherwise() -> None:
 
 @pytest.mark.parametrize("name", ["filter_solved", "greso", "dots", "pools"])
 def test_state_is_bounded_whatever_the_number_of_tasks_and_the_length_of_their_ids(name: str) -> None:
-    selector = load_selector(Use.model_validate({"use": name, "remember": 100}), 1)
+    selector = load_selector(Named.model_validate({"use": name, "remember": 100}), 1)
     for number in range(5000):
         selector.observe(group(f"{number}" * 50, 1.0, 1.0))
     assert len(json.dumps(selector.snapshot())) < 100 * 60 + 300
@@ -320,13 +320,13 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         ("tiers", "floor", 1.5),
     ):
         with pytest.raises(UsageError, match=rf"feed.selector '{name}' refuses its settings .*{setting}"):
-            load_selector(Use.model_validate({"use": name, setting: value}), 1)
+            load_selector(Named.model_validate({"use": name, setting: value}), 1)
     for setting, sentence in (
         ("remember", "remember must be an integer, got 'many'"),
         ("seed", "no option 'seed'"),
     ):
         with pytest.raises(UsageError, match=f"^feed.selector, filter_solved: {sentence}"):
-            load_selector(Use.model_validate({"use": "filter_solved", setting: "many"}), 1)
+            load_selector(Named.model_validate({"use": "filter_solved", setting: "many"}), 1)
     with pytest.raises(ValueError, match="one of hard, normal, easy is above 0"):
         Pools(1, hard=0, normal=0, easy=0)
     with pytest.raises(UsageError, match="needs an environment with tiers"):

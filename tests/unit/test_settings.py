@@ -111,7 +111,7 @@ def test_a_shadow_takes_what_it_does_not_set_from_its_policy() -> None:
     assert recipe.policy_variants == ("solver", "solver.bare", "solver.own")
     assert (recipe.trainer_of("solver.bare").steps, recipe.trainer_of("solver.own").steps) == (7, 3)
     assert recipe.chain_of("solver.bare") == recipe.chain_of("solver") == recipe.curate.chain
-    assert [use.use for use in recipe.chain_of("solver.own")] == ["validate"]
+    assert [one.use for one in recipe.chain_of("solver.own")] == ["validate"]
     assert [recipe.trainer_of(line).is_shadow for line in recipe.policy_variants] == [False, True, True]
     assert {f"{recipe.name}.curated.solver.own", f"{recipe.name}.batches.solver.bare"} <= {
         spec.name for spec in recipe.topic_specs

@@ -75,8 +75,8 @@ def test_what_is_overlong_may_be_masked_instead() -> None:
 def test_a_penalty_gives_no_variance_to_a_group_that_is_wrong_throughout() -> None:
     """Whichever of the two comes first."""
     whole = candidate(0.0, 0.0, lengths=(95, 5))
-    for uses in (["overlong", "drop_zero_variance"], ["drop_zero_variance", "overlong"]):
-        chain = load_chain([(use, {"limit": 100} if use == "overlong" else {}) for use in uses])
+    for named in (["overlong", "drop_zero_variance"], ["drop_zero_variance", "overlong"]):
+        chain = load_chain([(name, {"limit": 100} if name == "overlong" else {}) for name in named])
         assert chain.process(whole, 3) == (Drop("zero_variance", "all 2 rewards are 0.0"),)
     assert len(set(shaped(Overlong(100), whole))) == 2
     assert isinstance(next(iter(DropZeroVariance().process(kept(Overlong(100).process(whole, 3)), 3))), Drop)

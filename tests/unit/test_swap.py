@@ -20,7 +20,7 @@ from headrace.consumers.curate.revision_chains import find_first_of_chain, load_
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.recipe.recipe_file import replace_chain
-from headrace.infra.recipe.settings import Recipe, Use
+from headrace.infra.recipe.settings import Named, Recipe
 from headrace.infra.run import progress, revisions
 from headrace.infra.run.progress import RunProgress
 from headrace.infra.store.object_store import StoreAddress
@@ -31,10 +31,10 @@ from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, Outco
 from headrace.schemas.topics import Topics
 
 TRAINED = RunProgress(has_trained=True)
-REPLAYING = (Use(use="validate"), Use.model_validate({"use": "replay_latest", "ratio": 0.5, "max_uses": 2}))
+REPLAYING = (Named(use="validate"), Named.model_validate({"use": "replay_latest", "ratio": 0.5, "max_uses": 2}))
 
 
-def chained(before: Recipe, *chain: Use) -> Recipe:
+def chained(before: Recipe, *chain: Named) -> Recipe:
     return before.model_copy(update={"curate": before.curate.model_copy(update={"chain": chain})})
 
 
@@ -46,7 +46,7 @@ def test_every_further_number_has_the_new_revision_and_one_that_is_lost_keeps_it
     feeder.fold_weights(version("solver", 0))
     before = feeder.plan()
     [known] = {one.task.revision for one in before}
-    feeder.swap(RecipeRevision("r", known + 1), chained(feeder.recipe, Use(use="validate")))
+    feeder.swap(RecipeRevision("r", known + 1), chained(feeder.recipe, Named(use="validate")))
     done = [GroupUse(stream, number) for stream, number in names(before) if stream == "debate" or number in {0, 1}]
     feeder.fold_batch(BatchTrained("r", "solver", version=1, groups=tuple(done)))
     after = [one for one in feeder.plan() if one.task.purpose == "train"]
@@ -134,14 +134,14 @@ def test_a_chain_that_takes_the_trainers_limit_or_the_seed_is_another_one_with_a
         return find_first_of_chain(recipes.__getitem__, len(recipes) - 1, "solver")
 
     stricter = RECIPE.trainer.model_copy(update={"max_staleness": RECIPE.trainer.max_staleness + 1})
-    assert "max_staleness" in {use.use for use in RECIPE.chain_of("solver")}
+    assert "max_staleness" in {one.use for one in RECIPE.chain_of("solver")}
     assert first(RECIPE, RECIPE, RECIPE) == 0
     assert first(RECIPE, RECIPE.model_copy(update={"trainer": stricter})) == 1
     assert first(RECIPE, RECIPE.model_copy(update={"seed": RECIPE.seed + 1}), RECIPE) == 2
 
 
 def test_what_a_chain_flagged_counts_after_its_end() -> None:
-    watch = Use.model_validate({"use": "repetition", "run": 1, "probability": 1e-6, "monitor": True})
+    watch = Named.model_validate({"use": "repetition", "run": 1, "probability": 1e-6, "monitor": True})
     curator, restored = (partition(chained(RECIPE, watch), RECIPE) for _ in range(2))
     outcome_of(curator, 0, 0)
     outcome_of(curator, 4, 1)
@@ -223,7 +223,7 @@ def test_the_command_that_began_a_run_goes_on_with_the_chain_that_it_was_swapped
     assert (made.revision, made.swapped) == (2, True)
     assert Recipe.from_json(made.recipe) == chained(longer, *REPLAYING)
     assert settled(longer, (RECIPE, False), (other, True), (chained(longer, *REPLAYING), True)) is None
-    third = chained(RECIPE, Use(use="validate"))
+    third = chained(RECIPE, Named(use="validate"))
     with pytest.raises(UsageError, match=r"curate\.chain"):
         settled(third, (RECIPE, False), (other, True))
 

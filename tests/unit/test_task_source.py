@@ -14,7 +14,7 @@ import pytest
 
 from headrace.envs.contract import Problem, Score, Split
 from headrace.infra.errors import Unavailable, UsageError
-from headrace.infra.recipe.settings import Feed, Use
+from headrace.infra.recipe.settings import Feed, Named
 from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
 from headrace.producers.feed.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
 from headrace.producers.feed.task_source import EnvironmentFailed, TaskSource
@@ -135,12 +135,12 @@ def test_what_an_environment_or_a_selector_cannot_give_is_said() -> None:
     with pytest.raises(EnvironmentFailed, match=r"'sums' of workflow math gave no problem 1 of held_out: RuntimeError"):
         source().list_held_out(2)
     with pytest.raises(UsageError, match="each can be named once"):
-        load_selectors([Use(use="greso"), Use(use="greso")], 1)
+        load_selectors([Named(use="greso"), Named(use="greso")], 1)
     with pytest.raises(UsageError, match="names a and b, each to choose the tier"):
         AllOf({"a": Alternating(1), "b": Alternating(1)})
     for name, said in (("accept_al", "take one of accept_all"), ("no.such.module:Name", "there is no module no: ")):
         with pytest.raises(UsageError, match=said):
-            load_selector(Use(use=name), 1)
+            load_selector(Named(use=name), 1)
 
 
 def test_an_environment_that_cannot_be_reached_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,15 +153,15 @@ def test_an_environment_that_cannot_be_reached_is_waited_for(monkeypatch: pytest
 
 
 def test_selectors_are_found_by_name_or_as_package_and_name() -> None:
-    assert isinstance(load_selector(Use(use="accept_all"), 1), AcceptAll)
+    assert isinstance(load_selector(Named(use="accept_all"), 1), AcceptAll)
     module = types.ModuleType("own_selectors")
     module.Picky = Picky  # type: ignore[attr-defined]
     sys.modules["own_selectors"] = module
     try:
-        found = load_selector(Use.model_validate({"use": "own_selectors:Picky", "wanted": ["a"]}), 1)
+        found = load_selector(Named.model_validate({"use": "own_selectors:Picky", "wanted": ["a"]}), 1)
         assert found.select(Problem("a", "?"))
         with pytest.raises(UsageError, match=r"own_selectors:Picky: no option 'size'; it takes wanted$"):
-            load_selector(Use.model_validate({"use": "own_selectors:Picky", "size": 3}), 1)
+            load_selector(Named.model_validate({"use": "own_selectors:Picky", "size": 3}), 1)
     finally:
         del sys.modules["own_selectors"]
 
@@ -186,11 +186,11 @@ def test_the_selector_of_the_page_works_as_the_page_says(monkeypatch: pytest.Mon
     exec(code, module.__dict__)  # noqa: S102 - the project's own page
     monkeypatch.setitem(sys.modules, "my_package.ask", module)
     *_, own = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    [use] = Feed.model_validate(tomllib.loads(own)["feed"]).selector
-    assert use.settings == {"rest": 200}
+    [picked] = Feed.model_validate(tomllib.loads(own)["feed"]).selector
+    assert picked.settings == {"rest": 200}
 
     def build() -> TaskSource:
-        return source(load_selectors([Use.model_validate({"use": use.use, "rest": 2})], 1))
+        return source(load_selectors([Named.model_validate({"use": picked.use, "rest": 2})], 1))
 
     problems = build()
     for task_id in ("one-train-0", "one-train-1", "one-train-2"):
@@ -200,17 +200,17 @@ def test_the_selector_of_the_page_works_as_the_page_says(monkeypatch: pytest.Mon
     assert [again.draw().index for _ in range(2)] == [0, 0]
     assert again.rejected == 2
     with pytest.raises(UsageError, match="at least 1; got 0"):
-        load_selector(Use.model_validate({"use": use.use, "rest": 0}), 1)
+        load_selector(Named.model_validate({"use": picked.use, "rest": 0}), 1)
 
 
 def test_the_recipes_of_the_page_can_be_read_and_its_table_has_every_selector_with_its_settings() -> None:
     for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL):
         tables = tomllib.loads(block)
-        uses = Feed.model_validate(tables.get("feed", {})).selector
-        load_selectors([use for use in uses if ":" not in use.use], 1)
+        named = Feed.model_validate(tables.get("feed", {})).selector
+        load_selectors([one for one in named if ":" not in one.use], 1)
     rows = dict(re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE, re.MULTILINE))
     assert rows.pop("use")
     assert set(rows) == set(SELECTORS)
     for name, row in rows.items():
-        settings = set(inspect.signature(type(load_selector(Use(use=name), 1))).parameters) - {"seed"}
+        settings = set(inspect.signature(type(load_selector(Named(use=name), 1))).parameters) - {"seed"}
         assert settings <= set(re.findall(r"`(\w+)`", row)), name

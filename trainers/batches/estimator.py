@@ -75,20 +75,20 @@ class Estimator:
 @lru_cache(maxsize=64)
 def load_estimator(settings: TrainerSettings) -> Estimator:
     """Return the estimator of a trainer's table, which has been tried. Raises UsageError that lists the choices."""
-    use = settings.advantage
-    function = find_named(ADVANTAGE_KEY, use.use, ADVANTAGES)
+    named = settings.advantage
+    function = find_named(ADVANTAGE_KEY, named.use, ADVANTAGES)
     taken = _select_comparison(settings, function)
-    if twice := COMPARISON & use.settings.keys():
+    if twice := COMPARISON & named.settings.keys():
         raise UsageError(f"{ADVANTAGE_KEY}: `{min(twice)}` is a key of [trainer] itself, beside this one")
-    check_options(f"{ADVANTAGE_KEY}, {use.use}", function, use.settings, COMPARISON)
-    options = {**taken, **use.settings}
-    whole_batch = settings.batch_norm or use.use in WHOLE_BATCH or use.use not in ADVANTAGES
-    estimator = Estimator(use.use, function, options, settings.batch_norm, whole_batch)
+    check_options(f"{ADVANTAGE_KEY}, {named.use}", function, named.settings, COMPARISON)
+    options = {**taken, **named.settings}
+    whole_batch = settings.batch_norm or named.use in WHOLE_BATCH or named.use not in ADVANTAGES
+    estimator = Estimator(named.use, function, options, settings.batch_norm, whole_batch)
     try:
         estimator(PROBE_BATCH)
     except Exception as error:  # whatever one of the user's own raises
         raise UsageError(
-            f"{ADVANTAGE_KEY}: {use.use} with {use.settings} fails on two groups of rewards 0, 1: "
+            f"{ADVANTAGE_KEY}: {named.use} with {named.settings} fails on two groups of rewards 0, 1: "
             f"{describe_with_place(error)}"
         ) from error
     return estimator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Recipe, Reference, TrainerSettings, Use
+from headrace.infra.recipe.settings import Named, Recipe, Reference, TrainerSettings
 from headrace.trainers.losses import LOSSES, Objective, objective_of
 
 PER_TOKEN = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline"})
@@ -35,7 +35,7 @@ def objective_for(settings: TrainerSettings) -> Objective:
     return objective_of(
         settings.loss.model_dump(),
         _table(settings.aggregation),
-        correction=[use.model_dump() for use in settings.correction],
+        correction=[one.model_dump() for one in settings.correction],
         kl=_table(settings.kl),
         entropy=settings.entropy,
         count_rejected=settings.count_rejected,
@@ -47,5 +47,5 @@ def check_loss(recipe: Recipe, policy_variant: str) -> None:
     objective_for(recipe.trainer_of(policy_variant))
 
 
-def _table(use: Use | None) -> dict[str, Any] | None:
-    return None if use is None else use.model_dump()
+def _table(named: Named | None) -> dict[str, Any] | None:
+    return None if named is None else named.model_dump()

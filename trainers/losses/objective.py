@@ -298,8 +298,8 @@ def objective_of(
 
     Raises UsageError for a name or an option that there is not, or a value out of range, before any batch is there.
     """
-    found, use = _bind_options("trainer.loss", loss, LOSSES)
-    own = OWN_AGGREGATION.get(use, "token_mean")
+    found, name = _bind_options("trainer.loss", loss, LOSSES)
+    own = OWN_AGGREGATION.get(name, "token_mean")
     aggregate, _ = _bind_options("trainer.aggregation", own if aggregation is None else aggregation, AGGREGATIONS)
     several = [correction] if isinstance(correction, str | Mapping) else (correction or [])
     corrections = tuple(_bind_options("trainer.correction", table, CORRECTIONS)[0] for table in several)
@@ -317,7 +317,7 @@ def objective_of(
     if weighing > 1:
         raise UsageError("trainer.correction: only one of them may weigh: two would be pi_prox / pi_b twice")
     if weighing and found.func in (decoupled_ppo, m2po):
-        raise UsageError(f"trainer.loss: {use} makes up for pi_b itself: a correction beside it may only reject")
+        raise UsageError(f"trainer.loss: {name} makes up for pi_b itself: a correction beside it may only reject")
     with _blame("trainer.loss"):
         objective.compute_loss_share(tokens, totals, objective.bounds(tokens))
     return objective
@@ -346,13 +346,13 @@ def _bind_options(
     options = {"use": table} if isinstance(table, str) else dict(table)
     if "use" not in options:
         raise UsageError(f"{where}: `use` is missing; take one of {', '.join(shipped)}")
-    use = options.pop("use")
-    function = find_named(where, use, shipped)
-    check_options(f"{where}, {use}", function, options)
-    for name, value in options.items():
+    name = options.pop("use")
+    function = find_named(where, name, shipped)
+    check_options(f"{where}, {name}", function, options)
+    for option, value in options.items():
         if isinstance(value, float) and math.isnan(value):
-            raise UsageError(f"{where}, {use}: {name} is not a number (nan)")
-    return partial(function, **options), use
+            raise UsageError(f"{where}, {name}: {option} is not a number (nan)")
+    return partial(function, **options), name
 
 
 def _example() -> tuple[TrainedTokens, Totals]:

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.envs.contract import Problem
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import check_settings, find_named
-from headrace.infra.recipe.settings import Feed, Use
+from headrace.infra.recipe.settings import Feed, Named
 from headrace.producers.feed.selectors.contract import ChoosesTier, KnowsSize, Selector
 from headrace.schemas.records import Outcome
 
@@ -77,12 +77,12 @@ class AllOf:
                 selector.restore(state[name])
 
 
-def load_selectors(uses: Sequence[Use], seed: int) -> AllOf:
+def load_selectors(named: Sequence[Named], seed: int) -> AllOf:
     """Build the selectors that a recipe names, as one. Raises UsageError."""
-    names = [use.use for use in uses]
+    names = [one.use for one in named]
     if len(set(names)) < len(names):
         raise UsageError(f"feed.selector names {', '.join(names)}: each can be named once")
-    return AllOf({use.use: load_selector(use, seed) for use in uses})
+    return AllOf({one.use: load_selector(one, seed) for one in named})
 
 
 def load_feed_selectors(feed: Feed, seed: int) -> AllOf:
@@ -93,12 +93,12 @@ def load_feed_selectors(feed: Feed, seed: int) -> AllOf:
     return selectors
 
 
-def load_selector(use: Use, seed: int) -> Selector:
+def load_selector(named: Named, seed: int) -> Selector:
     """Build one selector, by its name or as `package.module:Name`. Raises UsageError."""
-    build = find_named("feed.selector", use.use, SELECTORS)
+    build = find_named("feed.selector", named.use, SELECTORS)
     try:
-        check_settings(f"feed.selector, {use.use}", build, use.settings, elsewhere=("seed",))
-        selector: Selector = build(seed=seed, **use.settings)
+        check_settings(f"feed.selector, {named.use}", build, named.settings, elsewhere=("seed",))
+        selector: Selector = build(seed=seed, **named.settings)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"feed.selector {use.use!r} refuses its settings {use.settings}: {error}") from error
+        raise UsageError(f"feed.selector {named.use!r} refuses its settings {named.settings}: {error}") from error
     return selector

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Outgoing, RunAddress
-from headrace.infra.recipe.settings import Recipe, Use
+from headrace.infra.recipe.settings import Named, Recipe
 from headrace.infra.run import revisions, run
 from headrace.infra.run.run import Run
 from headrace.ops import swap
@@ -90,7 +90,7 @@ class Up(Command):
 
     def __init__(self, name: str, recipe: Recipe) -> None:
         super().__init__(name)
-        curate = recipe.curate.model_copy(update={"chain": (*recipe.curate.chain, Use(use="drop_zero_variance"))})
+        curate = recipe.curate.model_copy(update={"chain": (*recipe.curate.chain, Named(use="drop_zero_variance"))})
         self.recipe = recipe.model_copy(update={"curate": curate})
 
     def run(self) -> None:
