@@ -85,7 +85,7 @@ class Numbers:
 
 
 class Written(OwnPositions):
-    """Keeps the newest record of every key in place of a broker."""
+    """Keeps the newest record of every key instead of a broker."""
 
     def __init__(self, run: Run) -> None:
         self.role = Role(run.connection, FEEDER, run.run_id, run.state_partition_id(FEEDER), ())

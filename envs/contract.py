@@ -233,7 +233,7 @@ def check_number(what: str, value: object) -> float:
 
 
 def check_tools(what: str, tools: object) -> tuple[Mapping[str, Any], ...]:
-    """Return JSON schemas of tools as a tuple. Raises TypeError, naming the place, for what has no name."""
+    """Return JSON schemas of tools as a tuple. Raises TypeError, naming the index, for what has no name."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
         raise TypeError(f"{what} is a list of JSON schemas, got {show_value(tools)}")
     found = tuple(tools)

@@ -8,7 +8,7 @@ from headrace.envs.contract import Environment
 from headrace.envs.data.rows import read_data_of
 from headrace.envs.messages import refuse_half_characters
 from headrace.infra.errors import UsageError
-from headrace.infra.own_frames import place_of
+from headrace.infra.own_frames import locate_error
 from headrace.schemas.records import UsedEnvironment
 
 LIBRARY = "reasoning_gym"
@@ -32,7 +32,7 @@ def find_version(environment: Environment) -> str:
     except Exception as error:
         raise UsageError(
             f"environment {environment.name}: its `version` cannot be recorded ({type(error).__name__}: {error} at "
-            f"{place_of(error)}): make it a text, or leave it out"
+            f"{locate_error(error)}): make it a text, or leave it out"
         ) from error
     if isinstance(own, str) and own:
         return own

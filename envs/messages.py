@@ -16,7 +16,7 @@ Prompt = str | Sequence[Message]
 def check_messages(what: str, messages: object) -> tuple[dict[str, Any], ...]:
     """Return messages as dicts whose `content` is a string; text parts of a content are joined.
 
-    Raises TypeError for what is no message, and for an image, a sound or a file, naming its place.
+    Raises TypeError for what is no message, and for an image, a sound or a file, naming its location.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise TypeError(f"{what} is a list of messages, got {show_value(messages)}")
@@ -59,7 +59,7 @@ def refuse_half_characters(what: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        half = f"{text[error.start]!r} at place {error.start}"
+        half = f"{text[error.start]!r} at index {error.start}"
         raise ValueError(f"{what} holds half of a character ({half}): write the whole one") from error
 
 

@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex, cast
 from headrace.envs.contract import Environment, Problem, Workflow
 from headrace.envs.messages import refuse_half_characters, show_value
 from headrace.infra.errors import UsageError
-from headrace.infra.own_frames import place_of
+from headrace.infra.own_frames import locate_error
 from headrace.infra.recipe.named import find_named
 from headrace.infra.unreachable import is_unreachable
 
@@ -137,7 +137,7 @@ def _check_contract(name: str, environment: Any) -> None:
 def _describe(error: BaseException) -> str:
     if isinstance(error, TypeError | ValueError):
         return str(error)
-    return f"{type(error).__name__}: {error} at {place_of(error)}"
+    return f"{type(error).__name__}: {error} at {locate_error(error)}"
 
 
 def _find_plug_in(what: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 FENCED = 76
-"""Exit code of a component whose place another process has taken: no fault of its own, and no death."""
+"""Exit code of a component that another process has replaced: no fault of its own, and no death."""
 
 
 class HeadraceError(Exception):

@@ -20,31 +20,31 @@ _FRAME = re.compile(r'^ +File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<name
 """A line of a traceback; that of a syntax error has no function."""
 
 
-def place_of(error: BaseException) -> str:
+def locate_error(error: BaseException) -> str:
     """Return file, line and function of the newest frame of the user's own, as `flow.py:12 in play`.
 
     Where there is none it is the newest of all; empty for an error that was never raised. An error that was raised
     from another one is where it was raised itself.
     """
-    return choose_place(_list_frames(error))
+    return choose_location(_list_frames(error))
 
 
-def describe_with_place(error: BaseException) -> str:
-    """Return what an error says; of one raised in the user's own code type and place too."""
+def describe_with_location(error: BaseException) -> str:
+    """Return what an error says; of one raised in the user's own code type and location too."""
     frames = _keep_own(_list_frames(error))
-    return f"{type(error).__name__}: {error} at {choose_place(frames)}" if frames else str(error)
+    return f"{type(error).__name__}: {error} at {choose_location(frames)}" if frames else str(error)
 
 
-def find_own_place(lines: Sequence[str]) -> str:
-    """Return the place from which the last traceback of a log came; empty where it is of no own code."""
+def find_own_location(lines: Sequence[str]) -> str:
+    """Return the location from which the last traceback of a log came; empty where it is of no own code."""
     begins = [at for at, line in enumerate(lines) if line.startswith(TRACEBACK)]
     found = [_FRAME.match(line) for line in lines[begins[-1] :]] if begins else []
-    return choose_place(
+    return choose_location(
         _keep_own([(one["file"], int(one["line"]), one["name"]) for one in found if one and one["name"]])
     )
 
 
-def choose_place(frames: Sequence[Frame]) -> str:
+def choose_location(frames: Sequence[Frame]) -> str:
     """Return the newest frame of the user's own, else the newest; they come the newest last."""
     if not frames:
         return ""

@@ -22,7 +22,7 @@ from headrace.schemas.records import BatchTrained, Outcome
 from headrace.schemas.topics import variant_of
 
 TRAINED = "trained"
-"""Value in the place of a reason for groups that were trained on."""
+"""Value instead of a reason, for groups that were trained on."""
 RUN_END = "run_end"
 """Reason of what was left when the run ended: not chosen by a rule, and left out by `before_end`."""
 NORMAL_95 = 1.959964

@@ -1,4 +1,4 @@
-"""How episodes failed and what became dead letters: each error once, with its count and first place. No I/O."""
+"""How episodes failed and what became dead letters: each error once, with its count and first position. No I/O."""
 
 from __future__ import annotations
 

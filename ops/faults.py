@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.own_frames import describe_with_place
+from headrace.infra.own_frames import describe_with_location
 from headrace.infra.unreachable import is_unreachable
 
 
@@ -38,7 +38,7 @@ def catching(faults: list[Fault], where: str = "") -> Iterator[None]:
     except (HeadraceError, ValueError) as error:
         faults.append(Fault(f"{where}{error}", cause=error))
     except Exception as error:
-        said = describe_with_place(error)
+        said = describe_with_location(error)
         if is_unreachable(error):
             faults.append(Fault(f"{where}{said}: it cannot be reached now", is_doubt=True, cause=error))
         elif said != str(error):

@@ -179,7 +179,7 @@ def _refuse_half_characters(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        half = f"{text[error.start]!r} at place {error.start}"
+        half = f"{text[error.start]!r} at index {error.start}"
         raise SchemaError(f": half of a character ({half} of {text!r:.60}), and records hold whole ones") from None
 
 

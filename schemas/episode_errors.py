@@ -17,10 +17,10 @@ REPORTED = (*RAISED, "unreachable", "poison")
 
 
 def kind_of(failure: Failure | EpisodeError) -> tuple[str, str, str]:
-    """Return what failures have in common that count as one error: reason, type, and place.
+    """Return what failures have in common that count as one error: reason, type, and location.
 
-    Messages of errors that one line raises differ by what was asked. Without a place the message counts. Numbers count
-    in neither.
+    Messages of errors that one line raises differ by what was asked. Without a location the message counts. Numbers
+    count in neither.
     """
     words = failure.detail.partition(":")[0] if failure.at else failure.detail
     return failure.reason, re.sub("[0-9]+", "", words), failure.at

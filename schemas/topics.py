@@ -183,7 +183,7 @@ def state_partition(component: str, partitions: int) -> int:
 
 
 def trainer_component(policy_variant: str) -> str:
-    """Return as what a trainer has its place in `state`; what others say of its policy variant is there too."""
+    """Return as what a trainer is known in `state`; what others say of its policy variant is there too."""
     return f"train.{policy_variant}"
 
 

@@ -52,7 +52,7 @@ log = structlog.get_logger()
 
 
 class KeptWarmStart(Follower):
-    """The place of one warm start's result: of a model as it is now, with these examples and settings.
+    """The folder of one warm start's result: of a model as it is now, with these examples and settings.
 
     Args:
         model: Before its first step.

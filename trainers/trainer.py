@@ -59,7 +59,7 @@ class Trainer:
     `build_handlers`, at the end of this file, lists what it reads by topic. Its `Scheduler` decides what else a turn
     does. What it writes, each row in one transaction:
 
-    - for a group that cannot be trained on: DeadLetter, or Outcome of a shadow; and its place in a BatchTrained;
+    - for a group that cannot be trained on: DeadLetter, or Outcome of a shadow; and an eviction in a BatchTrained;
     - for evictions that waited: a BatchTrained that makes no version, and an Outcome each;
     - before the first step after a start, StepBegun; for a batch that ends the process again and again, what a group
       gets that cannot be trained on;

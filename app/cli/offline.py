@@ -70,7 +70,7 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(metavar="PLACE", help="Archive or folder of weights to start from; default: oldest checkpoint."),
+        typer.Option(metavar="SOURCE", help="Archive or folder of weights to start from; default: oldest checkpoint."),
     ] = None,
     batches: Annotated[
         bool, typer.Option("--batches", help="Train on the run's recorded batches and compare hashes.")
@@ -85,7 +85,7 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from headrace.infra.progress import open_progress
 
     log_quietly()
-    OpenedArchive(source)  # a place that holds no archive is reported before torch is loaded
+    OpenedArchive(source)  # what holds no archive is reported before torch is loaded
     from headrace.app.views.offline_page import offline_training_page
     from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline
 

@@ -25,7 +25,7 @@ class Rejection(NamedTuple):
     A tuple, as a chain makes several for each group, and a frozen dataclass takes three times as long to make.
     """
 
-    index: int  # type: ignore[assignment]  # in place of tuple.index, which nobody asks for
+    index: int  # type: ignore[assignment]  # instead of tuple.index, which nobody asks for
     """Position in the group's trajectories."""
     reason: str
     """One word or two, the same for every case of one rule."""

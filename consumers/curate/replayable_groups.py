@@ -1,4 +1,4 @@
-"""What one partition has curated, as far as it may be asked for again: identity, place and uses of groups.
+"""What one partition has curated, as far as it may be asked for again: identity, index and uses of groups.
 
 A replay names its first use by how many curated records ago that was written. That is a function of the partition's
 records in order, as an offset is not: live, replayed and archived runs count alike.

@@ -66,7 +66,7 @@ class Location(Protocol):
         ...
 
     def begin(self) -> None:
-        """Become the one that writes. Raises UsageError for a place that cannot be used, ArchiveBusy."""
+        """Become the one that writes. Raises UsageError for a location that cannot be used, ArchiveBusy."""
         ...
 
     def measure_files(self, names: Collection[str]) -> dict[str, int]:
@@ -99,10 +99,10 @@ class Location(Protocol):
 
 
 def location_of(where: str | Path, own: StoreAddress | None = None) -> Location:
-    """Return a place by its name: a folder, `s3://BUCKET/PREFIX`, `http[s]://HOST:PORT/BUCKET/PREFIX`, `store:PREFIX`.
+    """Return the location that a name stands for.
 
     Args:
-        where: Its name.
+        where: A folder, `s3://BUCKET/PREFIX`, `http[s]://HOST:PORT/BUCKET/PREFIX`, `store:PREFIX`.
         own: The store of the run at hand: where `store:` leads, and whose endpoint serves where none is named.
 
     Raises UsageError.

@@ -140,7 +140,7 @@ class Connection:
     compression: str = "lz4"
 
     def config(self, **more: Any) -> dict[str, Any]:
-        """Return librdkafka settings; keys of `more` have underscores for dots. Errors go to one place, the log."""
+        """Return librdkafka settings; keys of `more` have underscores for dots. Errors go to the log alone."""
         dotted = {key.replace("_", "."): value for key, value in more.items()}
         return {
             "bootstrap.servers": self.bootstrap,

@@ -63,7 +63,7 @@ class Component(Protocol):
     def rewind(self) -> None:
         """Drop records and memory that ran ahead of the last commit, and go back to where that left off.
 
-        A component that cannot do so in place raises; its process then starts again.
+        A component that cannot do so raises; its process then starts again.
         """
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ def run_loop(
             messages = component.poll(watch)  # 1
             with watch.measure("handle"):  # 2
                 handled: list[Outgoing] = []
-                for message in messages:  # its place is on every line that is logged meanwhile
+                for message in messages:  # its position is on every line that is logged meanwhile
                     with bound_contextvars(topic=message.topic, partition=message.partition, offset=message.offset):
                         handled += component.handle(message)
             ticked = list(component.tick())

@@ -67,7 +67,7 @@ def main() -> None:
 
     The component begins here, and not where it was forked, so that it ends as any program does.
     """
-    setproctitle.getproctitle()  # it finds the place of the title as long as no variable has been set
+    setproctitle.getproctitle()  # it finds the memory of the title as long as no variable has been set
     launcher = socket.socket(fileno=0)
     request = serve(launcher, int(sys.argv[1]))
     if request is None:

@@ -51,7 +51,7 @@ class Deaths:
             progress: How far the run is, as anything that differs once it is further; None while nobody can get
                 further, as a server is unreachable: such a death is not counted.
         """
-        if exit_code == FENCED:  # another process works in its place
+        if exit_code == FENCED:  # another process has replaced it
             return
         if exit_code != SERVER_AWAY:
             self.short_lives = self.short_lives + 1 if lived_s < self.patience.short_life_s else 0

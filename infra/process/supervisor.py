@@ -18,7 +18,7 @@ import structlog
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import FENCED, HeadraceError, UsageError
-from headrace.infra.own_frames import find_own_place
+from headrace.infra.own_frames import find_own_location
 from headrace.infra.process.child_process import (
     ChildCommand,
     ChildProcess,
@@ -219,7 +219,7 @@ class Supervisor:
                 backoff.reset()
             pause = backoff.next_s()
             life.state = "waiting"
-            if life.exit_code == FENCED:  # another process works in its place, and would be fenced in its turn
+            if life.exit_code == FENCED:  # another process has replaced it, and would be fenced in its turn
                 pause = self._patience.longest_pause_s
                 log.warning("child.fenced", child=child.name, again_in_s=pause)
             else:
@@ -242,11 +242,11 @@ class Supervisor:
         self._news.put(f"{child.name} died (exit code {life.exit_code}) and is started again; its log {path}{ends}")
 
     def _read_error(self, child: Child, life: _Life) -> str:
-        """Return what the log of a life that ended says last, and keep it with its place."""
+        """Return what the log of a life that ended says last, and keep it with its location."""
         lines = read_lines(self.logs / f"{child.name}.log", life.log_begin)
         error = find_last_error(lines)
-        place = find_own_place(lines)
-        life.error = f"{error} at {place}" if place else error
+        location = find_own_location(lines)
+        life.error = f"{error} at {location}" if location else error
         return error
 
     def take_news(self) -> list[str]:

@@ -57,7 +57,7 @@ def search_folders() -> tuple[str, ...]:
 def load_plug_in(where: str, name: str) -> Callable[..., Any]:
     """Return the function or class called `package.module:Name`; `where` begins the sentence of an error.
 
-    Raises UsageError with all places where its module was looked for, with file and line where its import failed, or
+    Raises UsageError with all folders where its module was looked for, with file and line where its import failed, or
     for a module that has no such function or class.
     """
     module, _, attribute = name.partition(":")

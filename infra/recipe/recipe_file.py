@@ -209,7 +209,7 @@ def _merge(draft: Draft, into: Table, table: Mapping[str, Any], source: str, at:
             _merge(draft, old, value, source, here)
         else:
             into[key] = value
-            draft.origins = {place: who for place, who in draft.origins.items() if place[: len(here)] != here}
+            draft.origins = {path: who for path, who in draft.origins.items() if path[: len(here)] != here}
             _note(draft, here, value, source)
 
 
@@ -238,10 +238,10 @@ def _set(draft: Draft, word: str) -> None:
         table[keys[-1]] = value
     else:
         raise UsageError(f"{SET} {word}: {'.'.join(keys[:-1])} is {table!r}, which has no keys")
-    _note(draft, tuple(int(key) if _is_place(key) else key for key in keys), value, f"{SET} {word}")
+    _note(draft, tuple(int(key) if _is_index(key) else key for key in keys), value, f"{SET} {word}")
 
 
-def _is_place(key: str) -> bool:
+def _is_index(key: str) -> bool:
     return key.isascii() and key.isdigit() and len(key) < 10
 
 
@@ -254,7 +254,7 @@ def _step(table: Any, key: str, word: str) -> Any:
 
 
 def _parse_index(items: list[Any], key: str, word: str) -> int:
-    if not _is_place(key) or int(key) >= len(items):
+    if not _is_index(key) or int(key) >= len(items):
         raise UsageError(f"{SET} {word}: {key!r} is not an index of a list of {len(items)}; indices begin at 0")
     return int(key)
 
@@ -344,7 +344,7 @@ def _name_location(location: KeyPath) -> str:
 
 
 def _describe_unknown(above: Sequence[str], key: str, allowed: Sequence[str]) -> str:
-    """Return that a key is unknown, with the nearest known one and those that are allowed in its place."""
+    """Return that a key is unknown, with the nearest known one and those that are allowed there."""
     table = f"[{'.'.join(above)}]" if above else "A recipe"
     hint = _find_elsewhere(key) or _suggest_nearest(key, allowed)
     unknown = f"`{_join_keys((*above, key))}` is not known{f': {hint}' if hint else '.'}"
@@ -358,8 +358,8 @@ def _suggest_nearest(key: str, known: Mapping[str, Any] | Sequence[str]) -> str:
 
 def _find_elsewhere(key: str) -> str:
     """Find a key that is right by its name and wrong by its table."""
-    places = [dotted for dotted in list_known_keys() if dotted.rpartition(".")[2] == key]
-    return f"did you mean `{places[0]}`?" if places else ""
+    found = [dotted for dotted in list_known_keys() if dotted.rpartition(".")[2] == key]
+    return f"did you mean `{found[0]}`?" if found else ""
 
 
 def _join_keys(location: Sequence[str | int]) -> str:

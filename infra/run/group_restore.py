@@ -3,7 +3,7 @@
 A member of a group must poll now and then, so the work is cut: each call goes on for a stretch of time. Nobody restores
 from "the end" of `state`: an open transaction hides the newest snapshot there.
 
-Where Kafka has forgotten the offsets of a group that rested, the newest snapshot takes their place. What was handled
+Where Kafka has forgotten the offsets of a group that rested, the newest snapshot replaces them. What was handled
 after it has left its records: inputs are handled again, in memory, for as long as what follows from them is in the log.
 """
 

@@ -1,6 +1,6 @@
 """How an object store is reached: with which keys, and whose certificates are believed.
 
-The first of these places that holds keys decides:
+The first of these that holds keys decides:
 
 1. for an embedded store, which is on loopback, `store.json` in its data folder; in runs of 0.1 the run's own records
 2. HEADRACE_S3_ACCESS_KEY and HEADRACE_S3_SECRET_KEY

@@ -176,7 +176,7 @@ def _write_file(path: Path, pieces: Pieces) -> None:
 
 
 def restamp(folder: Path, weights_hash: str) -> None:
-    """Write a hash in the place of `UNKNOWN_HASH`."""
+    """Write a hash over `UNKNOWN_HASH`."""
     index = folder / INDEX
     path = index if index.exists() else folder / SINGLE
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:

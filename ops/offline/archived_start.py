@@ -62,7 +62,7 @@ def begin(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> 
     That is its oldest checkpoint, or, where it has none, the model that its recipe names, if that was not warmed up.
 
     Raises:
-        UsageError: There is no such place, or nothing to begin with.
+        UsageError: There is no such folder, or nothing to begin with.
         LineageBroken: The checkpoint cannot be read.
     """
     source = archive if folder is None else Archive(folder) if is_archive(folder) else None

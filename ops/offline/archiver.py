@@ -186,7 +186,7 @@ def archive(
 
 
 def _location(run: Run, out: Path | str) -> Location:
-    """Return where the archive is to lie. Raises UsageError for a place among the run's own objects."""
+    """Return where the archive is to lie. Raises UsageError for a location among the run's own objects."""
     found, own = location_of(out, run.store_address), run.store_address
     if isinstance(found, InStore) and found.address.bucket == own.bucket:
         prefix = found.address.prefix

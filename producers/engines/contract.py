@@ -114,7 +114,7 @@ class Engine(Protocol):
         version: int | None = None,
         deadline_s: float | None = None,
     ) -> RawGeneration:
-        """Continue `ids`; cancelling the awaiting task frees its place at once.
+        """Continue `ids`; cancelling the awaiting task frees its slot at once.
 
         version None follows the newest served weights in flight; an int runs on exactly that held weight set.
         deadline_s is seconds from now; when they have passed the request ends as "cancelled" with what it has.

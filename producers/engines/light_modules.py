@@ -101,7 +101,7 @@ def _look_up_positions(model: Any, context: int) -> None:
 def _build_light_norm(norm: Any) -> torch.nn.Module:
     epsilon: Any = getattr(norm, "variance_epsilon", None)
     is_like_llama = epsilon is not None and [name for name, _ in norm.named_parameters()] == ["weight"]
-    if not is_like_llama or norm.weight.dtype != torch.float32:  # in bf16 the two round at different places
+    if not is_like_llama or norm.weight.dtype != torch.float32:  # in bf16 the two round at different steps
         return norm  # type: ignore[no-any-return] # a module
     light = LightNorm(norm.weight, epsilon)
     size = norm.weight.numel()

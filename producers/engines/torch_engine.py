@@ -160,7 +160,7 @@ class TorchEngine:
         self._run_in_thread(lambda: self._sets.hold(policy, version, staged))
 
     def release(self, policy: str, version: int) -> None:
-        """See `Engine.release`. The set stays in memory, unused, until another hold needs its place."""
+        """See `Engine.release`. The set stays in memory, unused, until another hold needs its memory."""
         self._run_in_thread(lambda: self._sets.release(policy, version))
 
     def versions(self) -> dict[str, int]:
@@ -207,7 +207,7 @@ class TorchEngine:
         return future.result()
 
     def _withdraw(self, request: Request) -> None:
-        """Free the request's place and end it as cancelled; does nothing if it has ended."""
+        """Free the request's slot and end it as cancelled; does nothing if it has ended."""
         with self._lock:
             if self._end is None:
                 self._commands.append(_Command(partial(self._remove, request), lambda _: None))

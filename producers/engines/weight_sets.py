@@ -72,7 +72,7 @@ class WeightSets:
         held.holds += 1
 
     def release(self, policy: str, version: int) -> None:
-        """Undo one hold; the set stays, unused, until another hold needs its place. Raises VersionGone."""
+        """Undo one hold; the set stays, unused, until another hold needs its memory. Raises VersionGone."""
         self.find_for_request(policy, version).holds -= 1
 
     def count_stats(self) -> EngineStats:

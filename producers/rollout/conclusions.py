@@ -150,7 +150,7 @@ class Concluder:
         await self._send([dead])
 
     def _release_slot(self, started: StartedTask, outcome: EpisodeOutcome) -> None:
-        """Count an episode that has ended, and let another one begin in its place."""
+        """Count an episode that has ended, and free its slot."""
         self.tally.count_episode(outcome)
         if started.reservation is not None:
             started.reservation.release_one()

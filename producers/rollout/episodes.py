@@ -73,7 +73,7 @@ async def play_group(
         spec: How the task's revision has it played.
         context: Who plays.
         ending: Ends the episodes that still run, as `run_end`.
-        on_end: Called once per episode when its place is free.
+        on_end: Called once per episode when its slot is free.
 
     Raises PayloadError before any episode begins.
     """

@@ -1,4 +1,4 @@
-"""What failed episodes say of themselves: the error with its place, role and turn, its traceback once per error."""
+"""What failed episodes say of themselves: the error with its location, role and turn, its traceback once per error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from headrace.infra.own_frames import place_of
+from headrace.infra.own_frames import locate_error
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.rollout.actor import EngineActor
@@ -51,7 +51,7 @@ def build_failure(
         sample,
         reason,
         detail,
-        _make_encodable(place_of(error)[:FAILURE_DETAIL_LENGTH]),
+        _make_encodable(locate_error(error)[:FAILURE_DETAIL_LENGTH]),
         role,
         actor.calls if actor else 0,
         _render_traceback(error),

@@ -1,6 +1,6 @@
 """The threads in which environments score, so that the event loop never waits for one.
 
-A score that takes too long fails its episode, and its thread is given up: another one takes its place at once. Python
+A score that takes too long fails its episode, and its thread is given up: another one replaces it at once. Python
 code in it is interrupted. What hangs in a C extension stays behind in a daemon thread, and is counted. An extension
 that also keeps the interpreter to itself, as `re` does, stops every thread: then the process ends, with the stack of
 each of them, and its supervisor starts it again. So every wait ends.
@@ -115,7 +115,7 @@ class ScoreThreads:
             call.answer.set_exception(make_exception(f"{self._scorer}.score", error))
 
     def _give_up(self, call: _Call) -> None:
-        """Fail a call, interrupt what of it is Python, and let another thread take its place."""
+        """Fail a call, interrupt what of it is Python, and let another thread replace its own."""
         call.given_up = True
         self.stuck += 1
         self._start_replacement_thread()

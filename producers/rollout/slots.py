@@ -1,4 +1,4 @@
-"""Places for episodes: how many a worker runs at once."""
+"""Slots for episodes: how many a worker runs at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 class Slots:
-    """Counts places that are taken; safe to use from several threads."""
+    """Counts slots that are taken; safe to use from several threads."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -14,7 +14,7 @@ class Slots:
         self._lock = threading.Lock()
 
     def reserve(self, n: int) -> Reservation | None:
-        """Take n places; None when they are not free. More than `total` are granted when all places are free."""
+        """Take n slots; None when they are not free. More than `total` are granted when all slots are free."""
         with self._lock:
             if self.taken and self.taken + n > self.total:
                 return None
@@ -27,13 +27,13 @@ class Slots:
 
 
 class Reservation:
-    """Places of one task, given back one by one as its episodes end."""
+    """Slots of one task, given back one by one as its episodes end."""
 
     def __init__(self, slots: Slots, n: int) -> None:
         self._slots, self._left = slots, n
 
     def release_one(self) -> None:
-        """Give one place back."""
+        """Give one slot back."""
         self._give(min(1, self._left))
 
     def close(self) -> None:

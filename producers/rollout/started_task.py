@@ -33,7 +33,7 @@ class StartedTask:
     """Number of the intake's ownership that it was started in; in a later one its offset may be another run's task."""
 
     def release_slots(self) -> None:
-        """Free the places of the episodes that have not ended."""
+        """Free the slots of the episodes that have not ended."""
         if self.reservation is not None:
             self.reservation.close()
 
@@ -42,7 +42,7 @@ class Gate(Protocol):
     """Decides, in the intake's thread, what may start."""
 
     def admit(self, task: Task) -> Reservation | Literal["run_end", "unknown_revision"] | None:
-        """Return places for the task's episodes, `run_end` to conclude it unplayed, or None: not now.
+        """Return slots for the task's episodes, `run_end` to conclude it unplayed, or None: not now.
 
         `unknown_revision`: its revision was not read yet, and perhaps never will be.
         """

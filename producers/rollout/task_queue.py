@@ -66,7 +66,7 @@ class TaskQueue:
 
     Args:
         owned: The partitions that tasks come from, and what was started of them.
-        gate: Has places for a task, or none.
+        gate: Has slots for a task, or none.
         topics: All that tasks come from.
     """
 

@@ -142,7 +142,7 @@ def _debs() -> list[Path]:
 
 
 def _assemble_minio(context: Path) -> None:
-    """Put a static MinIO in place, stamped as what it is: a development build of one commit."""
+    """Put a static MinIO where it belongs, stamped as what it is: a development build of one commit."""
     package = "github.com/minio/minio/cmd"
     stamps = {
         "Version": f"{MINIO_TIME[:10]}T{MINIO_TIME[11:].replace('-', ':')}",

@@ -114,7 +114,7 @@ def test_types_in_types_without_end_are_not_learnt() -> None:
 
 
 def test_a_length_that_is_not_there_is_refused_before_anything_is_allocated() -> None:
-    """In place of the first length of every record, and behind a block count."""
+    """Instead of the first length of every record, and behind a block count."""
     given = []
     for length in map(varint, (2**60, -1, -(2**63), 2**31, 2**63 - 1)):
         bodies = (length, length + bytes(100), varint(1) + b"r" + length * 3 + bytes(50))

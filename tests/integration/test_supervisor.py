@@ -85,7 +85,7 @@ def test_a_child_that_is_killed_is_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.servers
-def test_a_child_whose_place_another_process_has_taken_is_no_dead_one_and_waits_long(tmp_path: Path) -> None:
+def test_a_child_that_another_process_has_replaced_is_no_dead_one_and_waits_long(tmp_path: Path) -> None:
     patience = Patience(first_pause_s=0.01, longest_pause_s=0.2, most_short_lives=2)
     with (
         capture_logs() as said,

@@ -93,7 +93,7 @@ def flipped(scene: Scene) -> None:
 
 
 def redone(data: Callable[[Scene], bytes]) -> Callable[[Scene], object]:
-    """Put another delta in the place of that of version 2, recorded as it is."""
+    """Put another delta instead of that of version 2, recorded as it is."""
     return lambda scene: scene.events.update({2: scene.delta(1, 2, data(scene))})
 
 

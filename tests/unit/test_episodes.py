@@ -225,7 +225,7 @@ def test_the_end_of_the_run_ends_episodes_that_still_run() -> None:
     assert len(ends) == 3
 
 
-def test_a_cancelled_group_is_no_group_and_frees_its_places() -> None:
+def test_a_cancelled_group_is_no_group_and_frees_its_slots() -> None:
     ends: list[EpisodeOutcome] = []
 
     async def run() -> None:
@@ -313,7 +313,7 @@ def test_an_episode_that_gives_half_of_a_character_fails_alone_and_says_where() 
     [failure] = encoded.group.failures
     assert len({failure.sample, *(int(one.id[-1]) for one in encoded.group.trajectories)}) == 3
     assert (len(encoded.group.episode_ids), encoded.group.reason) == (2, "")
-    assert r".sequences[0].agent_id: half of a character ('\ud800' at place 1 of 'a\ud800')" in failure.detail
+    assert r".sequences[0].agent_id: half of a character ('\ud800' at index 1 of 'a\ud800')" in failure.detail
     assert len(codec.decode(encoded.value, TrajectoryGroup).trajectories) == 2
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from headrace.infra.own_frames import choose_place, describe_with_place, is_own_file, place_of
+from headrace.infra.own_frames import choose_location, describe_with_location, is_own_file, locate_error
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.ops.episode_errors import ErrorsFold
 from headrace.producers.engines.contract import EngineError, VersionGone
@@ -68,15 +68,15 @@ def raised(call: Any, *words: Any) -> Exception:
 
 
 def test_the_place_of_an_error_is_the_newest_line_of_the_users_own(own: Any) -> None:
-    assert place_of(raised(own.judge, "7")) == "judges/own_judge.py:5 in judge"
-    assert place_of(raised(own.parse, "{")) == "judges/own_judge.py:8 in parse", "and not within Python's own json"
-    assert place_of(raised(own.translated, "{")) == "judges/own_judge.py:14 in translated"
-    assert place_of(ValueError("never raised")) == ""
+    assert locate_error(raised(own.judge, "7")) == "judges/own_judge.py:5 in judge"
+    assert locate_error(raised(own.parse, "{")) == "judges/own_judge.py:8 in parse", "and not within Python's own json"
+    assert locate_error(raised(own.translated, "{")) == "judges/own_judge.py:14 in translated"
+    assert locate_error(ValueError("never raised")) == ""
 
 
 def test_an_error_of_the_users_own_code_is_told_with_type_and_place_and_one_of_ours_as_it_is(own: Any) -> None:
-    assert describe_with_place(raised(own.judge, "7")) == "KeyError: '7' at judges/own_judge.py:5 in judge"
-    assert describe_with_place(ValueError("no such loss")) == "no such loss"
+    assert describe_with_location(raised(own.judge, "7")) == "KeyError: '7' at judges/own_judge.py:5 in judge"
+    assert describe_with_location(ValueError("no such loss")) == "no such loss"
 
 
 def test_files_of_ours_of_python_and_of_packages_are_nobodys_own() -> None:
@@ -85,8 +85,8 @@ def test_files_of_ours_of_python_and_of_packages_are_nobodys_own() -> None:
     assert not is_own_file(sys.modules["headrace.producers.rollout.failures"].__file__ or "")
     assert not is_own_file(str(Path(sys.modules["headrace.infra.own_frames"].__file__ or "").resolve()))
     assert not is_own_file("<frozen importlib>")
-    assert choose_place([]) == ""
-    assert choose_place([(asyncio.__file__, 3, "run")]).endswith(":3 in run"), "where none is own, the newest of all"
+    assert choose_location([]) == ""
+    assert choose_location([(asyncio.__file__, 3, "run")]).endswith(":3 in run"), "where none is own, the newest of all"
 
 
 def test_a_failure_says_type_message_place_role_turn_and_traceback(own: Any) -> None:
@@ -151,7 +151,9 @@ def test_an_outcome_carries_each_error_once_the_most_frequent_first_and_bounded(
     assert {len(error.detail) for error in errors} == {len(error.at) for error in errors} == {300}
     for words in ("TimeLimit: asked {} times", "it was over after {} tokens"):
         same = [Failure(0, "error", words.format(number)) for number in range(5)]
-        assert [error.episodes for error in group_errors(same)] == [5], "without a place, the message less its numbers"
+        assert [error.episodes for error in group_errors(same)] == [5], (
+            "without a location, the message less its numbers"
+        )
     assert kind_of(group_errors(same)[0]) == kind_of(same[4])
 
 

@@ -99,9 +99,9 @@ def test_a_function_that_returns_whether_begins_with_is_has_or_can_or_with_a_ver
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         if not function.name.startswith("__") and returns_bool(function)
     }
-    words = {place: name.lstrip("_").partition("_")[0] for place, name in asking.items()}
-    odd = {place: name for place, name in asking.items() if words[place] not in {"is", "has", "can", *ACTS.split()}}
+    words = {where: name.lstrip("_").partition("_")[0] for where, name in asking.items()}
+    odd = {where: name for where, name in asking.items() if words[where] not in {"is", "has", "can", *ACTS.split()}}
 
-    assert not [place for place, name in odd.items() if name not in ASK_OTHERWISE], "begin these with is, has or can"
+    assert not [where for where, name in odd.items() if name not in ASK_OTHERWISE], "begin these with is, has or can"
     assert not ASK_OTHERWISE.keys() - set(odd.values()), "nothing asks so any more: take these out of the table"
     assert not set(ACTS.split()) - set(words.values()), "nothing acts so any more: take these verbs out of the list"

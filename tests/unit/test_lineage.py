@@ -76,7 +76,7 @@ def test_shares_count_generated_tokens_of_every_sequence() -> None:
     assert version_shares(()) == {}
 
 
-def test_the_way_of_a_group_names_every_station_and_its_place() -> None:
+def test_the_way_of_a_group_names_every_station_and_its_position() -> None:
     repeated = replace(ATTEMPT, offset=6, counts=False)
     found = lineage("trained", attempts=(ATTEMPT, repeated), concluded=(KEPT,), letters=(LETTER,), trained=(TRAINED,))
     told = " ".join(drawn(group_page(GroupFate("demo", "sums:9", {"solver": found}))).split())

@@ -89,7 +89,7 @@ def test_half_of_a_character_is_refused_by_the_name_of_its_field() -> None:
         (lambda: Score(1, {"a\ud800": 1}), "a name in Score.parts"),
         (lambda: RoleTrajectory(1, (), {"a\ud800": 1}), "a name in RoleTrajectory.parts"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=rf"^{re.escape(name)} holds half of a character \('\\ud800' at place 1\)"):
+        with pytest.raises(ValueError, match=rf"^{re.escape(name)} holds half of a character \('\\ud800' at index 1\)"):
             make()
 
 

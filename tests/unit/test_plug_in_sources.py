@@ -152,7 +152,7 @@ def test_each_component_knows_its_own_plug_ins_and_nothing_shipped_is_one() -> N
 # ------------------------------------------------------------------------------------------------------- who is refused
 
 
-def test_another_source_is_refused_with_name_place_both_hashes_and_what_to_do(here: Path) -> None:
+def test_another_source_is_refused_with_name_path_both_hashes_and_what_to_do(here: Path) -> None:
     file = written(here / "its_refused.py", "a = 1\n")
     ours, told = hash_of("its_refused"), "f" * 64
 

@@ -220,6 +220,6 @@ def test_a_module_in_the_users_own_package_of_the_same_name_comes_first(
 
 
 @pytest.mark.parametrize("name", ["./rules:grade", "rules.py:grade", ".rules:grade"])
-def test_a_path_in_the_place_of_a_module_is_told_with_the_name(name: str) -> None:
+def test_a_path_instead_of_a_module_is_told_with_the_name(name: str) -> None:
     with pytest.raises(UsageError, match=r'^scorer: .* is a path; write the module\'s name, as in "rules:grade"'):
         load_plug_in("scorer", name)

@@ -50,7 +50,7 @@ def without_wrapping(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collect what is subscribed to in place of a server."""
+    """Collect what is subscribed to instead of a server."""
     found: list[Any] = []
 
     def noted(role: Any, *_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The small parts of a rollout worker: places, holds, pauses, the watchdog, the choice of a workflow."""
+"""The small parts of a rollout worker: slots, holds, pauses, the watchdog, the choice of a workflow."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_few_versions_are_held_at_once_and_all_are_released() -> None:
     assert held.now == []
 
 
-def test_a_version_that_is_gone_frees_its_place() -> None:
+def test_a_version_that_is_gone_frees_its_slot() -> None:
     held = Held()
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Playing a sweep, with a script in the place of `headrace up` and no servers."""
+"""Playing a sweep, with a script instead of `headrace up` and no servers."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Consumer:
 
 
 class Gate:
-    """Places for so many tasks of one episode."""
+    """Slots for so many tasks of one episode."""
 
     def __init__(self, room: int) -> None:
         self.slots = Slots(room)

@@ -17,7 +17,7 @@ class Behind:
     def __init__(self, *written: int) -> None:
         self.written = written
 
-    def admit(self, task: Task) -> str:  # type: ignore[explicit-override]  # it has places for none
+    def admit(self, task: Task) -> str:  # type: ignore[explicit-override]  # it has slots for none
         return "unknown_revision"
 
     def is_written(self, revision: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.own_frames import describe_with_place
+from headrace.infra.own_frames import describe_with_location
 from headrace.infra.recipe.named import check_options, find_named
 from headrace.infra.recipe.settings import Recipe, TrainerSettings
 from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Advantages, Member, batch_norm
@@ -89,7 +89,7 @@ def load_estimator(settings: TrainerSettings) -> Estimator:
     except Exception as error:  # whatever one of the user's own raises
         raise UsageError(
             f"{ADVANTAGE_KEY}: {named.use} with {named.settings} fails on two groups of rewards 0, 1: "
-            f"{describe_with_place(error)}"
+            f"{describe_with_location(error)}"
         ) from error
     return estimator
 

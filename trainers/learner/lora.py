@@ -1,7 +1,7 @@
 """A policy of which an adapter alone is trained: what is frozen, what has masters, and what a version is.
 
 Either a version is the adapter, and everybody computes W x + s B A x as peft does; or it is whole weights, in which
-W + s B A, rounded, takes W's place. The trainer then computes with just these, and rounding is passed over in the
+W + s B A, rounded, replaces W. The trainer then computes with just these, and rounding is passed over in the
 backward pass, as it is for masters: engine and trainer evaluate the same function either way.
 """
 

@@ -116,7 +116,7 @@ class Routers:
         return [self._outputs[layer] for layer in range(len(self._routers))]
 
     def _route(self, layer: int, router: Any, _inputs: Any, output: Any) -> Any:
-        """Put what was given in the place of what a router chose; listen."""
+        """Put what was given instead of what a router chose; listen."""
         if self._given is None and not self._listens:
             return output
         logits, weights, chosen = output

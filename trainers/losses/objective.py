@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headrace.infra.errors import UsageError
-from headrace.infra.own_frames import describe_with_place
+from headrace.infra.own_frames import describe_with_location
 from headrace.infra.recipe.named import check_options, find_named
 from headrace.trainers.losses.aggregation import AGGREGATIONS
 from headrace.trainers.losses.correction import (
@@ -337,7 +337,7 @@ def _blame(where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever a loss of the user's own raises
-        raise UsageError(f"{where}: {describe_with_place(error)}") from error
+        raise UsageError(f"{where}: {describe_with_location(error)}") from error
 
 
 def _bind_options(

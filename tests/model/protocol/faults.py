@@ -19,7 +19,7 @@ from protocol.worker import WorkerProcess
 from protocol.world import Part, State, Step, World
 
 ALONE: dict[str, Callable[[str], Process]] = {"F": FeederProcess, "T": TrainerProcess}
-"""Processes of which there is one: when it sleeps, another takes its place."""
+"""Processes of which there is one: when it sleeps, another replaces it."""
 NAMED_WITHIN = MOST_AHEAD + 4
 """Versions after which an audit has seen that a group is gone: so many are cut before it is sure that none has it."""
 Change = Callable[[Broker], object]

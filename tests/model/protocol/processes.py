@@ -50,7 +50,7 @@ class Process:
     """What is up, or down and can be started. An action that has to wait raises Blocked."""
 
     is_last = False
-    """Whether it ends for good when it ends: another one has its place."""
+    """Whether it ends for good when it ends: another one has replaced it."""
 
     def __init__(self, name: str) -> None:
         self.name = name

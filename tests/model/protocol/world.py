@@ -32,7 +32,7 @@ class Part:
     actions: tuple[str, ...]
     is_asleep: bool = False
     is_missed: bool = False
-    """Whether nobody has taken its place while it sleeps: the run waits for it."""
+    """Whether nobody has replaced it while it sleeps: the run waits for it."""
 
     def __hash__(self) -> int:
         return hash((self.name, self.frozen, self.is_asleep))
