@@ -169,8 +169,8 @@ def produce(load: Load, reports: Reports, go: Event) -> None:
 
     async def lane(numbers: Iterator[int]) -> None:
         for number in numbers:
-            encoded = encode_group(replace(groups[number % DISTINCT], number=number))
-            await producer.send([build_outgoing(run.topics, encoded, partitions)])
+            group, value = encode_group(replace(groups[number % DISTINCT], number=number))
+            await producer.send([build_outgoing(run.topics, group, value, partitions)])
 
     async def send(numbers: Iterator[int]) -> None:
         await asyncio.gather(*(lane(numbers) for _ in range(MOST_UNDELIVERED)))
@@ -269,7 +269,7 @@ def _raw_records(run: Run, load: Load) -> list[Outgoing]:
     partitions = fetch_group_partitions(run, (POLICY,))
     encoded = [encode_group(group) for group in made_groups(run.run_id)]
     numbered = ((number, encoded[number % DISTINCT]) for number in range(load.warm_up + load.groups))
-    return [build_outgoing(run.topics, replace(e, group=replace(e.group, number=n)), partitions) for n, e in numbered]
+    return [build_outgoing(run.topics, replace(group, number=n), value, partitions) for n, (group, value) in numbered]
 
 
 def raw_relay(load: Load, _reports: Reports, _go: Event) -> None:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, Qwen3Config
 
-from headrace.producers.engines.contract import RawGeneration, Sampling
+from headrace.producers.engines.contract import Generation, Sampling
 from headrace.producers.engines.sampler import draw_uniforms, start_stream
 from headrace.producers.engines.torch_engine import TorchEngine
 
@@ -111,20 +111,20 @@ def generate_with_transformers(model: torch.nn.Module, batch: list[list[int]], n
         return logprobs.gather(-1, output.sequences[:, ids.shape[1] :, None])[..., 0]
 
 
-async def generate_with_engine(engine: TorchEngine, batch: list[list[int]], new_tokens: int) -> list[RawGeneration]:
+async def generate_with_engine(engine: TorchEngine, batch: list[list[int]], new_tokens: int) -> list[Generation]:
     sampling = Sampling(max_tokens=new_tokens)
     calls = (engine.generate("p", ids, sampling, seed=seed) for seed, ids in enumerate(batch))
     return await asyncio.gather(*calls)
 
 
-def run_engine(engine: TorchEngine, batch: list[list[int]], new_tokens: int) -> list[RawGeneration]:
+def run_engine(engine: TorchEngine, batch: list[list[int]], new_tokens: int) -> list[Generation]:
     return asyncio.run(generate_with_engine(engine, batch, new_tokens))
 
 
-async def generate_staggered(engine: TorchEngine, batch: list[list[int]], new_tokens: int) -> list[RawGeneration]:
+async def generate_staggered(engine: TorchEngine, batch: list[list[int]], new_tokens: int) -> list[Generation]:
     """Each request starts two tokens after the one before."""
     sampling = Sampling(max_tokens=new_tokens)
-    tasks: list[asyncio.Task[RawGeneration]] = []
+    tasks: list[asyncio.Task[Generation]] = []
     for seed, ids in enumerate(batch):
         target = engine.stats().generated_tokens + 2 * len(tasks)
         tasks.append(asyncio.create_task(engine.generate("p", ids, sampling, seed=seed)))

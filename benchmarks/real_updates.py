@@ -20,11 +20,12 @@ import transformers
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.infra.recipe.settings import TrainerSettings
 from headrace.infra.weights.tensors import Tensor
-from headrace.producers.engines.contract import RawGeneration, Sampling
+from headrace.producers.engines.contract import Generation, Sampling
 from headrace.producers.engines.torch_engine import TorchEngine
+from headrace.schemas.records import CuratedGroup, TrajectoryGroup
 from headrace.trainers.advantages import Member
 from headrace.trainers.batches.batch import TrainingSequence
-from headrace.trainers.batches.groups import PreparedGroup, build_batch_sequences
+from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup, build_batch_sequences
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import build_model, character_tokenizer, encode, to_torch
 from headrace.trainers.learner.warm_start import Follower, TokenizedExample, WarmStartSettings, warm_start
@@ -130,6 +131,7 @@ def _played(
     problems = [start.environment.problem("train", number) for number in numbers]
     prompts = [encode(start.tokenizer, problem.text) for problem in problems]
     answers = asyncio.run(_answers(engine, prompts, int(start.tokenizer.eos_token_id), numbers.start * SAMPLES))
+    bare = DecodedGroup(CuratedGroup(), TrajectoryGroup())
     groups: list[PreparedGroup] = []
     rewards: list[float] = []
     for at, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
@@ -140,18 +142,18 @@ def _played(
             Member(index, "solver", reward, length=len(answer.ids))
             for index, (reward, answer) in enumerate(zip(scores, group, strict=True))
         )
-        groups.append(PreparedGroup(members, tuple(_sequence(prompt, answer) for answer in group)))
+        groups.append(PreparedGroup(bare, members, tuple(_sequence(prompt, answer) for answer in group)))
         rewards += scores
     return build_batch_sequences(groups, settings), rewards
 
 
-async def _answers(engine: TorchEngine, prompts: list[list[int]], eos: int, seed: int) -> list[RawGeneration]:
+async def _answers(engine: TorchEngine, prompts: list[list[int]], eos: int, seed: int) -> list[Generation]:
     sampling = Sampling(max_tokens=MAX_TOKENS, stop_ids=(eos,))
     asked = enumerate([prompt for prompt in prompts for _ in range(SAMPLES)], seed)
     return await asyncio.gather(*(engine.generate("policy", prompt, sampling, seed=one) for one, prompt in asked))
 
 
-def _sequence(prompt: list[int], answer: RawGeneration) -> TrainingSequence:
+def _sequence(prompt: list[int], answer: Generation) -> TrainingSequence:
     before = len(prompt)
     versions = np.repeat(*np.array(answer.version_runs, np.int32).T)
     return TrainingSequence(

@@ -137,7 +137,7 @@ class Chat:
         self._settle()
         if not await self._extend():
             self._last = None
-            return Generation(records.no_ints(), records.no_floats(), (), "length", records.Sampling())
+            return Generation(records.no_ints(), records.no_floats(), (), "length")
         transcript = self._transcripts[-1]
         self._last = self._open = await self._actor.generate(transcript.ids, **sampling)
         transcript.add_generation(self._last)

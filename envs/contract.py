@@ -120,23 +120,26 @@ class HasTiers(Protocol):
         """Return those that this one asks, easiest first."""
 
 
-@dataclass(frozen=True, slots=True)
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """What a policy generated."""
+    """What a policy generated: the answer of an engine to one request, and of an actor to a workflow."""
 
     ids: npt.NDArray[np.int32]
     """Token ids, int32[T], the stop token included."""
     logprobs: npt.NDArray[np.float32]
-    """Log-probabilities of the tokens as sampled, float32[T]."""
+    """Log-probabilities of the tokens as sampled, float32[T], by the engine's `logprob_convention`."""
     version_runs: tuple[tuple[int, int], ...]
     """(weight version, number of tokens); the numbers add up to T."""
-    finish_reason: str
-    """stop | length | cancelled."""
-    sampling: records.Sampling
-    """How it was sampled."""
+    finish_reason: FinishReason
+    """cancelled: the deadline passed; what was generated until then is here."""
     routing: npt.NDArray[np.uint8 | np.uint16] | None = None
     """uint8 or uint16 [P+T-1, layers, experts per token]: the experts of all P tokens before it and of its own but the
     last; None where the engine records none."""
+    sampling: records.Sampling = field(default_factory=records.Sampling)
+    """How it was sampled; the actor sets it, an engine does not."""
 
 
 class SamplingOptions(TypedDict, total=False):

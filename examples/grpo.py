@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.infra.recipe.settings import TrainerSettings
-from headrace.producers.engines.contract import RawGeneration, Sampling
+from headrace.producers.engines.contract import Generation, Sampling
 from headrace.producers.engines.torch_engine import TorchEngine
 from headrace.trainers.advantages import grpo
 from headrace.trainers.learner.masters import Masters
@@ -53,7 +53,7 @@ class Answer:
     """One generated answer to a problem."""
 
     prompt: list[int]
-    generated: RawGeneration  # token ids, each with the log-probability that it was sampled with
+    generated: Generation  # token ids, each with the log-probability that it was sampled with
     reward: float
     advantage: float
 

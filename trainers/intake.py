@@ -25,8 +25,8 @@ from headrace.trainers.batches.first_use_cache import FirstUseCache, LoggedFirst
 from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup
 from headrace.trainers.batches.trained_groups import decode_group
 from headrace.trainers.batches.window import Waiting, WindowEviction
+from headrace.trainers.checked_groups import prepare_checked_group
 from headrace.trainers.learner.limits import Limits
-from headrace.trainers.windowed_groups import WindowedGroup, build_windowed_group
 
 UNUSABLE = (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError)
 """What decoding raises for a group that cannot be trained on."""
@@ -70,7 +70,7 @@ class Intake:
 
     def decode_entry(
         self, message: Message, curated: CuratedGroup
-    ) -> Waiting[WindowedGroup] | WindowEviction[WindowedGroup]:
+    ) -> Waiting[PreparedGroup] | WindowEviction[PreparedGroup]:
         """Return a group as it waits in the window; a replay gets the group of its first use.
 
         A replay whose first use has left the log is evicted as `missing`. Raises Rejected as `unusable`.
@@ -81,14 +81,14 @@ class Intake:
             with self._watch.measure("consume"):
                 found = self._first_uses.complete(message, curated)
             if found is None:
-                nothing = WindowedGroup(DecodedGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
+                nothing = PreparedGroup(DecodedGroup(curated, TrajectoryGroup()), (), ())
                 return WindowEviction(self._build_waiting(message, curated, nothing), "missing")
             with self._watch.measure("decode"):
                 return self._build_waiting(message, curated, self._prepare(found))
         except UNUSABLE as error:
             raise Rejected("unusable", str(error)) from error
 
-    def _build_waiting(self, message: Message, curated: CuratedGroup, payload: WindowedGroup) -> Waiting[WindowedGroup]:
+    def _build_waiting(self, message: Message, curated: CuratedGroup, payload: PreparedGroup) -> Waiting[PreparedGroup]:
         return Waiting(
             key=UseId.of(curated),
             min_version=curated.min_version,
@@ -100,11 +100,11 @@ class Intake:
             size_bytes=payload.size_bytes,
         )
 
-    def _prepare(self, curated: CuratedGroup) -> WindowedGroup:
+    def _prepare(self, curated: CuratedGroup) -> PreparedGroup:
         """Return a group as the learner would be given it. Raises what makes it unusable."""
         group = decode_group(self._run, curated)
         known = math.inf if self._settings.is_shadow else self._newest_version()
-        found = build_windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
+        found = prepare_checked_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
         if self._settings.is_shadow:
             self._head = max(self._head, found.newest, group.trajectory_group.head_version)
         return found

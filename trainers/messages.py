@@ -16,11 +16,11 @@ from headrace.schemas.headers import outcome_stamp
 from headrace.schemas.ids import UseId, now_ms
 from headrace.schemas.records import BatchTrained, GroupUse, Outcome, Position, StepBegun
 from headrace.schemas.topics import policy_of, step_key, trainer_component, variant_of
+from headrace.trainers.batches.groups import PreparedGroup
 from headrace.trainers.batches.window import Waiting, WindowEviction
 from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.pipeline import MadeVersion
 from headrace.trainers.versions.publisher import WindowMark, build_pointer
-from headrace.trainers.windowed_groups import WindowedGroup
 
 UNKNOWN_USE = UseId("", -1, 0)
 """Identity of a record that cannot be read."""
@@ -72,7 +72,7 @@ class TrainerMessages:
         topic, partition = self.run.state_partition_id(trainer_component(self.policy_variant))
         return Outgoing(topic, codec.encode(record), step_key(self.policy_variant), partition=partition)
 
-    def build_poison_dead_letters(self, batch: Sequence[Waiting[WindowedGroup]], version: int) -> list[Outgoing]:
+    def build_poison_dead_letters(self, batch: Sequence[Waiting[PreparedGroup]], version: int) -> list[Outgoing]:
         """Return the dead letters of a batch over which the step to a version ended the process again and again."""
         topic = self.run.topics.curated(self.policy_variant)
         why = f"the step to version {version} over these {len(batch)} groups ends the trainer's process, each time"
@@ -83,7 +83,7 @@ class TrainerMessages:
                 outgoing += self.build_dead_letter(message, Refusal("poison", why), entry.key)
         return outgoing
 
-    def report_evictions(self, evictions: Sequence[WindowEviction[WindowedGroup]]) -> list[Outgoing]:
+    def report_evictions(self, evictions: Sequence[WindowEviction[PreparedGroup]]) -> list[Outgoing]:
         """Return a record of evictions, which makes no version, and their outcomes."""
         record = replace(self._build_record(), evictions=tuple(_build_eviction(e) for e in evictions))
         return [self._build_batch_message(record), *(self._build_outcome(e) for e in evictions)]
@@ -92,7 +92,7 @@ class TrainerMessages:
         self,
         made: MadeVersion,
         metrics: dict[str, float],
-        evictions: Sequence[WindowEviction[WindowedGroup]],
+        evictions: Sequence[WindowEviction[PreparedGroup]],
         window: Mapping[int, int],
     ) -> list[Outgoing]:
         """Return the records of a version's transaction, but for its event.
@@ -147,7 +147,7 @@ class TrainerMessages:
         key = f"{record.version}".encode()
         return Outgoing(self.run.topics.batches(self.policy_variant), codec.encode(record), key, partition=0)
 
-    def _build_outcome(self, eviction: WindowEviction[WindowedGroup]) -> Outgoing:
+    def _build_outcome(self, eviction: WindowEviction[PreparedGroup]) -> Outgoing:
         decoded = eviction.entry.payload.decoded
         curated, group = decoded.curated, decoded.trajectory_group
         outcome = Outcome(
@@ -176,11 +176,11 @@ class TrainerMessages:
         return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), partition)
 
 
-def _build_use(entry: Waiting[WindowedGroup]) -> GroupUse:
+def _build_use(entry: Waiting[PreparedGroup]) -> GroupUse:
     return GroupUse(*entry.key, entry.partition, entry.offset)
 
 
-def _build_eviction(eviction: WindowEviction[WindowedGroup]) -> records.Eviction:
+def _build_eviction(eviction: WindowEviction[PreparedGroup]) -> records.Eviction:
     return records.Eviction(_build_use(eviction.entry), eviction.verdict)
 
 

@@ -21,7 +21,7 @@ from headrace.infra.run.run import Run, read_revision
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import CuratedGroup, StepBegun, WeightsPublished
-from headrace.trainers.batches.groups import build_batch_sequences
+from headrace.trainers.batches.groups import PreparedGroup, build_batch_sequences
 from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import WindowEviction
 from headrace.trainers.intake import Intake
@@ -42,7 +42,6 @@ from headrace.trainers.scheduler import (
 from headrace.trainers.version_metrics import VersionMetrics
 from headrace.trainers.versions.pipeline import MadeVersion, Pipeline, StepRequest
 from headrace.trainers.versions.resume import ResumedTrainer
-from headrace.trainers.windowed_groups import WindowedGroup
 
 log = structlog.get_logger()
 
@@ -84,7 +83,7 @@ class Trainer:
         self._waiting = resumed.waiting
         """Records that the window of the trainer before held: they come before all others."""
         every, past = run.recipe.evaluate.every, build_trials(self.settings, resumed)
-        self.scheduler = Scheduler[WindowedGroup](self.settings, every, run.recipe.seed, past, run.ended)
+        self.scheduler = Scheduler[PreparedGroup](self.settings, every, run.recipe.seed, past, run.ended)
         self._messages = TrainerMessages(
             run,
             policy_variant,
@@ -213,13 +212,13 @@ class Trainer:
             )
         return [self._messages.build_step_begun(step.version, step.times, step.suspects)]
 
-    def _plan_step(self, step: BeginStep[WindowedGroup]) -> StepRequest:
+    def _plan_step(self, step: BeginStep[PreparedGroup]) -> StepRequest:
         """Return what the learner is to make of a batch."""
         groups = [entry.payload.decoded for entry in step.batch]
         return StepRequest(
             version=step.version,
             epoch=self._messages.epoch,
-            sequences=build_batch_sequences((entry.payload.prepared for entry in step.batch), self.settings),
+            sequences=build_batch_sequences((entry.payload for entry in step.batch), self.settings),
             must_publish=step.must_publish,
             checkpoint=step.checkpoint,
             batch=step.batch,
@@ -230,7 +229,7 @@ class Trainer:
             },
         )
 
-    def _commit_version(self, made: MadeVersion, evictions: list[WindowEviction[WindowedGroup]]) -> list[Outgoing]:
+    def _commit_version(self, made: MadeVersion, evictions: list[WindowEviction[PreparedGroup]]) -> list[Outgoing]:
         """Return the records of a version's transaction, BatchTrained first and its event last."""
         self._made_version = True
         metrics = self._metrics.of(made)

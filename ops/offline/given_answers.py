@@ -19,9 +19,9 @@ from headrace.producers.engines.contract import (
     LOGPROB_CONVENTION,
     Engine,
     EngineStats,
+    Generation,
     KvOnSwap,
     LogprobConvention,
-    RawGeneration,
     Sampling,
     TextCodec,
     check_request,
@@ -72,7 +72,7 @@ class GivenAnswers:
         seed: int,
         version: int | None = None,
         deadline_s: float | None = None,
-    ) -> RawGeneration:
+    ) -> Generation:
         """See `Engine.generate`: the next answer of the policy and a stop token, cut at `max_tokens`."""
         if policy not in self._given:
             return await self._engine.generate(policy, ids, sampling, seed=seed, version=version, deadline_s=deadline_s)
@@ -82,7 +82,7 @@ class GivenAnswers:
         whole = [*next(self._given[policy]), *sampling.stop_ids[:1]]
         said = np.array(whole[: sampling.max_tokens], np.int32)
         logprobs = self._logprobs(policy, prompt, said, sampling.temperature or 1.0)
-        return RawGeneration(said, logprobs, ((0, said.size),), "stop" if len(whole) == said.size else "length")
+        return Generation(said, logprobs, ((0, said.size),), "stop" if len(whole) == said.size else "length")
 
     @torch.no_grad()
     def _logprobs(

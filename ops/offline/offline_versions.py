@@ -25,14 +25,14 @@ from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.first_use_cache import FirstUseCache
-from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences
+from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup, build_batch_sequences
 from headrace.trainers.batches.trained_groups import decode_group
 from headrace.trainers.batches.window import Waiting, Window, WindowEviction, count_next_batch
+from headrace.trainers.checked_groups import prepare_checked_group
 from headrace.trainers.intake import UNUSABLE
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.step_metrics import StepMetrics, group_metrics
 from headrace.trainers.versions.remake import hash_learner, train_again
-from headrace.trainers.windowed_groups import WindowedGroup, build_windowed_group
 
 NOT_HERE = ("logprob_gap", "staleness_")
 """How metrics begin that a step tells by the number of its version: of an engine that has the same weights, which there
@@ -166,7 +166,7 @@ def train_versions(archive: Archive, policy: str, start: Start, counts: RecordCo
     counts.left = intake.waiting
 
 
-def _sequences(batch: Sequence[WindowedGroup], learner: Learner, clock: int) -> list[TrainingSequence]:
+def _sequences(batch: Sequence[PreparedGroup], learner: Learner, clock: int) -> list[TrainingSequence]:
     """Return a batch's sequences, their tokens as old for the learner as they are by the clock of the log.
 
     It counts ages from its own version, and none is before version 0.
@@ -174,7 +174,7 @@ def _sequences(batch: Sequence[WindowedGroup], learner: Learner, clock: int) -> 
     shift, most = learner.version - clock, learner.version
     return [
         replace(one, versions=np.where(one.mask, np.clip(one.versions + shift, 0, most), -1).astype(np.int32))
-        for one in build_batch_sequences((each.prepared for each in batch), learner.settings)
+        for one in build_batch_sequences(batch, learner.settings)
     ]
 
 
@@ -191,7 +191,7 @@ class _OfflineIntake:
         self._archive, self._counts, self._tokenizer_hash = archive, counts, start.tokenizer_hash
         capacity = (self._settings.max_staleness + 1) * self._settings.groups_per_batch
         least = self._settings.groups_per_batch
-        self._window = Window[WindowedGroup](capacity, self._settings.order, start.learner.seed, least=least)
+        self._window = Window[PreparedGroup](capacity, self._settings.order, start.learner.seed, least=least)
         self._first_uses = FirstUseCache(ArchivedFirstUses(archive, topic))
 
     @property
@@ -231,24 +231,24 @@ class _OfflineIntake:
         )
         self._count(self._window.add(entry))
 
-    def _decode_group(self, message: Message, curated: CuratedGroup) -> WindowedGroup | None:
+    def _decode_group(self, message: Message, curated: CuratedGroup) -> PreparedGroup | None:
         """Return the decoded group; None for a replay whose first use is not archived. Raises what else ails it."""
         found = self._first_uses.complete(message, curated)
         if found is None:
             return None
         group = decode_group(self._archive, found)
-        return build_windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, self.clock)
+        return prepare_checked_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, self.clock)
 
     def _deadline(self, curated: CuratedGroup) -> int:
         """Return the last clock at which it may be trained on: as the settings say, of a replay as its chain said."""
         return curated.deadline_version if curated.use else curated.min_version + self._settings.max_staleness
 
-    def batch(self) -> list[WindowedGroup]:
+    def batch(self) -> list[PreparedGroup]:
         """Return the next batch; nothing while it is to wait."""
         self._count(self._window.expire(self.clock))
         size = count_next_batch(self.waiting, self._settings.groups_per_batch, self._settings.minibatches, 0.0, 0.0)
         return [entry.payload for entry in self._window.pop(size) or ()]
 
-    def _count(self, evictions: Sequence[WindowEviction[WindowedGroup]]) -> None:
+    def _count(self, evictions: Sequence[WindowEviction[PreparedGroup]]) -> None:
         self._counts.evicted.update(eviction.verdict for eviction in evictions)
         self._counts.replays.update(eviction.verdict for eviction in evictions if eviction.entry.is_replay)

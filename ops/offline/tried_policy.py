@@ -19,7 +19,7 @@ from headrace.infra.run.run import STORE_NAME
 from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, advantages_of, see_group
 from headrace.ops.offline.archived_start import Start
-from headrace.producers.rollout.group_records import Encoded, build_outgoing
+from headrace.producers.rollout.group_records import build_outgoing, encode_claim
 from headrace.schemas import codec
 from headrace.schemas.records import ClaimCheck, CuratedGroup, DeadLetter, Outcome, TrajectoryGroup
 from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences, prepare_group
@@ -76,9 +76,11 @@ class PolicyTried:
     """Why there is no step."""
 
 
-def try_policy(recipe: Recipe, start: Start, groups: Sequence[Encoded], has_given_answers: bool) -> PolicyTried:
-    """Put a policy's groups through its chain, and take one step over what is kept."""
-    policy = groups[0].group.policy
+def try_policy(
+    recipe: Recipe, start: Start, groups: Sequence[tuple[TrajectoryGroup, bytes]], has_given_answers: bool
+) -> PolicyTried:
+    """Put a policy's groups, with their bytes, through its chain, and take one step over what is kept."""
+    policy = groups[0][0].policy
     fates = _curate(recipe, policy, groups)
     taken, advantages, step, no_step = _try_step(start, fates)
     texts = TokenTexts(Tokenizer.from_buffer(start.files[TOKENIZER_FILE]))
@@ -110,18 +112,18 @@ class _Fate:
     rejected: dict[str, str] = field(default_factory=dict)
 
 
-def _curate(recipe: Recipe, policy: str, groups: Sequence[Encoded]) -> list[_Fate]:
+def _curate(recipe: Recipe, policy: str, groups: Sequence[tuple[TrajectoryGroup, bytes]]) -> list[_Fate]:
     """Send a policy's groups through a curator's partition, the large ones behind claim checks."""
     topics, topic = recipe.topics, recipe.topics.trajectories(policy)
     stored: dict[str, bytes] = {}
     context = CuratorContext(RUN_ID, policy, topics, lambda _revision: recipe, lambda claim: stored[claim.key])
     partition, fates = CuratorPartition(context, (topic, 0), 1), []
-    for offset, encoded in enumerate(groups):
-        fate = _Fate(codec.decode(encoded.value, TrajectoryGroup), encoded.value)
-        claim = ClaimCheck(STORE_NAME, str(offset), "", len(encoded.value))
-        stored[claim.key] = encoded.value
-        is_large = len(encoded.value) > recipe.rollout.inline_limit_bytes
-        out = build_outgoing(topics, encoded.with_claim(claim) if is_large else encoded, {topic: 1})
+    for offset, (group, value) in enumerate(groups):
+        fate = _Fate(codec.decode(value, TrajectoryGroup), value)
+        claim = ClaimCheck(STORE_NAME, str(offset), "", len(value))
+        stored[claim.key] = value
+        is_large = len(value) > recipe.rollout.inline_limit_bytes
+        out = build_outgoing(topics, group, encode_claim(group, claim) if is_large else value, {topic: 1})
         for one in partition.handle(Message(topic, 0, offset, out.key, out.value, list(out.headers))):
             if one.topic == topics.curated(policy):
                 curated = codec.decode(one.value, CuratedGroup)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.producers.engines import sampler
-from headrace.producers.engines.contract import FinishReason, RawGeneration, Sampling
+from headrace.producers.engines.contract import FinishReason, Generation, Sampling
 from headrace.producers.engines.stop_texts import StopTexts
 
 Ints = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ class Request:
     seed: int
     version: int | None
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[RawGeneration]
+    future: asyncio.Future[Generation]
     runs: list[tuple[int, int]] = field(default_factory=list)
     """(version, number of generated tokens before its first)"""
     stop_texts: StopTexts | None = None
@@ -48,12 +48,12 @@ class Request:
             self.runs.pop()
         self.runs.append((version, generated))
 
-    def finish(self, outcome: RawGeneration | BaseException) -> None:
+    def finish(self, outcome: Generation | BaseException) -> None:
         """Hand the outcome to the waiting coroutine, from any thread."""
         with contextlib.suppress(RuntimeError):  # its event loop is closed: nobody waits any more
             self.loop.call_soon_threadsafe(self._resolve, outcome)
 
-    def _resolve(self, outcome: RawGeneration | BaseException) -> None:
+    def _resolve(self, outcome: Generation | BaseException) -> None:
         if self.future.done():
             return
         if isinstance(outcome, BaseException):
@@ -142,7 +142,7 @@ class BatchRows:
         for row in range(first, len(self)):
             yield self.ids[row, : self.length[row] - 1]
 
-    def generation(self, row: int, *, cancelled: bool = False) -> RawGeneration:
+    def generation(self, row: int, *, cancelled: bool = False) -> Generation:
         """Return what the row has made so far."""
         request, begin, end = self.requests[row], self.prompt[row], self.length[row]
         ids = self.ids[row, begin:end].copy()
@@ -153,7 +153,7 @@ class BatchRows:
             reason = "stop"
         routing = self.routing[row, : end - 1].copy() if self.routing.size else None
         runs = _run_lengths(request.runs, ids.size)
-        return RawGeneration(ids, self.logprobs[row, begin:end].copy(), runs, reason, routing)
+        return Generation(ids, self.logprobs[row, begin:end].copy(), runs, reason, routing)
 
     def remove(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
         """Drop rows; the last ones move into the holes. Returns (sources, targets) for the cache to follow."""

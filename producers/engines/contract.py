@@ -1,6 +1,6 @@
 """What every generation engine promises. Nothing here imports torch.
 
-Tokens in, tokens out: a request is a list of token ids, a `RawGeneration` holds the new ids with the log-probability of
+Tokens in, tokens out: a request is a list of token ids, a `Generation` holds the new ids with the log-probability of
 each and the weight version that made it. Versions are counted per policy.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.infra.deprecated_names import deprecated_names
+from headrace.envs.contract import FinishReason, Generation
 from headrace.infra.errors import HeadraceError
 from headrace.schemas.records import Sampling
 
@@ -24,9 +24,9 @@ __all__ = [
     "EngineError",
     "EngineStats",
     "FinishReason",
+    "Generation",
     "KvOnSwap",
     "LogprobConvention",
-    "RawGeneration",
     "Sampling",
     "TextCodec",
     "VersionGone",
@@ -47,8 +47,6 @@ KV_ON_SWAP: KvOnSwap = "recompute"
 """Recompute: the log-probability of each token is that of a plain forward, under the weights of the token's own
 version, over the whole prefix, so anybody with the weights can check it. A kept cache mixes versions for good."""
 
-FinishReason = Literal["stop", "length", "cancelled"]
-
 
 class EngineError(HeadraceError):
     """A request, a weight set or the engine itself cannot do what was asked."""
@@ -56,23 +54,6 @@ class EngineError(HeadraceError):
 
 class VersionGone(EngineError):
     """The weight version asked for is not held (any more)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RawGeneration:
-    """The answer to one request."""
-
-    ids: npt.NDArray[np.int32]
-    """int32[T]"""
-    logprobs: npt.NDArray[np.float32]
-    """float32[T], by the engine's `logprob_convention`"""
-    version_runs: tuple[tuple[int, int], ...]
-    """(version, length) pairs in order; lengths sum to T"""
-    finish_reason: FinishReason
-    """cancelled: the deadline passed; what was generated until then is here"""
-    routing: npt.NDArray[np.uint8 | np.uint16] | None = None
-    """uint8 or uint16 [P+T-1, layers, experts per token]: the experts to which a model that has some sent the P tokens
-    of the prompt and the generated ones but the last; None where none is recorded"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +94,7 @@ class Engine(Protocol):
         seed: int,
         version: int | None = None,
         deadline_s: float | None = None,
-    ) -> RawGeneration:
+    ) -> Generation:
         """Continue `ids`; cancelling the awaiting task frees its slot at once.
 
         version None follows the newest served weights in flight; an int runs on exactly that held weight set.
@@ -219,6 +200,3 @@ class TextCodec(Protocol):
 
     def decode(self, ids: Sequence[int] | npt.NDArray[np.int32], *, special_tokens: bool = False) -> str:
         """Return the text of ids, without special tokens or with them."""
-
-
-__getattr__ = deprecated_names(__name__, {"Generation": RawGeneration})

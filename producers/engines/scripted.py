@@ -31,9 +31,9 @@ from headrace.producers.engines.contract import (
     EngineError,
     EngineStats,
     FinishReason,
+    Generation,
     KvOnSwap,
     LogprobConvention,
-    RawGeneration,
     Sampling,
     TextCodec,
     VersionGone,
@@ -142,7 +142,7 @@ class ScriptedEngine:
         seed: int,
         version: int | None = None,
         deadline_s: float | None = None,
-    ) -> RawGeneration:
+    ) -> Generation:
         """See `Engine.generate`. EngineError for a text that asks nothing; an empty one is answered by a filler.
 
         Of `sampling`, only `max_tokens` and the first stop token count.
@@ -170,7 +170,7 @@ class ScriptedEngine:
             made = self._leave(request)
         answer = self._answer(known, question, sampling, seed, request.version)
         finish: FinishReason = "stop" if made == planned else "length" if made == request.tokens else "cancelled"
-        return RawGeneration(
+        return Generation(
             ids=np.array(answer[:made], np.int32),
             logprobs=np.full(made, -math.log(known.vocabulary), np.float32),
             version_runs=tuple(request.runs),

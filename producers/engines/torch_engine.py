@@ -28,9 +28,9 @@ from headrace.producers.engines.contract import (
     LOGPROB_CONVENTION,
     EngineError,
     EngineStats,
+    Generation,
     KvOnSwap,
     LogprobConvention,
-    RawGeneration,
     Sampling,
     TextCodec,
     check_request,
@@ -122,7 +122,7 @@ class TorchEngine:
         seed: int,
         version: int | None = None,
         deadline_s: float | None = None,
-    ) -> RawGeneration:
+    ) -> Generation:
         """See `Engine.generate`."""
         lm = self._sets.serving_set(policy).lm
         prompt, sampling = check_request(ids, sampling, vocabulary=lm.vocabulary, context=lm.context)

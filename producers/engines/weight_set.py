@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from headrace.producers.engines.batch import BatchRows, Request
 from headrace.producers.engines.causal_lm import CausalLM, Staged, pad_rows
-from headrace.producers.engines.contract import EngineError, RawGeneration
+from headrace.producers.engines.contract import EngineError, Generation
 from headrace.producers.engines.kv_slots import SlotCache, copy_to_device
 from headrace.producers.engines.routing import RoutingRecord
 from headrace.producers.engines.sampler import Draw
 from headrace.producers.engines.stride import Stride, choose_draw
 
-Ended = list[tuple[Request, RawGeneration | EngineError]]
+Ended = list[tuple[Request, Generation | EngineError]]
 
 
 class WeightSet:
@@ -71,11 +71,11 @@ class WeightSet:
         over = self.rows.find_ended()
         return self._end(over) if over else []
 
-    def remove(self, request: Request) -> RawGeneration | None:
+    def remove(self, request: Request) -> Generation | None:
         """Take a request out wherever it is; what it has so far, or None if it is not here."""
         if request in self.waiting:
             self.waiting.remove(request)
-            return RawGeneration(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cancelled")
+            return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cancelled")
         if request not in self.rows.requests:
             return None
         self._settle()

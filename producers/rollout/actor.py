@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from headrace.envs.contract import Generation
 from headrace.infra.unreachable import OutOfTime
-from headrace.producers.engines.contract import Engine, RawGeneration, TextCodec
+from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.engines.stop_texts import find_stop
 from headrace.schemas.ids import derive_seed
 from headrace.schemas.records import Sampling
@@ -98,7 +98,7 @@ class EngineActor:
         kept = find_stop(made.ids, sampling.stop, self.tokenizer) if sampling.stop else None
         if kept is not None:
             made = cut_generation(made, kept)
-        return Generation(made.ids, made.logprobs, made.version_runs, made.finish_reason, sampling, made.routing)
+        return replace(made, sampling=sampling)
 
     def _choose_sampling(
         self,
@@ -126,7 +126,7 @@ def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
     return tuple(stop)
 
 
-def cut_generation(made: RawGeneration, kept: int) -> RawGeneration:
+def cut_generation(made: Generation, kept: int) -> Generation:
     """Return the first `kept` tokens of a generation as one that stopped there; what follows was never part of it."""
     left, runs = kept, []
     for version, length in made.version_runs:

@@ -26,7 +26,7 @@ from headrace.producers.rollout.episodes import (
 )
 from headrace.producers.rollout.failure_brake import FailureBrake
 from headrace.producers.rollout.failures import FailureLog, build_failure
-from headrace.producers.rollout.group_records import Encoded, build_outgoing, count_generated_tokens, encode_group
+from headrace.producers.rollout.group_records import build_outgoing, count_generated_tokens, encode_claim, encode_group
 from headrace.producers.rollout.outcome import EpisodeOutcome
 from headrace.producers.rollout.pauses import DELIVERY, Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
@@ -189,14 +189,14 @@ class Concluder:
         records: list[Outgoing] = []
         for group in groups.values():
             with self.watch.measure("encode"):
-                encoded = encode_group(group)
-            if encoded.group is not group:  # the schema refuses what the workflow gave
-                new = tuple(failure for failure in encoded.group.failures if failure not in group.failures)
-                self.failures.note(task, {group.policy: replace(encoded.group, failures=new)})
-            if len(encoded.value) > inline_limit_bytes:
-                encoded = encoded.with_claim(await self._put(encoded))
-            records.append(build_outgoing(self.run.topics, encoded, self.partitions))
-            self.tally.delivered_tokens += count_generated_tokens(encoded.group)
+                sent, value = encode_group(group)
+            if sent is not group:  # the schema refuses what the workflow gave
+                new = tuple(failure for failure in sent.failures if failure not in group.failures)
+                self.failures.note(task, {group.policy: replace(sent, failures=new)})
+            if len(value) > inline_limit_bytes:
+                value = encode_claim(sent, await self._put(value))
+            records.append(build_outgoing(self.run.topics, sent, value, self.partitions))
+            self.tally.delivered_tokens += count_generated_tokens(sent)
         await self._send(records)
         self.tally.groups_done += len(records)
 
@@ -215,12 +215,12 @@ class Concluder:
             records = [record for record, _ in refused]
         self.pauses.end(DELIVERY)
 
-    async def _put(self, encoded: Encoded) -> ClaimCheck:
+    async def _put(self, value: bytes) -> ClaimCheck:
         """Store a large group, waiting as long as the store is unreachable or refuses."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:
-                stored = await asyncio.to_thread(self.run.store.put, encoded.value, "groups")
+                stored = await asyncio.to_thread(self.run.store.put, value, "groups")
             except StoreError as error:
                 self.pauses.begin("object store", error)
                 await asyncio.sleep(backoff.next_s())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headrace.infra.kafka.clients import Outgoing
 from headrace.producers.rollout.failures import build_failure
@@ -15,34 +15,21 @@ from headrace.schemas.topics import Topics
 from headrace.schemas.versions import find_version_range
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A group and its message's bytes."""
-
-    group: TrajectoryGroup
-    value: bytes
-
-    def with_claim(self, claim: ClaimCheck) -> Encoded:
-        """Return the group whose trajectories are in the object that holds this one's bytes."""
-        short = replace(self.group, trajectories=(), claim=claim)
-        return Encoded(self.group, codec.encode(short))
-
-
-def encode_group(group: TrajectoryGroup) -> Encoded:
-    """Return the message; a trajectory that the schema refuses becomes a failure that gives the reason.
+def encode_group(group: TrajectoryGroup) -> tuple[TrajectoryGroup, bytes]:
+    """Return a group and its message's bytes; a trajectory that the schema refuses becomes a failure with the reason.
 
     If the group is refused for more than that, all of its episodes fail.
     """
     try:
-        return Encoded(group, codec.encode(group))
+        return group, codec.encode(group)
     except SchemaError:
         group = _fail_refused(group)
     try:
-        return Encoded(group, codec.encode(group))
+        return group, codec.encode(group)
     except SchemaError as error:
         failures = tuple(build_failure(sample, error) for sample in range(group.n_asked))
         failed = replace(group, episode_ids=(), trajectories=(), failures=failures, reason="failed")
-        return Encoded(failed, codec.encode(failed))
+        return failed, codec.encode(failed)
 
 
 def _fail_refused(group: TrajectoryGroup) -> TrajectoryGroup:
@@ -64,17 +51,21 @@ def _fail_refused(group: TrajectoryGroup) -> TrajectoryGroup:
     )
 
 
+def encode_claim(group: TrajectoryGroup, claim: ClaimCheck) -> bytes:
+    """Return the message of a group whose trajectories are in the object that holds its own bytes."""
+    return codec.encode(replace(group, trajectories=(), claim=claim))
+
+
 def choose_topic(topics: Topics, policy: str, purpose: str) -> str:
     """Return where groups of a policy go."""
     return topics.eval_groups(policy) if purpose == "eval" else topics.trajectories(policy)
 
 
-def build_outgoing(topics: Topics, encoded: Encoded, partitions: Mapping[str, int]) -> Outgoing:
-    """Return the record to produce; `partitions` gives each topic's number of them."""
-    group = encoded.group
+def build_outgoing(topics: Topics, group: TrajectoryGroup, value: bytes, partitions: Mapping[str, int]) -> Outgoing:
+    """Return the record to produce of a group and its bytes; `partitions` gives each topic's number of them."""
     topic = choose_topic(topics, group.policy, group.purpose)
     stamp = build_stamp(group)
-    return Outgoing(topic, encoded.value, stamp.key, stamp.to_headers(), group.number % partitions[topic])
+    return Outgoing(topic, value, stamp.key, stamp.to_headers(), group.number % partitions[topic])
 
 
 def build_stamp(group: TrajectoryGroup) -> Stamp:

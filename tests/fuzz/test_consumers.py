@@ -352,7 +352,7 @@ def test_a_trainer_takes_in_what_can_be_trained_on_and_buries_the_rest(fuzz: Fuz
         told = [fits(outgoing) for outgoing in one.handle(message)]
         assert all(isinstance(record, DeadLetter | BatchTrained) for record in told)
         for entry in one.scheduler.window.pop(len(one.scheduler.window)) or []:
-            sequences = build_batch_sequences([entry.payload.prepared], one.settings)
+            sequences = build_batch_sequences([entry.payload], one.settings)
             assert cut_minibatches(sequences, 1, 4096, seed=1, version=4)
 
     fuzz.run("trainer", 0.02, make, check)

@@ -23,12 +23,12 @@ from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.tensors import hash_weights
 from headrace.schemas.records import WeightsPublished
 from headrace.trainers import trainer as trainer_module
+from headrace.trainers.batches.groups import PreparedGroup
 from headrace.trainers.batches.window import WindowEviction
 from headrace.trainers.start import begin_or_resume
 from headrace.trainers.trainer import Trainer
 from headrace.trainers.versions.pipeline import MadeVersion
 from headrace.trainers.versions.resume import ResumedTrainer
-from headrace.trainers.windowed_groups import WindowedGroup
 
 POLICY = "solver"
 BEGUN = 3
@@ -160,7 +160,7 @@ def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_le
         version = Trainer._commit_version
 
         def dies_at_the_third(
-            trainer: Trainer, made: MadeVersion, evictions: list[WindowEviction[WindowedGroup]]
+            trainer: Trainer, made: MadeVersion, evictions: list[WindowEviction[PreparedGroup]]
         ) -> list[Outgoing]:
             if made.request.version == BEGUN:
                 raise InterruptedError

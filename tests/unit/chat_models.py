@@ -13,7 +13,7 @@ import tokenizers
 import transformers
 
 from headrace.infra.weights.policy_files import Tokenizer
-from headrace.producers.engines.contract import RawGeneration
+from headrace.producers.engines.contract import Generation
 from headrace.producers.rollout.actor import EngineActor
 from headrace.schemas.records import Sampling
 
@@ -67,7 +67,7 @@ class Prepared:
     asked: list[list[int]] = field(default_factory=list)
     sampled: list[Sampling] = field(default_factory=list)
 
-    async def generate(self, _policy: str, ids: Sequence[int], sampling: Sampling, **_more: Any) -> RawGeneration:
+    async def generate(self, _policy: str, ids: Sequence[int], sampling: Sampling, **_more: Any) -> Generation:
         """See `Engine.generate`."""
         await asyncio.sleep(0)
         self.asked.append(list(ids))
@@ -77,7 +77,7 @@ class Prepared:
         routing = np.arange(len(ids) + len(said) - 1, dtype=np.uint8).reshape(-1, 1, 1)
         logprobs = np.linspace(-1, -0.5, len(said), dtype=np.float32)
         runs = ((3, 2), (4, len(said) - 2))
-        return RawGeneration(said, logprobs, runs, "stop" if is_ended else "length", routing)
+        return Generation(said, logprobs, runs, "stop" if is_ended else "length", routing)
 
 
 def prepare_actor(tokenizer: Tokenizer, *texts: str) -> EngineActor:

@@ -15,7 +15,7 @@ from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreUnavailable
-from headrace.producers.engines.contract import EngineError, RawGeneration
+from headrace.producers.engines.contract import EngineError, Generation
 from headrace.producers.rollout import conclusions
 from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext
@@ -45,10 +45,10 @@ class Engine:
     def __init__(self, *, dead: bool) -> None:
         self.dead = dead
 
-    async def generate(self, _policy: str, ids: list[int], *_: Any, **__: Any) -> RawGeneration:
+    async def generate(self, _policy: str, ids: list[int], *_: Any, **__: Any) -> Generation:
         if self.dead or len(ids) > 1:
             raise EngineError("the engine thread crashed" if self.dead else "too long")
-        return cast("RawGeneration", None)
+        return cast("Generation", None)
 
 
 def concluder(*, dead: bool) -> tuple[Concluder, list[Any]]:

@@ -13,7 +13,6 @@ RENAMED = (
     ("headrace.consumers.algorithms.contract", "Again", "Replay"),
     ("headrace.consumers.algorithms.replay", "Replay", "ReplayMemory"),
     ("headrace.producers.feed.selectors.draws", "Draws", "HashedDraws"),
-    ("headrace.producers.engines.contract", "Generation", "RawGeneration"),
     ("headrace.envs.answers", "same", "is_same_answer"),
     ("headrace.envs.contract", "number", "check_number"),
     ("headrace.envs.transcript", "merged", "merge_runs"),

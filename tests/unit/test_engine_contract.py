@@ -16,7 +16,7 @@ import transformers
 
 from headrace.infra.recipe.settings import Rollout
 from headrace.producers.engines import scripted
-from headrace.producers.engines.contract import Engine, EngineError, EngineStats, RawGeneration, Sampling, VersionGone
+from headrace.producers.engines.contract import Engine, EngineError, EngineStats, Generation, Sampling, VersionGone
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.engines.weight_set import Ended, WeightSet
 from headrace.trainers.learner.model import character_tokenizer
@@ -120,7 +120,7 @@ def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
     return made
 
 
-async def begun(engine: Engine, pace: Pace) -> asyncio.Task[RawGeneration]:
+async def begun(engine: Engine, pace: Pace) -> asyncio.Task[Generation]:
     """Ask for a long answer, of which nothing is made yet."""
     asyncio.get_running_loop().time = pace.clock  # type: ignore[method-assign]
     task = asyncio.create_task(engine.generate("p", PROMPT, LONG, seed=0))
@@ -128,8 +128,8 @@ async def begun(engine: Engine, pace: Pace) -> asyncio.Task[RawGeneration]:
     return task
 
 
-def run(*calls: Awaitable[RawGeneration]) -> list[RawGeneration]:
-    async def gather() -> list[RawGeneration]:
+def run(*calls: Awaitable[Generation]) -> list[Generation]:
+    async def gather() -> list[Generation]:
         return list(await asyncio.gather(*calls))
 
     return asyncio.run(gather())
@@ -155,7 +155,7 @@ def test_an_answer_has_an_id_a_log_probability_and_a_version_for_every_token(eng
 
 
 def test_a_token_carries_the_version_that_made_it_and_a_swap_ends_no_request(engine: Engine, pace: Pace) -> None:
-    async def swap_twice() -> RawGeneration:
+    async def swap_twice() -> Generation:
         task = await begun(engine, pace)
         for version in (1, 2):
             pace.tokens = 15 * version
@@ -177,7 +177,7 @@ def test_a_held_version_is_played_over_swaps_until_it_is_released(engine: Engine
     engine.release("p", 0)
     few = Sampling(max_tokens=5)
 
-    async def both() -> list[RawGeneration]:
+    async def both() -> list[Generation]:
         held = asyncio.create_task(engine.generate("p", PROMPT, LONG, seed=0, version=0))
         await until(engine, lambda now: now.generated_tokens > 0)
         await asyncio.to_thread(engine.load, "p", 2, WEIGHTS)
@@ -238,12 +238,12 @@ def test_a_request_that_cannot_run_is_refused_alone(engine: Engine) -> None:
     ]
     asked = [(PROMPT, Sampling(max_tokens=8)), *((ids, sampling) for ids, sampling, _ in wrong)]
 
-    async def scenario() -> list[RawGeneration | BaseException]:
+    async def scenario() -> list[Generation | BaseException]:
         calls = (engine.generate("p", ids, sampling, seed=0) for ids, sampling in asked)
         return list(await asyncio.gather(*calls, return_exceptions=True))
 
     good, *bad = asyncio.run(scenario())
-    assert isinstance(good, RawGeneration)
+    assert isinstance(good, Generation)
     for error, (_, _, message) in zip(bad, wrong, strict=True):
         assert isinstance(error, EngineError)
         assert message in str(error)

@@ -15,9 +15,15 @@ from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTra
 from headrace.envs.payload import problem_to_json
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
-from headrace.producers.engines.contract import EngineError, EngineStats, RawGeneration, VersionGone
+from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
 from headrace.producers.rollout.episodes import EpisodeOutcome, RolloutContext, WorkflowSpec, play_group
-from headrace.producers.rollout.group_records import build_outgoing, build_stamp, count_generated_tokens, encode_group
+from headrace.producers.rollout.group_records import (
+    build_outgoing,
+    build_stamp,
+    count_generated_tokens,
+    encode_claim,
+    encode_group,
+)
 from headrace.producers.rollout.scoring import LimitedScoring, ScoreTimeLimit
 from headrace.schemas import codec, records
 from headrace.schemas.headers import Stamp
@@ -34,14 +40,14 @@ class FakeEngine:
     fail: Exception | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
 
-    async def generate(self, policy: str, ids: Sequence[int], sampling: Sampling, **more: Any) -> RawGeneration:
+    async def generate(self, policy: str, ids: Sequence[int], sampling: Sampling, **more: Any) -> Generation:
         self.calls.append({"policy": policy, "ids": list(ids), "sampling": sampling, **more})
         await asyncio.sleep(0)
         if self.fail is not None:
             raise self.fail
         made = np.array([more["seed"] % 10, 9], np.int32)
         version = 7 if more["version"] is None else more["version"]
-        return RawGeneration(made, np.array([-0.5, -0.25], np.float32), ((version, 1), (version + 1, 1)), "stop")
+        return Generation(made, np.array([-0.5, -0.25], np.float32), ((version, 1), (version + 1, 1)), "stop")
 
     def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None: ...
     def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None: ...
@@ -149,7 +155,7 @@ def test_an_evaluation_runs_on_its_version_with_its_sampling() -> None:
     assert {(call["version"], call["sampling"].temperature) for call in engine.calls} == {(3, 0.0)}
     assert groups["p"].asked_version == 3
     assert (
-        build_outgoing(Topics("run"), encode_group(groups["p"]), {"run.eval-groups.p": 3}).topic == "run.eval-groups.p"
+        build_outgoing(Topics("run"), *encode_group(groups["p"]), {"run.eval-groups.p": 3}).topic == "run.eval-groups.p"
     )
 
 
@@ -247,7 +253,7 @@ def test_a_policy_that_never_acted_gets_a_group_that_says_so() -> None:
     roles = {"solver": "p", "verifier": "q"}
     groups, _ = play(TASK, spec(only_solver, roles), context(FakeEngine(), ("p", "q")))
     assert {policy: group.reason for policy, group in groups.items()} == {"p": "", "q": "not_acted"}
-    assert codec.decode(encode_group(groups["q"]).value, TrajectoryGroup).reason == "not_acted"
+    assert codec.decode(encode_group(groups["q"])[1], TrajectoryGroup).reason == "not_acted"
 
 
 def test_roles_of_one_policy_share_a_trajectory_and_keep_their_own_rewards_and_parents() -> None:
@@ -296,10 +302,10 @@ def test_a_group_that_the_schema_refuses_concludes_as_failed() -> None:
         return {"solver": RoleTrajectory(1.0, (replace(sequence, agent_id=3),))}  # type: ignore[arg-type]  # the point
 
     groups, _ = play(TASK, spec(wrong), context(FakeEngine()))
-    encoded = encode_group(groups["p"])
-    assert (encoded.group.reason, encoded.group.trajectories) == ("failed", ())
-    assert "agent_id" in encoded.group.failures[2].detail
-    assert codec.decode(encoded.value, TrajectoryGroup) == encoded.group
+    sent, value = encode_group(groups["p"])
+    assert (sent.reason, sent.trajectories) == ("failed", ())
+    assert "agent_id" in sent.failures[2].detail
+    assert codec.decode(value, TrajectoryGroup) == sent
 
 
 def test_an_episode_that_gives_half_of_a_character_fails_alone_and_says_where() -> None:
@@ -309,18 +315,18 @@ def test_an_episode_that_gives_half_of_a_character_fails_alone_and_says_where() 
 
     names = ["a", "a", "a\ud800"]
     groups, _ = play(TASK, spec(odd), context(FakeEngine()))
-    encoded = encode_group(groups["p"])
-    [failure] = encoded.group.failures
-    assert len({failure.sample, *(int(one.id[-1]) for one in encoded.group.trajectories)}) == 3
-    assert (len(encoded.group.episode_ids), encoded.group.reason) == (2, "")
+    sent, value = encode_group(groups["p"])
+    [failure] = sent.failures
+    assert len({failure.sample, *(int(one.id[-1]) for one in sent.trajectories)}) == 3
+    assert (len(sent.episode_ids), sent.reason) == (2, "")
     assert r".sequences[0].agent_id: half of a character ('\ud800' at index 1 of 'a\ud800')" in failure.detail
-    assert len(codec.decode(encoded.value, TrajectoryGroup).trajectories) == 2
+    assert len(codec.decode(value, TrajectoryGroup).trajectories) == 2
 
 
 def test_a_group_behind_a_claim_keeps_its_stamp() -> None:
     groups, _ = play(TASK, spec(), context(FakeEngine()))
-    encoded = encode_group(groups["p"]).with_claim(ClaimCheck("main", "k", "s", 5))
-    record = build_outgoing(Topics("run"), encoded, {"run.trajectories.p": 3})
+    value = encode_claim(groups["p"], ClaimCheck("main", "k", "s", 5))
+    record = build_outgoing(Topics("run"), groups["p"], value, {"run.trajectories.p": 3})
     assert (record.partition, Stamp.from_headers(record.headers).max_version) == (1, 8)
     short = codec.decode(record.value, TrajectoryGroup)
     assert (short.trajectories, short.claim, len(short.episode_ids)) == ((), ClaimCheck("main", "k", "s", 5), 3)

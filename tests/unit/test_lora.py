@@ -26,7 +26,7 @@ from headrace.infra.weights.folder import open_weights, write_adapter
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.recipe_check import check_names
 from headrace.producers.engines.causal_lm import Adapted, ModelSource
-from headrace.producers.engines.contract import EngineError, RawGeneration, Sampling
+from headrace.producers.engines.contract import EngineError, Generation, Sampling
 from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 from headrace.schemas.records import NamedObject
 from headrace.trainers.batches.batch import TrainingSequence, pad
@@ -218,14 +218,14 @@ def engine_of() -> Iterator[Callable[..., TorchEngine]]:
         engine.close()
 
 
-def generated(engine: TorchEngine, policy: str, version: int | None = None) -> RawGeneration:
-    async def generate() -> RawGeneration:
+def generated(engine: TorchEngine, policy: str, version: int | None = None) -> Generation:
+    async def generate() -> Generation:
         return await engine.generate(policy, [3, 4, 5], Sampling(max_tokens=20), seed=1, version=version)
 
     return asyncio.run(generate())
 
 
-def trained_logprobs(learner: Learner, got: RawGeneration) -> np.ndarray:
+def trained_logprobs(learner: Learner, got: Generation) -> np.ndarray:
     ids = np.array([3, 4, 5, *got.ids.tolist()], np.int32)
     mask = np.arange(ids.size) >= 3
     zeros = np.zeros(ids.size, np.float32)

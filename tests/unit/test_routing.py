@@ -19,7 +19,7 @@ from headrace.infra.recipe.settings import Recipe, TrainerSettings
 from headrace.infra.weights.experts import routers_of
 from headrace.infra.weights.tensors import hash_weights
 from headrace.ops.recipe_check import check_names
-from headrace.producers.engines.contract import RawGeneration as Made
+from headrace.producers.engines.contract import Generation as Made
 from headrace.producers.engines.contract import Sampling
 from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 from headrace.schemas import codec
@@ -135,7 +135,7 @@ def test_a_swap_and_a_held_set_leave_the_experts_that_predicted_a_token() -> Non
 
 def generation(length: int, routing: np.ndarray[Any, Any] | None) -> Generation:
     ids = np.arange(length, dtype=np.int32)
-    return Generation(ids, np.zeros(length, np.float32), ((0, length),), "stop", Sampling(), routing)
+    return Generation(ids, np.zeros(length, np.float32), ((0, length),), "stop", routing, Sampling())
 
 
 def test_a_token_keeps_the_experts_that_predicted_the_one_after_it() -> None:

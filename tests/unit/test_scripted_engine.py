@@ -16,7 +16,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Rollout
 from headrace.ops.recipe_check import check_names
-from headrace.producers.engines.contract import EngineError, RawGeneration, Sampling
+from headrace.producers.engines.contract import EngineError, Generation, Sampling
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings
 
@@ -49,10 +49,8 @@ def engine(**settings: object) -> ScriptedEngine:
     return made
 
 
-def answers(
-    engine: ScriptedEngine, prompt: str, seeds: Sequence[int], sampling: Sampling = WHOLE
-) -> list[RawGeneration]:
-    async def ask() -> list[RawGeneration]:
+def answers(engine: ScriptedEngine, prompt: str, seeds: Sequence[int], sampling: Sampling = WHOLE) -> list[Generation]:
+    async def ask() -> list[Generation]:
         ids = Letters().encode(prompt)
         return list(await asyncio.gather(*(engine.generate("p", ids, sampling, seed=seed) for seed in seeds)))
 

@@ -21,7 +21,7 @@ from transformers import (
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines import torch_engine
-from headrace.producers.engines.contract import Engine, EngineError, RawGeneration, Sampling
+from headrace.producers.engines.contract import Engine, EngineError, Generation, Sampling
 from headrace.producers.engines.sampler import Draw, Filters, draw_uniforms, sample, start_stream
 from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 
@@ -70,7 +70,7 @@ def forward(model: Model, ids: list[int], temperature: float = 1.0) -> torch.Ten
 
 
 def expected(
-    models: list[Model] | dict[int, Model], prompt: list[int], got: RawGeneration, temperature: float = 1.0
+    models: list[Model] | dict[int, Model], prompt: list[int], got: Generation, temperature: float = 1.0
 ) -> np.ndarray:
     """The documented rule: each token under the weights of its version over its whole prefix."""
     ids, values, at = [*prompt, *got.ids.tolist()], [], len(prompt)
@@ -81,8 +81,8 @@ def expected(
     return np.array(values)
 
 
-def run(engine: Engine, *calls: Awaitable[RawGeneration]) -> list[RawGeneration]:
-    async def gather() -> list[RawGeneration]:
+def run(engine: Engine, *calls: Awaitable[Generation]) -> list[Generation]:
+    async def gather() -> list[Generation]:
         return list(await asyncio.gather(*calls))
 
     return asyncio.run(gather())
@@ -177,7 +177,7 @@ def test_tokens_depend_on_the_seed_and_not_on_the_batch_or_the_moment_of_joining
     sampling = Sampling(max_tokens=40)
     alone = [run(engine, engine.generate("p", ids, sampling, seed=i))[0] for i, ids in enumerate(prompts)]
 
-    async def staggered() -> list[RawGeneration]:
+    async def staggered() -> list[Generation]:
         tasks = []
         for i, ids in enumerate(prompts):
             tasks.append(asyncio.create_task(engine.generate("p", ids, sampling, seed=i)))
@@ -192,7 +192,7 @@ def test_tokens_depend_on_the_seed_and_not_on_the_batch_or_the_moment_of_joining
 def test_a_swap_in_flight_gives_version_runs_that_can_be_reproduced(engine: TorchEngine) -> None:
     prompts = [[1, 2, 3], [7, 8, 9, 10, 11]]
 
-    async def swap_twice() -> list[RawGeneration]:
+    async def swap_twice() -> list[Generation]:
         tasks = [asyncio.create_task(engine.generate("p", ids, LONG, seed=i)) for i, ids in enumerate(prompts)]
         for version in (1, 2):
             await until_generated(engine, 24)
@@ -324,8 +324,8 @@ def test_a_crash_of_the_engine_thread_reaches_every_caller(
     def explode(*_: object) -> None:
         raise MemoryError("no memory left")
 
-    async def scenario() -> list[RawGeneration | BaseException | None]:
-        tasks: list[Awaitable[RawGeneration | None]]
+    async def scenario() -> list[Generation | BaseException | None]:
+        tasks: list[Awaitable[Generation | None]]
         tasks = [asyncio.create_task(engine.generate("p", [1], LONG, seed=0)) for _ in range(3)]
         await until(lambda: engine.stats().running == 2 and engine.stats().waiting == 1)
         if part == "a forward":
@@ -338,7 +338,7 @@ def test_a_crash_of_the_engine_thread_reaches_every_caller(
         return list(await asyncio.gather(*tasks, return_exceptions=True))
 
     outcomes = asyncio.run(scenario())
-    failures = [outcome for outcome in outcomes if not isinstance(outcome, RawGeneration)]
+    failures = [outcome for outcome in outcomes if not isinstance(outcome, Generation)]
     assert len(failures) == (1 if part == "room for joiners" else len(outcomes))
     for failure in failures:
         assert isinstance(failure, EngineError)
@@ -428,7 +428,7 @@ def test_a_text_that_ends_a_generation_ends_it_early_and_changes_no_token_before
     engine = TorchEngine({"p": qwen3()}, codecs={"p": letters})
     engine.load("p", 0, weights_of(MODELS[0]))
 
-    async def generate(*samplings: Sampling) -> list[RawGeneration]:
+    async def generate(*samplings: Sampling) -> list[Generation]:
         return list(await asyncio.gather(*(engine.generate("p", [1, 2], each, seed=5) for each in samplings)))
 
     try:

@@ -47,7 +47,7 @@ class Scripted:
         await asyncio.sleep(0)
         self.asked.append(self.decode(ids))
         said = np.array([*self.encode_plain(next(self.lines)), END], np.int32)
-        return Generation(said, np.full(said.size, -0.5, np.float32), ((3, said.size),), "stop", Sampling())
+        return Generation(said, np.full(said.size, -0.5, np.float32), ((3, said.size),), "stop")
 
 
 def test_one_turn_is_one_sequence_with_the_environments_reward() -> None:

@@ -33,14 +33,32 @@ class DecodedGroup:
 class PreparedGroup:
     """A group as it counts and as it is trained on, before anything is compared."""
 
+    decoded: DecodedGroup
+    """What it was made of: its record and its trajectories."""
     members: tuple[Member, ...]
     """Its sequences, kept or not, but for those that validation refused."""
     sequences: tuple[TrainingSequence, ...]
     """Those that are kept, in the same order; their advantage is 0 until it is taken."""
-    weight: float = 1.0
-    """Factor on their advantages: how much less a replay counts that was drawn more often than others."""
     has_advantages: bool = False
     """Whether they are taken: they depend on no other group of the batch."""
+
+    @property
+    def newest(self) -> int:
+        """Version of the newest token that is kept; -1 for none."""
+        return max((int(sequence.versions.max()) for sequence in self.sequences), default=-1)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its arrays of tokens, as the group has them and as the learner takes them."""
+        sampled = (s for member in self.decoded.trajectory_group.trajectories for s in member.sequences)
+        return sum(one.ids.nbytes + one.logprobs.nbytes for one in sampled) + sum(
+            one.ids.nbytes
+            + one.mask.nbytes
+            + one.behaviour_logprobs.nbytes
+            + one.versions.nbytes
+            + (0 if one.routing is None else one.routing.nbytes)
+            for one in self.sequences
+        )
 
 
 def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
@@ -73,7 +91,7 @@ def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
     roles = sorted({member.role for member in members})
     for number, reward in enumerate(decoded.curated.rewards[count:], start=count):
         members += (Member(number, role, reward, length=0, kept=False) for role in roles if not math.isnan(reward))
-    return PreparedGroup(tuple(members), tuple(sequences), decoded.curated.weight)
+    return PreparedGroup(decoded, tuple(members), tuple(sequences))
 
 
 def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
@@ -115,7 +133,7 @@ def _add_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> li
         replace(
             sequence,
             group=index,
-            advantage=_spread_advantage(sequence, next(kept) * np.float32(group.weight)),
+            advantage=_spread_advantage(sequence, next(kept) * np.float32(group.decoded.curated.weight)),
             routing=sequence.routing if settings.replay_routing else None,
         )
         for index, group in enumerate(batch)

@@ -26,6 +26,7 @@ from headrace.infra.store.object_store import StoreDenied
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import WeightsPublished
 from headrace.trainers.batches.batch import TrainingSequence
+from headrace.trainers.batches.groups import PreparedGroup
 from headrace.trainers.batches.window import Waiting
 from headrace.trainers.learner.checkpoint import Stored, Storing
 from headrace.trainers.learner.learner import Learner
@@ -33,7 +34,6 @@ from headrace.trainers.learner.model import pin_threads
 from headrace.trainers.learner.serial_executor import SerialExecutor
 from headrace.trainers.learner.step_metrics import StepMetrics
 from headrace.trainers.versions.publisher import VersionUploader, upload_checkpoint
-from headrace.trainers.windowed_groups import WindowedGroup
 
 log = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class StepRequest:
     must_publish: bool
     """Whether this version must be published: an evaluation or the end of the run waits for it."""
     checkpoint: bool
-    batch: Sequence[Waiting[WindowedGroup]] = ()
+    batch: Sequence[Waiting[PreparedGroup]] = ()
     """The groups that the sequences come from."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics that are known before the step."""

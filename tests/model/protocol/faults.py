@@ -131,7 +131,7 @@ def forge_versions(world: World, state: State) -> Iterator[Step]:
     def forge(broker: Broker) -> None:
         for number in numbers:
             broker.append(
-                build_outgoing(TOPICS, encode_group(played(number=number, version=900, head=900)), broker.partitions)
+                build_outgoing(TOPICS, *encode_group(played(number=number, version=900, head=900)), broker.partitions)
             )
 
     if numbers:

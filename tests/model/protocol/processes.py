@@ -17,6 +17,7 @@ from headrace.infra.kafka.topic_reader import TopicReader
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.feed.feeder import open_feeder
+from headrace.schemas.versions import find_version_range
 from headrace.trainers.start import begin_or_resume
 from protocol.broker import STAGE, Blocked
 from protocol.clients import Cut, Writer
@@ -207,8 +208,9 @@ def _chains_of(curation: Any) -> Key:
 
 
 def _entry_key(entry: Any) -> Key:
-    versions = entry.min_version, entry.deadline_version, entry.payload.newest
-    return entry.key, entry.arrival, versions, entry.payload.decoded.curated.revision
+    decoded = entry.payload.decoded
+    newest = find_version_range(decoded.trajectory_group.trajectories)[1]
+    return entry.key, entry.arrival, (entry.min_version, entry.deadline_version, newest), decoded.curated.revision
 
 
 class TrainerProcess(Looped):

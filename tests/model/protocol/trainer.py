@@ -22,7 +22,6 @@ from headrace.trainers.scheduler import BeginStep, Scheduler
 from headrace.trainers.trainer import Trainer
 from headrace.trainers.versions.pipeline import StepRequest
 from headrace.trainers.versions.resume import ResumedTrainer
-from headrace.trainers.windowed_groups import WindowedGroup
 from protocol.broker import now
 from protocol.learner import Learner
 
@@ -37,7 +36,7 @@ class ModelScheduler(Scheduler[T]):
 class ModelTrainer(Trainer):
     """Nothing is prepared for a learner that needs nothing."""
 
-    def _plan_step(self, step: BeginStep[WindowedGroup]) -> StepRequest:
+    def _plan_step(self, step: BeginStep[PreparedGroup]) -> StepRequest:
         return StepRequest(step.version, self._messages.epoch, (), step.must_publish, step.checkpoint, step.batch)
 
 
@@ -66,7 +65,7 @@ class Intake:
     def version_now(self) -> int:
         return self._newest_version()
 
-    def decode_entry(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup]:
+    def decode_entry(self, message: Message, curated: CuratedGroup) -> Waiting[PreparedGroup]:
         self._arrivals += 1
         self.arrived_at = now()
         group = codec.decode(curated.group, TrajectoryGroup)
@@ -76,7 +75,7 @@ class Intake:
         bare = DecodedGroup(curated, group)
         return Waiting(
             UseId.of(curated), curated.min_version, curated.deadline_version, self._arrivals, message.partition,
-            message.offset, WindowedGroup(bare, PreparedGroup((), ()), newest),
+            message.offset, PreparedGroup(bare, (), ()),
         )  # fmt: skip
 
 

@@ -112,7 +112,7 @@ class WorkerProcess(Process):
     def _record(self, started: StartedTask, group: TrajectoryGroup | None) -> Outgoing:
         if group is None:
             return build_dead_letter(TOPICS, RUN_ID, "rollout", started.message, started.refusal)
-        return build_outgoing(TOPICS, encode_group(group), STAGE.broker.partitions)
+        return build_outgoing(TOPICS, *encode_group(group), STAGE.broker.partitions)
 
     def wake(self) -> None:
         self.hangs = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from headrace.infra.recipe.settings import TrainerSettings
 from headrace.trainers.batches.batch import BatchError
@@ -11,36 +10,13 @@ from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup, comput
 from headrace.trainers.learner.limits import Limits
 
 
-@dataclass(frozen=True, slots=True)
-class WindowedGroup:
-    """A group in the window, and what the learner would be given of it."""
-
-    decoded: DecodedGroup
-    prepared: PreparedGroup
-    newest: int
-    """Version of its newest token."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of its arrays of tokens, as the group has them and as the learner takes them."""
-        sampled = (s for member in self.decoded.trajectory_group.trajectories for s in member.sequences)
-        return sum(one.ids.nbytes + one.logprobs.nbytes for one in sampled) + sum(
-            one.ids.nbytes
-            + one.mask.nbytes
-            + one.behaviour_logprobs.nbytes
-            + one.versions.nbytes
-            + (0 if one.routing is None else one.routing.nbytes)
-            for one in self.prepared.sequences
-        )
-
-
-def build_windowed_group(
+def prepare_checked_group(
     decoded: DecodedGroup,
     limits: Limits,
     settings: TrainerSettings,
     tokenizer_hash: Callable[[], str],
     newest_version: float,
-) -> WindowedGroup:
+) -> PreparedGroup:
     """Return a group that can be trained on.
 
     Args:
@@ -61,7 +37,6 @@ def build_windowed_group(
         raise BatchError("it has no token to train on")
     for sequence in ready.sequences:
         limits.check(sequence)
-    newest = max(int(sequence.versions.max()) for sequence in ready.sequences)
-    if newest > newest_version:
-        raise BatchError(f"it has tokens of version {newest}, and {newest_version} is the newest there is")
-    return WindowedGroup(decoded, ready, newest)
+    if ready.newest > newest_version:
+        raise BatchError(f"it has tokens of version {ready.newest}, and {newest_version} is the newest there is")
+    return ready
