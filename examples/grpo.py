@@ -118,7 +118,7 @@ def tokens_of(model: PreTrainedModel, answers: Sequence[Answer]) -> TrainedToken
     lengths = torch.tensor([end - begin for _, begin, end in spans])
     return TrainedTokens(
         logprobs=torch.cat([logprobs[row, begin:end] for row, begin, end in spans]),
-        behaviour=torch.cat([torch.from_numpy(answer.generated.logprobs) for answer in answers]),
+        behaviour_logprobs=torch.cat([torch.from_numpy(answer.generated.logprobs) for answer in answers]),
         advantages=torch.tensor([answer.advantage for answer in answers]).repeat_interleave(lengths),
         sequences=torch.arange(len(answers)).repeat_interleave(lengths),
     )

@@ -39,7 +39,7 @@ def tokens() -> TrainedTokens:
     made, _ = random_tokens(3)
     return TrainedTokens(
         made.logprobs,
-        made.behaviour,
+        made.behaviour_logprobs,
         ADVANTAGE_OF_SEQUENCE[made.sequences],
         made.sequences,
         proximal=made.proximal,
@@ -108,7 +108,7 @@ def trl_loss(tokens: TrainedTokens, loss_type: str, weights: Tensor | None = Non
         "completion_ids": ids,
         "completion_mask": MASK.long(),
         "advantages": ADVANTAGE_OF_SEQUENCE,
-        "old_per_token_logps": padded(tokens.behaviour if weights is None else tokens.proximal),
+        "old_per_token_logps": padded(tokens.behaviour_logprobs if weights is None else tokens.proximal),
         "ref_per_token_logps": padded(tokens.reference),
         "importance_sampling_ratio": weights,
         "num_items_in_batch": MASK.sum(),
@@ -140,7 +140,7 @@ def test_the_sequence_ratio_of_trl(tokens: TrainedTokens) -> None:
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_the_importance_sampling_of_trl(tokens: TrainedTokens, level: str) -> None:
-    gaps = padded(tokens.proximal - tokens.behaviour)
+    gaps = padded(tokens.proximal - tokens.behaviour_logprobs)
     weights = (gaps.sum(-1, keepdim=True) if level == "sequence" else gaps).exp().clamp(max=1.2)
     ours, _ = policy_loss(tokens, correction={"use": "tis", "level": level, "cap": 1.2})
     agree(ours, trl_loss(tokens, "dapo", weights), tokens)
@@ -155,7 +155,7 @@ def verl_loss(tokens: TrainedTokens, name: str, mode: str, **config: Any) -> Ten
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **config
     )
     loss: Tensor = core.get_policy_loss_fn(name)(
-        old_log_prob=padded(tokens.behaviour),
+        old_log_prob=padded(tokens.behaviour_logprobs),
         log_prob=padded(tokens.logprobs),
         advantages=padded(tokens.advantages),
         response_mask=MASK.float(),
@@ -219,7 +219,7 @@ def test_the_divergences_of_verl(tokens: TrainedTokens, name: str) -> None:
 def test_the_weights_of_verl(tokens: TrainedTokens, correction: Any, level: str, threshold: float | str) -> None:
     found = import_module("verl.trainer.ppo.rollout_corr_helper")
     weights, _ = found.compute_rollout_correction_weights(
-        padded(tokens.proximal - tokens.behaviour), MASK.float(), level, threshold
+        padded(tokens.proximal - tokens.behaviour_logprobs), MASK.float(), level, threshold
     )
     ours, _ = policy_loss(tokens, "gpg", correction=correction, count_rejected=True)
     agree(ours, (-weights * padded(tokens.advantages) * padded(tokens.logprobs)).sum() / MASK.sum(), tokens)
@@ -233,7 +233,7 @@ def test_the_rejections_of_verl(tokens: TrainedTokens, level: str, option: str, 
     """verl bounds pi_b / pi_prox, so its bounds are one over ours."""
     found = import_module("verl.trainer.ppo.rollout_corr_helper")
     kept, _ = found.compute_rollout_rejection_mask(
-        padded(tokens.proximal - tokens.behaviour), MASK.float(), option, f"{1 / high}_{1 / low}"
+        padded(tokens.proximal - tokens.behaviour_logprobs), MASK.float(), option, f"{1 / high}_{1 / low}"
     )
     assert 0 < kept.sum() < MASK.sum()
     correction = {"use": "rejection", "level": level, "high": high, "low": low}

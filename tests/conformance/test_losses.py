@@ -75,7 +75,7 @@ def random_tokens(seed: int) -> tuple[TrainedTokens, Sequences]:
     proximal = behaviour + normal(0.3)
     tokens = TrainedTokens(
         logprobs=(proximal + normal(0.3)).requires_grad_(),
-        behaviour=behaviour,
+        behaviour_logprobs=behaviour,
         advantages=normal(1.0),
         sequences=torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)),
         proximal=proximal,
@@ -85,7 +85,14 @@ def random_tokens(seed: int) -> tuple[TrainedTokens, Sequences]:
         version=CURRENT,
     )
     logprobs = tokens.logprobs.tolist()
-    columns = (tokens.behaviour, tokens.advantages, proximal, tokens.reference, tokens.entropies, tokens.versions)
+    columns = (
+        tokens.behaviour_logprobs,
+        tokens.advantages,
+        proximal,
+        tokens.reference,
+        tokens.entropies,
+        tokens.versions,
+    )
     rows = [Token(*row) for row in zip(logprobs, logprobs, *(column.tolist() for column in columns), strict=True)]
     indices = iter(rows)
     return tokens, [[next(indices) for _ in range(length)] for length in LENGTHS]

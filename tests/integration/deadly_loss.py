@@ -15,4 +15,4 @@ EXIT_CODE = 77
 def deadly(tokens: TrainedTokens) -> TokenLoss:
     if len(tokens.sequences) and int(torch.bincount(tokens.sequences).max()) > MOST_TOKENS:
         os._exit(EXIT_CODE)
-    return TokenLoss(-tokens.advantages * torch.exp(tokens.logprobs - tokens.behaviour), {})
+    return TokenLoss(-tokens.advantages * torch.exp(tokens.logprobs - tokens.behaviour_logprobs), {})

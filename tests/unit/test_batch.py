@@ -40,7 +40,7 @@ def test_every_trained_token_meets_the_position_that_predicts_it() -> None:
     assert micro.ids.tolist() == [[100, 101, 102, 103, 104, 105], [200, 201, 202, 0, 0, 0]]
     assert micro.targets.tolist() == [102, 103, 106, 201, 202, 203]
     assert micro.ids.ravel()[micro.positions].tolist() == [101, 102, 105, 200, 201, 202]
-    assert micro.behaviour.tolist() == [-102, -103, -106, -201, -202, -203]
+    assert micro.behaviour_logprobs.tolist() == [-102, -103, -106, -201, -202, -203]
     assert micro.advantages.tolist() == [1.5] * 3 + [2.5] * 3
     assert micro.temperatures.tolist() == [2.0] * 3 + [3.0] * 3
     assert micro.versions.tolist() == [4] * 6
@@ -55,7 +55,7 @@ def test_packed_sequences_lie_end_to_end_and_each_counts_its_positions_from_zero
     assert micro.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2]]
     assert micro.lengths == (6, 3)
     assert micro.ids.ravel()[micro.positions].tolist() == [101, 102, 105, 200, 201, 202]
-    for name in ("targets", "behaviour", "advantages", "temperatures", "versions", "sequences"):
+    for name in ("targets", "behaviour_logprobs", "advantages", "temperatures", "versions", "sequences"):
         assert getattr(micro, name).tolist() == getattr(padded, name).tolist()
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
+import torch
 
 from headrace.consumers.algorithms.contract import Candidate
 from headrace.schemas.records import Trajectory, TrajectoryGroup
+from headrace.trainers.losses import TrainedTokens
 
 RENAMED = (
     ("headrace.consumers.algorithms.contract", "Again", "Replay"),
@@ -34,8 +37,13 @@ def test_a_name_that_never_was_is_missing_as_in_any_module(module: str) -> None:
         _ = importlib.import_module(module).Never
 
 
-def test_an_old_name_of_a_method_works_and_warns() -> None:
+def test_an_old_name_of_a_method_or_a_field_works_and_warns() -> None:
     candidate = Candidate.of(TrajectoryGroup(trajectories=(Trajectory(),)))
+    tokens = TrainedTokens(torch.zeros(1), torch.ones(1), torch.zeros(1), torch.zeros(1, dtype=torch.int64))
 
     with pytest.warns(DeprecationWarning, match="shaped is called with_shaped_rewards now"):
         assert candidate.shaped([0.5]) == candidate.with_shaped_rewards([0.5])
+    with pytest.warns(DeprecationWarning, match="behaviour is called behaviour_logprobs now"):
+        assert tokens.behaviour is tokens.behaviour_logprobs
+    with pytest.warns(DeprecationWarning, match="behaviour is called behaviour_logprobs now"):
+        assert replace(tokens, behaviour=torch.zeros(1)).behaviour_logprobs.tolist() == [0.0]  # type: ignore[call-arg]

@@ -68,7 +68,7 @@ def random_tokens(seed: int, spread: float = 0.3, dtype: torch.dtype = torch.flo
     proximal = behaviour + normal(spread)
     return TrainedTokens(
         logprobs=(proximal + normal(spread)).to(dtype).requires_grad_(),
-        behaviour=behaviour.to(dtype),
+        behaviour_logprobs=behaviour.to(dtype),
         advantages=normal(1.0).to(dtype),
         sequences=torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)),
         proximal=proximal.to(dtype),
@@ -149,7 +149,7 @@ def far_tokens(dtype: torch.dtype) -> TrainedTokens:
     reference = [0.0, -1e4, 0.0, -30.0, -30.0, -1e4, -1e4, 0.0]
     return TrainedTokens(
         logprobs=torch.tensor(far, dtype=dtype, requires_grad=True),
-        behaviour=torch.tensor(behaviour, dtype=dtype),
+        behaviour_logprobs=torch.tensor(behaviour, dtype=dtype),
         advantages=torch.tensor(advantages, dtype=dtype),
         sequences=torch.tensor([0, 0, 0, 1, 2, 2, 3, 3]),
         proximal=torch.tensor(far[::-1], dtype=dtype),

@@ -192,7 +192,7 @@ def test_what_a_term_needs_and_the_tokens_lack_is_said() -> None:
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 1), torch.zeros(1), torch.zeros(())], ids=["column", "one", "scalar"])
 def test_vectors_of_other_lengths_are_refused_and_not_broadcast(wrong: torch.Tensor) -> None:
     good = tokens_of([0.0, 0.1, 0.2], [1, 1, 1])
-    for name in ("behaviour", "advantages", "sequences", "proximal"):
+    for name in ("behaviour_logprobs", "advantages", "sequences", "proximal"):
         with pytest.raises(UsageError, match=rf"must all be \[N\].*{name}"):
             replace(good, **{name: wrong})  # type: ignore[arg-type]  # each is a tensor
 
@@ -200,7 +200,7 @@ def test_vectors_of_other_lengths_are_refused_and_not_broadcast(wrong: torch.Ten
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_what_is_no_number_is_refused_with_its_index(wrong: float) -> None:
     good = tokens_of([0.0, 0.1, 0.2], [1, 1, 1], reference=torch.zeros(3, dtype=torch.float64))
-    for name in ("logprobs", "behaviour", "advantages", "reference"):
+    for name in ("logprobs", "behaviour_logprobs", "advantages", "reference"):
         numbers = getattr(good, name).detach().clone()
         numbers[1] = wrong
         with pytest.raises(UsageError, match=f"{name} of token 1 is {wrong}"):

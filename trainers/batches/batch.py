@@ -89,7 +89,7 @@ class MicroBatch:
     """int64[N], where in the flattened outputs each token is predicted."""
     targets: Int64s
     """int64[N], token t."""
-    behaviour: Float32s
+    behaviour_logprobs: Float32s
     """float32[N], its log-probability when it was sampled."""
     advantages: Float32s
     """float32[N]"""
@@ -201,7 +201,9 @@ def _line_up(sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s,
         ids=ids,
         positions=starts[owners] + indices - 1,
         targets=np.concatenate([sequence.ids for sequence in sequences])[mask].astype(np.int64),
-        behaviour=np.concatenate([sequence.behaviour_logprobs for sequence in sequences])[mask].astype(np.float32),
+        behaviour_logprobs=np.concatenate([sequence.behaviour_logprobs for sequence in sequences])[mask].astype(
+            np.float32
+        ),
         advantages=np.concatenate([sequence.advantages for sequence in sequences])[mask],
         temperatures=np.concatenate([sequence.temperatures for sequence in sequences])[mask],
         versions=np.concatenate([sequence.versions for sequence in sequences])[mask].astype(np.int32),

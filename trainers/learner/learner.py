@@ -246,7 +246,7 @@ class Learner:
                 imbalance = passes.routers.imbalance()
                 share = share + self.settings.router_aux * imbalance
                 # Metrics are means over tokens.
-                metrics = {**metrics, "router_imbalance": imbalance.detach().double() * len(known.behaviour)}
+                metrics = {**metrics, "router_imbalance": imbalance.detach().double() * len(known.behaviour_logprobs)}
             # Gradients are averaged over processes, and the shares of a minibatch are to be added up.
             torch.autograd.backward(share * (ranks if counts else 0))
             self.masters.take_gradients()

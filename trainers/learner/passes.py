@@ -88,11 +88,11 @@ class Passes:
             return torch.from_numpy(np.concatenate(list(parts))).to(self._device)
 
         firsts = np.cumsum([0, *(micro.sequences[-1] + 1 for micro in micro_batches)])
-        behaviour = concatenate(micro.behaviour for micro in micro_batches)
+        behaviour = concatenate(micro.behaviour_logprobs for micro in micro_batches)
         return TrainedTokens(
             logprobs=behaviour,  # until they are evaluated, as the entropies
             entropies=torch.zeros_like(behaviour),
-            behaviour=behaviour,
+            behaviour_logprobs=behaviour,
             advantages=concatenate(micro.advantages for micro in micro_batches),
             sequences=concatenate(micro.sequences + first for micro, first in zip(micro_batches, firsts, strict=False)),
             versions=concatenate(micro.versions for micro in micro_batches),

@@ -82,7 +82,7 @@ def ratio_sums(tokens: TrainedTokens) -> dict[str, torch.Tensor]:
     policy is from the one that sampled: KL(pi_b || pi_theta) in nats a token, as the mean of k3 = rho - 1 - log rho
     (Schulman, "Approximating KL divergence"), whatever the loss takes for pi_old.
     """
-    delta = log_ratio(tokens.logprobs.double(), tokens.behaviour.double())
+    delta = log_ratio(tokens.logprobs.double(), tokens.behaviour_logprobs.double())
     ratio = delta.exp()
     edges = torch.tensor(RATIO_EDGES, dtype=ratio.dtype, device=ratio.device)
     bins = torch.arange(len(RATIO_EDGES) + 1, device=ratio.device)
@@ -105,7 +105,7 @@ def gap_sums(tokens: TrainedTokens, version: int) -> dict[str, torch.Tensor]:
     """
     assert tokens.versions is not None  # noqa: S101 - the learner's tokens have them
     same = tokens.versions == version
-    delta = (tokens.logprobs - tokens.behaviour).double()
+    delta = (tokens.logprobs - tokens.behaviour_logprobs).double()
     delta = torch.where(same, delta, torch.zeros_like(delta))
     return {
         "gap_tokens": same.sum().double(),

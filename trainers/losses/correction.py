@@ -125,7 +125,7 @@ def weight_metrics(log_weights: Tensor, weights: Tensor) -> dict[str, Tensor]:
 def log_weights_of(tokens: TrainedTokens) -> Tensor:
     """Log pi_prox - log pi_b, held to +-20: float[N], no gradient."""
     near = tokens.logprobs if tokens.proximal is None else tokens.proximal
-    return log_ratio(near.detach(), tokens.behaviour)
+    return log_ratio(near.detach(), tokens.behaviour_logprobs)
 
 
 def perplexity_ratio(tokens: TrainedTokens) -> Tensor:
@@ -135,7 +135,7 @@ def perplexity_ratio(tokens: TrainedTokens) -> Tensor:
 
 def _raw_log_weights(tokens: TrainedTokens) -> Tensor:
     near = tokens.logprobs if tokens.proximal is None else tokens.proximal
-    return near.detach() - tokens.behaviour
+    return near.detach() - tokens.behaviour_logprobs
 
 
 def _weights(tokens: TrainedTokens, level: str) -> Tensor:

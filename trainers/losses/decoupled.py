@@ -48,7 +48,7 @@ def decoupled_ppo(  # noqa: PLR0913 - each is a key of the recipe
         behaviour_lower: Of the metric; None: no bound.
     """
     near = _proximal(tokens, proximal)
-    log_weights = log_ratio(near, tokens.behaviour)
+    log_weights = log_ratio(near, tokens.behaviour_logprobs)
     weights, kept = behaviour_weights(
         log_weights,
         tokens,
@@ -129,7 +129,7 @@ def _proximal(tokens: TrainedTokens, how: str) -> Tensor:
         raise UsageError(f"decoupled_ppo: proximal is forward or interpolated, got {how!r}")
     if tokens.versions is None or tokens.version is None:
         raise UsageError("decoupled_ppo: the tokens have no versions to interpolate the proximal policy from")
-    return interpolated_proximal(tokens.logprobs, tokens.behaviour, tokens.versions, tokens.version)
+    return interpolated_proximal(tokens.logprobs, tokens.behaviour_logprobs, tokens.versions, tokens.version)
 
 
 _METRICS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -64,7 +64,7 @@ def m2po(
     """
     if bounds is None:
         bounds = m2po_bounds(tokens, variant=variant, budget=budget, floor_low=floor_low, floor_high=floor_high)
-    delta = log_ratio(tokens.logprobs, tokens.behaviour)
+    delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs)
     ratio = delta.exp()
     low, high = bounds.low.to(ratio.dtype), bounds.high.to(ratio.dtype)
     terms = surrogate(ratio, tokens.advantages, low, high)
@@ -100,9 +100,9 @@ def m2po_bounds(
     counted = torch.ones_like(tokens.logprobs, dtype=torch.bool) if tokens.kept is None else tokens.kept
     if variant == "mask":
         now = tokens.logprobs if tokens.proximal is None else tokens.proximal
-        kept, moment = _build_mask(log_ratio(now, tokens.behaviour).double().square(), counted, budget)
+        kept, moment = _build_mask(log_ratio(now, tokens.behaviour_logprobs).double().square(), counted, budget)
         return M2Bounds(*_range(moment.new_full((), MAX_LOG_RATIO)), moment, kept)
-    delta = log_ratio(tokens.logprobs, tokens.behaviour).double()
+    delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs).double()
     against = counted & (((tokens.advantages > 0) & (delta > 0)) | ((tokens.advantages < 0) & (delta < 0)))
     squares = delta.square()
     number = against.sum()

@@ -135,9 +135,9 @@ class Kl:
         """Per token, float[N], without the weight: of pi_theta in the loss, of pi_b in the reward."""
         if tokens.reference is None:
             raise UsageError("trainer.kl: the tokens have no log-probabilities of a reference policy")
-        policy = tokens.logprobs if self.place == "loss" else tokens.behaviour
+        policy = tokens.logprobs if self.place == "loss" else tokens.behaviour_logprobs
         terms = DIVERGENCES[self.use](policy, tokens.reference)
-        return terms * log_ratio(tokens.logprobs, tokens.behaviour).exp() if self.unbiased else terms
+        return terms * log_ratio(tokens.logprobs, tokens.behaviour_logprobs).exp() if self.unbiased else terms
 
 
 class _Prepared(NamedTuple):
@@ -266,7 +266,7 @@ class Objective:
         metrics["weight_perplexity_ratio"] = perplexity_ratio(tokens).double().sum()
         if weights is not None:
             near = tokens.logprobs if tokens.proximal is None else tokens.proximal
-            seen = replace(seen, behaviour=near.detach())
+            seen = replace(seen, behaviour_logprobs=near.detach())
         return _Prepared(seen, weights, metrics)
 
     def _is_unneeded(self, name: str) -> bool:
@@ -324,7 +324,7 @@ def objective_of(
 
 
 def _check_finite(tokens: TrainedTokens) -> None:
-    for name in ("logprobs", "behaviour", "advantages", "proximal", "reference", "entropies"):
+    for name in ("logprobs", "behaviour_logprobs", "advantages", "proximal", "reference", "entropies"):
         numbers = getattr(tokens, name)
         if numbers is not None and not (finite := numbers.isfinite()).all():
             index = int((~finite).nonzero()[0])

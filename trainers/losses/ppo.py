@@ -29,7 +29,7 @@ def ppo(
         dual_clip: c > 1: where A < 0 the loss is at most -c A (arXiv 1912.09729; its c is 3). None: no such bound.
     """
     check_clip(clip_low, clip_high)
-    delta = log_ratio(tokens.logprobs, tokens.behaviour)
+    delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs)
     ratio = delta.exp()
     terms = surrogate(ratio, tokens.advantages, clip_low, clip_high)
     metrics = ratio_metrics(delta) | clip_metrics(ratio, tokens.advantages, clip_low, clip_high)

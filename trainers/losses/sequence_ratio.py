@@ -27,7 +27,7 @@ def gspo(
             pi_theta / pi_theta without gradient below, with each token's own advantage.
     """
     check_clip(clip_low, clip_high)
-    delta = log_ratio(tokens.logprobs, tokens.behaviour)
+    delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs)
     log_mean = per_sequence_mean(delta, tokens)
     if form == "sequence":
         ratio = log_mean.exp()
@@ -49,7 +49,7 @@ def gmpo(tokens: TrainedTokens, *, clip_low: float = 0.4, clip_high: float = 0.4
     """
     if clip_low < 0 or clip_high < 0:
         raise UsageError(f"gmpo: clip_low and clip_high must be at least 0, got {clip_low} and {clip_high}")
-    delta = log_ratio(tokens.logprobs, tokens.behaviour)
+    delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs)
     clipped = _clip_far_side(delta, tokens.advantages, clip_low, clip_high)
     terms = -per_sequence_mean(tokens.advantages, tokens) * per_sequence_mean(clipped, tokens).exp()
     above = ((tokens.advantages > 0) & (delta > clip_high)).sum().double()

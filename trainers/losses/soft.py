@@ -23,7 +23,7 @@ def cispo(tokens: TrainedTokens, *, clip_low: float | None = None, clip_high: fl
     """
     if clip_high < 0 or (clip_low is not None and not 0 <= clip_low <= 1):
         raise UsageError(f"cispo: clip_high must be at least 0 and clip_low in 0..1, got {clip_high} and {clip_low}")
-    delta = log_ratio(tokens.logprobs, tokens.behaviour).detach()
+    delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs).detach()
     ratio = delta.exp()
     weights = ratio.clamp(None if clip_low is None else 1 - clip_low, 1 + clip_high)
     metrics = ratio_metrics(delta) | {
@@ -42,7 +42,7 @@ def sapo(tokens: TrainedTokens, *, tau_positive: float = 1.0, tau_negative: floa
     """
     if not (0 < tau_positive < math.inf and 0 < tau_negative < math.inf):
         raise UsageError(f"sapo: tau must be above 0 and finite, got {tau_positive} and {tau_negative}")
-    delta = log_ratio(tokens.logprobs, tokens.behaviour)
+    delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs)
     positive = tokens.advantages > 0
     distance = delta.exp() - 1
     gates = torch.where(
@@ -82,17 +82,20 @@ def dppo(
         raise UsageError(f"dppo: threshold is of a change in probability, 0 or more, got {threshold}")
     if not (0 <= adv_tau < math.inf and 0 <= kl_tau < math.inf):
         raise UsageError(f"dppo: adv_tau and kl_tau must be finite and at least 0, got {adv_tau} and {kl_tau}")
-    delta = log_ratio(tokens.logprobs, tokens.behaviour)
-    change = tokens.logprobs.detach().exp() - tokens.behaviour.exp()
+    delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs)
+    change = tokens.logprobs.detach().exp() - tokens.behaviour_logprobs.exp()
     if variant == "dppo":
         change = torch.where(tokens.advantages > 0, change, -change)
     masked = change > threshold if variant == "dppo" else change.abs() > threshold
     terms = -adv_tau * tokens.advantages * delta.exp()
-    terms = torch.where(masked, torch.zeros_like(terms), terms) + kl_tau * (tokens.logprobs - tokens.behaviour).square()
+    terms = (
+        torch.where(masked, torch.zeros_like(terms), terms)
+        + kl_tau * (tokens.logprobs - tokens.behaviour_logprobs).square()
+    )
     return TokenLoss(terms, ratio_metrics(delta) | {"masked_fraction": masked.sum().double()})
 
 
 def gpg(tokens: TrainedTokens) -> TokenLoss:
     """Plain policy gradient, -A log pi_theta (REINFORCE; GPG, arXiv 2504.02546): no ratio, so no trust region."""
-    delta = log_ratio(tokens.logprobs.detach(), tokens.behaviour)
+    delta = log_ratio(tokens.logprobs.detach(), tokens.behaviour_logprobs)
     return TokenLoss(-tokens.advantages * tokens.logprobs, ratio_metrics(delta))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, NamedTuple, SupportsFloat, TypeAlias
 
 import torch
@@ -16,7 +18,25 @@ Count: TypeAlias = int | Tensor
 
 MAX_LOG_RATIO = 20.0
 
+_OLD_NAME = "TrainedTokens.behaviour is called behaviour_logprobs now"
 
+
+def _take_old_name(made: Any) -> Any:
+    """Let `behaviour_logprobs` be given by its old name too, also to `replace`, with a DeprecationWarning."""
+    make = made.__init__
+
+    @wraps(make)
+    def init(self: TrainedTokens, *arguments: Any, **named: Any) -> None:
+        if "behaviour" in named:
+            warnings.warn(_OLD_NAME, DeprecationWarning, stacklevel=2)
+            named["behaviour_logprobs"] = named.pop("behaviour")  # `replace` gives both, the other being as it was
+        make(self, *arguments, **named)
+
+    made.__init__ = init
+    return made
+
+
+@_take_old_name
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
     """The trained tokens of some whole sequences; float vectors are all float32 or all float64, on one device.
@@ -26,7 +46,7 @@ class TrainedTokens:
 
     logprobs: Tensor
     """float[N], log pi_theta of each token under the weights being trained; carries the gradient."""
-    behaviour: Tensor
+    behaviour_logprobs: Tensor
     """float[N], log pi_b: what the engine reported when it sampled the token."""
     advantages: Tensor
     """float[N]"""
@@ -61,6 +81,12 @@ class TrainedTokens:
             if twice.numel():
                 raise UsageError(f"the tokens of sequence {int(twice[0])} are not adjacent")
 
+    @property
+    def behaviour(self) -> Tensor:
+        """Deprecated: the name that losses of users may still read."""
+        warnings.warn(_OLD_NAME, DeprecationWarning, stacklevel=2)
+        return self.behaviour_logprobs
+
     def part(self, index: Tensor | slice) -> TrainedTokens:
         """Return the tokens at `index`, int64[M], bool[N] or a slice; it must hold whole sequences, in their order."""
         cut = {
@@ -84,7 +110,7 @@ class TrainedTokens:
 
 _VECTORS = (
     "logprobs",
-    "behaviour",
+    "behaviour_logprobs",
     "advantages",
     "sequences",
     "proximal",
@@ -209,7 +235,7 @@ def per_sequence_mean(values: Tensor, tokens: TrainedTokens) -> Tensor:
 
 def per_sequence_any(flags: Tensor, tokens: TrainedTokens) -> Tensor:
     """Return whether any kept token of each token's sequence has its flag, bool[N] of bool[N]."""
-    return per_sequence_sum(flags.to(tokens.behaviour.dtype), tokens) > 0
+    return per_sequence_sum(flags.to(tokens.behaviour_logprobs.dtype), tokens) > 0
 
 
 def log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
