@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from headrace.envs.contract import Episode
 from headrace.envs.registry import load_environment, load_workflow
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import UsageError
@@ -27,7 +28,6 @@ from headrace.producers.rollout.episodes import (
 from headrace.producers.rollout.failure_brake import FailureBrake
 from headrace.producers.rollout.failures import FailureLog, build_failure
 from headrace.producers.rollout.group_records import build_outgoing, count_generated_tokens, encode_claim, encode_group
-from headrace.producers.rollout.outcome import EpisodeOutcome
 from headrace.producers.rollout.pauses import DELIVERY, Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.run_follower import RunFollower
@@ -149,9 +149,9 @@ class Concluder:
         dead = build_dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.refusal)
         await self._send([dead])
 
-    def _release_slot(self, started: StartedTask, outcome: EpisodeOutcome) -> None:
+    def _release_slot(self, started: StartedTask, ended: Episode | Failure | None, tokens: int) -> None:
         """Count an episode that has ended, and free its slot."""
-        self.tally.count_episode(outcome)
+        self.tally.count_episode(ended, tokens)
         if started.reservation is not None:
             started.reservation.release_one()
 

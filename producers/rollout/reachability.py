@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeGuard
 
+from headrace.envs.contract import Episode
 from headrace.infra.backoff import Backoff
-from headrace.producers.rollout.outcome import EpisodeOutcome
 from headrace.producers.rollout.pauses import ENVIRONMENT, Pauses
+from headrace.schemas.records import Failure
 
 UNREACHABLE = "unreachable"
 """Reason of the failure of an episode whose environment could not be reached."""
@@ -48,7 +50,7 @@ class Reachability:
         """Episodes that reached it."""
         self._trying = asyncio.Lock()
 
-    async def play_when_reachable(self, play: Callable[[], Awaitable[EpisodeOutcome]]) -> EpisodeOutcome:
+    async def play_when_reachable(self, play: Callable[[], Awaitable[Episode | Failure]]) -> Episode | Failure:
         """Return how an episode ended; it is played again while its environment cannot be reached."""
         backoff, times, reached = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0, self._reached
         failed_at_s: float | None = None
@@ -58,34 +60,34 @@ class Reachability:
                     if not self._is_away():  # another one has reached it meanwhile
                         continue
                     await self._sleep(backoff.next_s())
-                    outcome = await self._play_once(play)
+                    ended = await self._play_once(play)
             else:
                 if failed_at_s is not None:
                     await self._sleep(backoff.next_s())
-                outcome = await self._play_once(play)
-            if not _is_unreachable(outcome):
-                return outcome
+                ended = await self._play_once(play)
+            if not _is_unreachable(ended):
+                return ended
             failed_at_s = self._clock() if failed_at_s is None else failed_at_s
             times, reached = times + (self._reached > reached), self._reached
             if times >= MOST_TIMES or self._clock() - failed_at_s >= self._longest_wait_s:
-                return outcome
+                return ended
 
     def _is_away(self) -> bool:
         return self._away_since_s is not None
 
-    async def _play_once(self, play: Callable[[], Awaitable[EpisodeOutcome]]) -> EpisodeOutcome:
-        outcome = await play()
-        if _is_unreachable(outcome):
+    async def _play_once(self, play: Callable[[], Awaitable[Episode | Failure]]) -> Episode | Failure:
+        ended = await play()
+        if _is_unreachable(ended):
             now_s = self._clock()
             self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
-            if outcome.failure is not None and now_s - self._away_since_s >= SAID_AFTER_S:
-                self._pauses.begin(ENVIRONMENT, f"{outcome.failure.detail} at {outcome.failure.at}")
-        elif outcome.episode is not None or (outcome.failure is not None and outcome.failure.reason == "error"):
+            if now_s - self._away_since_s >= SAID_AFTER_S:
+                self._pauses.begin(ENVIRONMENT, f"{ended.detail} at {ended.at}")
+        elif not isinstance(ended, Failure) or ended.reason == "error":
             self._away_since_s = None
             self._reached += 1
             self._pauses.end(ENVIRONMENT)
-        return outcome
+        return ended
 
 
-def _is_unreachable(outcome: EpisodeOutcome) -> bool:
-    return outcome.failure is not None and outcome.failure.reason == UNREACHABLE
+def _is_unreachable(ended: Episode | Failure) -> TypeGuard[Failure]:
+    return isinstance(ended, Failure) and ended.reason == UNREACHABLE

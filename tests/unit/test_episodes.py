@@ -16,7 +16,7 @@ from headrace.envs.payload import problem_to_json
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
-from headrace.producers.rollout.episodes import EpisodeOutcome, RolloutContext, WorkflowSpec, play_group
+from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, play_group
 from headrace.producers.rollout.group_records import (
     build_outgoing,
     build_stamp,
@@ -27,7 +27,7 @@ from headrace.producers.rollout.group_records import (
 from headrace.producers.rollout.scoring import LimitedScoring, ScoreTimeLimit
 from headrace.schemas import codec, records
 from headrace.schemas.headers import Stamp
-from headrace.schemas.records import ClaimCheck, Sampling, Task, TrajectoryGroup
+from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
 from headrace.schemas.topics import Topics
 
 
@@ -112,14 +112,14 @@ def spec(
 
 def play(
     task: Task, a_spec: WorkflowSpec, a_context: RolloutContext, ending_after_s: float | None = None
-) -> tuple[dict[str, TrajectoryGroup], list[EpisodeOutcome]]:
-    ends: list[EpisodeOutcome] = []
+) -> tuple[dict[str, TrajectoryGroup], list[tuple[Episode | Failure | None, int]]]:
+    ends: list[tuple[Episode | Failure | None, int]] = []
 
     async def run() -> dict[str, TrajectoryGroup]:
         ending = asyncio.Event()
         if ending_after_s is not None:
             asyncio.get_running_loop().call_later(ending_after_s, ending.set)
-        return await play_group(task, a_spec, a_context, ending, ends.append)
+        return await play_group(task, a_spec, a_context, ending, lambda *end: ends.append(end))
 
     return asyncio.run(run()), ends
 
@@ -140,8 +140,7 @@ def test_a_group_holds_every_sample_in_order_with_what_was_generated() -> None:
     stamp = build_stamp(group)
     assert (stamp.min_version, stamp.max_version, stamp.head_version, stamp.key) == (7, 8, 8, b"w:4")
     assert count_generated_tokens(group) == 6
-    assert sorted(end.sample for end in ends) == [0, 1, 2]
-    assert [end.tokens for end in ends] == [2, 2, 2]
+    assert [tokens for _, tokens in ends] == [2, 2, 2]
     assert len({call["seed"] for call in engine.calls}) == 3
     assert all(call["sampling"].stop_ids == (9,) for call in engine.calls)
     again = FakeEngine()
@@ -176,7 +175,7 @@ def test_an_episode_that_raises_is_a_failure_beside_those_that_went_well() -> No
     assert group.failures[0].at.endswith(" in moody"), "the newest line that is nobody else's"
     failed = group.failures[0].sample
     assert f"w:4:{failed}" not in group.episode_ids
-    assert [end.tokens for end in ends if end.failure] == [2]
+    assert [tokens for ended, tokens in ends if isinstance(ended, Failure)] == [2]
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, BaseException])
@@ -232,10 +231,11 @@ def test_the_end_of_the_run_ends_episodes_that_still_run() -> None:
 
 
 def test_a_cancelled_group_is_no_group_and_frees_its_slots() -> None:
-    ends: list[EpisodeOutcome] = []
+    ends: list[tuple[Episode | Failure | None, int]] = []
 
     async def run() -> None:
-        playing = asyncio.create_task(play_group(TASK, spec(hang), context(FakeEngine()), asyncio.Event(), ends.append))
+        a_context, on_end = context(FakeEngine()), lambda *end: ends.append(end)
+        playing = asyncio.create_task(play_group(TASK, spec(hang), a_context, asyncio.Event(), on_end))
         await asyncio.sleep(0.02)
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -243,7 +243,7 @@ def test_a_cancelled_group_is_no_group_and_frees_its_slots() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(run())
-    assert [(end.episode, end.failure) for end in ends] == [(None, None)] * 3
+    assert ends == [(None, 0)] * 3
 
 
 def test_a_policy_that_never_acted_gets_a_group_that_says_so() -> None:
@@ -356,6 +356,6 @@ def test_an_episode_whose_judge_cannot_be_reached_is_played_again_with_the_same_
     engine = FakeEngine()
     groups, ends = play(replace(TASK, n_asked=1), replace(spec(), environment=Judge()), context(engine))
     assert (len(groups["p"].trajectories), groups["p"].failures) == (1, ())
-    assert [end.tokens for end in ends] == [4], "those of the episode that came to nothing count too"
+    assert [tokens for _, tokens in ends] == [4], "those of the episode that came to nothing count too"
     first, again = engine.calls
     assert first["seed"] == again["seed"]

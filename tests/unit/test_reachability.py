@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
-from headrace.producers.rollout.outcome import EpisodeOutcome
+from headrace.envs.contract import Episode
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.reachability import LONGEST_WAIT_S, MOST_TIMES, SAID_AFTER_S, Reachability
 from headrace.schemas.records import Failure
 
 AWAY = Failure(0, "unreachable", "ConnectionRefusedError: no", "own.py:5 in judge")
-PLAYED = EpisodeOutcome(0, episode={})
+PLAYED: Episode = {}
 
 
 class World:
@@ -28,18 +28,18 @@ class World:
         assert self.now_s < 5000, "it waits for ever"
         await asyncio.sleep(0)
 
-    async def play(self) -> EpisodeOutcome:
+    async def play(self) -> Episode | Failure:
         self.tries.append(self.now_s)
         await asyncio.sleep(0)
-        return PLAYED if self.now_s >= self.back_at_s else EpisodeOutcome(0, failure=AWAY)
+        return PLAYED if self.now_s >= self.back_at_s else AWAY
 
-    async def never(self) -> EpisodeOutcome:
+    async def never(self) -> Episode | Failure:
         await asyncio.sleep(0)
-        return EpisodeOutcome(0, failure=AWAY)
+        return AWAY
 
 
-def played(world: World, *plays: Callable[[], Awaitable[EpisodeOutcome]]) -> list[EpisodeOutcome]:
-    async def run() -> list[EpisodeOutcome]:
+def played(world: World, *plays: Callable[[], Awaitable[Episode | Failure]]) -> list[Episode | Failure]:
+    async def run() -> list[Episode | Failure]:
         return list(await asyncio.gather(*(world.reachability.play_when_reachable(play) for play in plays)))
 
     return asyncio.run(run())
@@ -57,16 +57,16 @@ def test_while_it_is_away_one_at_a_time_tries_it_and_none_begins() -> None:
     world = World(back_at_s=60)
     at_once, most, failed = 0, 0, asyncio.Event()
 
-    async def watched() -> EpisodeOutcome:
+    async def watched() -> Episode | Failure:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once if world.now_s < world.back_at_s else 0)
-        outcome = await world.play()
+        ended = await world.play()
         at_once -= 1
         failed.set()
-        return outcome
+        return ended
 
-    async def run() -> list[EpisodeOutcome]:
+    async def run() -> list[Episode | Failure]:
         first = asyncio.create_task(world.reachability.play_when_reachable(watched))
         await failed.wait()
         return list(await asyncio.gather(first, *(world.reachability.play_when_reachable(watched) for _ in range(20))))
@@ -79,10 +79,10 @@ def test_the_wait_is_reported_once_it_has_lasted_and_until_it_is_over() -> None:
     world = World(back_at_s=30)
     said: list[tuple[float, str]] = []
 
-    async def watched() -> EpisodeOutcome:
-        outcome = await world.play()
+    async def watched() -> Episode | Failure:
+        ended = await world.play()
         said.append((world.now_s, world.pauses.detail))
-        return outcome
+        return ended
 
     played(world, watched)
     assert all(not words for at_s, words in said if at_s - 100 < SAID_AFTER_S)
@@ -101,34 +101,34 @@ def test_an_episode_that_alone_cannot_reach_it_fails_after_some_times() -> None:
     world = World()
     tries = 0
 
-    async def alone() -> EpisodeOutcome:
+    async def alone() -> Episode | Failure:
         nonlocal tries
         tries += 1
         return await world.never()
 
-    async def run() -> EpisodeOutcome:
+    async def run() -> Episode | Failure:
         waiting = asyncio.create_task(world.reachability.play_when_reachable(alone))
         while not waiting.done():
             await world.reachability.play_when_reachable(world.play)
         return await waiting
 
-    outcome = asyncio.run(run())
-    assert (outcome.failure, tries) == (AWAY, MOST_TIMES)
+    ended = asyncio.run(run())
+    assert (ended, tries) == (AWAY, MOST_TIMES)
 
 
 def test_an_episode_waits_ten_minutes_at_most_so_that_another_may_be_tried() -> None:
     world = World()
-    [outcome] = played(world, world.never)
-    assert outcome.failure == AWAY
+    [ended] = played(world, world.never)
+    assert ended == AWAY
     assert LONGEST_WAIT_S <= world.now_s - 100 < LONGEST_WAIT_S + 20
 
 
 def test_an_episode_that_fails_otherwise_has_reached_it_unless_its_time_was_over() -> None:
     for reason, opens in (("error", True), ("time_limit", False)):
-        world, failed = World(back_at_s=1000), EpisodeOutcome(0, failure=Failure(0, reason))
-        answers = iter([EpisodeOutcome(0, failure=AWAY)] * 4 + [failed])
+        world, failed = World(back_at_s=1000), Failure(0, reason)
+        answers = iter([AWAY] * 4 + [failed])
 
-        async def play(answers: Iterator[EpisodeOutcome] = answers) -> EpisodeOutcome:
+        async def play(answers: Iterator[Episode | Failure] = answers) -> Episode | Failure:
             return next(answers)
 
         assert played(world, play) == [failed]

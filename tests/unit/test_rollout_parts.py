@@ -18,7 +18,6 @@ from headrace.infra.recipe.settings import Rollout
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import VersionGone
 from headrace.producers.engines.registry import open_engine
-from headrace.producers.rollout.episodes import EpisodeOutcome
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.runtime import WorkerRuntime
 from headrace.producers.rollout.slots import Slots
@@ -239,9 +238,9 @@ def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
 
 def test_wasted_tokens_are_exact_when_nothing_is_under_way() -> None:
     tally = WorkCounts(delivered_tokens=100)
-    tally.count_episode(EpisodeOutcome(0, episode={}, tokens=10))
-    tally.count_episode(EpisodeOutcome(1, failure=Failure(1, "error"), tokens=10))
-    tally.count_episode(EpisodeOutcome(2, tokens=5))
+    tally.count_episode({}, tokens=10)
+    tally.count_episode(Failure(1, "error"), tokens=10)
+    tally.count_episode(None, tokens=5)
     assert (tally.episodes_done, tally.episodes_failed) == (1, 1)
     assert tally.count_wasted(generated=180, tasks_open=1) == 15
     assert tally.count_wasted(generated=130, tasks_open=0) == 30
