@@ -23,13 +23,23 @@ from pydantic_core import ErrorDetails
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, refuse_secrets
 from headrace.infra.recipe.plug_ins import look_in
-from headrace.infra.recipe.recipe_keys import is_free, list_children, list_fields, list_known_keys
+from headrace.infra.recipe.recipe_keys import is_free, is_value, list_children, list_fields, list_known_keys
 from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
 SET = "--set"
 SWEEP = "sweep.toml"
 """Name of the file in a folder of recipes that compares them; it is not a recipe."""
 TRAINERS = re.compile(r"((policies|shadows)\.[^.=]+\.)?trainer\.")
+WORDS = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a table"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    "tuple_type": "must be a list",
+    "string_type": "must be a string",
+    "int_parsing_size": "must be a number of fewer digits",
+}
+"""Our words for kinds of pydantic's faults."""
+MOST_SHOWN = 80
+"""Characters of a wrong value that an error quotes."""
 Table = dict[str, Any]
 KeyPath = tuple[str | int, ...]
 
@@ -60,11 +70,7 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
     draft = Draft()
     try:
         _read_into(draft, name_or_path, ())
-        for word in sets:
-            _set(draft, word)
-        recipe = Recipe.model_validate(draft.table)
-    except ValidationError as error:
-        raise UsageError(_explain(error, draft, name_or_path)) from error
+        recipe = _set_all(draft, sets, name_or_path)
     except RecursionError as error:
         raise UsageError(f"recipe {name_or_path} nests tables without end") from error
     refuse_secrets(recipe.kafka.client, f"recipe {name_or_path}")
@@ -89,12 +95,7 @@ def _check_round_trip(recipe: Recipe, name: str) -> Recipe:
 def change_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
     """Return a recipe under another name, changed by `a.b=c` words. Raises UsageError as `load_recipe`."""
     draft = Draft({**recipe.model_dump(mode="json"), "name": name})
-    for word in sets:
-        _set(draft, word)
-    try:
-        return Recipe.model_validate(draft.table)
-    except ValidationError as error:
-        raise UsageError(_explain(error, draft, name)) from error
+    return _set_all(draft, sets, name)
 
 
 def replace_chain(recipe: Recipe, path: Path) -> Recipe:
@@ -220,6 +221,23 @@ def _note(draft: Draft, here: KeyPath, value: Any, source: str) -> None:
             _note(draft, (*here, key), inner, source)
 
 
+def _set_all(draft: Draft, words: Sequence[str], name: str) -> Recipe:
+    """Return the recipe that the words make. Raises UsageError with what is wrong of all of them, and of the tables."""
+    refused = []
+    for word in words:
+        try:
+            _set(draft, word)
+        except UsageError as error:
+            refused.append(str(error))
+    try:
+        recipe = Recipe.model_validate(draft.table)
+    except ValidationError as error:
+        raise UsageError(_explain(error, draft, name, refused)) from error
+    if refused:
+        raise UsageError("\n".join(refused))
+    return recipe
+
+
 def _set(draft: Draft, word: str) -> None:
     """Change one key by a word of the command line; the value is TOML, or else a string as given."""
     path, equals, text = word.partition("=")
@@ -227,10 +245,10 @@ def _set(draft: Draft, word: str) -> None:
     if not equals or not all(keys):
         raise UsageError(f"{SET} {word}: write {SET} table.key=value, as in {SET} trainer.steps=40")
     table: Any = draft.table
-    for depth, key in enumerate(keys[:-1]):
+    for depth in range(len(keys)):
         _check_name(draft, keys[: depth + 1], word)
+    for key in keys[:-1]:
         table = _step(table, key, word)
-    _check_name(draft, keys, word)
     value = _value_of(text)
     if isinstance(table, list):
         table[_parse_index(table, keys[-1], word)] = value
@@ -238,7 +256,7 @@ def _set(draft: Draft, word: str) -> None:
         table[keys[-1]] = value
     else:
         raise UsageError(f"{SET} {word}: {'.'.join(keys[:-1])} is {table!r}, which has no keys")
-    _note(draft, tuple(int(key) if _is_index(key) else key for key in keys), value, f"{SET} {word}")
+    _note(draft, tuple(int(key) if _is_index(key) else key for key in keys), value, f"{SET} {_cut(word)}")
 
 
 def _is_index(key: str) -> bool:
@@ -262,6 +280,8 @@ def _parse_index(items: list[Any], key: str, word: str) -> int:
 def _check_name(draft: Draft, keys: list[str], word: str) -> None:
     """Refuse a key that no recipe has, and a policy or workflow that this one lacks: nothing new by a slip."""
     *above, key = keys
+    if is_value(above):
+        raise UsageError(f"{SET} {word}: `{_join_keys(above)}` is one value, which has no keys")
     if is_free(above):
         return
     allowed = list_fields(above) or tuple(_find_at(draft.table, above))
@@ -285,9 +305,9 @@ def _value_of(text: str) -> Any:
 # --------------------------------------------------------------------------------------------------------------- errors
 
 
-def _explain(error: ValidationError, draft: Draft, name: str) -> str:
+def _explain(error: ValidationError, draft: Draft, name: str, refused: Sequence[str] = ()) -> str:
     """Return every fault in one message, a line each."""
-    lines = [
+    lines = [f"  {line}" for line in refused] + [
         f"  {draft.origin(location, name)}: {sentence}"
         for location, sentence in _describe_faults(error.errors(), draft.table)
     ]
@@ -295,32 +315,40 @@ def _explain(error: ValidationError, draft: Draft, name: str) -> str:
 
 
 def _describe_faults(errors: list[ErrorDetails], table: Table) -> list[tuple[KeyPath, str]]:
-    found: list[tuple[KeyPath, str]] = []
-    for error in errors:
-        if isinstance(error.get("ctx", {}).get("error"), TrainerError):
-            found += _find_trainer_faults(table)
-        else:
-            found.append((error["loc"], _describe_fault(error)))
-    return found
+    plain = [error for error in errors if not isinstance(error.get("ctx", {}).get("error"), TrainerError)]
+    found = [*_describe_plain(plain), *_find_trainer_faults(table)]
+    return found or _describe_plain(errors)
+
+
+def _describe_plain(errors: list[ErrorDetails]) -> list[tuple[KeyPath, str]]:
+    return [(error["loc"], _describe_fault(error)) for error in errors]
 
 
 def _find_trainer_faults(table: Table) -> list[tuple[KeyPath, str]]:
-    """Find faults in the keys of `[trainer]` that a policy or a shadow sets for itself."""
+    """Find faults in the keys of `[trainer]` that a policy or a shadow sets for itself.
+
+    pydantic looks at them only when all else is right.
+    """
     found: list[tuple[KeyPath, str]] = []
-    named = [(kind, name) for kind in ("policies", "shadows") for name in table.get(kind, {})]
+    policies = _table_at(table, "policies")
+    named = [(kind, name) for kind in ("policies", "shadows") for name in _table_at(table, kind)]
     for kind, name in named:
-        settings = table[kind][name]
-        policy = name if kind == "policies" else settings.get("policy") or next(iter(table["policies"]))
-        beside = table["policies"].get(policy, {})
+        own = _table_at(table, kind, name, "trainer")
+        policy = name if kind == "policies" else _table_at(table, kind, name).get("policy") or next(iter(policies), "")
+        above = _table_at(table, "trainer") | _table_at(table, "policies", str(policy), "trainer")
         try:
-            TrainerSettings.model_validate(
-                {**table.get("trainer", {}), **beside.get("trainer", {}), **settings.get("trainer", {})}
-            )
+            TrainerSettings.model_validate(above | own)
         except ValidationError as error:
             for fault in error.errors():
-                fault["loc"] = (kind, name, "trainer", *fault["loc"])
-                found.append((fault["loc"], _describe_fault(fault)))
+                if own and (not fault["loc"] or fault["loc"][0] in own):
+                    fault["loc"] = (kind, name, "trainer", *fault["loc"])
+                    found.append((fault["loc"], _describe_fault(fault)))
     return found
+
+
+def _table_at(table: Table, *keys: str) -> Table:
+    found = _find_at(table, keys)
+    return found if isinstance(found, dict) else {}
 
 
 def _describe_fault(error: ErrorDetails) -> str:
@@ -332,15 +360,23 @@ def _describe_fault(error: ErrorDetails) -> str:
     where = _join_keys(location)
     if error["type"] == "missing":
         return f"`{where}` is missing{_name_location(location)}"
-    fault = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    fault = WORDS.get(error["type"]) or error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     fault = fault.replace("Input should be", "must be", 1).partition(", unable to parse")[0]
-    given = "" if isinstance(error["input"], Mapping) else f", got {error['input']!r}"
+    # Our own sentence may leave out a part, as the password of an address.
+    is_said = isinstance(error["input"], Mapping) or fault.startswith("holds ") or repr(error["input"])[:40] in fault
+    given = "" if is_said else f", got {_cut(repr(error['input']))}"
     return f"`{where}` {fault}{given}{_name_location(location)}" if where else fault
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
 def _name_location(location: KeyPath) -> str:
+    """Return what a key is for: the first sentence of its text, in brackets."""
     about = list_children([str(part) for part in location[:-1]]).get(str(location[-1]) if location else "", "")
-    return f" ({about.rstrip('.')})" if about else ""
+    first = " ".join(about.split()).partition(". ")[0]
+    return f" ({first.rstrip('.')})" if first else ""
 
 
 def _describe_unknown(above: Sequence[str], key: str, allowed: Sequence[str]) -> str:
@@ -348,7 +384,7 @@ def _describe_unknown(above: Sequence[str], key: str, allowed: Sequence[str]) ->
     table = f"[{'.'.join(above)}]" if above else "A recipe"
     hint = _find_elsewhere(key) or _suggest_nearest(key, allowed)
     unknown = f"`{_join_keys((*above, key))}` is not known{f': {hint}' if hint else '.'}"
-    return f"{unknown} {table} has {', '.join(sorted(allowed))}"
+    return f"{unknown} {table} has {', '.join(sorted(allowed)) or 'none here'}"
 
 
 def _suggest_nearest(key: str, known: Mapping[str, Any] | Sequence[str]) -> str:

@@ -48,6 +48,11 @@ def is_free(path: Sequence[str]) -> bool:
     return not (get_origin(kind) is dict and _is_model(inner[1]))
 
 
+def is_value(path: Sequence[str]) -> bool:
+    """Return whether one plain value is at the path, which has no keys."""
+    return _find_kind(path) in (bool, int, float, str)
+
+
 def list_known_keys() -> tuple[str, ...]:
     """Return every fixed dotted key; `<name>` is for names of policies and workflows."""
     return tuple(_walk(Recipe, ""))

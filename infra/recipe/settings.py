@@ -12,15 +12,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.bootstrap import Bootstrap
+from headrace.infra.recipe.table import MOST_PARTITIONS, MOST_PROCESSES, RunName, Settings, Temperature
+from headrace.infra.store.endpoint import BucketName, Endpoint, split_scheme
 from headrace.schemas.topics import Topics, TopicSpec, check_name, policy_of, policy_variant_of, variant_of
 
 MOST_STATE_PARTITIONS = 64
-
-
-class Settings(BaseModel):
-    """Base of every table of a recipe: frozen, no unknown key. `recipe_keys` reads the text under a field."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Named(BaseModel):
@@ -69,14 +65,14 @@ class WarmStart(Settings):
     """Supervised steps after which the warm start gives up."""
     batch: int = Field(64, ge=1)
     """Examples per supervised step."""
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(1e-3, gt=0, le=1)
     """Learning rate of AdamW."""
 
 
 class Lora(Settings):
     """Train a low-rank adapter alone: a layer computes W x + (alpha / rank) B A x, of which W is frozen."""
 
-    rank: int = Field(8, ge=1)
+    rank: int = Field(8, ge=1, le=4096)
     """Rows of A and columns of B."""
     alpha: float = Field(16.0, gt=0)
     """Scale of the adapter, divided by the rank."""
@@ -140,7 +136,7 @@ class Rollout(Settings):
     """Device of the in-process engine: `cpu`, `cuda`, `cuda:1`."""
     group_size: int = Field(8, ge=1, le=4096)
     """Episodes per task."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, ge=0.01, le=100)
     """Sampling temperature in training."""
     top_p: float = 1.0
     """Must stay 1 in training: recorded log-probabilities are those of the whole distribution."""
@@ -150,7 +146,7 @@ class Rollout(Settings):
     """Must stay 0 in training."""
     max_tokens: int = Field(256, ge=1)
     """Largest number of tokens per generation."""
-    concurrency: int = Field(256, ge=1)
+    concurrency: int = Field(256, ge=1, le=1_000_000)
     """Episodes that one worker runs at once."""
     episode_limit_s: float = Field(120.0, gt=0)
     """Seconds after which an episode fails."""
@@ -296,10 +292,10 @@ class TrainerSettings(Settings):
     """Every so many versions whole weights are published, and deltas between them. 1 publishes whole weights only."""
     anchor_share: float = Field(1.0, ge=0)
     """Whole weights are published earlier if the deltas since the last ones reach this share of their size."""
-    processes: int = Field(1, ge=0)
+    processes: int = Field(1, ge=0, le=MOST_PROCESSES)
     """Processes of this trainer that `headrace up` starts. Several share its model (FSDP2), each on its own GPU if
     there are GPUs. 0 for none: start the trainer yourself, on any machine (`docs/trainer-backends.md`)."""
-    tensor_parallel: int = Field(1, ge=1)
+    tensor_parallel: int = Field(1, ge=1, le=MOST_PROCESSES)
     """Processes over which every layer's matrices are cut: all of the trainer's processes, or 1 for FSDP2."""
     device: str = "cpu"
     """Device of the trainer: `cpu`, `cuda`, `cuda:1`."""
@@ -351,9 +347,9 @@ class Evaluate(Settings):
     policies or workflows when none of them rises any more. 0 for never."""
     problems: int = Field(128, ge=1)
     """Held-out problems."""
-    samples: int = Field(1, ge=1)
+    samples: int = Field(1, ge=1, le=4096)
     """Samples per problem: the k of avg@k."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: Temperature = 1.0
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Share of the probability that nucleus sampling keeps."""
@@ -368,9 +364,9 @@ class Kafka(Settings):
     """Address of a Kafka cluster, 4.0 or newer; empty starts an embedded one."""
     client: dict[str, str] = Field(default_factory=dict)
     """Further librdkafka settings. Secrets belong in HEADRACE_KAFKA_CLIENT: a recipe is written to a topic."""
-    partitions: int = Field(8, ge=1)
+    partitions: int = Field(8, ge=1, le=MOST_PARTITIONS)
     """Partitions of the topics of tasks, trajectories, curated groups and outcomes. Fixed for a run."""
-    task_partitions: int = Field(0, ge=0)
+    task_partitions: int = Field(0, ge=0, le=MOST_PARTITIONS)
     """Partitions of the topics of tasks; each worker needs one. 0 for as many as `partitions`. Fixed for a run."""
     compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = "lz4"
     """Compression of the batches that producers send."""
@@ -379,10 +375,10 @@ class Kafka(Settings):
 class Store(Settings):
     """The object store."""
 
-    endpoint: str = ""
+    endpoint: Endpoint = ""
     """`host:port` of an S3 store, with `https://` before it for TLS; empty starts an embedded one. Keys and
     certificates come from the environment: `docs/object-store.md`."""
-    bucket: str = "headrace"
+    bucket: BucketName = "headrace"
     """Bucket; created if it is missing."""
     secure: bool = False
     """TLS, as with `https://` before the endpoint."""
@@ -395,21 +391,15 @@ class Store(Settings):
     @model_validator(mode="before")
     @classmethod
     def _check_scheme(cls, given: Any) -> Any:
-        endpoint = given.get("endpoint") if isinstance(given, dict) else None
-        scheme, found, host = endpoint.partition("://") if isinstance(endpoint, str) else ("", "", "")
-        if not found:
-            return given
-        if scheme not in {"http", "https"} or (scheme == "http" and given.get("secure") is True):
-            raise ValueError(f"endpoint {endpoint!r}: write host:port, https://host:port for TLS, or http://host:port")
-        return {**given, "endpoint": host.rstrip("/"), "secure": scheme == "https"}
+        return split_scheme(given) if isinstance(given, dict) else given
 
 
 class Launch(Settings):
     """How many processes `headrace up` starts."""
 
-    workers: int = Field(1, ge=0)
+    workers: int = Field(1, ge=0, le=MOST_PROCESSES)
     """Rollout workers per workflow; 0 if you start them yourself."""
-    curators: int = Field(1, ge=0)
+    curators: int = Field(1, ge=0, le=MOST_PROCESSES)
     """Curators per policy; a shadow has one. 0 if you start them yourself (`docs/processes.md`)."""
     feeder: bool = True
     """Whether the feeder is started; false if you start it yourself."""
@@ -427,7 +417,7 @@ class Launch(Settings):
 class Recipe(Settings):
     """A whole run."""
 
-    name: str
+    name: RunName
     """Run name: the prefix of its topics."""
     about: str = ""
     """One sentence for people."""
@@ -458,7 +448,6 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _check_names(self) -> Recipe:
-        check_name("run", self.name)
         for what, names in (("policy", self.policies), ("workflow", self.workflows)):
             if not names:
                 raise ValueError(f"name at least one {what}")

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from headrace.infra.recipe import settings
+from headrace.infra.recipe.table import Settings
 from headrace.schemas.field_texts import read_field_texts
 
 SETTINGS_PAGE = Path("docs") / "settings.md"
@@ -60,7 +61,7 @@ def _render_tables(model: type[BaseModel], path: str, texts: dict[str, dict[str,
 
 def _find_table(kind: Any) -> tuple[type[BaseModel] | None, bool]:
     """Return the settings that a field holds as a table, and whether there is one table for each name."""
-    found = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, settings.Settings)]
+    found = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Settings)]
     return (found[0] if found else None), get_origin(kind) is dict
 
 
@@ -98,7 +99,7 @@ def _describe_default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return "required"
-    if value is None or value in ("", (), {}) or isinstance(value, settings.Settings):
+    if value is None or value in ("", (), {}) or isinstance(value, Settings):
         return ""
     if isinstance(value, tuple) and isinstance(value[0], settings.Named):
         names = [one.use for one in value]

@@ -33,8 +33,8 @@ from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import RunResult, read_result
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, without_addresses
+from headrace.ops.compare.swept_data import SweptData
 from headrace.ops.offline.offline_run import identity
-from headrace.ops.recipe_check import check_names
 
 RUNS_POLL_S = 0.25
 LAST_OUTPUT_LINES = 6
@@ -92,8 +92,9 @@ def run_folder_of(data: Path, run: SweepRun) -> RunFolder:
 def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) -> dict[str, PlayedRun]:
     """Play what is missing of a sweep; return its runs by name.
 
-    Raises UsageError for recipes that cannot be, and for results of other ones in the folder; KeyboardInterrupt when
-    it was stopped, with all runs stopped in order.
+    Raises UsageError for recipes that cannot be, and for results of other ones in the folder; OtherData when the data
+    of a variant has changed since the sweep began; KeyboardInterrupt when it was stopped. All runs are then stopped in
+    order.
     """
     folder = DataFolder(data)
     run_folders = {run.name: run_folder_of(data, run) for run in runs}
@@ -105,8 +106,10 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
         if len(missing) < len(runs):
             say(escape(f"{len(runs) - len(missing)} of {len(runs)} runs are there already, in {folder.root}"))
         if missing:
-            _check_names(missing)
-            _Playing(sweep, runs, folder, say).play(missing)
+            data_read = _check_first(
+                missing, folder, has_begun=any(one.recipe.exists() for one in run_folders.values())
+            )
+            _Playing(sweep, runs, folder, data_read, say).play(missing)
         results = {name: run_folder.result() for name, run_folder in run_folders.items()}
     return {
         run.name: PlayedRun(
@@ -172,20 +175,21 @@ def _check_same(runs: Sequence[SweepRun], run_folders: dict[str, RunFolder], sou
                 )
 
 
-def _check_names(missing: Sequence[SweepRun]) -> None:
-    """Refuse what a recipe names and what is not there, before the first of many runs."""
+def _check_first(missing: Sequence[SweepRun], folder: DataFolder, *, has_begun: bool) -> SweptData:
+    """Refuse what a recipe names and what is not there, or is other data than before, before the first of many runs."""
+    found = SweptData(folder.root, has_begun=has_begun)
     for run in {run.variant: run for run in missing}.values():
-        try:
-            check_names(run.recipe)
-        except UsageError as error:
-            raise UsageError(f"variant {run.variant}: {error}") from error
+        found.check(run)
+    return found
 
 
 class _Playing:
     """The runs of a sweep that are played now, and the servers that they share."""
 
-    def __init__(self, sweep: Sweep, runs: Sequence[SweepRun], folder: DataFolder, say: ReportLine) -> None:
-        self._sweep, self._folder, self._say = sweep, folder, say
+    def __init__(
+        self, sweep: Sweep, runs: Sequence[SweepRun], folder: DataFolder, data: SweptData, say: ReportLine
+    ) -> None:
+        self._sweep, self._folder, self._data, self._say = sweep, folder, data, say
         self._total, self._done, self._source = len(runs), 0, _source_of(sweep)
         self._runs = runs
         self._servers = None if sweep.archive else Servers(sweep.kafka, sweep.store, folder, say)
@@ -230,6 +234,8 @@ class _Playing:
 
     def _play(self, run: SweepRun) -> None:
         run_folder = run_folder_of(self._folder.root, run)
+        if self._data.has_data(run.variant):
+            self._data.check(run)
         run_folder.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(run_folder.recipe, without_addresses(run.recipe).to_json().encode())
         write_atomically(run_folder.source, self._source.encode())

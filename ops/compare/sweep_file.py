@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError
 from headrace.infra.environment import expand_user
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import list_shipped_sweeps, load_recipe
-from headrace.infra.recipe.settings import Kafka, Recipe, Settings, Store
+from headrace.infra.recipe.settings import Kafka, Recipe, Store
+from headrace.infra.recipe.table import Settings
 from headrace.schemas.topics import check_name
 
 OWN = ("seed", "name")

@@ -151,6 +151,56 @@ def test_a_wrong_set_is_told_with_its_key_and_what_would_be_right(
         assert words in told
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("launch.workers", "true", "must be a number, not true or false"),
+        ("trainer.batch_limit_s", "1e300", "must be 4294967296 or less"),
+        ("trainer.steps", 10**30, "must be 4294967296 or less"),
+        ("trainer.steps", "1" * 5000, "must be a number of fewer digits"),
+        ("rollout.temperature", "1e-300", "must be greater than or equal to 0.01"),
+        ("evaluate.temperature", "1e-300", "must be 0 or from 0.01 to 100"),
+        ("kafka.partitions", 10**9, "must be less than or equal to 100000"),
+        ("launch", "3", "must be a table, got 3"),
+        ("launch.feeder", "3", "must be true or false"),
+    ],
+)
+def test_a_number_that_none_can_mean_and_a_value_of_another_kind_are_refused_in_one_sentence(
+    base: Path, key: str, value: object, why: str
+) -> None:
+    told = refusal(str(base), f"{key}={value}").splitlines()
+    assert f": `{key}` {why}" in told[1]
+    assert len(told) == 2
+    assert len(told[1]) < 400
+
+
+def test_all_that_is_wrong_is_told_at_once(base: Path) -> None:
+    words = ("launch.curator=1", "launch.workers=two", "rollout.max_tokns=2", "name=a/b", "launch.feeder.on=true")
+    told = refusal(str(base), *words, "policies.solver.trainer={ stpes = 1 }").splitlines()
+    assert all(any(f"  --set {word}: `" in line for line in told) for word in words)
+    assert "`policies.solver.trainer.stpes` is not known: did you mean `steps`?" in told[-1]
+    assert len(told) == 7
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a/b", "..", "a.", "a" * 300])
+def test_a_name_that_no_topic_can_have_is_told_as_that_of_its_key(base: Path, name: str) -> None:
+    said = refusal(str(base), f'name="{name}"')
+    assert f"`name` run name {name[:80]!r} cannot be used: letters, digits" in said
+    assert len(said.splitlines()[1]) < 400
+
+
+def test_an_endpoint_that_names_no_host_and_a_bucket_that_s3_makes_none_of_are_refused(base: Path) -> None:
+    for given in ("host:9000/runs", "ho st:9000", "host:99999", "https://", "https://h:1?x=1", "::1:9000", "s3://b"):
+        assert "`store.endpoint` holds '" in refusal(str(base), f'store.endpoint="{given}"')
+    base.write_text(f'{BASE}[store]\nendpoint = "https://me:secret@host:9000"\n')
+    assert "secret" not in refusal(str(base))
+    base.write_text(BASE)
+    for given in ("", "ab", "Head", "a_b", "a/b", "abc-", "a..b", "192.168.1.1", "a" * 64):
+        assert f"`store.bucket` cannot be {given!r}: S3 takes 3 to 63" in refusal(str(base), f'store.bucket="{given}"')
+    store = load_recipe(str(base), ['store.endpoint=" https://[::1]:9000/ "', 'store.bucket="my.runs-2"']).store
+    assert (store.endpoint, store.secure, store.bucket) == ("[::1]:9000", True, "my.runs-2")
+
+
 def test_faults_in_a_file_name_the_file_that_holds_them_and_all_are_told(base: Path, tmp_path: Path) -> None:
     own = write(tmp_path, 'extends = "base.toml"\n[trainer]\nlearning_rat = 1\nsteps = "ten"\n[rollou]\ntop_p = 1\n')
 

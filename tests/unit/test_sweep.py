@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import string
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from headrace.infra.embedded.data_folder import SWEPT, DataFolder, FolderInUse, 
 from headrace.infra.environment import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection
+from headrace.infra.run.recorded_data import OtherData
 from headrace.infra.store.object_store import ListedObject, StoreAddress
 from headrace.ops import opened_run as opened_runs
 from headrace.ops.compare import sweep as sweeps
@@ -180,6 +182,39 @@ def test_results_of_another_recipe_are_not_compared(scene: Scene, tmp_path: Path
     scene.sweep, scene.runs = load_sweep(str(tmp_path / "s.toml"))
     with pytest.raises(UsageError, match=r"s-b-1 of another recipe:\n  trainer\.steps: 80 -> 7\n.*another --data"):
         scene.play()
+
+
+def test_a_sweep_whose_data_changed_between_its_runs_goes_on_only_over_what_it_began_with(
+    scene: Scene, tmp_path: Path
+) -> None:
+    file, row = tmp_path / "rows.jsonl", '{"problem": "1 + 1?", "answer": "2"}\n'
+    began = "".join(row.replace("1 +", f"{number} +") for number in range(40))
+    file.write_text(began)
+    (tmp_path / "base.toml").write_text(
+        f"""name = "base"
+[policies.solver]
+alphabet = {json.dumps(string.ascii_letters + string.digits + string.punctuation + " " + chr(10))}
+model = {{ architecture = "qwen3", hidden_size = 64 }}
+[workflows.sums]
+env = {{ use = "dataset", path = "{file}" }}
+policies = {{ solver = "solver" }}
+[trainer]
+steps = 10
+[evaluate]
+problems = 1
+"""
+    )
+    (tmp_path / "s.toml").write_text(SWEEP.replace('"arithmetic"', f'"{tmp_path / "base.toml"}"'))
+    scene.sweep, scene.runs = load_sweep(str(tmp_path / "s.toml"))
+    scene.scripts["a"] += f"\nopen({str(file)!r}, 'a').write({row!r})"
+    with pytest.raises(OtherData, match=r"(?s)variant b: .*rows\.jsonl: 40 rows, .* -> 41 rows.*another --data"):
+        scene.play()
+    with pytest.raises(OtherData, match="variant b"):
+        scene.play()
+    assert scene.begun == ["s-a-1"]
+    file.write_text(began)
+    scene.play()
+    assert scene.begun == ["s-a-1", "s-b-1"]
 
 
 def test_topics_and_objects_of_a_run_go_once_its_summary_is_there(scene: Scene) -> None:

@@ -1,0 +1,56 @@
+"""A table of a recipe, and values that are checked alike in several: numbers, temperatures, the name of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+
+from headrace.schemas.topics import check_name
+
+MOST_NUMBER = 2**32
+"""Of a setting without a bound of its own: in seconds a century, about what a wait of the system can take."""
+MOST_PROCESSES = 4096
+"""Of one kind that one machine starts."""
+MOST_PARTITIONS = 100_000
+"""librdkafka's limit for a topic."""
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 100
+"""At which engines sample: below it, a quotient may be beyond every float."""
+
+
+class Settings(BaseModel):
+    """Base of every table of a recipe: frozen, no unknown key. `recipe_keys` reads the text under a field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _check_number(cls, given: Any, parse: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        """Refuse what no number of a recipe means. pydantic takes true for 1, and an integer of any size."""
+        if cls.model_fields[str(info.field_name)].annotation not in (int, float):
+            return parse(given)
+        if isinstance(given, bool):
+            raise ValueError("must be a number, not true or false")  # noqa: TRY004 - pydantic names the key for a ValueError alone
+        if (found := parse(given)) > MOST_NUMBER:
+            raise ValueError(f"must be {MOST_NUMBER} or less")
+        return found
+
+
+def _refuse_near_zero(temperature: float) -> float:
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(f"must be 0 or from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}")
+    return temperature
+
+
+Temperature: TypeAlias = Annotated[float, Field(ge=0, le=MOST_TEMPERATURE), AfterValidator(_refuse_near_zero)]
+"""A sampling temperature, or 0 for the likeliest token."""
+RunName: TypeAlias = Annotated[str, AfterValidator(lambda name: check_name("run", name))]
+"""A text that topics can be named by."""
