@@ -11,7 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 EXTRAS ?=
 COUNT ?= 1000000
-NAMED_IN := integration e2e faults fuzz conformance model containers
+NAMED_IN := integration e2e faults fuzz conformance model containers engines
 LANES ?= 2
 TESTS := LANES=$(LANES) $(BIN)/python tests/subjects.py
 
@@ -52,7 +52,7 @@ test: $(STAMP) ## the gate: what every change must pass
 test-all: $(STAMP) ## the gate and every subject, with a table at the end
 	@$(TESTS) all
 
-# make test-SUBJECT: one of kafka, servers, rollout, curation, training, weights, tools, numerics, libraries, model, audit, runs, faults, builds, packages, fuzz, mutants, containers.
+# make test-SUBJECT: one of kafka, servers, rollout, curation, training, weights, tools, numerics, libraries, engines, model, audit, runs, faults, builds, packages, fuzz, mutants, containers.
 test-%: $(STAMP)
 	@$(TESTS) $*
 

@@ -155,7 +155,7 @@ class CausalLM:
         }
         targets = split_by_files(staged)
         for name, value in weights.items():
-            tensor = _convert_to_tensor(value)
+            tensor = convert_to_tensor(value)
             if tensor.shape != own[name].shape:
                 raise EngineError(f"{name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}")
             if not bool(torch.isfinite(tensor).all()):
@@ -184,7 +184,8 @@ def _read_attention(config: Any) -> tuple[set[str], int | None]:
     return kinds, int(window) if window and (not kinds or "sliding_attention" in kinds) else None
 
 
-def _convert_to_tensor(value: Any) -> torch.Tensor:
+def convert_to_tensor(value: Any) -> torch.Tensor:
+    """Return weights as a torch tensor, the memory shared where it can be. Raises EngineError for another dtype."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, Tensor):

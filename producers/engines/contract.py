@@ -14,13 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.contract import FinishReason, Generation
-from headrace.infra.errors import HeadraceError
+from headrace.infra.errors import HeadraceError, Unavailable
 from headrace.schemas.records import Sampling
 
 __all__ = [
     "KV_ON_SWAP",
     "LOGPROB_CONVENTION",
+    "Capabilities",
     "Engine",
+    "EngineAway",
     "EngineError",
     "EngineStats",
     "FinishReason",
@@ -30,6 +32,7 @@ __all__ = [
     "Sampling",
     "TextCodec",
     "VersionGone",
+    "capabilities_of",
     "check_request",
     "check_sampling",
 ]
@@ -52,6 +55,10 @@ class EngineError(HeadraceError):
     """A request, a weight set or the engine itself cannot do what was asked."""
 
 
+class EngineAway(EngineError, Unavailable):
+    """A server of the engine cannot be reached, or starts: what was asked can be done later."""
+
+
 class VersionGone(EngineError):
     """The weight version asked for is not held (any more)."""
 
@@ -70,6 +77,28 @@ class EngineStats:
     """Seconds spent computing, of all engine threads."""
     swap_s: float = 0.0
     """Seconds for which it was stopped by loads of new weights."""
+    progress: int = 0
+    """Grows as tokens are made, where `generated_tokens` counts those of a request when it ends."""
+    trouble: str = ""
+    """What it waits for, such as a server that starts again; empty while it can generate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do beyond generating. An engine without this attribute has the defaults."""
+
+    held_versions: int = 2
+    """Versions of a policy that it can hold at once beside the served one; 0: evaluation tasks go to other workers."""
+    keeps_sessions: bool = False
+    """Whether `generate` takes `session`: requests with the same one share a prefix, and go to one server."""
+    is_seeded: bool = True
+    """Whether the same request with the same seed gives the same tokens."""
+
+
+def capabilities_of(engine: Engine) -> Capabilities:
+    """Return what an engine says that it can do."""
+    found: Capabilities = getattr(engine, "capabilities", Capabilities())
+    return found
 
 
 class Engine(Protocol):
@@ -96,6 +125,8 @@ class Engine(Protocol):
         deadline_s: float | None = None,
     ) -> Generation:
         """Continue `ids`; cancelling the awaiting task frees its slot at once.
+
+        An engine whose `capabilities.keeps_sessions` is set also takes `session: int | None`.
 
         version None follows the newest served weights in flight; an int runs on exactly that held weight set.
         deadline_s is seconds from now; when they have passed the request ends as "cancelled" with what it has.

@@ -66,7 +66,26 @@ def open_scripted(folders: Mapping[str, Path], rollout: Rollout, _concurrency: i
     return ScriptedEngine(policies, settings), f"scripted {settings}"
 
 
-ENGINES: dict[str, OpenEngine] = {"torch": open_torch, "scripted": open_scripted}
+def open_sglang(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int) -> Opened:
+    """Open the engine over SGLang servers; they start with the first weights."""
+    from headrace.producers.engines.model_shapes import ModelShapes
+    from headrace.producers.engines.served_engine import ServedEngine
+    from headrace.producers.engines.served_policy import ServedPolicy
+    from headrace.producers.engines.sglang import ServerFactory, read_settings
+    from headrace.producers.engines.weight_folders import WeightFolders
+
+    settings = read_settings(rollout.engine.settings)
+    factory = ServerFactory(settings)
+    shapes = {policy: ModelShapes(folder) for policy, folder in folders.items()}
+    written = WeightFolders(Path(settings.folder), folders)
+    policies = [
+        ServedPolicy(policy, one, *factory.build_servers(policy, one.context), written)
+        for policy, one in shapes.items()
+    ]
+    return ServedEngine(policies, written), f"sglang {settings}"
+
+
+ENGINES: dict[str, OpenEngine] = {"torch": open_torch, "scripted": open_scripted, "sglang": open_sglang}
 """Name to the function that opens it."""
 READ_BY_SCRIPTED = ("scripted", "mixture")
 """Shipped environments that may ask what the engine without a model can read."""
@@ -93,6 +112,10 @@ def check_engine(recipe: Recipe) -> None:
         return
     find_named("rollout.engine", engine.use, ENGINES)
     _check_settings(engine)
+    if engine.use == "sglang":
+        from headrace.producers.engines.sglang import check_recipe
+
+        check_recipe(recipe)
     for name, workflow in recipe.workflows.items():
         env = workflow.env.use
         if engine.use == "scripted" and ":" not in env and env not in READ_BY_SCRIPTED:
@@ -124,6 +147,8 @@ def import_engine(name: str) -> None:
     Called again it waits until that is done: transformers cannot be imported by two threads at once (seen).
     """
     with _importing:
+        if name == "sglang":
+            import headrace.producers.engines.served_engine
         if name == "torch":
             import transformers
 

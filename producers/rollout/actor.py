@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from headrace.envs.contract import Generation
 from headrace.infra.unreachable import OutOfTime
-from headrace.producers.engines.contract import Engine, TextCodec
+from headrace.producers.engines.contract import Engine, TextCodec, capabilities_of
 from headrace.producers.engines.stop_texts import find_stop
 from headrace.schemas.ids import derive_seed
 from headrace.schemas.records import Sampling
@@ -91,6 +91,7 @@ class EngineActor:
             seed=seed,
             version=self.version,
             deadline_s=self.deadline - now_s,
+            **({"session": self.seed} if capabilities_of(self.engine).keeps_sessions else {}),
         )
         self.tokens += len(made.ids)
         if made.finish_reason == "cancelled":

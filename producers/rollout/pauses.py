@@ -11,7 +11,9 @@ ENVIRONMENT = "environment"
 """The environment, or a judge, that episodes call."""
 DELIVERY = "delivery"
 """A topic that takes no record as it is set now."""
-HOLD_TASKS = {"Kafka", "object store", ENVIRONMENT, DELIVERY}
+ENGINE = "engine"
+"""A server that is to hold the version of an evaluation."""
+HOLD_TASKS = {"Kafka", "object store", ENVIRONMENT, DELIVERY, ENGINE}
 """What a running task may wait for: its delivery, the weights of an evaluation, or its environment. No other wait holds
 it up."""
 

@@ -184,13 +184,16 @@ class WorkerRuntime:
 
         New weights that cannot be fetched do not count as a wait: they hold no task up.
         """
-        may_wait = not self.tasks or self.pauses.has_to_hold_tasks or self.engine is None
-        made = (self.engine.stats().generated_tokens if self.engine else 0, self.tally.groups_done)
+        stats = self.engine.stats() if self.engine is not None else None
+        may_wait = not self.tasks or self.pauses.has_to_hold_tasks or stats is None or bool(stats.trouble)
+        made = (max(stats.generated_tokens, stats.progress) if stats else 0, self.tally.groups_done)
         silent_s = self._stall_watch.silent_s(now_s, made, may_wait=may_wait)
         self._stall_watch.refuse_stall(silent_s, self.follower.recipe.rollout.episode_limit_s, len(self.tasks))
 
     def _post_status(self) -> None:
-        word, detail, loader = str(self.phase), self._stall_watch.found or self.pauses.detail, self.loader
+        trouble = self.engine.stats().trouble if self.engine is not None else ""
+        detail = "; ".join(filter(None, (self._stall_watch.found or self.pauses.detail, trouble)))
+        word, loader = str(self.phase), self.loader
         if word == "waiting":
             detail = detail or self.step
         elif word == "rolling" and self.intake is not None and not self.intake.partitions:

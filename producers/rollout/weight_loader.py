@@ -21,8 +21,8 @@ from headrace.infra.store.object_store import StoreError
 from headrace.infra.weights.paths import RECENT_VERSIONS
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensors import WeightsError
-from headrace.producers.engines.contract import Engine, EngineError, VersionGone
-from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.engines.contract import Engine, EngineAway, EngineError, VersionGone
+from headrace.producers.rollout.pauses import ENGINE, Pauses
 from headrace.producers.rollout.published_weights import PublishedWeights
 from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished
 
@@ -104,10 +104,22 @@ class WeightLoader:
     # ------------------------------------------------------------------------------------------------- exact versions
 
     def hold(self, policy: str, version: int) -> None:
-        """Make the engine hold exactly this version, fetched if it is not served; waits while the store is unreachable.
+        """Make the engine hold exactly this version, fetched if it is not served; waits for the store and for servers.
 
         Raises VersionGone when it cannot be had.
         """
+        while True:
+            try:
+                self._hold_now(policy, version)
+            except EngineAway as error:
+                self._pauses.begin(ENGINE, error)
+                if self._over.wait(FIRST_PAUSE_S):
+                    raise VersionGone(f"{policy} version {version}: the worker stops") from error
+            else:
+                self._pauses.end(ENGINE)
+                return
+
+    def _hold_now(self, policy: str, version: int) -> None:
         try:
             self.engine.hold(policy, version)
         except VersionGone:
@@ -143,6 +155,8 @@ class WeightLoader:
             try:
                 apart = PolicyWeights(self._objects)
                 self.engine.hold(policy, version, apart.bring(self._published[policy].list_ways(), record))
+            except EngineAway:
+                raise
             except Unavailable as error:
                 self._pauses.begin("object store", error)
                 if self._over.wait(FIRST_PAUSE_S):

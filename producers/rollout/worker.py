@@ -31,6 +31,7 @@ from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_in
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import Run
+from headrace.producers.engines.contract import capabilities_of
 from headrace.producers.engines.registry import import_engine
 from headrace.producers.rollout.admission import Admission
 from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
@@ -40,7 +41,7 @@ from headrace.producers.rollout.runtime import Options, WorkerRuntime
 from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.startup import WorkerStartup
 from headrace.producers.rollout.task_intake import Subscription, TaskIntake
-from headrace.producers.rollout.version_holds import VersionHolds
+from headrace.producers.rollout.version_holds import HELD_VERSIONS, VersionHolds
 from headrace.producers.rollout.watchdog import Watchdog
 from headrace.producers.rollout.weight_loader import WeightLoader
 from headrace.schemas.topics import check_name
@@ -75,9 +76,10 @@ class RolloutWorker:
             ending = runtime.run_end.ending if is_training else asyncio.Event()
             runtime.tasks.begin(started.partition_id, concluder.conclude(started, ending, intake.report_done))
 
+        engine = concluder.context.engine
         intake = runtime.intake = TaskIntake(
-            self._subscribe(),
-            Admission(self.run, concluder.context.engine, runtime.follower, concluder, runtime.slots),
+            self._subscribe(is_evaluating=capabilities_of(engine).held_versions > 0),
+            Admission(self.run, engine, runtime.follower, concluder, runtime.slots),
             lambda started: loop.call_soon_threadsafe(begin, started),
             lambda partition_ids: loop.call_soon_threadsafe(runtime.tasks.cancel, partition_ids),
             runtime.pauses,
@@ -128,18 +130,21 @@ class RolloutWorker:
             producer=runtime.producer,
             partitions=fetch_group_partitions(self.run, self._spec.policies),
             specs={self.run.revision: self._spec},
-            holds=VersionHolds(loader.hold, loader.release),
+            holds=VersionHolds(
+                loader.hold, loader.release, min(capabilities_of(context.engine).held_versions, HELD_VERSIONS)
+            ),
             tally=runtime.tally,
             watch=runtime.watch,
             pauses=runtime.pauses,
         )
 
-    def _subscribe(self) -> Subscription:
+    def _subscribe(self, *, is_evaluating: bool) -> Subscription:
+        training, evaluation = self.options.list_task_topics(self.run.topics)
         return Subscription(
             self.run.connection,
             f"{self.options.name}.tasks",
             self.run.topics.rollout_group(self.options.stream),
-            self.options.list_task_topics(self.run.topics),
+            (training, evaluation) if is_evaluating else (training,),
             self.run.run_id,
         )
 

@@ -131,7 +131,7 @@ def test_a_rollout_worker_takes_what_the_map_says(monkeypatch: pytest.MonkeyPatc
         lambda _, partition_ids: dict.fromkeys(partition_ids, 0),
     )
     follower = RunFollower(RUN, ("solver",), "w")
-    topics = [*worker._subscribe().topics, *(topic for topic, _ in follower._find_positions())]
+    topics = [*worker._subscribe(is_evaluating=True).topics, *(topic for topic, _ in follower._find_positions())]
     assert {kind_of(topic) for topic in topics} == taken("rollout")
 
 

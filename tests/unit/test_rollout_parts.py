@@ -16,7 +16,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.recipe.settings import Rollout
 from headrace.infra.stopwatch import Stopwatch
-from headrace.producers.engines.contract import VersionGone
+from headrace.producers.engines.contract import EngineStats, VersionGone
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.runtime import WorkerRuntime
@@ -193,7 +193,7 @@ def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had
         tally=WorkCounts(),
         follower=SimpleNamespace(recipe=SimpleNamespace(rollout=SimpleNamespace(episode_limit_s=30.0))),
         tasks={"a task": ("t", 0)},
-        engine=SimpleNamespace(stats=lambda: SimpleNamespace(generated_tokens=7)),
+        engine=SimpleNamespace(stats=lambda: EngineStats(7, 0, 0, 0, 0, 0.0)),
         _stall_watch=StallWatch(),
     )
     pauses.begin("weights of solver", "version 3: its object is not there")

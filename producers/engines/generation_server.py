@@ -1,0 +1,253 @@
+"""One generation server and the weights in it: started, watched and started again, or somebody else's by its URL."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import structlog
+
+from headrace.infra.backoff import Backoff
+from headrace.infra.embedded.loopback_ports import HOST
+from headrace.infra.embedded.server_process import ServerCommand, ServerError, ServerProcess
+from headrace.producers.engines.contract import EngineAway, EngineError
+from headrace.producers.engines.server_api import ServerApi, ServerAway, ServerLoad, WeightsRefused
+
+log = structlog.get_logger()
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Between two starts of a server that does not come up."""
+LOOK_AT_SERVER_S = 2.0
+FROZEN_S = 120.0
+"""A server that has answered nothing for so long is killed and started again."""
+
+
+class LostInLoad(EngineAway):
+    """A server went away while it loaded weights: they may be why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWeights:
+    """One version as a folder."""
+
+    version: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLaunch:
+    """How servers of a kind are started."""
+
+    what: str
+    """Name of the kind, as `SGLang server`."""
+    build_command: Callable[[ServedWeights, int], Sequence[str]]
+    """Weights and port to the command."""
+    open_api: Callable[[str], ServerApi]
+    """URL to its interface."""
+    start_limit_s: float
+    """For a start, the reading of the weights included."""
+
+
+class EngineProcess(ServerProcess):
+    """The process of a server. It gets this process's whole environment: drivers and libraries are found by it.
+
+    Args:
+        folder: Its log and ports are there.
+        launch: How it is started.
+        environment: Further variables, such as which GPU it may use.
+    """
+
+    what: ClassVar[str] = "generation server"
+    port_names = ("http",)
+
+    def __init__(self, folder: Path, launch: ServerLaunch, environment: Mapping[str, str]) -> None:
+        super().__init__(folder)
+        self._launch, self._environment = launch, dict(environment)
+        self.weights: ServedWeights | None = None
+        """What it loads when it starts."""
+        self.api: ServerApi | None = None
+
+    def _command(self) -> ServerCommand:
+        if self.weights is None:
+            raise ServerError(f"the {self._launch.what} has no weights to start with")
+        port = self.port("http")
+        self._close_api()
+        self.api = self._launch.open_api(f"http://{HOST}:{port}")
+        return ServerCommand(
+            self._launch.build_command(self.weights, port),
+            logs=(self.folder / "stdout.log",),
+            environment={**os.environ, **self._environment},
+        )
+
+    def _clean_up(self, *, clean: bool) -> None:  # noqa: ARG002 - the same after any end
+        self._close_api()
+
+    def _is_answering(self) -> bool:
+        return self.api is not None and self.api.is_ready()
+
+    def remove_files(self) -> None:
+        """Remove its folder with its logs, and the folder around it once that is empty."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):
+            self.folder.parent.rmdir()
+
+    def _close_api(self) -> None:
+        if self.api is not None:
+            self.api.close()
+
+
+class GenerationServer:
+    """A server with one set of weights. `api` may be used by any thread while `version` is not None.
+
+    Args:
+        name: For messages and threads, such as `solver-0`.
+        launch: How it is started, and spoken to.
+        process: The process; None for a server that somebody else runs.
+        url: Its address, if somebody else runs it.
+    """
+
+    def __init__(self, name: str, launch: ServerLaunch, process: EngineProcess | None, url: str = "") -> None:
+        self.name = name
+        self.version: int | None = None
+        """What it serves; None while it cannot generate."""
+        self.trouble = ""
+        """Why it cannot generate."""
+        self.running = 0
+        """Requests under way, counted by the event loop."""
+        self.load = ServerLoad(0, 0, 0)
+        """What was in it at the last look."""
+        self._launch, self._process, self._url = launch, process, url
+        self._attached = launch.open_api(url) if process is None else None
+        self._weights: ServedWeights | None = None
+        self._turn = threading.Lock()
+        self._is_gone = threading.Event()
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._retry_at = 0.0
+        self._answered_at = time.monotonic()
+
+    @property
+    def url(self) -> str:
+        """Its address; raises ServerError while a server of ours was never started."""
+        return self._url if self._process is None else f"http://{HOST}:{self._process.port('http')}"
+
+    @property
+    def api(self) -> ServerApi:
+        """Its interface. Raises ServerAway while it has none."""
+        api = self._attached or (self._process.api if self._process is not None else None)
+        if api is None:
+            raise ServerAway(f"{self.name} is not started")
+        return api
+
+    def serve(self, weights: ServedWeights) -> float:
+        """Load weights, in the server that runs or in a new one; return for how long generation stood still, seconds.
+
+        Raises WeightsRefused when it goes on with those that it has, and EngineAway when it went away meanwhile or does
+        not start.
+        """
+        with self._turn:
+            if self._process is not None and not self._process.is_alive():
+                self._start(weights)
+                return 0.0
+            try:
+                self._refuse_other_writers()
+                paused_s = self.api.load(weights.folder, weights.version)
+            except ServerAway as away:
+                self.note_gone(away)
+                raise LostInLoad(f"{self.name} went away while it loaded version {weights.version}: {away}") from away
+            self._note_served(weights)
+            return paused_s
+
+    def note_gone(self, away: ServerAway) -> None:
+        """Use it no more until it has been looked at."""
+        if not self._is_gone.is_set():
+            log.warning("engine.server_gone", server=self.name, why=str(away))
+        self.trouble = f"{self.name} is gone: {away}"
+        self.version = None
+        self._is_gone.set()
+
+    def look(self, weights: ServedWeights | None) -> None:
+        """See whether it is there and answers, and start it again with these weights if not; waits for the start."""
+        if weights is None or not self._turn.acquire(blocking=False):
+            return  # nothing to serve yet, or it loads now
+        try:
+            is_dead = self._process is not None and not self._process.is_alive()
+            if is_dead and self.version is not None:
+                self.note_gone(ServerAway("its process ended"))
+            if self._is_gone.is_set() or is_dead:
+                if time.monotonic() >= self._retry_at:
+                    self._revive(weights)
+                return
+            self._read_load()
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        """Stop the process, if it is ours."""
+        self.version = None
+        if self._process is not None:
+            with self._turn:
+                self._process.stop()
+                self._process.remove_files()
+        with suppress(ServerAway):
+            self.api.close()
+
+    def _read_load(self) -> None:
+        now = time.monotonic()
+        try:
+            self.load = self.api.read_load()
+            self._answered_at = now
+        except ServerAway as away:
+            if now - self._answered_at > FROZEN_S:
+                self.note_gone(ServerAway(f"no answer for {FROZEN_S:.0f} s ({away})"))
+                if self._process is not None:
+                    self._process.stop(timeout_s=5)
+
+    def _revive(self, weights: ServedWeights) -> None:
+        try:
+            if self._process is not None:
+                self._process.stop(timeout_s=5)
+                self._start(weights)
+            else:
+                self.api.load(weights.folder, weights.version)
+                self._note_served(weights)
+        except (EngineError, ServerAway) as error:
+            self.trouble = str(error)
+            self._retry_at = time.monotonic() + self._backoff.next_s()
+            log.warning("engine.server_down", server=self.name, why=str(error))
+        else:
+            log.info("engine.server_back", server=self.name, version=weights.version)
+
+    def _start(self, weights: ServedWeights) -> None:
+        assert self._process is not None  # noqa: S101 - only a server of ours is started
+        self.trouble = f"{self.name} starts with version {weights.version}"
+        self._process.weights = weights
+        try:
+            self._process.start(self._launch.start_limit_s)
+        except ServerError as error:
+            self._is_gone.set()
+            self.trouble = f"{self.name} does not start: {error}"
+            raise EngineAway(self.trouble) from error
+        self._note_served(weights)
+
+    def _note_served(self, weights: ServedWeights) -> None:
+        self._weights, self._answered_at = weights, time.monotonic()
+        self.trouble = ""
+        self._backoff.reset()
+        self._is_gone.clear()
+        self.version = weights.version
+
+    def _refuse_other_writers(self) -> None:
+        """Raise WeightsRefused where somebody else has loaded weights since: their tokens would get our versions."""
+        label = self.api.read_version()
+        if self._weights is not None and label != str(self._weights.version):
+            raise WeightsRefused(
+                f"{self.name} serves weights with the label {label!r}, and this worker loaded version "
+                f"{self._weights.version}: another process uses it too; give each worker a server of its own"
+            )

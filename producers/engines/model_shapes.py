@@ -1,0 +1,56 @@
+"""Which parameters a model has, without their memory: weights are checked before a server reads them and dies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from headrace.infra.weights.experts import split_by_files
+from headrace.infra.weights.lora import list_published_names
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines.causal_lm import convert_to_tensor
+from headrace.producers.engines.contract import EngineError
+
+
+class ModelShapes:
+    """The parameters of one model, by their names in Hugging Face files.
+
+    Args:
+        folder: Holds its `config.json`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        text = config.get_text_config()
+        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.context = int(text.max_position_embeddings)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        parameters |= {name: buffer for name, buffer in model.state_dict().items() if name not in parameters}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._tied: dict[str, int] = {}
+        """Name to what it shares with others: of tied parameters one name is enough."""
+        for name, in_model in list_published_names(model.state_dict()).items():
+            for part, tensor in split_by_files({name: parameters[in_model]}).items():
+                self._shapes[part] = tuple(tensor.shape)
+                self._tied[part] = id(parameters[in_model]) if tensor is parameters[in_model] else id(part)
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """Raise EngineError for weights that do not fit the model, or hold numbers that are not finite."""
+        given = {self._tied[name] for name in weights if name in self._tied}
+        unknown = sorted(weights.keys() - self._shapes.keys())
+        missing = sorted(name for name, key in self._tied.items() if name not in weights and key not in given)
+        if unknown or missing:
+            raise EngineError(
+                f"weights do not fit the model: missing {missing[:5]}, unknown {unknown[:5]}; "
+                "publish every parameter under its name in Hugging Face files, from the same config"
+            )
+        for name, tensor in weights.items():
+            if tuple(tensor.shape) != self._shapes[name]:
+                raise EngineError(f"{name} has shape {tuple(tensor.shape)}, the model {self._shapes[name]}")
+            if not bool(torch.isfinite(convert_to_tensor(tensor)).all()):
+                raise EngineError(f"{name} holds numbers that are not finite; these weights are not served")

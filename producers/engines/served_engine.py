@@ -1,0 +1,294 @@
+"""The engine over generation servers: which request goes to which server, and servers that die.
+
+Every policy has servers of its own, and for exact versions others, which training never uses. A request whose server
+goes away waits for it, or goes to another, and begins again with the tokens that its episode has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import structlog
+from cachetools import LRUCache
+
+from headrace.producers.engines.contract import (
+    KV_ON_SWAP,
+    LOGPROB_CONVENTION,
+    Capabilities,
+    EngineError,
+    EngineStats,
+    FinishReason,
+    Generation,
+    KvOnSwap,
+    LogprobConvention,
+    Sampling,
+    check_request,
+)
+from headrace.producers.engines.generation_server import LOOK_AT_SERVER_S, GenerationServer
+from headrace.producers.engines.served_policy import ServedPolicy
+from headrace.producers.engines.server_api import Answer, ServerAway
+from headrace.producers.engines.weight_folders import WeightFolders
+
+log = structlog.get_logger()
+
+MOST_SESSIONS = 65_536
+WAIT_FOR_SERVER_S = 0.1
+TURN_S = 1.0
+"""A request looks so often whether the engine is closed."""
+ABORT_S = 10.0
+"""For a server to give a request up; what it made until then counts as lost after that."""
+MOST_DEATHS_OF_REQUEST = 3
+"""Servers that may go away under one request; then it may be the cause, and fails."""
+
+
+class ServedEngine:
+    """See `headrace.producers.engines.contract.Engine`.
+
+    Args:
+        policies: What it serves.
+        folders: Theirs; closed with the engine.
+    """
+
+    logprob_convention: LogprobConvention = LOGPROB_CONVENTION
+    kv_on_swap: KvOnSwap = KV_ON_SWAP
+
+    def __init__(self, policies: Sequence[ServedPolicy], folders: WeightFolders) -> None:
+        self._policies, self._folders = {one.name: one for one in policies}, folders
+        self.capabilities = Capabilities(
+            held_versions=min(len(policy.evaluators) for policy in policies),
+            keeps_sessions=True,
+            is_seeded=False,
+        )
+        self._sessions: LRUCache[tuple[str, int], GenerationServer] = LRUCache(MOST_SESSIONS)
+        self._generated = self._prompts = self._recomputed = 0
+        self._seen_tokens = 0
+        self._swap_s = self._busy_s = 0.0
+        self._waiting = 0
+        self._over = threading.Event()
+        self._pool = ThreadPoolExecutor(2 * len(self.list_servers()) + 1, thread_name_prefix="engine-servers")
+        self._supervisor = threading.Thread(target=self._supervise, name="engine-supervisor", daemon=True)
+        self._supervisor.start()
+
+    # ------------------------------------------------------------------------------------------------------- requests
+
+    async def generate(  # noqa: PLR0913 - as `Engine.generate`
+        self,
+        policy: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        seed: int,  # noqa: ARG002 - a server draws by itself
+        version: int | None = None,
+        deadline_s: float | None = None,
+        session: int | None = None,
+    ) -> Generation:
+        """See `Engine.generate`; the requests of a session go to one server, which has their prefix."""
+        served = self._find_policy(policy)
+        prompt, sampling = check_request(
+            ids, sampling, vocabulary=served.shapes.vocabulary, context=served.shapes.context
+        )
+        end = None if deadline_s is None else time.monotonic() + deadline_s
+        pieces: list[Answer] = []
+        deaths = 0
+        self._prompts += len(prompt)
+        while True:
+            server = await self._find_server(policy, served, version, session, end)
+            if server is None:
+                return _join(pieces, "cancelled")
+            made = sum(len(piece.ids) for piece in pieces)
+            whole = [*prompt.tolist(), *(token for piece in pieces for token in piece.ids.tolist())]
+            left = replace(sampling, max_tokens=sampling.max_tokens - made)
+            try:
+                answer = await self._ask(server, whole, left, end)
+            except ServerAway as away:
+                server.note_gone(away)
+                deaths += 1
+                if deaths >= MOST_DEATHS_OF_REQUEST:
+                    raise EngineError(f"{deaths} servers went away while they had this request: {away}") from away
+                continue
+            _check_versions(server, answer, served.loaded if version is None else {version})
+            pieces.append(answer)
+            self._generated += len(answer.ids)
+            if answer.ended != "aborted":
+                return _join(pieces, answer.ended)
+            if end is not None and time.monotonic() >= end:
+                return _join(pieces, "cancelled")
+            if made + len(answer.ids) >= sampling.max_tokens:
+                return _join(pieces, "length")
+            await asyncio.sleep(WAIT_FOR_SERVER_S)  # the server gave it up by itself: it goes on in a moment
+
+    async def _ask(self, server: GenerationServer, ids: list[int], sampling: Sampling, end: float | None) -> Answer:
+        """Ask a server, and have it give up at the end; also when the caller is cancelled. Raises ServerAway."""
+        request_id = uuid.uuid4().hex
+        api = server.api
+        server.running += 1
+        asking = asyncio.ensure_future(api.generate(request_id, ids, sampling))
+        try:
+            while not asking.done() and not self._over.is_set():
+                left_s = TURN_S if end is None else min(TURN_S, end - time.monotonic())
+                if left_s <= 0:
+                    break
+                await asyncio.wait({asking}, timeout=left_s)
+            if self._over.is_set():
+                raise EngineError("the engine is closed")
+            if not asking.done():
+                await api.abort(request_id)
+                await asyncio.wait({asking}, timeout=ABORT_S)
+            if not asking.done():
+                raise ServerAway(f"{server.name} did not give a request up in {ABORT_S:.0f} s")
+            return asking.result()
+        except asyncio.CancelledError:
+            with suppress(ServerAway):
+                await api.abort(request_id)
+            raise
+        finally:
+            server.running -= 1
+            asking.cancel()
+
+    async def _find_server(
+        self, policy: str, served: ServedPolicy, version: int | None, session: int | None, end: float | None
+    ) -> GenerationServer | None:
+        """Return where a request goes, when it can be taken there; None when its time is over before.
+
+        Raises VersionGone, and EngineError for a policy without weights and for a closed engine.
+        """
+        self._waiting += 1
+        try:
+            while True:
+                if self._over.is_set():
+                    raise EngineError("the engine is closed")
+                if version is None and served.newest is None:
+                    raise EngineError(f"policy {policy} has no weights yet; load a version first")
+                server = self._choose(policy, served, session) if version is None else served.find_held(version)
+                if server is not None:
+                    return server
+                if end is not None and time.monotonic() >= end:
+                    return None
+                await asyncio.sleep(WAIT_FOR_SERVER_S)
+        finally:
+            self._waiting -= 1
+
+    def _choose(self, policy: str, served: ServedPolicy, session: int | None) -> GenerationServer | None:
+        """Return the session's server if it is up, or the one with the fewest requests; None when all are down."""
+        known = self._sessions.get((policy, session)) if session is not None else None
+        if known is not None and known.version is not None:
+            return known
+        chosen = min(
+            (one for one in served.servers if one.version is not None), key=lambda one: one.running, default=None
+        )
+        if chosen is not None and session is not None:
+            self._sessions[policy, session] = chosen
+        return chosen
+
+    # -------------------------------------------------------------------------------------------------------- weights
+
+    def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None:
+        """See `Engine.load`. Raises EngineError before any server reads weights that do not fit the model."""
+        served = self._find_policy(policy)
+        if self._over.is_set():
+            raise EngineError("the engine is closed")
+        self._swap_s += served.load(version, weights, self._pool)
+
+    def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None:
+        """See `Engine.hold`: the version is loaded into a server that training does not use."""
+        self._find_policy(policy).hold(version, weights)
+
+    def release(self, policy: str, version: int) -> None:
+        """See `Engine.release`. Raises VersionGone."""
+        self._find_policy(policy).release(version)
+
+    def versions(self) -> dict[str, int]:
+        """See `Engine.versions`."""
+        return {name: one.newest.version for name, one in self._policies.items() if one.newest is not None}
+
+    # -------------------------------------------------------------------------------------------------- state and end
+
+    def stats(self) -> EngineStats:
+        """See `Engine.stats`. Tokens of running requests are an estimate, by what fills the servers' caches."""
+        servers = self.list_servers()
+        running = sum(server.running for server in servers)
+        in_caches = sum(server.load.used_tokens for server in servers)
+        self._seen_tokens = max(self._seen_tokens, self._generated)
+        if running:
+            self._seen_tokens = max(self._seen_tokens, self._generated + in_caches)
+        return EngineStats(
+            generated_tokens=self._generated,
+            prompt_tokens=self._prompts,
+            recomputed_tokens=self._recomputed,
+            running=running,
+            waiting=self._waiting,
+            busy_s=self._busy_s,
+            swap_s=self._swap_s,
+            progress=self._seen_tokens,
+            trouble="; ".join(server.trouble for server in servers if server.trouble),
+        )
+
+    def close(self) -> None:
+        """See `Engine.close`. Safe to call twice."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._supervisor.join()
+        list(self._pool.map(lambda server: server.close(), self.list_servers()))
+        self._pool.shutdown()
+        self._folders.close()
+
+    def list_servers(self) -> list[GenerationServer]:
+        """Return the servers of all policies, those for exact versions last of each."""
+        return [server for policy in self._policies.values() for server in (*policy.servers, *policy.evaluators)]
+
+    def _find_policy(self, policy: str) -> ServedPolicy:
+        if policy not in self._policies:
+            raise EngineError(f"no policy {policy!r} in this engine; it has {sorted(self._policies)}")
+        return self._policies[policy]
+
+    def _supervise(self) -> None:
+        """Look after every server until the end; each in a thread of the pool, as a start takes minutes."""
+        looks: dict[str, Any] = {}
+        while not self._over.wait(LOOK_AT_SERVER_S):
+            for served in self._policies.values():
+                for server in (*served.servers, *served.evaluators):
+                    if server.name not in looks or looks[server.name].done():
+                        looks[server.name] = self._pool.submit(self._look, served, server)
+            if any(server.running for server in self.list_servers()):
+                self._busy_s += LOOK_AT_SERVER_S
+        for look in looks.values():
+            look.cancel()
+
+    def _look(self, served: ServedPolicy, server: GenerationServer) -> None:
+        try:
+            server.look(served.find_weights_of(server))
+        except Exception:
+            log.exception("engine.look_failed", server=server.name)
+
+
+def _check_versions(server: GenerationServer, answer: Answer, expected: set[int]) -> None:
+    """Raise EngineError for tokens of weights that were not asked for: somebody else loads them into the server."""
+    made_by = {version for version, _ in answer.version_runs}
+    if made_by - expected:
+        raise EngineError(
+            f"{server.name} answered with weights of version {sorted(made_by - expected)}, which this worker did not "
+            "ask for: another process loads weights into it"
+        )
+
+
+def _join(pieces: list[Answer], ended: FinishReason) -> Generation:
+    """Return the pieces of one generation, which more than one request gave."""
+    runs: list[tuple[int, int]] = []
+    for version, length in (run for piece in pieces for run in piece.version_runs):
+        if runs and runs[-1][0] == version:
+            runs[-1] = (version, runs[-1][1] + length)
+        else:
+            runs.append((version, length))
+    ids = [piece.ids for piece in pieces] or [np.zeros(0, np.int32)]
+    logprobs = [piece.logprobs for piece in pieces] or [np.zeros(0, np.float32)]
+    return Generation(np.concatenate(ids), np.concatenate(logprobs), tuple(runs), ended)

@@ -1,0 +1,163 @@
+"""One policy over its generation servers: the newest version in those of training, exact ones in others."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+
+import structlog
+
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines.contract import EngineAway, EngineError, VersionGone
+from headrace.producers.engines.generation_server import GenerationServer, LostInLoad, ServedWeights
+from headrace.producers.engines.model_shapes import ModelShapes
+from headrace.producers.engines.server_api import ServerAway
+from headrace.producers.engines.weight_folders import WeightFolders
+
+log = structlog.get_logger()
+
+MOST_DEATHS = 2
+"""Servers that a version may take down before it is loaded no more."""
+
+
+class ServedPolicy:
+    """A policy and its servers. Any thread may call.
+
+    Args:
+        name: Of the policy.
+        shapes: What its weights have to be.
+        servers: Serve the newest version.
+        evaluators: Each holds one exact version at a time.
+        folders: Where weights are written for servers to read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shapes: ModelShapes,
+        servers: Sequence[GenerationServer],
+        evaluators: Sequence[GenerationServer],
+        folders: WeightFolders,
+    ) -> None:
+        self.name, self.shapes, self.servers, self.evaluators = name, shapes, servers, evaluators
+        self.newest: ServedWeights | None = None
+        self.loaded: set[int] = set()
+        """Versions that this process had servers load: tokens of others are somebody else's."""
+        self._folders = folders
+        self._loading: set[int] = set()
+        """Versions that an evaluator reads now, or is about to."""
+        self._held: dict[int, GenerationServer] = {}
+        self._holds: Counter[int] = Counter()
+        self._turn = threading.Lock()
+        """Over `_held` and `_holds`."""
+        self._deaths: Counter[int] = Counter()
+        """Version to the servers that went away while they loaded it."""
+
+    def load(self, version: int, weights: Mapping[str, Tensor], pool: Executor) -> float:
+        """Have all servers of training load a version; return for how long generation stood still, seconds.
+
+        Raises EngineError when none took it, and EngineAway when one may take it later.
+        """
+        if self._deaths[version] >= MOST_DEATHS:
+            raise EngineError(
+                f"version {version} of {self.name} took {MOST_DEATHS} servers down: it is not loaded again"
+            )
+        wanted = self._write(version, weights)
+        self.loaded.add(version)
+        paused: list[float] = []
+        errors: list[EngineError] = []
+        outcomes = pool.map(lambda one: _serve(one, wanted), self.servers)
+        for server, outcome in zip(self.servers, outcomes, strict=True):
+            if isinstance(outcome, EngineError):
+                self._deaths[version] += isinstance(outcome, LostInLoad)
+                errors.append(outcome)
+                log.warning("engine.not_loaded", server=server.name, version=version, why=str(outcome))
+            else:
+                paused.append(outcome)
+        if paused:
+            self.newest = wanted
+        self._folders.keep(self.name, {*self._held, *self._loading, *([self.newest.version] if self.newest else [])})
+        if not paused:
+            is_away = any(isinstance(error, EngineAway) for error in errors)
+            raise (EngineAway if is_away else EngineError)("; ".join(map(str, errors)))
+        return max(paused)
+
+    def hold(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
+        """See `Engine.hold`."""
+        if not self.evaluators:
+            raise EngineError("this engine holds no exact versions: set evaluation_servers to 1 or more")
+        with self._turn:
+            if version not in self._held:
+                self._loading.add(version)  # before it is looked for: the folders of others are removed at any time
+                try:
+                    self._load_exact(version, weights)
+                finally:
+                    self._loading.discard(version)
+            self._holds[version] += 1
+
+    def release(self, version: int) -> None:
+        """See `Engine.release`. The version stays in its server until another one needs that."""
+        with self._turn:
+            if not self._holds[version]:
+                raise VersionGone(f"policy {self.name} version {version} is not held")
+            self._holds[version] -= 1
+
+    def find_held(self, version: int) -> GenerationServer | None:
+        """Return the server that holds a version; None while it is down. Raises VersionGone."""
+        server = self._held.get(version)
+        if server is None or not self._holds[version]:
+            raise VersionGone(
+                f"policy {self.name} version {version} is not held (held: {self._list_used()}); hold it before use"
+            )
+        return server if server.version == version else None
+
+    def find_weights_of(self, server: GenerationServer) -> ServedWeights | None:
+        """Return what a server of this policy has to serve now; None for nothing yet."""
+        if server in self.servers:
+            return self.newest
+        for version, holder in self._held.items():
+            if holder is server and (folder := self._folders.find(self.name, version)):
+                return ServedWeights(version, folder)
+        return None
+
+    def _load_exact(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
+        folder = self._folders.find(self.name, version)
+        if weights is None and folder is None:
+            newest = self.newest.version if self.newest else None
+            raise VersionGone(
+                f"policy {self.name} version {version} is not held (held: {sorted(self._held)}, served: {newest}); "
+                "hold it before use"
+            )
+        server = self._find_free()
+        wanted = ServedWeights(version, folder) if folder else self._write(version, weights or {})
+        server.serve(wanted)
+        self.loaded.add(version)
+        self._held = {key: one for key, one in self._held.items() if one is not server} | {version: server}
+
+    def _write(self, version: int, weights: Mapping[str, Tensor]) -> ServedWeights:
+        self.shapes.check(weights)
+        return ServedWeights(version, self._folders.write(self.name, version, weights))
+
+    def _find_free(self) -> GenerationServer:
+        used = self._list_used()
+        for server in self.evaluators:
+            if all(self._held[version] is not server for version in used):
+                return server
+        raise EngineError(
+            f"policy {self.name} already holds versions {used}, all in use; release one, or set evaluation_servers to "
+            f"more than {len(self.evaluators)}"
+        )
+
+    def _list_used(self) -> list[int]:
+        return sorted(version for version, count in self._holds.items() if count)
+
+
+def _serve(server: GenerationServer, weights: ServedWeights) -> float | EngineError:
+    try:
+        return server.serve(weights)
+    except EngineError as error:
+        return error
+    except ServerAway as away:
+        return EngineAway(str(away))

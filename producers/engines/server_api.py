@@ -1,0 +1,168 @@
+"""What an engine asks of a generation server, over HTTP, whichever server it is. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import httpx2
+import numpy as np
+import numpy.typing as npt
+
+from headrace.producers.engines.contract import EngineError, Sampling
+
+CONTROL_LIMIT_S = 30.0
+"""For an answer to a question that costs the server nothing."""
+
+
+class ServerAway(Exception):
+    """A server does not answer, or went away before its answer was whole."""
+
+
+class WeightsRefused(EngineError):
+    """A server would not load weights; it goes on with those that it has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What one request gave."""
+
+    ids: npt.NDArray[np.int32]
+    """int32[T]"""
+    logprobs: npt.NDArray[np.float32]
+    """float32[T], tempered"""
+    version_runs: tuple[tuple[int, int], ...]
+    """(version, length) pairs in order; lengths sum to T"""
+    ended: Literal["stop", "length", "aborted"]
+    """aborted: the server gave it up, on request or by itself; what it made until then is here"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """What is in a server now."""
+
+    running: int
+    waiting: int
+    used_tokens: int
+    """Tokens in the KV cache of running requests."""
+
+
+class ServerApi(Protocol):
+    """One server's HTTP interface. Every method raises ServerAway; any thread may call those that are not async."""
+
+    async def generate(self, request_id: str, ids: Sequence[int], sampling: Sampling) -> Answer:
+        """Continue `ids`. Raises EngineError for a request that the server refuses."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Have a request end now with what it has; one that is not known is passed over."""
+        ...
+
+    def load(self, folder: Path, version: int) -> float:
+        """Swap the weights between two tokens; return the seconds for which generation stood still.
+
+        Raises WeightsRefused.
+        """
+        ...
+
+    def read_version(self) -> str:
+        """Return the label of the weights that it serves."""
+        ...
+
+    def read_load(self) -> ServerLoad:
+        """Return what is in it now."""
+        ...
+
+    def is_ready(self) -> bool:
+        """Return whether it can generate; False instead of ServerAway."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        ...
+
+
+class HttpConnections:
+    """Connections to one server, for requests in a thread of their own, whose loop outlives those that ask.
+
+    Args:
+        url: Address of the server, as `http://host:port`.
+        key: API key, if it wants one.
+    """
+
+    def __init__(self, url: str, key: str = "") -> None:
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._control = httpx2.Client(base_url=self.url, headers=headers, trust_env=False)
+        # As many connections as there are requests: the server has the queue.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        self._requests = httpx2.AsyncClient(
+            base_url=self.url, headers=headers, limits=limits, timeout=None, trust_env=False
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="engine-requests", daemon=True)
+        self._thread.start()
+
+    async def post_async(self, path: str, body: dict[str, Any]) -> httpx2.Response:
+        """Post from an event loop, and wait without limit: the caller has the deadline. Raises ServerAway."""
+        try:
+            return await asyncio.wrap_future(self._submit(self._requests.post(path, json=body)))
+        except httpx2.HTTPError as error:
+            raise self._away(error) from error
+
+    def call(
+        self,
+        method: Literal["GET", "POST"],
+        path: str,
+        body: dict[str, Any] | None = None,
+        limit_s: float = CONTROL_LIMIT_S,
+    ) -> httpx2.Response:
+        """Call from a thread. Raises ServerAway."""
+        try:
+            return self._control.request(method, path, json=body, timeout=limit_s)
+        except (httpx2.HTTPError, RuntimeError) as error:  # RuntimeError: it is closed
+            raise self._away(error) from error
+
+    def close(self) -> None:
+        """End open requests, which raise ServerAway, and let go of the connections. Safe to call twice."""
+        self._control.close()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _submit(self, request: Coroutine[Any, Any, httpx2.Response]) -> Future[httpx2.Response]:
+        if not self._thread.is_alive():
+            request.close()
+            raise ServerAway(f"{self.url} is closed")
+        return asyncio.run_coroutine_threadsafe(request, self._loop)
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._end_requests())
+        self._loop.close()
+
+    async def _end_requests(self) -> None:
+        open_requests = asyncio.all_tasks() - {asyncio.current_task()}
+        for request in open_requests:
+            request.cancel()
+        await asyncio.gather(*open_requests, return_exceptions=True)
+        await self._requests.aclose()
+
+    def _away(self, error: Exception) -> ServerAway:
+        return ServerAway(f"{self.url}: {type(error).__name__} {error}".rstrip())
+
+
+def read_error(response: httpx2.Response) -> str:
+    """Return a server's own words for a request that it refused."""
+    try:
+        found: Any = response.json()
+    except ValueError:
+        return f"HTTP {response.status_code} {response.text[:200]}".rstrip()
+    error = found.get("error", found.get("message", found)) if isinstance(found, dict) else found
+    words = error.get("message", error) if isinstance(error, dict) else error
+    return f"HTTP {response.status_code} {str(words)[:300]}"

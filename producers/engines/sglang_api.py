@@ -1,0 +1,140 @@
+"""The HTTP interface of an SGLang server, 0.5.19 or newer (https://docs.sglang.ai).
+
+Log-probabilities are log_softmax(logits / temperature) before top-p, top-k and min-p, and at temperature 0 those of
+temperature 1. The label of the weights is the decimal version; every token's comes back in `weight_versions`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.producers.engines.contract import EngineError, Sampling
+from headrace.producers.engines.server_api import (
+    Answer,
+    HttpConnections,
+    ServerAway,
+    ServerLoad,
+    WeightsRefused,
+    read_error,
+)
+
+HTTP_OK, HTTP_BAD_REQUEST = 200, 400
+LOAD_LIMIT_S = 900.0
+"""For reading one set of weights from a folder in memory."""
+READY_LIMIT_S = 10.0
+
+
+class SGLangApi:
+    """Implements `ServerApi`."""
+
+    def __init__(self, connections: HttpConnections) -> None:
+        self._http = connections
+
+    async def generate(self, request_id: str, ids: Sequence[int], sampling: Sampling) -> Answer:
+        """See `ServerApi.generate`."""
+        body = {
+            "rid": request_id,
+            "input_ids": list(map(int, ids)),
+            "sampling_params": build_parameters(sampling),
+            "return_logprob": True,
+        }
+        response = await self._http.post_async("/generate", body)
+        if response.status_code == HTTP_BAD_REQUEST:
+            raise EngineError(f"SGLang refuses a request of {len(ids)} tokens: {read_error(response)}")
+        if response.status_code != HTTP_OK:
+            raise ServerAway(f"{self._http.url} answers a request with {read_error(response)}")
+        return read_answer(response.json())
+
+    async def abort(self, request_id: str) -> None:
+        """See `ServerApi.abort`."""
+        await self._http.post_async("/abort_request", {"rid": request_id})
+
+    def load(self, folder: Path, version: int) -> float:
+        """See `ServerApi.load`: running requests go back to the queue, and their caches are computed again."""
+        began = time.perf_counter()
+        self._post("/pause_generation", {"mode": "retract"})
+        try:
+            body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
+            response = self._http.call("POST", "/update_weights_from_disk", body, LOAD_LIMIT_S)
+            if response.status_code != HTTP_OK or not response.json().get("success"):
+                raise WeightsRefused(f"SGLang does not load version {version}: {read_error(response)}")
+        finally:
+            self._post("/continue_generation", {})
+        return time.perf_counter() - began
+
+    def read_version(self) -> str:
+        """See `ServerApi.read_version`."""
+        return str(self._read("/model_info")["weight_version"])
+
+    def read_load(self) -> ServerLoad:
+        """See `ServerApi.read_load`."""
+        loads = self._read("/v1/loads")["loads"]
+        names = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+        return ServerLoad(*(sum(int(one[name]) for one in loads) for name in names))
+
+    def is_ready(self) -> bool:
+        """See `ServerApi.is_ready`: it makes one token."""
+        try:
+            return self._http.call("GET", "/health_generate", limit_s=READY_LIMIT_S).status_code == HTTP_OK
+        except ServerAway:
+            return False
+
+    def close(self) -> None:
+        """See `ServerApi.close`."""
+        self._http.close()
+
+    def _read(self, path: str) -> Any:
+        response = self._http.call("GET", path)
+        if response.status_code != HTTP_OK:
+            raise ServerAway(f"{self._http.url}{path} answers {read_error(response)}")
+        return response.json()
+
+    def _post(self, path: str, body: dict[str, Any]) -> None:
+        response = self._http.call("POST", path, body)
+        if response.status_code != HTTP_OK:
+            raise ServerAway(f"{self._http.url}{path} answers {read_error(response)}")
+
+
+def build_parameters(sampling: Sampling) -> dict[str, Any]:
+    """Return SGLang's names for how to sample. What ends a generation stays in it, as its last tokens."""
+    return {
+        "max_new_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "stop_token_ids": list(sampling.stop_ids),
+        "stop": list(sampling.stop),
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+    }
+
+
+def read_answer(found: dict[str, Any]) -> Answer:
+    """Return an answer of `/generate`. Raises EngineError where ids, log-probabilities and versions do not agree."""
+    meta, ids = found["meta_info"], np.asarray(found["output_ids"], np.int32)
+    told = meta.get("output_token_logprobs") or []
+    logprobs = np.asarray([one[0] for one in told], np.float32)
+    if len(logprobs) != len(ids) or any(one[1] != token for one, token in zip(told, ids.tolist(), strict=True)):
+        raise EngineError(f"SGLang gave {len(ids)} tokens and the log-probabilities of {len(logprobs)} other ones")
+    spans = meta.get("weight_versions") if len(ids) else []
+    if spans is None:
+        raise EngineError("SGLang does not tell which weights made a token (`weight_versions`): take 0.5.19 or newer")
+    runs = tuple((read_label(one["version"]), int(one["end"]) - int(one["start"])) for one in spans)
+    if sum(length for _, length in runs) != len(ids):
+        raise EngineError(f"SGLang gave {len(ids)} tokens and the versions of {sum(length for _, length in runs)}")
+    ended = {"stop": "stop", "length": "length"}.get(meta["finish_reason"]["type"], "aborted")
+    return Answer(ids, logprobs, tuple(run for run in runs if run[1]), ended)  # type: ignore[arg-type]
+
+
+def read_label(label: Any) -> int:
+    """Return the version that a label of weights stands for. Raises EngineError for a label that is none of ours."""
+    try:
+        return int(label)
+    except (TypeError, ValueError):
+        raise EngineError(f"SGLang serves weights with the label {label!r}, which this worker did not load") from None

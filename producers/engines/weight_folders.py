@@ -1,0 +1,84 @@
+"""Weights as folders in memory that a server on this host reads: checked, written whole, and few at a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from headrace.infra.file_locks import open_locked
+from headrace.infra.weights.tensor_file import split_safetensors
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines.contract import EngineError
+
+PREFIX = "headrace-weights-"
+LOCK, FILE = "owner.lock", "model.safetensors"
+
+
+class WeightFolders:
+    """A folder of its own below `root`, with one for each version; those of processes that died are removed.
+
+    Args:
+        root: Where to write, on tmpfs if possible: `/dev/shm`.
+        files: Policy to the folder of its config and tokenizer, which is copied.
+
+    Raises EngineError where `root` cannot be written to.
+    """
+
+    def __init__(self, root: Path, files: Mapping[str, Path]) -> None:
+        try:
+            remove_leftovers(root)
+            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+            self._lock = open_locked(self.folder / LOCK)
+            for policy, folder in files.items():
+                shutil.copytree(folder, self.folder / policy / "files")
+        except OSError as error:
+            raise EngineError(f"weights cannot be written to {root}: {error}; name another folder") from error
+
+    def write(self, policy: str, version: int, weights: Mapping[str, Tensor]) -> Path:
+        """Write a version beside config and tokenizer; return its folder. Raises EngineError when there is no room."""
+        folder = self.folder / policy / str(version)
+        if folder.exists():
+            return folder
+        part = folder.with_suffix(".part")
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(self.folder / policy / "files", part)
+            with (part / FILE).open("wb") as file:
+                file.writelines(split_safetensors(weights))
+            part.rename(folder)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise EngineError(f"version {version} of {policy} cannot be written to {folder}: {error}") from error
+        return folder
+
+    def find(self, policy: str, version: int) -> Path | None:
+        """Return the folder of a version that is there."""
+        folder = self.folder / policy / str(version)
+        return folder if folder.exists() else None
+
+    def keep(self, policy: str, versions: Collection[int]) -> None:
+        """Remove the folders of all other versions of a policy."""
+        for folder in (self.folder / policy).iterdir():
+            if folder.name.isdigit() and int(folder.name) not in versions:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove everything."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove what processes that are gone left: they no longer hold the lock of their folder. Raises OSError."""
+    for folder in root.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # of another user, or removed meanwhile
+            lock = open_locked(folder / LOCK)
+            if lock is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)

@@ -1,0 +1,79 @@
+"""A tiny model with a tokenizer on disk, versions of its weights, and what a plain forward pass says of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+
+from headrace.envs.contract import Generation
+from headrace.infra.weights.tensors import Tensor
+from headrace.trainers.learner.model import character_tokenizer
+
+TOKENIZER = character_tokenizer("0123456789/=?+-*() ")
+CONTEXT = 1024
+CONFIG = transformers.Qwen3Config(
+    vocab_size=len(TOKENIZER),
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=CONTEXT,
+    tie_word_embeddings=True,
+    initializer_range=0.2,
+    eos_token_id=TOKENIZER.eos_token_id,
+    pad_token_id=TOKENIZER.pad_token_id,
+    bos_token_id=None,
+)
+PROMPT: list[int] = TOKENIZER.encode("(1+7)*4=")
+
+
+def save_files(folder: Path) -> Path:
+    """Write config and tokenizer, as a worker has them before there are weights."""
+    CONFIG.architectures = ["Qwen3ForCausalLM"]
+    CONFIG.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
+
+
+def make_model(version: int) -> Any:
+    """Return a version's model: every version has other weights."""
+    torch.manual_seed(version)
+    return transformers.Qwen3ForCausalLM(CONFIG).to(torch.float32).eval()
+
+
+def weights_of(model: Any) -> dict[str, Tensor]:
+    """Return the weights as a worker gets them."""
+    return {
+        name: Tensor("F32", tuple(value.shape), memoryview(value.detach().numpy().tobytes()))
+        for name, value in model.named_parameters()
+    }
+
+
+def compute_logprobs(
+    model: Any, ids: Sequence[int], generated: int, temperature: float = 1.0
+) -> npt.NDArray[np.float32]:
+    """Return float32[generated]: what a plain forward pass gives for the last tokens of `ids`."""
+    with torch.no_grad():
+        logits = model(torch.tensor([list(ids)])).logits[0].float() / temperature
+    given = logits.log_softmax(-1)[torch.arange(len(ids) - 1), torch.tensor(list(ids)[1:])]
+    found: npt.NDArray[np.float32] = given[-generated:].numpy()
+    return found
+
+
+def find_gap(models: Mapping[int, Any], prompt: Sequence[int], made: Generation, temperature: float = 1.0) -> float:
+    """Return the largest difference to a plain forward pass by the weights of each token's own version."""
+    whole, gap, begin = [*prompt, *made.ids.tolist()], 0.0, 0
+    for version, length in made.version_runs:
+        plain = compute_logprobs(models[version], whole, len(made.ids), temperature)
+        part = slice(begin, begin + length)
+        gap = max(gap, float(np.abs(plain[part] - made.logprobs[part]).max(initial=0.0)))
+        begin += length
+    return gap

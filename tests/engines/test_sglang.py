@@ -1,0 +1,251 @@
+"""The engine over real SGLang servers: what they promise, recomputed by a plain forward pass."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from install_sglang import find_python
+from made_models import CONTEXT, PROMPT, TOKENIZER, compute_logprobs, find_gap, make_model, save_files, weights_of
+
+from headrace.envs.contract import Generation
+from headrace.infra.recipe.settings import Rollout
+from headrace.producers.engines.contract import EngineError, Sampling, VersionGone
+from headrace.producers.engines.registry import open_engine
+from headrace.producers.engines.served_engine import ServedEngine
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+LONG = Sampling(max_tokens=400)
+SAME = 1e-5
+"""Between the log-probabilities of a server and of a plain forward pass, both in float32."""
+WITHOUT_GPU = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+ARGUMENTS = ["--device", "cpu", "--dtype", "float32", "--max-total-tokens", "32768", "--max-running-requests", "64"]
+MODELS: dict[int, Any] = {}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    """Serve version 0."""
+    folder = tmp_path_factory.mktemp("models")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in WITHOUT_GPU.items():
+            patch.setenv(name, value)
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        arguments = [*ARGUMENTS, "--sleep-on-idle"]
+        settings = {"use": "sglang", "python": str(find_python()), "arguments": arguments, "folder": str(folder)}
+        rollout = Rollout.model_validate({"engine": settings})
+        opened, build = open_engine({"solver": save_files(folder / "solver")}, rollout, 64)
+        assert build.startswith("sglang")
+        assert isinstance(opened, ServedEngine)
+        load(opened, 0)
+        yield opened
+        opened.close()
+
+
+def load(engine: ServedEngine, version: int) -> None:
+    MODELS[version] = make_model(version)
+    engine.load("solver", version, weights_of(MODELS[version]))
+
+
+def newest(engine: ServedEngine) -> int:
+    return engine.versions()["solver"]
+
+
+def run(*calls: Awaitable[Generation]) -> list[Generation]:
+    async def gather() -> list[Generation]:
+        return list(await asyncio.gather(*calls))
+
+    return asyncio.run(gather())
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        time.sleep(0.02)
+
+
+def own_process(engine: ServedEngine) -> psutil.Process:
+    """Return the process of the server that training uses."""
+    [server] = engine._policies["solver"].servers
+    assert server._process is not None
+    assert server._process.pid is not None
+    return psutil.Process(server._process.pid)
+
+
+def test_log_probabilities_are_those_of_a_plain_forward_pass(engine: ServedEngine) -> None:
+    samplings = [
+        Sampling(max_tokens=100),
+        Sampling(max_tokens=100, temperature=0.7),
+        Sampling(max_tokens=100, top_p=0.9, top_k=5, min_p=0.01),
+        Sampling(max_tokens=50, temperature=0.0),
+    ]
+    for sampling in samplings:
+        [made] = run(engine.generate("solver", PROMPT, sampling, seed=0))
+        assert 0 < len(made.ids) == len(made.logprobs)
+        assert find_gap(MODELS, PROMPT, made, sampling.temperature or 1.0) < SAME
+
+
+def test_a_generation_ends_where_it_is_asked_to_and_what_ended_it_is_in_it(engine: ServedEngine) -> None:
+    greedy = Sampling(max_tokens=40, temperature=0.0)
+    [whole] = run(engine.generate("solver", PROMPT, greedy, seed=0))
+    stop = int(whole.ids[5])
+    first = whole.ids.tolist().index(stop)
+    text = TOKENIZER.decode(whole.ids[3:5])
+    asked = [replace(greedy, stop_ids=(stop,)), replace(greedy, stop=(text,)), replace(greedy, max_tokens=7)]
+    by_id, by_text, by_length = run(*(engine.generate("solver", PROMPT, one, seed=0) for one in asked))
+    assert by_id.ids.tolist() == whole.ids[: first + 1].tolist()
+    assert TOKENIZER.decode(by_text.ids).endswith(text)
+    assert [one.finish_reason for one in (by_id, by_text, by_length)] == ["stop", "stop", "length"]
+    assert len(by_length.ids) == 7
+
+
+def test_the_context_cuts_a_generation_and_refuses_a_prompt_alone(engine: ServedEngine) -> None:
+    prompt = (PROMPT * CONTEXT)[: CONTEXT - 3]
+    [cut] = run(engine.generate("solver", prompt, LONG, seed=0))
+    assert len(cut.ids) <= 3
+    for ids, why in ((prompt + PROMPT, "leaves no room"), ([10**6], "outside the model's vocabulary")):
+        with pytest.raises(EngineError, match=why):
+            run(engine.generate("solver", ids, LONG, seed=0))
+
+
+def test_a_deadline_keeps_what_is_made_until_then(engine: ServedEngine) -> None:
+    [made] = run(engine.generate("solver", PROMPT, replace(LONG, max_tokens=1000), seed=0, deadline_s=0.4))
+    assert made.finish_reason in {"cancelled", "stop"}
+    assert find_gap(MODELS, PROMPT, made) < SAME
+
+
+def test_of_twenty_swaps_under_sixty_four_requests_every_token_has_the_version_that_made_it(
+    engine: ServedEngine,
+) -> None:
+    begin, swaps = newest(engine), 20
+
+    def swap() -> None:
+        for version in range(begin + 1, begin + swaps + 1):
+            wait_until(lambda: engine.stats().running > 0 or done.is_set())
+            load(engine, version)
+            time.sleep(0.15)  # for some tokens of it
+
+    done = threading.Event()
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+
+    async def play() -> list[tuple[list[int], Generation]]:
+        async def one(number: int) -> list[tuple[list[int], Generation]]:
+            found = []
+            while swapping.is_alive():
+                prompt = PROMPT[number % 5 :]
+                found.append((prompt, await engine.generate("solver", prompt, LONG, seed=number, session=number)))
+            return found
+
+        return [pair for some in await asyncio.gather(*map(one, range(64))) for pair in some]
+
+    found = asyncio.run(play())
+    done.set()
+    swapping.join()
+    assert newest(engine) == begin + swaps
+    assert {version for _, made in found for version, _ in made.version_runs} >= set(range(begin + 1, begin + swaps))
+    assert sum(len(made.version_runs) > 1 for _, made in found) > 20
+    assert max(find_gap(MODELS, prompt, made) for prompt, made in found) < 10 * SAME
+    # Other weights would have been noticed.
+    prompt, made = next(pair for pair in found if len(pair[1].version_runs) > 1)
+    others = compute_logprobs(MODELS[begin], [*prompt, *made.ids.tolist()], len(made.ids))
+    assert abs(others - made.logprobs).max() > 0.1
+
+
+def test_a_cached_prefix_is_forgotten_when_weights_change(engine: ServedEngine) -> None:
+    prompt = PROMPT * 8
+    for _ in range(2):
+        load(engine, newest(engine) + 1)
+        for made in run(*(engine.generate("solver", prompt, Sampling(max_tokens=20), seed=0) for _ in range(2))):
+            assert {version for version, _ in made.version_runs} == {newest(engine)}
+            assert find_gap(MODELS, prompt, made) < SAME
+
+
+def test_an_exact_version_is_held_in_a_server_of_its_own_while_training_goes_on(engine: ServedEngine) -> None:
+    held = newest(engine)
+    engine.hold("solver", held)
+
+    async def both() -> list[Generation]:
+        exact = asyncio.create_task(engine.generate("solver", PROMPT, LONG, seed=0, version=held))
+        await asyncio.to_thread(load, engine, held + 1)
+        return [await exact, await engine.generate("solver", PROMPT, LONG, seed=0)]
+
+    exact, trained = asyncio.run(both())
+    assert {version for version, _ in exact.version_runs} == {held}
+    assert {version for version, _ in trained.version_runs} == {held + 1}
+    assert max(find_gap(MODELS, PROMPT, exact), find_gap(MODELS, PROMPT, trained)) < SAME
+    with pytest.raises(EngineError, match="already holds versions"):
+        engine.hold("solver", held + 7, weights_of(make_model(held + 7)))
+    engine.release("solver", held)
+    with pytest.raises(VersionGone):
+        run(engine.generate("solver", PROMPT, LONG, seed=0, version=held))
+
+
+def test_weights_that_do_not_fit_never_reach_a_server(engine: ServedEngine) -> None:
+    before = newest(engine)
+    weights = weights_of(make_model(1))
+    name = next(iter(weights))
+    for wrong, why in (({**weights, "more": weights[name]}, "unknown"), ({name: weights[name]}, "missing")):
+        with pytest.raises(EngineError, match=why):
+            engine.load("solver", before + 1, wrong)
+    assert newest(engine) == before
+    assert run(engine.generate("solver", PROMPT, LONG, seed=0))[0].version_runs[0][0] == before
+
+
+def test_a_killed_server_is_started_again_and_its_requests_are_answered(engine: ServedEngine) -> None:
+    async def scenario() -> Generation:
+        task = asyncio.create_task(engine.generate("solver", PROMPT, replace(LONG, max_tokens=900), seed=0))
+        await asyncio.to_thread(wait_until, lambda: engine.stats().running == 1)
+        process = own_process(engine)
+        for one in (process, *process.children(recursive=True)):
+            os.kill(one.pid, signal.SIGKILL)
+        await asyncio.to_thread(wait_until, lambda: bool(engine.stats().trouble))
+        return await task
+
+    made = asyncio.run(scenario())
+    assert made.finish_reason in {"stop", "length"}
+    assert made.version_runs[-1][0] == newest(engine)
+    assert find_gap(MODELS, PROMPT, made) < SAME
+    assert not engine.stats().trouble
+
+
+def test_a_server_of_somebody_else_serves_one_worker_and_another_one_is_noticed(
+    engine: ServedEngine, tmp_path: Path
+) -> None:
+    url = engine.list_servers()[0].url
+    rollout = Rollout.model_validate({"engine": {"use": "sglang", "urls": [url], "folder": str(tmp_path)}})
+    other, _ = open_engine({"solver": save_files(tmp_path / "solver")}, rollout, 64)
+    MODELS[1000] = make_model(1000)
+    other.load("solver", 1000, weights_of(MODELS[1000]))
+    [made] = run(other.generate("solver", PROMPT, LONG, seed=0))
+    assert made.version_runs[0][0] == 1000
+    assert find_gap(MODELS, PROMPT, made) < SAME
+    other.close()
+    with pytest.raises(EngineError, match=r"answered with weights of version \[1000\]"):
+        run(engine.generate("solver", PROMPT, LONG, seed=0))
+    with pytest.raises(EngineError, match="another process uses it too"):
+        load(engine, newest(engine) + 1)
+
+
+def test_nothing_is_left_in_memory_by_an_engine_that_is_closed(engine: ServedEngine) -> None:
+    kept, [server] = engine._folders.folder, engine._policies["solver"].servers
+    assert server._process is not None
+    assert server._process.folder.exists()
+    assert len([one for one in (kept / "solver").iterdir() if one.name.isdigit()]) <= 2
+    engine.close()
+    assert not kept.exists()
+    assert not server._process.folder.parent.exists()
+    with pytest.raises(EngineError, match="closed"):
+        run(engine.generate("solver", PROMPT, LONG, seed=0))

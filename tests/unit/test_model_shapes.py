@@ -1,0 +1,60 @@
+"""Weights are checked against the model before a server reads them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines.contract import EngineError
+from headrace.producers.engines.model_shapes import ModelShapes
+
+CONFIG = transformers.Qwen3Config(
+    vocab_size=8,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_position_embeddings=32,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> ModelShapes:
+    folder = tmp_path_factory.mktemp("model")
+    CONFIG.save_pretrained(folder)
+    return ModelShapes(folder)
+
+
+def make_weights() -> dict[str, Tensor]:
+    model = transformers.Qwen3ForCausalLM(CONFIG)
+    return {
+        name: Tensor("F32", tuple(value.shape), memoryview(value.detach().numpy().tobytes()))
+        for name, value in model.named_parameters()
+    }
+
+
+def test_the_weights_of_a_model_fit_it_with_its_tied_head_or_without(shapes: ModelShapes) -> None:
+    weights = make_weights()
+    shapes.check(weights)
+    shapes.check(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
+    assert (shapes.vocabulary, shapes.context) == (8, 32)
+
+
+def test_weights_that_would_take_a_server_down_are_refused(shapes: ModelShapes) -> None:
+    weights = make_weights()
+    name = "model.norm.weight"
+    not_finite = Tensor("F32", (8,), memoryview(torch.tensor([1.0] * 7 + [float("nan")]).numpy().tobytes()))
+    wrong = {
+        "missing .*norm": {key: value for key, value in weights.items() if key != name},
+        "unknown .*other": weights | {"other": weights[name]},
+        r"norm.weight has shape \(4,\), the model \(8,\)": weights | {name: Tensor("F32", (4,), memoryview(bytes(16)))},
+        "norm.weight holds numbers that are not finite": weights | {name: not_finite},
+    }
+    for why, given in wrong.items():
+        with pytest.raises(EngineError, match=why):
+            shapes.check(given)

@@ -1,0 +1,200 @@
+"""Which server a request goes to, and what becomes of it when servers go away or somebody else uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines import generation_server, served_engine
+from headrace.producers.engines.contract import EngineAway, EngineError, Sampling
+from headrace.producers.engines.generation_server import GenerationServer, ServerLaunch
+from headrace.producers.engines.model_shapes import ModelShapes
+from headrace.producers.engines.served_engine import ServedEngine
+from headrace.producers.engines.served_policy import ServedPolicy
+from headrace.producers.engines.server_api import Answer, ServerAway, ServerLoad, WeightsRefused
+from headrace.producers.engines.weight_folders import WeightFolders
+
+SAMPLING = Sampling(max_tokens=6)
+
+
+class Server:
+    """A server in memory: a token is the length of what came before it."""
+
+    def __init__(self) -> None:
+        self.label = "default"
+        self.asked: list[list[int]] = []
+        self.dies_in: list[str] = []
+        """Calls during which it goes away, in order."""
+        self.gives_up_after = 0
+        """Tokens after which it gives a request up by itself, once."""
+
+    async def generate(self, request_id: str, ids: Sequence[int], sampling: Sampling) -> Answer:
+        self.asked.append(list(ids))
+        await asyncio.sleep(0)
+        self._go_away("generate")
+        count, ended = sampling.max_tokens, "length"
+        if self.gives_up_after:
+            count, ended, self.gives_up_after = self.gives_up_after, "aborted", 0
+        made = np.arange(len(ids), len(ids) + count, dtype=np.int32)
+        return Answer(made, np.zeros(count, np.float32), ((int(self.label), count),), ended)  # type: ignore[arg-type]
+
+    async def abort(self, request_id: str) -> None:
+        """Nothing runs for long."""
+
+    def load(self, folder: Path, version: int) -> float:
+        self._go_away("load")
+        if not folder.is_dir():
+            raise WeightsRefused(f"no folder {folder}")
+        self.label = str(version)
+        return 0.25
+
+    def read_version(self) -> str:
+        return self.label
+
+    def read_load(self) -> ServerLoad:
+        self._go_away("read_load")
+        return ServerLoad(0, 0, 0)
+
+    def is_ready(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """It has no connections."""
+
+    def _go_away(self, call: str) -> None:
+        if self.dies_in[:1] == [call]:
+            self.dies_in.pop(0)
+            raise ServerAway("it went away")
+
+
+class Shapes:
+    """A model that any weights fit."""
+
+    vocabulary, context = 1000, 100
+
+    def check(self, weights: object) -> None:
+        """All fit."""
+
+
+class Scene:
+    def __init__(self, root: Path) -> None:
+        (root / "files").mkdir()
+        self.servers = {"http://a": Server(), "http://b": Server()}
+        launch = ServerLaunch("server", lambda _weights, _port: [], lambda url: self.servers[url], 1.0)
+        opened = [GenerationServer(url, launch, None, url) for url in self.servers]
+        folders = WeightFolders(root, {"solver": root / "files"})
+        policy = ServedPolicy("solver", cast(ModelShapes, Shapes()), opened, (), folders)
+        self.engine = ServedEngine([policy], folders)
+
+    def load(self, version: int) -> None:
+        self.engine.load("solver", version, {"w": Tensor("F32", (1,), memoryview(bytes(4)))})
+
+    def generate(self, *sessions: int | None) -> list[tuple[list[int], tuple[tuple[int, int], ...]]]:
+        async def gather() -> list[tuple[list[int], tuple[tuple[int, int], ...]]]:
+            calls = (self.engine.generate("solver", [5, 6], SAMPLING, seed=0, session=one) for one in sessions)
+            return [(made.ids.tolist(), made.version_runs) for made in await asyncio.gather(*calls)]
+
+        return asyncio.run(gather())
+
+
+WHOLE = [2, 3, 4, 5, 6, 7]
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr(served_engine, "WAIT_FOR_SERVER_S", 0.0)
+    monkeypatch.setattr(served_engine, "LOOK_AT_SERVER_S", 0.005)
+    opened = Scene(tmp_path)
+    yield opened
+    opened.engine.close()
+
+
+def test_the_requests_of_a_session_go_to_one_server_and_sessions_to_both(scene: Scene) -> None:
+    scene.load(1)
+    for _ in range(3):
+        scene.generate(*range(10))
+    asked = [len(server.asked) for server in scene.servers.values()]
+    assert asked == [15, 15]
+    assert scene.engine.stats().swap_s == 0.25
+
+
+def test_a_request_whose_server_goes_away_goes_on_at_another_with_what_it_has(scene: Scene) -> None:
+    scene.load(1)
+    first, second = scene.servers.values()
+    first.dies_in, second.dies_in = ["generate"], []
+    [(ids, runs)] = scene.generate(None)
+    assert (ids, runs) == (WHOLE, ((1, 6),))
+    assert (first.asked, second.asked) == ([[5, 6]], [[5, 6]])
+
+
+def test_a_request_that_a_server_gives_up_goes_on_from_its_tokens(scene: Scene) -> None:
+    scene.load(1)
+    first, second = scene.servers.values()
+    first.gives_up_after = second.gives_up_after = 2
+    [(ids, runs)] = scene.generate(7)
+    assert (ids, runs) == (WHOLE, ((1, 6),))
+    assert [5, 6, 2, 3] in first.asked + second.asked
+
+
+def test_a_request_that_takes_servers_down_fails_alone(scene: Scene) -> None:
+    scene.load(1)
+    for server in scene.servers.values():
+        server.dies_in = ["generate"] * 3
+    with pytest.raises(EngineError, match="3 servers went away while they had this request"):
+        scene.generate(None)
+
+
+def test_a_version_that_takes_servers_down_is_loaded_no_more(scene: Scene) -> None:
+    scene.load(1)
+    for server in scene.servers.values():
+        server.dies_in = ["load"]
+    with pytest.raises(EngineAway, match="went away while it loaded version 2"):
+        scene.load(2)
+    with pytest.raises(EngineError, match="version 2 of solver took 2 servers down: it is not loaded again"):
+        scene.load(2)
+    scene.load(3)
+    assert scene.engine.versions() == {"solver": 3}
+
+
+def test_weights_that_somebody_else_loads_are_noticed_and_never_get_our_versions(scene: Scene) -> None:
+    scene.load(1)
+    for server in scene.servers.values():
+        server.label = "9"
+    with pytest.raises(EngineError, match=r"answered with weights of version \[9\], which this worker did not"):
+        scene.generate(None)
+    with pytest.raises(EngineError, match="give each worker a server of its own"):
+        scene.load(2)
+
+
+def test_a_server_that_answers_nothing_for_long_gets_its_weights_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.load(1)
+    monkeypatch.setattr(generation_server, "FROZEN_S", 0.0)
+    server = scene.servers["http://a"]
+    server.label, server.dies_in = "started again", ["read_load"]
+    while server.label != "1":
+        time.sleep(0.001)
+    assert [ids for ids, _ in scene.generate(1, 2)] == [WHOLE, WHOLE]
+
+
+def test_a_closed_engine_ends_what_waits_for_a_server(scene: Scene) -> None:
+    scene.load(1)
+    for server in scene.servers.values():
+        server.dies_in = ["generate", *["load"] * 1000]
+
+    async def wait() -> None:
+        waiting = asyncio.ensure_future(scene.engine.generate("solver", [5], SAMPLING, seed=0))
+        await asyncio.sleep(0.02)  # until it waits; if it does not yet, it is refused by the same words
+        await asyncio.to_thread(scene.engine.close)
+        await waiting
+
+    with pytest.raises(EngineError, match="the engine is closed"):
+        asyncio.run(wait())

@@ -1,0 +1,74 @@
+"""What goes to an SGLang server, and what is read from its answers."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from headrace.producers.engines.contract import EngineError, Sampling
+from headrace.producers.engines.sglang_api import build_parameters, read_answer
+
+ANSWER: dict[str, Any] = {
+    "output_ids": [7, 8, 9],
+    "meta_info": {
+        "finish_reason": {"type": "stop", "matched": 9},
+        "output_token_logprobs": [[-0.5, 7, None], [-1.0, 8, None], [-0.25, 9, None]],
+        "weight_versions": [
+            {"version": "3", "start": 0, "end": 2},
+            {"version": "4", "start": 2, "end": 2},
+            {"version": "5", "start": 2, "end": 3},
+        ],
+    },
+}
+
+
+def changed(**meta: Any) -> dict[str, Any]:
+    found = deepcopy(ANSWER)
+    found["meta_info"] |= meta
+    return found
+
+
+def test_every_token_of_an_answer_has_the_version_that_made_it() -> None:
+    answer = read_answer(ANSWER)
+    assert (answer.ids.tolist(), answer.logprobs.tolist()) == ([7, 8, 9], [-0.5, -1.0, -0.25])
+    assert (answer.version_runs, answer.ended) == (((3, 2), (5, 1)), "stop")
+
+
+@pytest.mark.parametrize(
+    ("given", "ended"), [("stop", "stop"), ("length", "length"), ("abort", "aborted"), ("new in 0.6", "aborted")]
+)
+def test_an_end_that_is_not_known_is_that_of_a_request_which_goes_on(given: str, ended: str) -> None:
+    assert read_answer(changed(finish_reason={"type": given})).ended == ended
+
+
+def test_an_answer_aborted_before_its_first_token_is_empty() -> None:
+    found = {"output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []}}
+    answer = read_answer(found)
+    assert (len(answer.ids), answer.version_runs, answer.ended) == (0, (), "aborted")
+
+
+@pytest.mark.parametrize(
+    ("meta", "why"),
+    [
+        ({"output_token_logprobs": [[-0.5, 7, None]]}, "3 tokens and the log-probabilities of 1"),
+        ({"output_token_logprobs": [[-0.5, 1, None], [-1.0, 8, None], [-0.25, 9, None]]}, "other ones"),
+        ({"output_token_logprobs": None}, "of 0"),
+        ({"weight_versions": None}, "take 0.5.19 or newer"),
+        ({"weight_versions": [{"version": "3", "start": 0, "end": 2}]}, "3 tokens and the versions of 2"),
+        (
+            {"weight_versions": [{"version": "default", "start": 0, "end": 3}]},
+            "'default', which this worker did not load",
+        ),
+    ],
+)
+def test_an_answer_whose_parts_do_not_agree_is_refused(meta: dict[str, Any], why: str) -> None:
+    with pytest.raises(EngineError, match=why):
+        read_answer(changed(**meta))
+
+
+def test_what_ends_a_generation_stays_in_it_and_no_limit_is_told_as_none() -> None:
+    told = build_parameters(Sampling(max_tokens=9, stop_ids=(2,), stop=("</a>",)))
+    assert (told["stop_token_ids"], told["stop"], told["no_stop_trim"]) == ([2], ["</a>"], True)
+    assert (told["max_new_tokens"], told["top_k"], told["skip_special_tokens"]) == (9, -1, False)

@@ -1,0 +1,66 @@
+"""What a recipe may say of SGLang servers, and how one is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.producers.engines.generation_server import ServedWeights
+from headrace.producers.engines.registry import check_engine
+from headrace.producers.engines.sglang import ServerFactory, read_settings
+
+HERE = f'python="{sys.executable}"'
+
+
+def refusal(engine: str, *words: str) -> str:
+    recipe = load_recipe("arithmetic", [f'rollout.engine={{use="sglang",{engine}}}', *words])
+    with pytest.raises(UsageError) as caught:
+        check_engine(recipe)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [
+        ("serves=2", "unexpected keyword argument 'serves'; it takes python, servers, evaluation_servers"),
+        ('servers="two"', "servers is a whole number, got 'two'"),
+        ("servers=0", "servers is 0, which is too few"),
+        ('arguments="--tp 2"', "arguments is a list of strings"),
+        ('urls=["host:30000"]', "a server is named by http://HOST:PORT, got 'host:30000'"),
+        ('evaluation_urls=["http://h:1"]', "evaluation_urls go with urls"),
+        ("evaluation_servers=0", "set evaluation_servers (or evaluation_urls) for one, or evaluate.every = 0"),
+        ('python="/no/python"', "there is no program '/no/python'"),
+        (HERE, "SGLang is not installed in the environment of"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_key(engine: str, why: str) -> None:
+    assert why in refusal(engine)
+
+
+def test_what_sglang_cannot_do_is_refused_before_anything_starts() -> None:
+    servers = 'urls=["http://h:1"],evaluation_urls=["http://h:2"]'
+    assert "does not record which experts" in refusal(servers, "rollout.record_routing=true")
+    assert "serves whole models" in refusal(servers, "policies.solver.lora.rank=2")
+    assert "a server belongs to one worker, and launch.workers is 2" in refusal(servers, "launch.workers=2")
+
+
+def test_a_python_is_looked_for_only_where_workers_are_started() -> None:
+    check_engine(load_recipe("arithmetic", ['rollout.engine={use="sglang",python="/no/python"}', "launch.workers=0"]))
+
+
+def test_servers_share_the_devices_in_turn_and_start_with_their_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    words: dict[str, Any] = {"python": "~/sglang/bin/python", "servers": 2, "devices": ["0", "1"], "arguments": ["--x"]}
+    factory = ServerFactory(read_settings(words))
+    training, exact = factory.build_servers("solver", 32)
+    environments = [one._process._environment["CUDA_VISIBLE_DEVICES"] for one in (*training, *exact) if one._process]
+    assert environments == ["0", "1", "0"]
+    assert training[0]._process
+    command = training[0]._process._launch.build_command(ServedWeights(7, Path("/dev/shm/7")), 30000)  # noqa: S108
+    assert command[:3] == ["/home/me/sglang/bin/python", "-m", "sglang.launch_server"]
+    assert " ".join(command).endswith("--weight-version 7 --host 127.0.0.1 --port 30000 --context-length 38 --x")

@@ -1,0 +1,74 @@
+"""Folders of weights in memory: whole or not there, few at a time, and gone with their process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines.contract import EngineError
+from headrace.producers.engines.weight_folders import FILE, WeightFolders
+
+NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3)
+WEIGHTS = {"layer": Tensor("F32", (2, 3), memoryview(NUMBERS.tobytes()))}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    return folder
+
+
+def test_a_version_is_a_folder_that_a_server_can_read(files: Path, root: Path) -> None:
+    folders = WeightFolders(root, {"solver": files})
+    written = folders.write("solver", 3, WEIGHTS)
+    assert sorted(file.name for file in written.iterdir()) == ["config.json", FILE]
+    np.testing.assert_array_equal(load_file(written / FILE)["layer"], NUMBERS)
+    assert folders.find("solver", 3) == written
+    assert folders.find("solver", 4) is None
+    folders.close()
+    assert not list(root.iterdir())
+
+
+def test_only_the_versions_that_are_needed_stay(files: Path, root: Path) -> None:
+    folders = WeightFolders(root, {"solver": files, "judge": files})
+    for version in (1, 2, 3):
+        folders.write("solver", version, WEIGHTS)
+    folders.write("judge", 1, WEIGHTS)
+    folders.keep("solver", {2, 3})
+    assert [folders.find("solver", version) is not None for version in (1, 2, 3)] == [False, True, True]
+    assert folders.find("judge", 1)
+    folders.close()
+
+
+def test_a_process_removes_what_dead_ones_left_and_nothing_of_living_ones(files: Path, root: Path) -> None:
+    living = WeightFolders(root, {"solver": files})
+    (root / "headrace-weights-dead" / "solver" / "1").mkdir(parents=True)
+    (root / "somebody-else").mkdir()
+    other = WeightFolders(root, {"solver": files})
+    assert {folder.name for folder in root.iterdir()} == {living.folder.name, other.folder.name, "somebody-else"}
+    living.close()
+    other.close()
+
+
+def test_a_version_that_was_not_written_whole_is_not_there(files: Path, root: Path) -> None:
+    folders = WeightFolders(root, {"solver": files})
+    (folders.folder / "solver" / "1.part").write_text("no folder")
+    with pytest.raises(EngineError, match=r"version 1 of solver cannot be written to .*1: "):
+        folders.write("solver", 1, WEIGHTS)
+    assert folders.find("solver", 1) is None
+    folders.close()
+    with pytest.raises(EngineError, match="name another folder"):
+        WeightFolders(root / "missing" / "folder", {"solver": files})
