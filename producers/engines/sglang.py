@@ -123,7 +123,8 @@ def _check_python(settings: SGLangSettings) -> None:
 
 def find_python(settings: SGLangSettings) -> str:
     """Return the program that starts servers. Raises UsageError for a `~` without a home folder."""
-    return str(expand_user(Path(settings.python), "rollout.engine.python"))
+    path = expand_user(Path(settings.python), "rollout.engine.python")
+    return str(path.absolute() if len(path.parts) > 1 else path)  # servers run in folders of their own
 
 
 def _check_kind(name: str, value: Any, default: Any) -> None:

@@ -12,7 +12,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.producers.engines.generation_server import ServedWeights
 from headrace.producers.engines.registry import check_engine
-from headrace.producers.engines.sglang import ServerFactory, read_settings
+from headrace.producers.engines.sglang import ServerFactory, find_python, read_settings
 
 HERE = f'python="{sys.executable}"'
 
@@ -51,6 +51,11 @@ def test_what_sglang_cannot_do_is_refused_before_anything_starts() -> None:
 
 def test_a_python_is_looked_for_only_where_workers_are_started() -> None:
     check_engine(load_recipe("arithmetic", ['rollout.engine={use="sglang",python="/no/python"}', "launch.workers=0"]))
+
+
+def test_a_python_is_found_from_where_the_worker_runs() -> None:
+    assert find_python(read_settings({"python": "env/bin/python"})) == str(Path.cwd() / "env/bin/python")
+    assert find_python(read_settings({"python": "python3"})) == "python3"
 
 
 def test_servers_share_the_devices_in_turn_and_start_with_their_version(monkeypatch: pytest.MonkeyPatch) -> None:
