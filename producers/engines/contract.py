@@ -77,6 +77,8 @@ class EngineStats:
     """Seconds spent computing, of all engine threads."""
     swap_s: float = 0.0
     """Seconds for which it was stopped by loads of new weights."""
+    reused_tokens: int = 0
+    """Prompt tokens that a prefix cache had."""
     progress: int = 0
     """Grows as tokens are made, where `generated_tokens` counts those of a request when it ends."""
     trouble: str = ""

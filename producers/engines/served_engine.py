@@ -69,7 +69,7 @@ class ServedEngine:
             is_seeded=False,
         )
         self._sessions: LRUCache[tuple[str, int], GenerationServer] = LRUCache(MOST_SESSIONS)
-        self._generated = self._prompts = self._recomputed = 0
+        self._generated = self._prompts = self._reused = 0
         self._seen_tokens = 0
         self._swap_s = self._busy_s = 0.0
         self._waiting = 0
@@ -118,6 +118,7 @@ class ServedEngine:
             _check_versions(server, answer, served.loaded if version is None else {version})
             pieces.append(answer)
             self._generated += len(answer.ids)
+            self._reused += answer.cached_tokens
             if answer.ended != "aborted":
                 return _join(pieces, answer.ended)
             if end is not None and time.monotonic() >= end:
@@ -223,7 +224,8 @@ class ServedEngine:
         return EngineStats(
             generated_tokens=self._generated,
             prompt_tokens=self._prompts,
-            recomputed_tokens=self._recomputed,
+            recomputed_tokens=0,  # a server does not tell
+            reused_tokens=self._reused,
             running=running,
             waiting=self._waiting,
             busy_s=self._busy_s,

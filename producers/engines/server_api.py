@@ -40,6 +40,8 @@ class Answer:
     """(version, length) pairs in order; lengths sum to T"""
     ended: Literal["stop", "length", "aborted"]
     """aborted: the server gave it up, on request or by itself; what it made until then is here"""
+    cached_tokens: int = 0
+    """of the prompt, which the server's prefix cache had"""
 
 
 @dataclass(frozen=True, slots=True)

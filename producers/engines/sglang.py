@@ -85,9 +85,9 @@ def check_recipe(recipe: Recipe) -> None:
     settings = read_settings(recipe.rollout.engine.settings)
     if recipe.rollout.record_routing:
         raise UsageError("rollout.record_routing: engine sglang does not record which experts a token went to")
-    if lora := [name for name, policy in recipe.policies.items() if policy.lora is not None]:
+    if lora := [name for name, policy in recipe.policies.items() if policy.lora and policy.lora.publish == "adapter"]:
         raise UsageError(
-            f"policies.{lora[0]}.lora: engine sglang serves whole models; take engine torch for an adapter"
+            f'policies.{lora[0]}.lora: engine sglang serves whole models: publish = "merged", or take engine torch'
         )
     if recipe.evaluate.every and not settings.holds:
         raise UsageError(

@@ -129,7 +129,8 @@ def read_answer(found: dict[str, Any]) -> Answer:
     if sum(length for _, length in runs) != len(ids):
         raise EngineError(f"SGLang gave {len(ids)} tokens and the versions of {sum(length for _, length in runs)}")
     ended = {"stop": "stop", "length": "length"}.get(meta["finish_reason"]["type"], "aborted")
-    return Answer(ids, logprobs, tuple(run for run in runs if run[1]), ended)  # type: ignore[arg-type]
+    made = tuple(run for run in runs if run[1])
+    return Answer(ids, logprobs, made, ended, int(meta.get("cached_tokens", 0)))  # type: ignore[arg-type]
 
 
 def read_label(label: Any) -> int:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,15 @@ ARGUMENTS = ["--device", "cpu", "--dtype", "float32", "--max-total-tokens", "327
 MODELS: dict[int, Any] = {}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+@contextmanager
+def serving(folder: Path, servers: int) -> Iterator[ServedEngine]:
     """Serve version 0."""
-    folder = tmp_path_factory.mktemp("models")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in WITHOUT_GPU.items():
             patch.setenv(name, value)
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        arguments = [*ARGUMENTS, "--sleep-on-idle"]
-        settings = {"use": "sglang", "python": str(find_python()), "arguments": arguments, "folder": str(folder)}
+        settings = {"use": "sglang", "python": str(find_python()), "folder": str(folder), "servers": servers}
+        settings["arguments"] = [*ARGUMENTS, "--sleep-on-idle"]
         rollout = Rollout.model_validate({"engine": settings})
         opened, build = open_engine({"solver": save_files(folder / "solver")}, rollout, 64)
         assert build.startswith("sglang")
@@ -53,6 +53,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
         load(opened, 0)
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    with serving(tmp_path_factory.mktemp("models"), 1) as opened:
+        yield opened
 
 
 def load(engine: ServedEngine, version: int) -> None:
@@ -171,6 +177,26 @@ def test_a_cached_prefix_is_forgotten_when_weights_change(engine: ServedEngine) 
         for made in run(*(engine.generate("solver", prompt, Sampling(max_tokens=20), seed=0) for _ in range(2))):
             assert {version for version, _ in made.version_runs} == {newest(engine)}
             assert find_gap(MODELS, prompt, made) < SAME
+
+
+def test_the_turns_of_an_episode_find_their_prefix_in_one_of_two_servers(tmp_path: Path) -> None:
+    turns, new = 10, [TOKENIZER.encode(f"({number}*7)+") for number in range(8)]
+
+    async def play(engine: ServedEngine, session: int) -> int:
+        """Return the tokens that its turns after the first could find: all of the turn before but its last one."""
+        ids, had = new[session] * 3, 0
+        for turn in range(turns):
+            made = await engine.generate("solver", ids, Sampling(max_tokens=12), seed=0, session=session)
+            had += len(ids) + len(made.ids) - 1 if turn < turns - 1 else 0
+            ids = [*ids, *made.ids.tolist(), *new[(session + turn) % len(new)]]
+        return had
+
+    async def play_all(engine: ServedEngine) -> int:
+        return sum(await asyncio.gather(*(play(engine, session) for session in range(len(new)))))
+
+    with serving(tmp_path, 2) as engine:
+        could_find = asyncio.run(play_all(engine))
+        assert engine.stats().reused_tokens >= 0.95 * could_find
 
 
 def test_an_exact_version_is_held_in_a_server_of_its_own_while_training_goes_on(engine: ServedEngine) -> None:

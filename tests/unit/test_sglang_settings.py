@@ -45,12 +45,13 @@ def test_what_cannot_be_is_refused_by_its_key(engine: str, why: str) -> None:
 def test_what_sglang_cannot_do_is_refused_before_anything_starts() -> None:
     servers = 'urls=["http://h:1"],evaluation_urls=["http://h:2"]'
     assert "does not record which experts" in refusal(servers, "rollout.record_routing=true")
-    assert "serves whole models" in refusal(servers, "policies.solver.lora.rank=2")
+    assert 'serves whole models: publish = "merged"' in refusal(servers, "policies.solver.lora.rank=2")
     assert "a server belongs to one worker, and launch.workers is 2" in refusal(servers, "launch.workers=2")
 
 
 def test_a_python_is_looked_for_only_where_workers_are_started() -> None:
-    check_engine(load_recipe("arithmetic", ['rollout.engine={use="sglang",python="/no/python"}', "launch.workers=0"]))
+    words = ["policies.solver.lora.publish=merged", "launch.workers=0"]
+    check_engine(load_recipe("arithmetic", ['rollout.engine={use="sglang",python="/no/python"}', *words]))
 
 
 def test_a_python_is_found_from_where_the_worker_runs() -> None:
