@@ -180,12 +180,13 @@ def test_a_cached_prefix_is_forgotten_when_weights_change(engine: ServedEngine) 
 
 
 def test_the_turns_of_an_episode_find_their_prefix_in_one_of_two_servers(tmp_path: Path) -> None:
-    turns, new = 10, [TOKENIZER.encode(f"({number}*7)+") for number in range(8)]
+    turns, new = 10, [TOKENIZER.encode(f"({number}*7)+") for number in range(9)]
 
     async def play(engine: ServedEngine, session: int) -> int:
         """Return the tokens that its turns after the first could find: all of the turn before but its last one."""
         ids, had = new[session] * 3, 0
         for turn in range(turns):
+            await asyncio.sleep((session + 3 * turn) % 7 * 0.03)  # a tool is called meanwhile
             made = await engine.generate("solver", ids, Sampling(max_tokens=12), seed=0, session=session)
             had += len(ids) + len(made.ids) - 1 if turn < turns - 1 else 0
             ids = [*ids, *made.ids.tolist(), *new[(session + turn) % len(new)]]
@@ -196,7 +197,8 @@ def test_the_turns_of_an_episode_find_their_prefix_in_one_of_two_servers(tmp_pat
 
     with serving(tmp_path, 2) as engine:
         could_find = asyncio.run(play_all(engine))
-        assert engine.stats().reused_tokens >= 0.95 * could_find
+        found = engine.stats().reused_tokens / could_find
+        assert found >= 0.95, found
 
 
 def test_an_exact_version_is_held_in_a_server_of_its_own_while_training_goes_on(engine: ServedEngine) -> None:
