@@ -115,7 +115,7 @@ class ServedEngine:
                 if deaths >= MOST_DEATHS_OF_REQUEST:
                     raise EngineError(f"{deaths} servers went away while they had this request: {away}") from away
                 continue
-            _check_versions(server, answer, served.loaded if version is None else {version})
+            _check_answer(server, answer, served.shapes.vocabulary, served.loaded if version is None else {version})
             pieces.append(answer)
             self._generated += len(answer.ids)
             self._reused += answer.cached_tokens
@@ -273,8 +273,13 @@ class ServedEngine:
             log.exception("engine.look_failed", server=server.name)
 
 
-def _check_versions(server: GenerationServer, answer: Answer, expected: set[int]) -> None:
-    """Raise EngineError for tokens of weights that were not asked for: somebody else loads them into the server."""
+def _check_answer(server: GenerationServer, answer: Answer, vocabulary: int, expected: set[int]) -> None:
+    """Raise EngineError for what the policy cannot have made: tokens of other weights, or of another vocabulary."""
+    if answer.ids.max(initial=0) >= vocabulary or not np.isfinite(answer.logprobs).all():
+        raise EngineError(
+            f"{server.name} answered with token {answer.ids.max(initial=0)} of {vocabulary}, or with log-probabilities "
+            "that are not finite: it serves another model, or its numbers overflow"
+        )
     made_by = {version for version, _ in answer.version_runs}
     if made_by - expected:
         raise EngineError(

@@ -32,6 +32,8 @@ class Server:
         self.asked: list[list[int]] = []
         self.dies_in: list[str] = []
         """Calls during which it goes away, in order."""
+        self.first = 0
+        """Added to every token."""
         self.gives_up_after = 0
         """Tokens after which it gives a request up by itself, once."""
 
@@ -42,7 +44,7 @@ class Server:
         count, ended = sampling.max_tokens, "length"
         if self.gives_up_after:
             count, ended, self.gives_up_after = self.gives_up_after, "aborted", 0
-        made = np.arange(len(ids), len(ids) + count, dtype=np.int32)
+        made = np.arange(len(ids), len(ids) + count, dtype=np.int32) + self.first
         return Answer(made, np.zeros(count, np.float32), ((int(self.label), count),), ended)  # type: ignore[arg-type]
 
     async def abort(self, request_id: str) -> None:
@@ -171,6 +173,14 @@ def test_weights_that_somebody_else_loads_are_noticed_and_never_get_our_versions
         scene.generate(None)
     with pytest.raises(EngineError, match="give each worker a server of its own"):
         scene.load(2)
+
+
+def test_tokens_of_another_vocabulary_are_refused(scene: Scene) -> None:
+    scene.load(1)
+    for server in scene.servers.values():
+        server.first = 996
+    with pytest.raises(EngineError, match="answered with token 1003 of 1000, or with log-probabilities"):
+        scene.generate(None)
 
 
 def test_a_server_that_answers_nothing_for_long_gets_its_weights_again(
