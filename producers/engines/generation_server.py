@@ -22,6 +22,7 @@ from headrace.producers.engines.server_api import ServerApi, ServerAway, ServerL
 
 log = structlog.get_logger()
 
+LOG = "stdout.log"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Between two starts of a server that does not come up."""
 LOOK_AT_SERVER_S = 2.0
@@ -82,7 +83,7 @@ class EngineProcess(ServerProcess):
         self.api = self._launch.open_api(f"http://{HOST}:{port}")
         return ServerCommand(
             self._launch.build_command(self.weights, port),
-            logs=(self.folder / "stdout.log",),
+            logs=(self.folder / LOG,),
             environment={**os.environ, **self._environment},
         )
 
@@ -226,7 +227,8 @@ class GenerationServer:
 
     def _start(self, weights: ServedWeights) -> None:
         assert self._process is not None  # noqa: S101 - only a server of ours is started
-        self.trouble = f"{self.name} starts with version {weights.version}"
+        log_file = self._process.folder / LOG
+        self.trouble = f"{self._launch.what} {self.name} starts with version {weights.version} (log: {log_file})"
         self._process.weights = weights
         try:
             self._process.start(self._launch.start_limit_s)
