@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import FENCED, HeadraceError, Unavailable
+from headrace.infra.kafka.client_reports import LINES, REPORTS
 from headrace.schemas.headers import Headers
 
 log = structlog.get_logger()
@@ -31,6 +32,7 @@ TRANSACTION_TIMEOUT_MS = 10_000
 MOST_IN_FLIGHT = 5
 """Requests under way on a connection: the most of which a broker remembers the sequence numbers (KIP-98)."""
 QUICK_RETRY = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 50, "reconnect.backoff.max.ms": 1000}
+LINES_ASKED_FOR = {"debug", "log_level"}
 
 AWAY_ERRORS = {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own codes begin with an underscore
@@ -140,12 +142,18 @@ class Connection:
     compression: str = "lz4"
 
     def config(self, **more: Any) -> dict[str, Any]:
-        """Return librdkafka settings; keys of `more` have underscores for dots. Errors go to the log alone."""
+        """Return librdkafka settings; keys of `more` have underscores for dots. Errors go to the log alone.
+
+        Lines of its own that librdkafka is asked for in `client` stay on standard error as it writes them: a client
+        that nobody polls would keep them.
+        """
         dotted = {key.replace("_", "."): value for key, value in more.items()}
+        lines = {} if LINES_ASKED_FOR & self.client.keys() else {"logger": LINES}
         return {
             "bootstrap.servers": self.bootstrap,
             "error_cb": _say_error,
-            "log_level": 0,
+            "log_level": 0,  # its line on a fatal error is left
+            **lines,
             "socket.keepalive.enable": True,
             "topic.metadata.refresh.interval.ms": 30_000,
             **QUICK_RETRY,
@@ -171,7 +179,7 @@ def _say_error(error: KafkaError) -> None:
     if error.code() in AWAY_ERRORS:
         log.debug("kafka.away", error=error.str())
     else:
-        log.warning("kafka.error", code=error.name(), error=error.str())
+        REPORTS.take(error.name(), error.str())
 
 
 @contextmanager

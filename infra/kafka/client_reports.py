@@ -1,0 +1,53 @@
+"""What librdkafka reports beside its calls, and would write to standard error itself, as events of our log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+log = structlog.get_logger()
+
+REPEAT_S = 30.0
+"""A client that is refused reports so several times a second."""
+
+
+class ClientReports:
+    """Logs what clients report: of one code at most a line in REPEAT_S. Safe to use from several threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._logging = clock, threading.Lock()
+        self._logged: dict[str, float] = {}
+        self._times: dict[str, int] = {}
+
+    def take(self, code: str, error: str) -> None:
+        """Log a report, or count it for the next line of its code."""
+        with self._logging:
+            now, times = self._clock(), self._times.get(code, 0) + 1
+            is_due = code not in self._logged or now - self._logged[code] >= REPEAT_S
+            self._times[code] = 0 if is_due else times
+            if is_due:
+                self._logged[code] = now
+        if is_due:
+            log.warning("kafka.error", code=code, error=error, times=times)
+
+
+REPORTS = ClientReports()
+
+
+class _LineHandler(logging.Handler):
+    """Takes librdkafka's lines, `FACILITY [client] text`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        code, _, error = record.getMessage().partition(" ")
+        REPORTS.take(code, error)
+
+
+LINES = logging.getLogger("librdkafka")
+"""For a client's `logger`: poll() then hands over its lines, which librdkafka else writes to standard error."""
+LINES.addHandler(_LineHandler())
+LINES.setLevel(logging.DEBUG)
+LINES.propagate = False
