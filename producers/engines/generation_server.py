@@ -74,6 +74,8 @@ class EngineProcess(ServerProcess):
         self.weights: ServedWeights | None = None
         """What it loads when it starts."""
         self.api: ServerApi | None = None
+        self.is_ending = False
+        """Whether a start is to be given up."""
 
     def _command(self) -> ServerCommand:
         if self.weights is None:
@@ -91,6 +93,8 @@ class EngineProcess(ServerProcess):
         self._close_api()
 
     def _is_answering(self) -> bool:
+        if self.is_ending:
+            raise ServerError(f"the {self._launch.what} is not needed any more")
         return self.api is not None and self.api.is_ready()
 
     def remove_files(self) -> None:
@@ -190,9 +194,10 @@ class GenerationServer:
             self._turn.release()
 
     def close(self) -> None:
-        """Stop the process, if it is ours."""
+        """Stop the process, if it is ours; a start that goes on is given up."""
         self.version = None
         if self._process is not None:
+            self._process.is_ending = True
             with self._turn:
                 self._process.stop()
                 self._process.remove_files()

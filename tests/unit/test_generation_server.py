@@ -1,0 +1,61 @@
+"""The life of a generation server's process."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from headrace.producers.engines.contract import EngineAway
+from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
+from headrace.producers.engines.server_api import ServerApi
+
+NEVER_READY = "import time; time.sleep(600)"
+
+
+class NotReady:
+    """The interface of a server that starts."""
+
+    def is_ready(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """It has no connections."""
+
+
+def build(folder: Path, program: str) -> GenerationServer:
+    launch = ServerLaunch(
+        "server", lambda _weights, _port: [sys.executable, "-c", program], lambda _url: cast(ServerApi, NotReady()), 600
+    )
+    return GenerationServer("solver-0", launch, EngineProcess(folder / "all" / "solver-0", launch, {}))
+
+
+def test_a_start_is_given_up_when_its_engine_is_closed(tmp_path: Path) -> None:
+    server, raised = build(tmp_path, NEVER_READY), list[EngineAway]()
+
+    def serve() -> None:
+        try:
+            server.serve(ServedWeights(0, tmp_path))
+        except EngineAway as error:
+            raised.append(error)
+
+    starting = threading.Thread(target=serve)
+    starting.start()
+    while "starts with version 0 (log: " not in server.trouble:
+        time.sleep(0.001)
+    server.close()
+    starting.join()
+    assert "not needed any more" in str(raised[0])
+    assert not (tmp_path / "all").exists()
+
+
+def test_a_server_that_exits_says_so_with_the_end_of_its_log(tmp_path: Path) -> None:
+    server = build(tmp_path, "raise SystemExit('error: no such argument --x')")
+    with pytest.raises(EngineAway, match=r"(?s)solver-0 does not start: .*exited with 1.*no such argument --x"):
+        server.serve(ServedWeights(0, tmp_path))
+    assert "does not start" in server.trouble
+    server.close()
