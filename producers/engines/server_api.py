@@ -106,6 +106,7 @@ class HttpConnections:
         self._requests = httpx2.AsyncClient(
             base_url=self.url, headers=headers, limits=limits, timeout=None, trust_env=False
         )
+        self._is_closed, self._submitting = False, threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="engine-requests", daemon=True)
         self._thread.start()
@@ -113,7 +114,7 @@ class HttpConnections:
     async def post_async(self, path: str, body: dict[str, Any]) -> httpx2.Response:
         """Post from an event loop, and wait without limit: the caller has the deadline. Raises ServerAway."""
         try:
-            return await asyncio.wrap_future(self._submit(self._requests.post(path, json=body)))
+            return await asyncio.wrap_future(self._submit(self._post(path, body)))
         except httpx2.HTTPError as error:
             raise self._away(error) from error
 
@@ -133,15 +134,26 @@ class HttpConnections:
     def close(self) -> None:
         """End open requests, which raise ServerAway, and let go of the connections. Safe to call twice."""
         self._control.close()
+        with self._submitting:
+            self._is_closed = True
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
+    async def _post(self, path: str, body: dict[str, Any]) -> httpx2.Response:
+        try:
+            return await self._requests.post(path, json=body)
+        except asyncio.CancelledError:
+            if self._is_closed:  # nobody cancelled the request: its episode goes on with another server
+                raise ServerAway(f"{self.url} is closed") from None
+            raise
+
     def _submit(self, request: Coroutine[Any, Any, httpx2.Response]) -> Future[httpx2.Response]:
-        if not self._thread.is_alive():
-            request.close()
-            raise ServerAway(f"{self.url} is closed")
-        return asyncio.run_coroutine_threadsafe(request, self._loop)
+        with self._submitting:  # what is submitted before the end is cancelled at the end
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(request, self._loop)
+        request.close()
+        raise ServerAway(f"{self.url} is closed")
 
     def _run(self) -> None:
         self._loop.run_forever()

@@ -26,7 +26,7 @@ from headrace.producers.engines.server_api import (
 HTTP_OK, HTTP_BAD_REQUEST = 200, 400
 LOAD_LIMIT_S = 900.0
 """For reading one set of weights from a folder in memory."""
-READY_LIMIT_S = 10.0
+READY_LIMIT_S = LOOK_LIMIT_S = 10.0
 
 
 class SGLangApi:
@@ -89,7 +89,7 @@ class SGLangApi:
         self._http.close()
 
     def _read(self, path: str) -> Any:
-        response = self._http.call("GET", path)
+        response = self._http.call("GET", path, limit_s=LOOK_LIMIT_S)
         if response.status_code != HTTP_OK:
             raise ServerAway(f"{self._http.url}{path} answers {read_error(response)}")
         return response.json()

@@ -20,6 +20,7 @@ from made_models import CONTEXT, PROMPT, TOKENIZER, compute_logprobs, find_gap, 
 
 from headrace.envs.contract import Generation
 from headrace.infra.recipe.settings import Rollout
+from headrace.producers.engines import generation_server
 from headrace.producers.engines.contract import EngineError, Sampling, VersionGone
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.engines.served_engine import ServedEngine
@@ -232,13 +233,18 @@ def test_weights_that_do_not_fit_never_reach_a_server(engine: ServedEngine) -> N
     assert run(engine.generate("solver", PROMPT, LONG, seed=0))[0].version_runs[0][0] == before
 
 
-def test_a_killed_server_is_started_again_and_its_requests_are_answered(engine: ServedEngine) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_server_that_goes_away_is_started_again_and_its_requests_are_answered(
+    engine: ServedEngine, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_server, "FROZEN_S", 1.0)
+
     async def scenario() -> Generation:
         task = asyncio.create_task(engine.generate("solver", PROMPT, replace(LONG, max_tokens=900), seed=0))
         await asyncio.to_thread(wait_until, lambda: engine.stats().running == 1)
         process = own_process(engine)
         for one in (process, *process.children(recursive=True)):
-            os.kill(one.pid, signal.SIGKILL)
+            os.kill(one.pid, how)
         await asyncio.to_thread(wait_until, lambda: bool(engine.stats().trouble))
         return await task
 
