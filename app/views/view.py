@@ -146,12 +146,14 @@ def _curve(moment: Moment, policy: str) -> RenderableType:
 
 
 def _describe_wait(moment: Moment, policy: str) -> str:
-    """Show the activity of a run without a reward yet, in the trainer's words if it reports any."""
+    """Show the activity of a run without a reward yet, in the words of the trainer or of a worker that waits."""
     for worker in moment.figures.workers:
         if worker.worker == f"train-{policy}" and moment.now_ms - worker.updated_ms < SILENT_MS:
             return f"({worker.state}: {worker.detail})"
     if moment.pulse.policies[policy].newest_published >= 0:
-        return "(first groups are played)"
+        here = (worker for worker in moment.figures.workers if is_there(worker, moment.now_ms) and worker.detail)
+        waits = [f"({worker.worker} waits: {worker.detail})" for worker in here if worker.state == "waiting"]
+        return waits[0] if waits else "(first groups are played)"
     if moment.recipe.policies[policy].warm_start:
         return "(components start, then the supervised warm start)"
     return "(components start)"

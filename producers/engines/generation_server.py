@@ -162,6 +162,10 @@ class GenerationServer:
                 return 0.0
             try:
                 self._refuse_other_writers()
+            except ServerAway as away:  # these weights are not why
+                self.note_gone(away)
+                raise EngineAway(self.trouble) from away
+            try:
                 paused_s = self.api.load(weights.folder, weights.version)
             except ServerAway as away:
                 self.note_gone(away)
@@ -239,7 +243,10 @@ class GenerationServer:
             self._process.start(self._launch.start_limit_s)
         except ServerError as error:
             self._is_gone.set()
-            self.trouble = f"{self.name} does not start: {error}"
+            first, *rest = str(error).splitlines()
+            found = [first.partition(";")[0], *rest[-1:]]  # it ends with what its log ends with
+            why = ": ".join(line.strip() for line in found)
+            self.trouble = f"{self.name} does not start: {why} (log: {log_file})"
             raise EngineAway(self.trouble) from error
         self._note_served(weights)
 

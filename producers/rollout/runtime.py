@@ -192,7 +192,8 @@ class WorkerRuntime:
 
     def _post_status(self) -> None:
         trouble = self.engine.stats().trouble if self.engine is not None else ""
-        detail = "; ".join(filter(None, (self._stall_watch.found or self.pauses.detail, trouble)))
+        detail = self._stall_watch.found or self.pauses.detail
+        detail = detail if trouble in detail else "; ".join(filter(None, (detail, trouble)))
         word, loader = str(self.phase), self.loader
         if word == "waiting":
             detail = detail or self.step

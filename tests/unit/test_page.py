@@ -192,6 +192,19 @@ def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
         assert words in shown
 
 
+def test_before_the_first_reward_page_and_line_say_what_a_worker_waits_for(recipe: Recipe) -> None:
+    figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
+    log = Log(figures, pulse)
+    log.say(recipe.topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=0))
+    state, why = "waiting", "a server starts"
+    for name, detail in (("rollout-sums-0", ""), ("rollout-sums-1", why)):
+        worker = WorkerStatus(run_id=RUN_ID, worker=name, state=state, detail=detail, updated_ms=NOW_MS)
+        log.say(recipe.topics.workers, worker, key=name.encode())
+    moment = Moment(recipe, figures.figures({}, NOW_MS), pulse, pulse.rates(NOW_MS), 75, NOW_MS, {})
+    for shown in (drawn(page(moment)), line(moment)):
+        assert f"(rollout-sums-1 waits: {why})" in shown
+
+
 def test_the_page_tells_what_a_selector_said_once_it_rejects(moment: Moment) -> None:
     figures = replace(moment.figures, selection={"sums": Selection(40, 0, 0)})
     assert "selected" not in drawn(page(replace(moment, figures=figures)))

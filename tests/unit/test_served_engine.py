@@ -58,6 +58,7 @@ class Server:
         return 0.25
 
     def read_version(self) -> str:
+        self._go_away("read_version")
         return self.label
 
     def read_load(self) -> ServerLoad:
@@ -163,6 +164,16 @@ def test_a_version_that_takes_servers_down_is_loaded_no_more(scene: Scene) -> No
         scene.load(2)
     scene.load(3)
     assert scene.engine.versions() == {"solver": 3}
+
+
+def test_a_version_is_loaded_when_servers_come_that_were_not_there(scene: Scene) -> None:
+    for server in scene.servers.values():
+        server.dies_in = ["read_version"] * 3
+    for _ in range(3):
+        with pytest.raises(EngineAway, match="is gone: it went away"):
+            scene.load(0)
+    scene.load(0)
+    assert scene.engine.versions() == {"solver": 0}
 
 
 def test_weights_that_somebody_else_loads_are_noticed_and_never_get_our_versions(scene: Scene) -> None:
