@@ -241,7 +241,8 @@ class GenerationServer:
         self._process.weights = weights
         try:
             self._process.start(self._launch.start_limit_s)
-        except ServerError as error:
+            self.api.note_started(weights.version)
+        except (ServerError, ServerAway) as error:
             self._is_gone.set()
             first, *rest = str(error).splitlines()
             found = [first.partition(";")[0], *rest[-1:]]  # it ends with what its log ends with

@@ -39,6 +39,11 @@ class ModelShapes:
                 self._shapes[part] = tuple(tensor.shape)
                 self._tied[part] = id(parameters[in_model]) if tensor is parameters[in_model] else id(part)
 
+    def name_ties(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights that fit the model, with tied parameters under each of their names."""
+        given = {self._tied[name]: tensor for name, tensor in weights.items()}
+        return {name: weights.get(name, given[key]) for name, key in self._tied.items()}
+
     def check(self, weights: Mapping[str, Tensor]) -> None:
         """Raise EngineError for weights that do not fit the model, or hold numbers that are not finite."""
         given = {self._tied[name] for name in weights if name in self._tied}

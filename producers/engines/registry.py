@@ -13,12 +13,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Named, Recipe, Rollout
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.producers.engines.contract import Engine, EngineError
+
+if TYPE_CHECKING:
+    from headrace.producers.engines.server_settings import ServerKind
 
 Opened = tuple[Engine, str]
 OpenEngine = Callable[[Mapping[str, Path], Rollout, int], Opened]
@@ -66,26 +70,37 @@ def open_scripted(folders: Mapping[str, Path], rollout: Rollout, _concurrency: i
     return ScriptedEngine(policies, settings), f"scripted {settings}"
 
 
-def open_sglang(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int) -> Opened:
-    """Open the engine over SGLang servers; they start with the first weights."""
+def open_served(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int) -> Opened:
+    """Open the engine over generation servers; they start with the first weights."""
     from headrace.producers.engines.model_shapes import ModelShapes
     from headrace.producers.engines.served_engine import ServedEngine
     from headrace.producers.engines.served_policy import ServedPolicy
-    from headrace.producers.engines.sglang import ServerFactory, read_settings
+    from headrace.producers.engines.server_settings import ServerFactory, read_settings
     from headrace.producers.engines.weight_folders import WeightFolders
 
-    settings = read_settings(rollout.engine.settings)
-    factory = ServerFactory(settings)
+    kind = find_kind(rollout.engine.use)
+    settings = read_settings(kind, rollout.engine.settings)
+    factory = ServerFactory(kind, settings)
     shapes = {policy: ModelShapes(folder) for policy, folder in folders.items()}
     written = WeightFolders(Path(settings.folder), folders)
     policies = [
-        ServedPolicy(policy, one, *factory.build_servers(policy, one.context), written)
+        ServedPolicy(policy, one, *factory.build_servers(policy, one.context), written, writes_ties=kind.writes_ties)
         for policy, one in shapes.items()
     ]
-    return ServedEngine(policies, written), f"sglang {settings}"
+    return ServedEngine(policies, written, kind.logprob_convention), f"{kind.engine} {settings}"
 
 
-ENGINES: dict[str, OpenEngine] = {"torch": open_torch, "scripted": open_scripted, "sglang": open_sglang}
+def find_kind(name: str) -> ServerKind:
+    """Return the kind of servers that an engine is over. Raises KeyError for an engine without servers."""
+    from headrace.producers.engines.sglang import SGLANG
+    from headrace.producers.engines.vllm import VLLM
+
+    return {"sglang": SGLANG, "vllm": VLLM}[name]
+
+
+SERVED = ("sglang", "vllm")
+"""Engines over servers."""
+ENGINES: dict[str, OpenEngine] = {"torch": open_torch, "scripted": open_scripted, **dict.fromkeys(SERVED, open_served)}
 """Name to the function that opens it."""
 READ_BY_SCRIPTED = ("scripted", "mixture")
 """Shipped environments that may ask what the engine without a model can read."""
@@ -112,10 +127,10 @@ def check_engine(recipe: Recipe) -> None:
         return
     find_named("rollout.engine", engine.use, ENGINES)
     _check_settings(engine)
-    if engine.use == "sglang":
-        from headrace.producers.engines.sglang import check_recipe
+    if engine.use in SERVED:
+        from headrace.producers.engines.server_settings import check_recipe
 
-        check_recipe(recipe)
+        check_recipe(find_kind(engine.use), recipe)
     for name, workflow in recipe.workflows.items():
         env = workflow.env.use
         if engine.use == "scripted" and ":" not in env and env not in READ_BY_SCRIPTED:
@@ -147,7 +162,7 @@ def import_engine(name: str) -> None:
     Called again it waits until that is done: transformers cannot be imported by two threads at once (seen).
     """
     with _importing:
-        if name == "sglang":
+        if name in SERVED:
             import headrace.producers.engines.served_engine
         if name == "torch":
             import transformers

@@ -56,12 +56,18 @@ class ServedEngine:
     Args:
         policies: What it serves.
         folders: Theirs; closed with the engine.
+        logprob_convention: That of the servers.
     """
 
-    logprob_convention: LogprobConvention = LOGPROB_CONVENTION
     kv_on_swap: KvOnSwap = KV_ON_SWAP
 
-    def __init__(self, policies: Sequence[ServedPolicy], folders: WeightFolders) -> None:
+    def __init__(
+        self,
+        policies: Sequence[ServedPolicy],
+        folders: WeightFolders,
+        logprob_convention: LogprobConvention = LOGPROB_CONVENTION,
+    ) -> None:
+        self.logprob_convention: LogprobConvention = logprob_convention
         self._policies, self._folders = {one.name: one for one in policies}, folders
         self.capabilities = Capabilities(
             held_versions=min(len(policy.evaluators) for policy in policies),

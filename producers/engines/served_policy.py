@@ -31,6 +31,7 @@ class ServedPolicy:
         servers: Serve the newest version.
         evaluators: Each holds one exact version at a time.
         folders: Where weights are written for servers to read.
+        writes_ties: Whether tied parameters are written under each of their names.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class ServedPolicy:
         servers: Sequence[GenerationServer],
         evaluators: Sequence[GenerationServer],
         folders: WeightFolders,
+        *,
+        writes_ties: bool = False,
     ) -> None:
         self.name, self.shapes, self.servers, self.evaluators = name, shapes, servers, evaluators
         self.newest: ServedWeights | None = None
         self.loaded: set[int] = set()
         """Versions that this process had servers load: tokens of others are somebody else's."""
-        self._folders = folders
+        self._folders, self._writes_ties = folders, writes_ties
         self._loading: set[int] = set()
         """Versions that an evaluator reads now, or is about to."""
         self._held: dict[int, GenerationServer] = {}
@@ -138,6 +141,8 @@ class ServedPolicy:
 
     def _write(self, version: int, weights: Mapping[str, Tensor]) -> ServedWeights:
         self.shapes.check(weights)
+        if self._writes_ties:
+            weights = self.shapes.name_ties(weights)
         return ServedWeights(version, self._folders.write(self.name, version, weights))
 
     def _find_free(self) -> GenerationServer:

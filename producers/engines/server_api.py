@@ -35,7 +35,7 @@ class Answer:
     ids: npt.NDArray[np.int32]
     """int32[T]"""
     logprobs: npt.NDArray[np.float32]
-    """float32[T], tempered"""
+    """float32[T], by the convention of its kind of server"""
     version_runs: tuple[tuple[int, int], ...]
     """(version, length) pairs in order; lengths sum to T"""
     ended: Literal["stop", "length", "aborted"]
@@ -70,6 +70,10 @@ class ServerApi(Protocol):
 
         Raises WeightsRefused.
         """
+        ...
+
+    def note_started(self, version: int) -> None:
+        """Note with which version the server was started. Raises WeightsRefused for a server that is not to be used."""
         ...
 
     def read_version(self) -> str:
@@ -113,10 +117,11 @@ class HttpConnections:
 
     async def post_async(self, path: str, body: dict[str, Any]) -> httpx2.Response:
         """Post from an event loop, and wait without limit: the caller has the deadline. Raises ServerAway."""
-        try:
-            return await asyncio.wrap_future(self._submit(self._post(path, body)))
-        except httpx2.HTTPError as error:
-            raise self._away(error) from error
+        return await self._call_async("POST", path, body)
+
+    async def get_async(self, path: str) -> httpx2.Response:
+        """Get from an event loop, as `post_async`. Raises ServerAway."""
+        return await self._call_async("GET", path)
 
     def call(
         self,
@@ -140,9 +145,15 @@ class HttpConnections:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
-    async def _post(self, path: str, body: dict[str, Any]) -> httpx2.Response:
+    async def _call_async(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
         try:
-            return await self._requests.post(path, json=body)
+            return await asyncio.wrap_future(self._submit(self._request(method, path, body)))
+        except httpx2.HTTPError as error:
+            raise self._away(error) from error
+
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> httpx2.Response:
+        try:
+            return await self._requests.request(method, path, json=body)
         except asyncio.CancelledError:
             if self._is_closed:  # nobody cancelled the request: its episode goes on with another server
                 raise ServerAway(f"{self.url} is closed") from None

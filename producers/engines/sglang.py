@@ -1,195 +1,34 @@
-"""Opens the engine over SGLang servers: what a recipe may say of them, and the command that starts one."""
+"""SGLang servers: the command that starts one, and its interface."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import partial
-from pathlib import Path
-from typing import Any
-
 from headrace.infra.embedded.loopback_ports import HOST
-from headrace.infra.environment import expand_user
-from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Recipe
-from headrace.producers.engines.contract import EngineError
-from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
-from headrace.producers.engines.server_api import HttpConnections, ServerApi
+from headrace.producers.engines.generation_server import ServedWeights
+from headrace.producers.engines.server_settings import ServerKind
 from headrace.producers.engines.sglang_api import SGLangApi
 
-WHAT = "SGLang server"
 RESERVED = 6
 """Tokens of the context that SGLang keeps from a prompt; it is told of a longer one, which no request of ours uses."""
 
 
-@dataclass(frozen=True, slots=True)
-class SGLangSettings:
-    """What a recipe says beside `use = "sglang"`. Raises EngineError for a value outside its range."""
-
-    python: str = "python"
-    """Python of the environment in which SGLang is installed; its pins never meet ours."""
-    servers: int = 1
-    """Servers of each policy that training uses."""
-    evaluation_servers: int = 1
-    """Servers of each policy for the exact versions of evaluations; each is started when one is asked for."""
-    devices: Sequence[str] = ()
-    """CUDA_VISIBLE_DEVICES of the servers in turn, those of evaluations last; none leaves it as it is."""
-    arguments: Sequence[str] = ()
-    """Further arguments of `sglang.launch_server`, such as `--tp 2` or `--dtype float32`."""
-    urls: Sequence[str] = ()
-    """Servers that somebody else runs, in place of starting any; each belongs to this worker alone."""
-    evaluation_urls: Sequence[str] = ()
-    """Such servers for evaluations."""
-    key: str = ""
-    """Name of the environment variable that holds the API key of such servers."""
-    folder: str = "/dev/shm"  # noqa: S108 - memory, which is what is wanted
-    """Where weights are written for the servers to read; a folder in memory."""
-    start_limit_s: float = 1800.0
-    """For a server to start, the reading of its weights included."""
-
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            _check_kind(one.name, getattr(self, one.name), one.default)
-        counts = {"servers": self.servers >= 1, "evaluation_servers": self.evaluation_servers >= 0}
-        counts["start_limit_s"] = self.start_limit_s > 0
-        for name, is_right in counts.items():
-            if not is_right:
-                raise EngineError(f"{name} is {getattr(self, name)}, which is too few")
-        if self.evaluation_urls and not self.urls:
-            raise EngineError("evaluation_urls go with urls")
-        for url in (*self.urls, *self.evaluation_urls):
-            if not url.startswith(("http://", "https://")):
-                raise EngineError(f"a server is named by http://HOST:PORT, got {url!r}")
-
-    @property
-    def holds(self) -> int:
-        """Exact versions of a policy that can be held at once."""
-        return len(self.evaluation_urls) if self.urls else self.evaluation_servers
+def build_words(weights: ServedWeights, port: int, context: int) -> list[str]:
+    """Return what comes after `python` to start a server; see `ServerKind.build_words`."""
+    arguments = {
+        "--model-path": weights.folder,
+        "--weight-version": weights.version,
+        "--host": HOST,
+        "--port": port,
+        "--context-length": context + RESERVED,
+    }
+    words = [str(word) for pair in arguments.items() for word in pair]
+    # Its warm-up asks in English, which a tokenizer for something else makes nothing of; ours asks for one token.
+    return ["-m", "sglang.launch_server", "--skip-server-warmup", *words]
 
 
-def read_settings(given: Mapping[str, Any]) -> SGLangSettings:
-    """Return the settings of a recipe. Raises UsageError, which lists those that there are."""
-    try:
-        return SGLangSettings(**given)
-    except (TypeError, EngineError) as error:
-        takes = ", ".join(one.name for one in fields(SGLangSettings))
-        raise UsageError(f"engine sglang: {error}; it takes {takes}") from error
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Raise UsageError for a recipe that this engine cannot serve."""
-    settings = read_settings(recipe.rollout.engine.settings)
-    if recipe.rollout.record_routing:
-        raise UsageError("rollout.record_routing: engine sglang does not record which experts a token went to")
-    if lora := [name for name, policy in recipe.policies.items() if policy.lora and policy.lora.publish == "adapter"]:
-        raise UsageError(
-            f'policies.{lora[0]}.lora: engine sglang serves whole models: publish = "merged", or take engine torch'
-        )
-    if recipe.evaluate.every and not settings.holds:
-        raise UsageError(
-            "rollout.engine: evaluations need exact versions, and no SGLang server is there to hold one: set "
-            "evaluation_servers (or evaluation_urls) for one, or evaluate.every = 0"
-        )
-    if settings.urls and len(recipe.policies) > 1:
-        raise UsageError(
-            "rollout.engine.urls: servers that somebody else runs serve one policy, and the recipe has more"
-        )
-    if settings.urls and recipe.launch.workers > 1:
-        raise UsageError(
-            f"rollout.engine.urls: a server belongs to one worker, and launch.workers is {recipe.launch.workers}"
-        )
-    if recipe.launch.workers and not settings.urls:
-        _check_python(settings)
-
-
-def _check_python(settings: SGLangSettings) -> None:
-    """Look whether the workers of this machine can start a server. Raises UsageError."""
-    python = find_python(settings)
-    asks = [python, "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"]
-    if shutil.which(python) is None:
-        found = f"there is no program {python!r}"
-    elif subprocess.run(asks, check=False, capture_output=True, timeout=60).returncode:
-        found = f"SGLang is not installed in the environment of {python!r}"
-    else:
-        return
-    raise UsageError(
-        f"rollout.engine.python: {found}; name the Python of an environment in which `pip install sglang` was run"
-    )
-
-
-def find_python(settings: SGLangSettings) -> str:
-    """Return the program that starts servers. Raises UsageError for a `~` without a home folder."""
-    path = expand_user(Path(settings.python), "rollout.engine.python")
-    return str(path.absolute() if len(path.parts) > 1 else path)  # servers run in folders of their own
-
-
-def _check_kind(name: str, value: Any, default: Any) -> None:
-    """Raise EngineError for a value of another kind than the default's."""
-    if isinstance(default, tuple):
-        if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-            raise EngineError(f'{name} is a list of strings, as in ["--tp", "2"]; got {value!r}')
-    elif isinstance(value, bool) or not isinstance(
-        value, (int, float) if isinstance(default, float) else type(default)
-    ):
-        kind = {int: "a whole number", float: "a number", str: "a text"}[type(default)]
-        raise EngineError(f"{name} is {kind}, got {value!r}")
-
-
-@dataclass(slots=True)
-class ServerFactory:
-    """Makes the servers of an engine, one after the other."""
-
-    settings: SGLangSettings
-    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="headrace-servers-")))
-    """Logs and ports of the processes."""
-    made: int = 0
-
-    def build_servers(self, policy: str, context: int) -> tuple[list[GenerationServer], list[GenerationServer]]:
-        """Return the servers that training uses, and those for exact versions; none is started yet.
-
-        Args:
-            policy: Its name.
-            context: Most tokens of one of its sequences.
-        """
-        settings = self.settings
-        build = partial(self._build_command, context)
-        launch = ServerLaunch(WHAT, build, self._open_api, settings.start_limit_s)
-        if settings.urls:
-            training, exact = (
-                [GenerationServer(url, launch, None, url) for url in urls]
-                for urls in (settings.urls, settings.evaluation_urls)
-            )
-            return training, exact
-        names = [f"{policy}-{number}" for number in range(settings.servers)]
-        exact_names = [f"{policy}-evaluation-{number}" for number in range(settings.evaluation_servers)]
-        made = {name: self._build_server(name, launch) for name in (*names, *exact_names)}
-        return [made[name] for name in names], [made[name] for name in exact_names]
-
-    def _build_server(self, name: str, launch: ServerLaunch) -> GenerationServer:
-        devices = self.settings.devices
-        environment = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
-        if devices:
-            environment["CUDA_VISIBLE_DEVICES"] = devices[self.made % len(devices)]
-        self.made += 1
-        return GenerationServer(name, launch, EngineProcess(self.folder / name, launch, environment))
-
-    def _build_command(self, context: int, weights: ServedWeights, port: int) -> list[str]:
-        python = find_python(self.settings)
-        arguments = {
-            "--model-path": weights.folder,
-            "--weight-version": weights.version,
-            "--host": HOST,
-            "--port": port,
-            "--context-length": context + RESERVED,
-        }
-        words = [str(word) for pair in arguments.items() for word in pair]
-        # Its warm-up asks in English, which a tokenizer for something else makes nothing of; ours asks for one token.
-        return [python, "-m", "sglang.launch_server", "--skip-server-warmup", *words, *self.settings.arguments]
-
-    def _open_api(self, url: str) -> ServerApi:
-        key = os.environ.get(self.settings.key, "") if self.settings.key else ""
-        return SGLangApi(HttpConnections(url, key))
+SGLANG = ServerKind(
+    engine="sglang",
+    what="SGLang",
+    build_words=build_words,
+    build_api=SGLangApi,
+    environment={"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"},
+)

@@ -67,6 +67,9 @@ class SGLangApi:
             self._post("/continue_generation", {})
         return time.perf_counter() - began
 
+    def note_started(self, version: int) -> None:
+        """See `ServerApi.note_started`: its command told it."""
+
     def read_version(self) -> str:
         """See `ServerApi.read_version`."""
         return str(self._read("/model_info")["weight_version"])

@@ -57,6 +57,9 @@ class Server:
         self.label = str(version)
         return 0.25
 
+    def note_started(self, version: int) -> None:
+        self.label = str(version)
+
     def read_version(self) -> str:
         self._go_away("read_version")
         return self.label

@@ -12,7 +12,8 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.producers.engines.generation_server import ServedWeights
 from headrace.producers.engines.registry import check_engine
-from headrace.producers.engines.sglang import ServerFactory, find_python, read_settings
+from headrace.producers.engines.server_settings import ServerFactory, find_python, read_settings
+from headrace.producers.engines.sglang import SGLANG
 
 HERE = f'python="{sys.executable}"'
 
@@ -62,7 +63,7 @@ def test_a_python_is_found_from_where_the_worker_runs() -> None:
 def test_servers_share_the_devices_in_turn_and_start_with_their_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     words: dict[str, Any] = {"python": "~/sglang/bin/python", "servers": 2, "devices": ["0", "1"], "arguments": ["--x"]}
-    factory = ServerFactory(read_settings(words))
+    factory = ServerFactory(SGLANG, read_settings(SGLANG, words))
     training, exact = factory.build_servers("solver", 32)
     environments = [one._process._environment["CUDA_VISIBLE_DEVICES"] for one in (*training, *exact) if one._process]
     assert environments == ["0", "1", "0"]

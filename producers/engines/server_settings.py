@@ -1,0 +1,200 @@
+"""What a recipe may say of generation servers, whichever they are, and how the engine gets them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headrace.infra.environment import expand_user
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Recipe
+from headrace.producers.engines.contract import LOGPROB_CONVENTION, EngineError, LogprobConvention
+from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
+from headrace.producers.engines.server_api import HttpConnections, ServerApi
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What a recipe says beside `use = "sglang"`, or another kind. Raises EngineError for a value outside its range."""
+
+    python: str = "python"
+    """Python of the environment in which the servers are installed; its pins never meet ours."""
+    servers: int = 1
+    """Servers of each policy that training uses."""
+    evaluation_servers: int = 1
+    """Servers of each policy for the exact versions of evaluations; each is started when one is asked for."""
+    devices: Sequence[str] = ()
+    """CUDA_VISIBLE_DEVICES of the servers in turn, those of evaluations last; none leaves it as it is."""
+    arguments: Sequence[str] = ()
+    """Further arguments of the command that starts a server, such as `--dtype float32`."""
+    urls: Sequence[str] = ()
+    """Servers that somebody else runs, in place of starting any; each belongs to this worker alone."""
+    evaluation_urls: Sequence[str] = ()
+    """Such servers for evaluations."""
+    key: str = ""
+    """Name of the environment variable that holds the API key of such servers."""
+    folder: str = "/dev/shm"  # noqa: S108 - memory, which is what is wanted
+    """Where weights are written for the servers to read; a folder in memory."""
+    start_limit_s: float = 1800.0
+    """For a server to start, the reading of its weights included."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            _check_kind(one.name, getattr(self, one.name), one.default)
+        counts = {"servers": self.servers >= 1, "evaluation_servers": self.evaluation_servers >= 0}
+        counts["start_limit_s"] = self.start_limit_s > 0
+        for name, is_right in counts.items():
+            if not is_right:
+                raise EngineError(f"{name} is {getattr(self, name)}, which is too few")
+        if self.evaluation_urls and not self.urls:
+            raise EngineError("evaluation_urls go with urls")
+        for url in (*self.urls, *self.evaluation_urls):
+            if not url.startswith(("http://", "https://")):
+                raise EngineError(f"a server is named by http://HOST:PORT, got {url!r}")
+
+    @property
+    def holds(self) -> int:
+        """Exact versions of a policy that can be held at once."""
+        return len(self.evaluation_urls) if self.urls else self.evaluation_servers
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """What one kind of servers has of its own."""
+
+    engine: str
+    """Its name in recipes, which is also that of its Python package."""
+    what: str
+    """Its name in messages, such as `SGLang`."""
+    build_words: Callable[[ServedWeights, int, int], Sequence[str]]
+    """Weights, port and most tokens of a sequence to the words after `python` that start a server."""
+    build_api: Callable[[HttpConnections], ServerApi]
+    environment: Mapping[str, str]
+    """Variables that its servers need."""
+    logprob_convention: LogprobConvention = LOGPROB_CONVENTION
+    writes_ties: bool = False
+    """Whether a server has to read tied parameters under each of their names."""
+
+
+def read_settings(kind: ServerKind, given: Mapping[str, Any]) -> ServerSettings:
+    """Return the settings of a recipe. Raises UsageError, which lists those that there are."""
+    try:
+        return ServerSettings(**given)
+    except (TypeError, EngineError) as error:
+        takes = ", ".join(one.name for one in fields(ServerSettings))
+        raise UsageError(f"engine {kind.engine}: {error}; it takes {takes}") from error
+
+
+def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
+    """Raise UsageError for a recipe that servers of this kind cannot serve."""
+    settings = read_settings(kind, recipe.rollout.engine.settings)
+    if recipe.rollout.record_routing:
+        raise UsageError(f"rollout.record_routing: engine {kind.engine} does not record which experts a token went to")
+    if lora := [name for name, policy in recipe.policies.items() if policy.lora and policy.lora.publish == "adapter"]:
+        raise UsageError(
+            f'policies.{lora[0]}.lora: engine {kind.engine} serves whole models: publish = "merged", or take engine torch'
+        )
+    if recipe.evaluate.every and not settings.holds:
+        raise UsageError(
+            f"rollout.engine: evaluations need exact versions, and no {kind.what} server is there to hold one: set "
+            "evaluation_servers (or evaluation_urls) for one, or evaluate.every = 0"
+        )
+    if settings.urls and len(recipe.policies) > 1:
+        raise UsageError(
+            "rollout.engine.urls: servers that somebody else runs serve one policy, and the recipe has more"
+        )
+    if settings.urls and recipe.launch.workers > 1:
+        raise UsageError(
+            f"rollout.engine.urls: a server belongs to one worker, and launch.workers is {recipe.launch.workers}"
+        )
+    if recipe.launch.workers and not settings.urls:
+        _check_python(kind, settings)
+
+
+def _check_python(kind: ServerKind, settings: ServerSettings) -> None:
+    """Look whether the workers of this machine can start a server. Raises UsageError."""
+    python = find_python(settings)
+    asks = [python, "-c", f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{kind.engine}') is None)"]
+    if shutil.which(python) is None:
+        found = f"there is no program {python!r}"
+    elif subprocess.run(asks, check=False, capture_output=True, timeout=60).returncode:
+        found = f"{kind.what} is not installed in the environment of {python!r}"
+    else:
+        return
+    raise UsageError(
+        f"rollout.engine.python: {found}; name the Python of an environment in which `pip install {kind.engine}` was "
+        "run"
+    )
+
+
+def find_python(settings: ServerSettings) -> str:
+    """Return the program that starts servers. Raises UsageError for a `~` without a home folder."""
+    path = expand_user(Path(settings.python), "rollout.engine.python")
+    return str(path.absolute() if len(path.parts) > 1 else path)  # servers run in folders of their own
+
+
+def _check_kind(name: str, value: Any, default: Any) -> None:
+    """Raise EngineError for a value of another kind than the default's."""
+    if isinstance(default, tuple):
+        if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+            raise EngineError(f'{name} is a list of strings, as in ["--tp", "2"]; got {value!r}')
+    elif isinstance(value, bool) or not isinstance(
+        value, (int, float) if isinstance(default, float) else type(default)
+    ):
+        kind = {int: "a whole number", float: "a number", str: "a text"}[type(default)]
+        raise EngineError(f"{name} is {kind}, got {value!r}")
+
+
+@dataclass(slots=True)
+class ServerFactory:
+    """Makes the servers of an engine, one after the other."""
+
+    kind: ServerKind
+    settings: ServerSettings
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="headrace-servers-")))
+    """Logs and ports of the processes."""
+    made: int = 0
+
+    def build_servers(self, policy: str, context: int) -> tuple[list[GenerationServer], list[GenerationServer]]:
+        """Return the servers that training uses, and those for exact versions; none is started yet.
+
+        Args:
+            policy: Its name.
+            context: Most tokens of one of its sequences.
+        """
+        settings = self.settings
+        build = partial(self._build_command, context)
+        launch = ServerLaunch(f"{self.kind.what} server", build, self._open_api, settings.start_limit_s)
+        if settings.urls:
+            training, exact = (
+                [GenerationServer(url, launch, None, url) for url in urls]
+                for urls in (settings.urls, settings.evaluation_urls)
+            )
+            return training, exact
+        names = [f"{policy}-{number}" for number in range(settings.servers)]
+        exact_names = [f"{policy}-evaluation-{number}" for number in range(settings.evaluation_servers)]
+        made = {name: self._build_server(name, launch) for name in (*names, *exact_names)}
+        return [made[name] for name in names], [made[name] for name in exact_names]
+
+    def _build_server(self, name: str, launch: ServerLaunch) -> GenerationServer:
+        devices = self.settings.devices
+        environment = dict(self.kind.environment)
+        if devices:
+            environment["CUDA_VISIBLE_DEVICES"] = devices[self.made % len(devices)]
+        self.made += 1
+        return GenerationServer(name, launch, EngineProcess(self.folder / name, launch, environment))
+
+    def _build_command(self, context: int, weights: ServedWeights, port: int) -> list[str]:
+        words = self.kind.build_words(weights, port, context)
+        return [find_python(self.settings), *words, *self.settings.arguments]
+
+    def _open_api(self, url: str) -> ServerApi:
+        key = os.environ.get(self.settings.key, "") if self.settings.key else ""
+        return self.kind.build_api(HttpConnections(url, key))

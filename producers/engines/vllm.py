@@ -1,0 +1,39 @@
+"""vLLM servers: the command that starts one, and its interface."""
+
+from __future__ import annotations
+
+import secrets
+
+from headrace.infra.embedded.loopback_ports import HOST
+from headrace.producers.engines.generation_server import ServedWeights
+from headrace.producers.engines.server_settings import ServerKind
+from headrace.producers.engines.vllm_api import LOGPROBS_MODE, VllmApi
+
+
+def build_words(weights: ServedWeights, port: int, context: int) -> list[str]:
+    """Return what comes after `python` to start a server; see `ServerKind.build_words`."""
+    arguments = {
+        "--host": HOST,
+        "--port": port,
+        "--max-model-len": context,
+        "--logprobs-mode": LOGPROBS_MODE,
+        # Else it would sample by the defaults that the model's folder names.
+        "--generation-config": "vllm",
+        # All its servers have seed 0 otherwise, and the members of a group that two of them make would be the same.
+        "--seed": secrets.randbelow(2**31),
+    }
+    words = [str(word) for pair in arguments.items() for word in pair]
+    return ["-m", "vllm.entrypoints.cli.main", "serve", str(weights.folder), "--disable-uvicorn-access-log", *words]
+
+
+VLLM = ServerKind(
+    engine="vllm",
+    what="vLLM",
+    build_words=build_words,
+    build_api=VllmApi,
+    # In development mode it takes weights; unasked it would report its use to its makers.
+    environment={"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"},
+    logprob_convention="masked",
+    # Without a GPU it keeps a packed copy of the output layer, and makes that anew only when it reads the layer itself.
+    writes_ties=True,
+)

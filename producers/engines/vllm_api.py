@@ -1,0 +1,232 @@
+"""The HTTP interface of a vLLM server in development mode, 0.32 or newer (https://docs.vllm.ai).
+
+Log-probabilities are those of `--logprobs-mode processed_logprobs`: of the distribution that the token was drawn from,
+over what top-p, top-k and min-p leave. vLLM's own default is `raw_logprobs`, of the logits before the temperature,
+which cannot be trained on at a temperature of its own; a server that gives those is refused.
+
+An answer does not say which weights made it. Here that follows from the order of things: a load ends all requests,
+waits for their answers, of which each has what was made until then, and only then swaps the weights. So an answer is
+of one version, the one that was loaded when it was asked for, and the engine goes on from its tokens. That costs a
+request more for each swap that a generation meets, and its prefix is computed again, which new weights want anyway.
+Whether the server still has these weights, and was not started again or used by somebody else, is asked after each
+answer: one call more, which waits for no more than one step of the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx2
+import numpy as np
+
+from headrace.producers.engines.contract import EngineError, Sampling
+from headrace.producers.engines.server_api import (
+    Answer,
+    HttpConnections,
+    ServerAway,
+    ServerLoad,
+    WeightsRefused,
+    read_error,
+)
+
+HTTP_OK, HTTP_BAD_REQUEST, HTTP_NOT_FOUND = 200, 400, 404
+LOAD_LIMIT_S = 900.0
+"""For reading one set of weights from a folder in memory."""
+ANSWERS_LIMIT_S = 60.0
+"""For the answers of requests that are ended for a swap."""
+AGAIN_S = 0.05
+"""Between two times that requests are ended: an order that overtakes its request ends nothing."""
+LOGPROBS_MODE = "processed_logprobs"
+FRESH = "default"
+"""The label of weights that a server was started with."""
+
+
+class VllmApi:
+    """Implements `ServerApi`. `load` is not for the thread whose loop awaits `generate`: it waits for the answers."""
+
+    def __init__(self, connections: HttpConnections) -> None:
+        self._http = connections
+        self._version: int | None = None
+        """What the server has; None before the first load and while weights are swapped: then it is asked nothing."""
+        self._open: set[str] = set()
+        self._turn = threading.Condition()
+        """Over both, and told when a request is over."""
+
+    async def generate(self, request_id: str, ids: Sequence[int], sampling: Sampling) -> Answer:
+        """See `ServerApi.generate`. What is asked during a swap is given up at once."""
+        with self._turn:
+            version = self._version
+            if version is None:
+                return Answer(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "aborted")
+            self._open.add(request_id)
+        try:
+            response = await self._http.post_async("/v1/completions", build_request(request_id, ids, sampling))
+            if response.status_code == HTTP_BAD_REQUEST:
+                raise EngineError(f"vLLM refuses a request of {len(ids)} tokens: {read_error(response)}")
+            if response.status_code != HTTP_OK:
+                raise ServerAway(f"{self._http.url} answers a request with {read_error(response)}")
+            answer = read_answer(response.json(), version)
+            label = self._check("/weight_info", await self._http.get_async("/weight_info")).json()
+            self._check_label(label, version)
+            return answer
+        finally:
+            with self._turn:
+                self._open.discard(request_id)
+                self._turn.notify_all()
+
+    async def abort(self, request_id: str) -> None:
+        """See `ServerApi.abort`."""
+        while request_id in self._open:
+            await self._http.post_async("/abort_requests", {"request_ids": [name_in_server(request_id)]})
+            await asyncio.sleep(AGAIN_S)
+
+    def load(self, folder: Path, version: int) -> float:
+        """See `ServerApi.load`; a load that fails takes the server down."""
+        began = time.perf_counter()
+        with self._turn:
+            self._version = None
+        self._post("/pause?mode=abort")
+        self._wait_for_answers()
+        words = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        self._post("/collective_rpc", words, LOAD_LIMIT_S)
+        if not self._post("/reset_prefix_cache").get("success"):
+            raise ServerAway(f"{self._http.url} does not forget the caches of the weights before")
+        self._post("/update_weight_version", {"new_version": str(version)})
+        self._post("/resume")
+        self._begin(version)
+        return time.perf_counter() - began
+
+    def note_started(self, version: int) -> None:
+        """See `ServerApi.note_started`."""
+        self._post("/update_weight_version", {"new_version": str(version)})
+        self._begin(version)
+
+    def read_version(self) -> str:
+        """See `ServerApi.read_version`."""
+        return str(self._read("/weight_info").json()["weight_version"])
+
+    def read_load(self) -> ServerLoad:
+        """See `ServerApi.read_load`."""
+        return read_metrics(self._read("/metrics").text)
+
+    def is_ready(self) -> bool:
+        """See `ServerApi.is_ready`."""
+        try:
+            return self._http.call("GET", "/health").status_code == HTTP_OK
+        except ServerAway:
+            return False
+
+    def close(self) -> None:
+        """See `ServerApi.close`."""
+        self._http.close()
+
+    def _begin(self, version: int) -> None:
+        """Take requests for a version. Raises WeightsRefused for a server with other log-probabilities than ours."""
+        # One token alone is allowed, so that its probability is 1, unless it is taken before all filters.
+        words = {"prompt": [0], "max_tokens": 1, "temperature": 1.0, "allowed_token_ids": [1], "logprobs": 0}
+        found = self._post("/v1/completions", words)["choices"][0]["logprobs"]["token_logprobs"]
+        if found != [0.0]:
+            raise WeightsRefused(
+                f"{self._http.url} gives other log-probabilities than those that tokens were drawn by: start it with "
+                f"--logprobs-mode {LOGPROBS_MODE}"
+            )
+        with self._turn:
+            self._version = version
+
+    def _wait_for_answers(self) -> None:
+        """Wait until no request is open. Raises ServerAway."""
+        end = time.monotonic() + ANSWERS_LIMIT_S
+        while self._open:
+            if time.monotonic() > end:
+                raise ServerAway(f"{self._http.url} did not end its requests in {ANSWERS_LIMIT_S:.0f} s")
+            self._post("/abort_requests", {})  # for those that came after the pause: they would wait for its end
+            with self._turn:
+                self._turn.wait_for(lambda: not self._open, AGAIN_S)
+
+    def _check_label(self, found: dict[str, Any], version: int) -> None:
+        label = found["weight_version"]
+        if label == FRESH:
+            raise ServerAway(f"{self._http.url} was started again, with weights that this worker did not load")
+        if label != str(version):
+            raise EngineError(
+                f"{self._http.url} answered with weights of version [{label}], which this worker did not ask for: "
+                "another process loads weights into it"
+            )
+
+    def _read(self, path: str) -> httpx2.Response:
+        return self._check(path, self._http.call("GET", path))
+
+    def _post(self, path: str, body: dict[str, Any] | None = None, limit_s: float = ANSWERS_LIMIT_S) -> Any:
+        return self._check(path, self._http.call("POST", path, body, limit_s)).json()
+
+    def _check(self, path: str, response: httpx2.Response) -> httpx2.Response:
+        if response.status_code == HTTP_NOT_FOUND:
+            raise WeightsRefused(
+                f"{self._http.url}{path} is not there: take vLLM 0.32 or newer, started with VLLM_SERVER_DEV_MODE=1"
+            )
+        if response.status_code != HTTP_OK:
+            raise ServerAway(f"{self._http.url}{path} answers {read_error(response)}")
+        return response
+
+
+def build_request(request_id: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
+    """Return the body of a request. All that vLLM would take from defaults of its own is told."""
+    return {
+        "request_id": request_id,
+        "prompt": list(map(int, ids)),
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        # The recipe's stop tokens hold the model's own end, where that is wanted.
+        "ignore_eos": True,
+        "stop_token_ids": list(sampling.stop_ids),
+        "stop": list(sampling.stop),
+        "skip_special_tokens": False,
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+
+
+def name_in_server(request_id: str) -> str:
+    """Return what vLLM calls a request: the first prompt of a completion."""
+    return f"cmpl-{request_id}-0"
+
+
+def read_answer(found: dict[str, Any], version: int) -> Answer:
+    """Return an answer of `/v1/completions`. Raises EngineError where ids and log-probabilities do not agree."""
+    [choice] = found["choices"]
+    ids = np.asarray(choice["token_ids"], np.int32)
+    logprobs = np.asarray((choice["logprobs"] or {}).get("token_logprobs", ()), np.float32)
+    if len(logprobs) != len(ids):
+        raise EngineError(f"vLLM gave {len(ids)} tokens and {len(logprobs)} log-probabilities")
+    ends: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+    runs = ((version, len(ids)),) if len(ids) else ()
+    return Answer(ids, logprobs, runs, ends.get(choice["finish_reason"], "aborted"))
+
+
+def read_metrics(text: str) -> ServerLoad:
+    """Return what is in a server, by the page of its metrics."""
+
+    def add(name: str) -> float:
+        return sum(float(value) for value in re.findall(rf"^vllm:{name}\{{.*\}} (\S+)$", text, re.MULTILINE))
+
+    size = 1
+    for name in ("num_gpu_blocks", "block_size"):
+        found = re.search(rf'[{{,]{name}="(\d+)"', text)
+        size *= int(found[1]) if found else 0
+    return ServerLoad(
+        int(add("num_requests_running")),
+        int(add("num_requests_waiting")),
+        round(add("kv_cache_usage_perc") * size),
+    )
