@@ -34,7 +34,7 @@ SUBJECTS = {
     "tools": "audit, lineage and archive over a real log",
     "numerics": "every case of losses, advantages, engines and learners",
     "libraries": "losses, divergences and corrections beside those of TRL and verl, which are installed for it",
-    "engines": "the engine over real SGLang servers, which are installed for it",
+    "engines": "the engine over real SGLang and vLLM servers, which are installed for it",
     "model": "a small world of the protocol, explored exhaustively",
     "audit": "every tampering with a run, and the audit's own checks of each",
     "runs": "whole runs of other kinds: swaps, comparisons, two policies, separate processes",
@@ -48,7 +48,7 @@ SUBJECTS = {
 PREPARED_BY = {
     "containers": ([".ci/docker"], [sys.executable, "tests/containers/build_images.py"]),
     "libraries": ([sys.executable, "tests/conformance/install_libraries.py"],),
-    "engines": ([sys.executable, "tests/engines/install_sglang.py"],),
+    "engines": ([sys.executable, "tests/engines/install_servers.py"],),
 }
 """What is run before a subject."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}

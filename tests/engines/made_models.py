@@ -13,6 +13,7 @@ import transformers
 
 from headrace.envs.contract import Generation
 from headrace.infra.weights.tensors import Tensor
+from headrace.schemas.records import Sampling
 from headrace.trainers.learner.model import character_tokenizer
 
 TOKENIZER = character_tokenizer("0123456789/=?+-*() ")
@@ -65,6 +66,24 @@ def compute_logprobs(
         logits = model(torch.tensor([list(ids)])).logits[0].float() / temperature
     given = logits.log_softmax(-1)[torch.arange(len(ids) - 1), torch.tensor(list(ids)[1:])]
     found: npt.NDArray[np.float32] = given[-generated:].numpy()
+    return found
+
+
+def compute_masked_logprobs(
+    model: Any, ids: Sequence[int], generated: int, sampling: Sampling
+) -> npt.NDArray[np.float32]:
+    """Return float32[generated]: the same over what min-p, top-k and top-p leave, applied in this order."""
+    with torch.no_grad():
+        logits = model(torch.tensor([list(ids)])).logits[0].float() / (sampling.temperature or 1.0)
+    chances, order = logits.softmax(-1).sort(-1, descending=True)
+    chances[chances < sampling.min_p * chances[:, :1]] = 0
+    chances[:, sampling.top_k or chances.shape[1] :] = 0
+    chances /= chances.sum(-1, keepdim=True)
+    chances[chances.cumsum(-1) - chances >= sampling.top_p] = 0
+    masked = torch.full_like(logits, -torch.inf).scatter(-1, order, chances.log()).log_softmax(-1)
+    found: npt.NDArray[np.float32] = masked[torch.arange(len(ids) - 1), torch.tensor(list(ids)[1:])][
+        -generated:
+    ].numpy()
     return found
 
 

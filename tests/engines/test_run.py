@@ -1,4 +1,4 @@
-"""The arithmetic recipe over SGLang: it learns, its audit closes, and a killed server stops nothing."""
+"""The arithmetic recipe over real servers: it learns, its audit closes, and a killed server stops nothing."""
 
 from __future__ import annotations
 
@@ -13,38 +13,41 @@ from pathlib import Path
 import psutil
 import pytest
 from command import command
-from install_sglang import find_python
+from cpu_servers import ARGUMENTS, ENVIRONMENT, STARTED_BY
+from install_servers import WITHOUT_VLLM, find_python
 
 STEPS = 40
 PATIENCE_S = 600.0
-ENGINE = {"use": "sglang", "arguments": ["--max-total-tokens", "65536", "--max-running-requests", "256"]}
-WITHOUT_GPU = ["--device", "cpu", "--dtype", "float32", "--sleep-on-idle"]
+KINDS = [
+    "sglang",
+    pytest.param("vllm", marks=pytest.mark.skipif(WITHOUT_VLLM, reason="HEADRACE_WITHOUT_VLLM=1")),
+]
 
 
 @pytest.mark.engines
 @pytest.mark.timeout(2 * PATIENCE_S)
-def test_a_run_learns_through_servers_of_which_one_is_killed_on_the_way(tmp_path: Path) -> None:
-    engine = json.dumps(ENGINE["arguments"] + WITHOUT_GPU)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_learns_through_servers_of_which_one_is_killed_on_the_way(kind: str, tmp_path: Path) -> None:
     recipe, summary, output = tmp_path / "run.toml", tmp_path / "summary.json", tmp_path / "up.txt"
     recipe.write_text(
         f"""extends = "arithmetic"
 name = "served"
 [rollout]
-engine = {{ use = "sglang", python = "{find_python()}", arguments = {engine} }}
+engine = {{ use = "{kind}", python = "{find_python(kind)}", arguments = {json.dumps(ARGUMENTS[kind])} }}
 [trainer]
 steps = {STEPS}
 [evaluate]
 every = {STEPS // 2}
 """
     )
-    environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, **ENVIRONMENT}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     up = command("up", recipe, "--plain", "--data", tmp_path / "data", "--summary", summary)
     with output.open("w") as said:
         process = subprocess.Popen(up, stdout=said, stderr=subprocess.STDOUT, env=environment)
     try:
         wait_for_version(tmp_path / "data", 5, process, output)
-        kill_server(process)
+        kill_server(process, kind)
         assert process.wait(PATIENCE_S) == 0, output.read_text()[-3000:]
     finally:
         if process.poll() is None:
@@ -67,11 +70,9 @@ def wait_for_version(data: Path, version: int, process: subprocess.Popen[bytes],
         time.sleep(0.2)
 
 
-def kill_server(process: subprocess.Popen[bytes]) -> None:
+def kill_server(process: subprocess.Popen[bytes], kind: str) -> None:
     """Kill a training server with all its processes."""
-    servers = [
-        one for one in psutil.Process(process.pid).children(recursive=True) if "sglang.launch_server" in one.cmdline()
-    ]
+    servers = [one for one in psutil.Process(process.pid).children(recursive=True) if STARTED_BY[kind] in one.cmdline()]
     assert servers
     for one in (servers[0], *servers[0].children(recursive=True)):
         os.kill(one.pid, signal.SIGKILL)

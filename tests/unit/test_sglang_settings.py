@@ -56,8 +56,8 @@ def test_a_python_is_looked_for_only_where_workers_are_started() -> None:
 
 
 def test_a_python_is_found_from_where_the_worker_runs() -> None:
-    assert find_python(read_settings({"python": "env/bin/python"})) == str(Path.cwd() / "env/bin/python")
-    assert find_python(read_settings({"python": "python3"})) == "python3"
+    assert find_python(read_settings(SGLANG, {"python": "env/bin/python"})) == str(Path.cwd() / "env/bin/python")
+    assert find_python(read_settings(SGLANG, {"python": "python3"})) == "python3"
 
 
 def test_servers_share_the_devices_in_turn_and_start_with_their_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The engine over real SGLang servers: what they promise, recomputed by a plain forward pass."""
+"""The engine over real servers of each kind: what they promise, recomputed by a plain forward pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,19 @@ from typing import Any
 
 import psutil
 import pytest
-from install_sglang import find_python
-from made_models import CONTEXT, PROMPT, TOKENIZER, compute_logprobs, find_gap, make_model, save_files, weights_of
+from cpu_servers import ARGUMENTS, ENVIRONMENT
+from install_servers import WITHOUT_VLLM, find_python
+from made_models import (
+    CONTEXT,
+    PROMPT,
+    TOKENIZER,
+    compute_logprobs,
+    compute_masked_logprobs,
+    find_gap,
+    make_model,
+    save_files,
+    weights_of,
+)
 
 from headrace.envs.contract import Generation
 from headrace.infra.recipe.settings import Rollout
@@ -29,36 +40,39 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 LONG = Sampling(max_tokens=400)
 SAME = 1e-5
 """Between the log-probabilities of a server and of a plain forward pass, both in float32."""
-WITHOUT_GPU = {
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-ARGUMENTS = ["--device", "cpu", "--dtype", "float32", "--max-total-tokens", "32768", "--max-running-requests", "64"]
 MODELS: dict[int, Any] = {}
 
 
+without_vllm = pytest.mark.skipif(WITHOUT_VLLM, reason="HEADRACE_WITHOUT_VLLM=1")
+
+
 @contextmanager
-def serving(folder: Path, servers: int) -> Iterator[ServedEngine]:
+def serving(kind: str, folder: Path, servers: int) -> Iterator[ServedEngine]:
     """Serve version 0."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in WITHOUT_GPU.items():
+        for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        settings = {"use": "sglang", "python": str(find_python()), "folder": str(folder), "servers": servers}
-        settings["arguments"] = [*ARGUMENTS, "--sleep-on-idle"]
+        settings = {"use": kind, "python": str(find_python(kind)), "arguments": ARGUMENTS[kind], "folder": str(folder)}
+        settings["servers"] = servers
         rollout = Rollout.model_validate({"engine": settings})
         opened, build = open_engine({"solver": save_files(folder / "solver")}, rollout, 64)
-        assert build.startswith("sglang")
+        assert build.startswith(kind)
         assert isinstance(opened, ServedEngine)
         load(opened, 0)
         yield opened
         opened.close()
 
 
+@pytest.fixture(scope="module", params=["sglang", pytest.param("vllm", marks=without_vllm)])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Name an engine: all tests are of each."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
-    with serving(tmp_path_factory.mktemp("models"), 1) as opened:
+def engine(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    with serving(kind, tmp_path_factory.mktemp("models"), 1) as opened:
         yield opened
 
 
@@ -95,13 +109,24 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(engine: ServedEngin
     samplings = [
         Sampling(max_tokens=100),
         Sampling(max_tokens=100, temperature=0.7),
-        Sampling(max_tokens=100, top_p=0.9, top_k=5, min_p=0.01),
         Sampling(max_tokens=50, temperature=0.0),
     ]
     for sampling in samplings:
         [made] = run(engine.generate("solver", PROMPT, sampling, seed=0))
         assert 0 < len(made.ids) == len(made.logprobs)
         assert find_gap(MODELS, PROMPT, made, sampling.temperature or 1.0) < SAME
+
+
+def test_filters_do_to_log_probabilities_what_the_convention_says(engine: ServedEngine) -> None:
+    for filters in ({"top_k": 5}, {"min_p": 0.1}, {"top_p": 0.7}, {"top_p": 0.9, "top_k": 5, "min_p": 0.01}):
+        sampling = Sampling(max_tokens=100, temperature=0.7, **filters)  # type: ignore[arg-type] # mixed kinds
+        [made] = run(engine.generate("solver", PROMPT, sampling, seed=0))
+        whole, model = [*PROMPT, *made.ids.tolist()], MODELS[newest(engine)]
+        masked = compute_masked_logprobs(model, whole, len(made.ids), sampling)
+        tempered = compute_logprobs(model, whole, len(made.ids), sampling.temperature)
+        expected = {"masked": masked, "tempered": tempered}[engine.logprob_convention]
+        assert abs(expected - made.logprobs).max() < SAME
+        assert abs(masked - tempered).max() > 0.01
 
 
 def test_a_generation_ends_where_it_is_asked_to_and_what_ended_it_is_in_it(engine: ServedEngine) -> None:
@@ -196,7 +221,7 @@ def test_the_turns_of_an_episode_find_their_prefix_in_one_of_two_servers(tmp_pat
     async def play_all(engine: ServedEngine) -> int:
         return sum(await asyncio.gather(*(play(engine, session) for session in range(len(new)))))
 
-    with serving(tmp_path, 2) as engine:
+    with serving("sglang", tmp_path, 2) as engine:
         could_find = asyncio.run(play_all(engine))
         found = engine.stats().reused_tokens / could_find
         assert found >= 0.95, found
@@ -256,10 +281,10 @@ def test_a_server_that_goes_away_is_started_again_and_its_requests_are_answered(
 
 
 def test_a_server_of_somebody_else_serves_one_worker_and_another_one_is_noticed(
-    engine: ServedEngine, tmp_path: Path
+    kind: str, engine: ServedEngine, tmp_path: Path
 ) -> None:
     url = engine.list_servers()[0].url
-    rollout = Rollout.model_validate({"engine": {"use": "sglang", "urls": [url], "folder": str(tmp_path)}})
+    rollout = Rollout.model_validate({"engine": {"use": kind, "urls": [url], "folder": str(tmp_path)}})
     other, _ = open_engine({"solver": save_files(tmp_path / "solver")}, rollout, 64)
     MODELS[1000] = make_model(1000)
     other.load("solver", 1000, weights_of(MODELS[1000]))
