@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -163,29 +162,26 @@ def test_of_twenty_swaps_under_sixty_four_requests_every_token_has_the_version_t
 ) -> None:
     begin, swaps = newest(engine), 20
 
-    def swap() -> None:
-        for version in range(begin + 1, begin + swaps + 1):
-            wait_until(lambda: engine.stats().running > 0 or done.is_set())
-            load(engine, version)
-            time.sleep(0.15)  # for some tokens of it
-
-    done = threading.Event()
-    swapping = threading.Thread(target=swap)
-    swapping.start()
-
     async def play() -> list[tuple[list[int], Generation]]:
-        async def one(number: int) -> list[tuple[list[int], Generation]]:
+        async def swap() -> list[tuple[list[int], Generation]]:
             found = []
-            while swapping.is_alive():
+            for version in range(begin + 1, begin + swaps + 1):
+                await asyncio.to_thread(load, engine, version)
+                some = Sampling(max_tokens=20)  # tokens of each version, whatever the pace
+                found.append((PROMPT, await engine.generate("solver", PROMPT, some, seed=version)))
+            return found
+
+        async def ask(number: int) -> list[tuple[list[int], Generation]]:
+            found = []
+            while not swapping.done():
                 prompt = PROMPT[number % 5 :]
                 found.append((prompt, await engine.generate("solver", prompt, LONG, seed=number, session=number)))
             return found
 
-        return [pair for some in await asyncio.gather(*map(one, range(64))) for pair in some]
+        swapping = asyncio.create_task(swap())
+        return [pair for some in await asyncio.gather(swapping, *map(ask, range(64))) for pair in some]
 
     found = asyncio.run(play())
-    done.set()
-    swapping.join()
     assert newest(engine) == begin + swaps
     assert {version for _, made in found for version, _ in made.version_runs} >= set(range(begin + 1, begin + swaps))
     assert sum(len(made.version_runs) > 1 for _, made in found) > 20
