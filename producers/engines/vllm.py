@@ -17,6 +17,8 @@ def build_words(weights: ServedWeights, port: int, context: int) -> list[str]:
         "--port": port,
         "--max-model-len": context,
         "--logprobs-mode": LOGPROBS_MODE,
+        # An order to end a request reaches no other process than the one that has it.
+        "--api-server-count": 1,
         # Else it would sample by the defaults that the model's folder names.
         "--generation-config": "vllm",
         # All its servers have seed 0 otherwise, and the members of a group that two of them make would be the same.
