@@ -10,8 +10,11 @@ from typing import Any, cast
 import httpx2
 import pytest
 
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.generation_server import ServedWeights
+from headrace.producers.engines.registry import check_engine
 from headrace.producers.engines.server_api import Answer, HttpConnections, ServerAway, ServerLoad, WeightsRefused
 from headrace.producers.engines.vllm import build_words
 from headrace.producers.engines.vllm_api import VllmApi, build_request, read_answer, read_metrics
@@ -174,3 +177,12 @@ def test_each_server_draws_by_a_seed_of_its_own() -> None:
     assert one[:4] == ["-m", "vllm.entrypoints.cli.main", "serve", "weights"]
     assert " ".join(one).endswith("--generation-config vllm --seed " + one[-1])
     assert one[-1] != other[-1]
+
+
+def test_a_recipe_is_told_what_vllm_takes() -> None:
+    for words, why in (
+        ("serves=2", "engine vllm: .*; it takes python, servers"),
+        ("servers=1", "no program 'python9'"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            check_engine(load_recipe("arithmetic", [f'rollout.engine={{use="vllm",python="python9",{words}}}']))
