@@ -152,8 +152,11 @@ def test_the_context_cuts_a_generation_and_refuses_a_prompt_alone(engine: Served
 
 
 def test_a_deadline_keeps_what_is_made_until_then(engine: ServedEngine) -> None:
-    [made] = run(engine.generate("solver", PROMPT, replace(LONG, max_tokens=1000), seed=0, deadline_s=0.4))
-    assert made.finish_reason in {"cancelled", "stop"}
+    for _ in range(5):  # on a busy machine the order to end it may come late, or the model ends it by itself
+        [made] = run(engine.generate("solver", PROMPT, replace(LONG, max_tokens=1000), seed=0, deadline_s=0.4))
+        if made.finish_reason == "cancelled":
+            break
+    assert (made.finish_reason, len(made.ids) < 1000) == ("cancelled", True)
     assert find_gap(MODELS, PROMPT, made) < SAME
 
 
