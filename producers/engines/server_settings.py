@@ -99,7 +99,8 @@ def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
         raise UsageError(f"rollout.record_routing: engine {kind.engine} does not record which experts a token went to")
     if lora := [name for name, policy in recipe.policies.items() if policy.lora and policy.lora.publish == "adapter"]:
         raise UsageError(
-            f'policies.{lora[0]}.lora: engine {kind.engine} serves whole models: publish = "merged", or take engine torch'
+            f"policies.{lora[0]}.lora: engine {kind.engine} serves whole models: "
+            'publish = "merged", or take engine torch'
         )
     if recipe.evaluate.every and not settings.holds:
         raise UsageError(

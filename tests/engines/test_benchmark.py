@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from install_sglang import find_python
-from test_sglang import WITHOUT_GPU
+from cpu_servers import ENVIRONMENT
+from install_servers import find_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(600)
 def test_the_benchmark_of_a_served_engine_runs_and_writes_its_figures(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    words = ["--python", str(find_python()), "--rounds", "1", "--swaps", "1", "--json", str(figures)]
-    environment = {**os.environ, **WITHOUT_GPU}
+    words = ["--python", str(find_python("sglang")), "--rounds", "1", "--swaps", "1", "--json", str(figures)]
+    environment = {**os.environ, **ENVIRONMENT}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "benchmarks.served_engine", *words]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
