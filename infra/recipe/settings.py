@@ -130,8 +130,8 @@ class Rollout(Settings):
     """How workers generate."""
 
     engine: Named = Named(use="torch")
-    """Token generation: `torch` (in-process); `sglang` (servers: `docs/engines.md`); `scripted`, without a model
-    (`producers/engines/scripted.py`); or your own as `package.module:function`."""
+    """Token generation: `torch` (in-process); `sglang` or `vllm` (servers: `docs/engines.md`); `scripted`, without a
+    model (`producers/engines/scripted.py`); or your own as `package.module:function`."""
     device: str = "cpu"
     """Device of the in-process engine: `cpu`, `cuda`, `cuda:1`."""
     group_size: int = Field(8, ge=1, le=4096)
