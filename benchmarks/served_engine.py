@@ -1,10 +1,11 @@
-"""The engine over an SGLang server against the bare server: `python -m benchmarks.served_engine --python PYTHON`.
+"""The engine over a server against the bare server: `python -m benchmarks.served_engine --use vllm --python PYTHON`.
 
-PYTHON is that of an environment with SGLang. Same server, prompts, lengths and sampling on both sides, which take
-turns; the best of three counts. The bare side asks for the same fields by a plain HTTP client. A second part swaps
+PYTHON is that of an environment with SGLang or vLLM. Same server, prompts, lengths and sampling on both sides, which
+take turns; the best of three counts. The bare side asks for the same fields by a plain HTTP client. A second part swaps
 weights under 1, 8 and 64 requests.
 
-Without a GPU: `make test-engines` makes the environment, and the arguments are those of `WITHOUT_GPU`.
+Without a GPU: `make test-engines` makes the environments, and the arguments are those of `WITHOUT_GPU`. vLLM also wants
+VLLM_CPU_KVCACHE_SPACE=1 there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
+from uuid import uuid4
 
 import httpx2
 import numpy as np
@@ -31,13 +33,18 @@ from headrace.producers.engines.contract import Sampling
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.engines.served_engine import ServedEngine
 from headrace.producers.engines.sglang_api import build_parameters
+from headrace.producers.engines.vllm_api import build_request
 from headrace.trainers.learner.model import character_tokenizer
 
 CONCURRENT = (1, 8, 64)
 ROUNDS = 3
 PROMPT_TOKENS, NEW_TOKENS = 16, 96
 SWAPS = 10
-WITHOUT_GPU = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "65536", "--max-running-requests", "64")
+FLOAT32 = ("--dtype", "float32")
+WITHOUT_GPU = {
+    "sglang": (*FLOAT32, "--device", "cpu", "--max-total-tokens", "65536", "--max-running-requests", "64"),
+    "vllm": (*FLOAT32, "--enforce-eager", "--max-num-seqs", "64"),
+}
 TOKENIZER = character_tokenizer("0123456789abcdefghijklmnopqrstuvwxyz+-*/=() ")
 
 
@@ -100,15 +107,25 @@ async def ask_engine(engine: ServedEngine, prompts: Sequence[list[int]], samplin
     return sum(len(made.ids) for made in await asyncio.gather(*calls))
 
 
-async def ask_server(url: str, prompts: Sequence[list[int]], sampling: Sampling) -> int:
+async def ask_sglang(url: str, prompts: Sequence[list[int]], sampling: Sampling) -> int:
     body = {"sampling_params": build_parameters(sampling), "return_logprob": True}
     async with httpx2.AsyncClient(timeout=None, limits=httpx2.Limits(max_connections=None)) as client:
         calls = (client.post(f"{url}/generate", json={**body, "input_ids": ids}) for ids in prompts)
         return sum(len(answer.json()["output_ids"]) for answer in await asyncio.gather(*calls))
 
 
-def measure_speeds(engine: ServedEngine, rounds: int) -> list[Speed]:
-    sampling, url = Sampling(max_tokens=NEW_TOKENS), engine.list_servers()[0].url
+async def ask_vllm(url: str, prompts: Sequence[list[int]], sampling: Sampling) -> int:
+    async with httpx2.AsyncClient(timeout=None, limits=httpx2.Limits(max_connections=None)) as client:
+        bodies = (build_request(uuid4().hex, ids, sampling) for ids in prompts)
+        answers = await asyncio.gather(*(client.post(f"{url}/v1/completions", json=body) for body in bodies))
+        return sum(len(answer.json()["choices"][0]["token_ids"]) for answer in answers)
+
+
+ASK_SERVER = {"sglang": ask_sglang, "vllm": ask_vllm}
+
+
+def measure_speeds(engine: ServedEngine, use: str, rounds: int) -> list[Speed]:
+    sampling, url, ask_server = Sampling(max_tokens=NEW_TOKENS), engine.list_servers()[0].url, ASK_SERVER[use]
     best: dict[tuple[int, str], float] = {}
     for number in range(-1, rounds):  # round -1 warms up
         for concurrent in CONCURRENT:
@@ -180,20 +197,22 @@ def show(console: Console, speeds: Sequence[Speed], pauses: Sequence[Pauses]) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True, help="Python of an environment with SGLang")
-    parser.add_argument("--arguments", nargs="*", default=list(WITHOUT_GPU), help="of sglang.launch_server")
+    parser.add_argument("--use", choices=list(ASK_SERVER), default="sglang", help="kind of server")
+    parser.add_argument("--python", required=True, help="Python of an environment with it")
+    parser.add_argument("--arguments", nargs="*", help="of the command that starts a server")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--swaps", type=int, default=SWAPS)
     parser.add_argument("--json", type=Path, help="write the figures there too")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         weights = save_model(Path(folder) / "p")
-        settings: dict[str, Any] = {"use": "sglang", "python": options.python, "arguments": options.arguments}
+        arguments = options.arguments or WITHOUT_GPU[options.use]
+        settings: dict[str, Any] = {"use": options.use, "python": options.python, "arguments": arguments}
         rollout = Rollout.model_validate({"engine": settings})
         engine = cast("ServedEngine", open_engine({"p": Path(folder) / "p"}, rollout, max(CONCURRENT))[0])
         try:
             engine.load("p", 0, weights[0])
-            speeds = measure_speeds(engine, options.rounds)
+            speeds = measure_speeds(engine, options.use, options.rounds)
             pauses = measure_pauses(engine, weights, options.swaps)
         finally:
             engine.close()

@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv" / "engines"
 VLLM_VERSION = "0.32.0"
 WITHOUT_VLLM = os.environ.get("HEADRACE_WITHOUT_VLLM") == "1"
+KINDS = ("sglang",) if WITHOUT_VLLM else ("sglang", "vllm")
 
 
 def find_python(engine: str) -> Path:
@@ -33,7 +34,9 @@ def find_python(engine: str) -> Path:
 
 def main() -> None:
     """Install what is not there. Raises SystemExit where that cannot be."""
-    for engine in ("sglang",) if WITHOUT_VLLM else ("sglang", "vllm"):
+    if WITHOUT_VLLM:
+        sys.stdout.write("vLLM is left out of these tests: HEADRACE_WITHOUT_VLLM=1\n")
+    for engine in KINDS:
         if install(engine):
             sys.exit(f"{engine} cannot be installed here")
 

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 from cpu_servers import ENVIRONMENT
-from install_servers import find_python
+from install_servers import KINDS, find_python
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.engines
 @pytest.mark.timeout(600)
-def test_the_benchmark_of_a_served_engine_runs_and_writes_its_figures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_benchmark_of_a_served_engine_runs_and_writes_its_figures(kind: str, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    words = ["--python", str(find_python("sglang")), "--rounds", "1", "--swaps", "1", "--json", str(figures)]
+    words = ["--use", kind, "--python", str(find_python(kind)), "--rounds", "1", "--swaps", "1", "--json", str(figures)]
     environment = {**os.environ, **ENVIRONMENT}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "benchmarks.served_engine", *words]

@@ -14,14 +14,10 @@ import psutil
 import pytest
 from command import command
 from cpu_servers import ARGUMENTS, ENVIRONMENT, STARTED_BY
-from install_servers import WITHOUT_VLLM, find_python
+from install_servers import KINDS, find_python
 
 STEPS = 40
 PATIENCE_S = 600.0
-KINDS = [
-    "sglang",
-    pytest.param("vllm", marks=pytest.mark.skipif(WITHOUT_VLLM, reason="HEADRACE_WITHOUT_VLLM=1")),
-]
 
 
 @pytest.mark.engines

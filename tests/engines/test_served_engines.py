@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from cpu_servers import ARGUMENTS, ENVIRONMENT
-from install_servers import WITHOUT_VLLM, find_python
+from install_servers import KINDS, find_python
 from made_models import (
     CONTEXT,
     PROMPT,
@@ -42,9 +42,6 @@ SAME = 1e-5
 MODELS: dict[int, Any] = {}
 
 
-without_vllm = pytest.mark.skipif(WITHOUT_VLLM, reason="HEADRACE_WITHOUT_VLLM=1")
-
-
 @contextmanager
 def serving(kind: str, folder: Path, servers: int) -> Iterator[ServedEngine]:
     """Serve version 0."""
@@ -63,7 +60,7 @@ def serving(kind: str, folder: Path, servers: int) -> Iterator[ServedEngine]:
         opened.close()
 
 
-@pytest.fixture(scope="module", params=["sglang", pytest.param("vllm", marks=without_vllm)])
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     """Name an engine: all tests are of each."""
     return str(request.param)
