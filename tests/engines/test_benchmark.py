@@ -15,7 +15,6 @@ from install_servers import KINDS, find_python
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.engines
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_benchmark_of_a_served_engine_runs_and_writes_its_figures(kind: str, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ STEPS = 40
 PATIENCE_S = 600.0
 
 
-@pytest.mark.engines
 @pytest.mark.timeout(2 * PATIENCE_S)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_learns_through_servers_of_which_one_is_killed_on_the_way(kind: str, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from headrace.producers.engines.contract import EngineError, Sampling, VersionGo
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.engines.served_engine import ServedEngine
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 LONG = Sampling(max_tokens=400)
 SAME = 1e-5
 """Between the log-probabilities of a server and of a plain forward pass, both in float32."""
@@ -149,10 +149,7 @@ def test_the_context_cuts_a_generation_and_refuses_a_prompt_alone(engine: Served
 
 
 def test_a_deadline_keeps_what_is_made_until_then(engine: ServedEngine) -> None:
-    for _ in range(5):  # on a busy machine the order to end it may come late, or the model ends it by itself
-        [made] = run(engine.generate("solver", PROMPT, replace(LONG, max_tokens=1000), seed=0, deadline_s=0.4))
-        if made.finish_reason == "cancelled":
-            break
+    [made] = run(engine.generate("solver", PROMPT, replace(LONG, max_tokens=1000), seed=0, deadline_s=0.2))
     assert (made.finish_reason, len(made.ids) < 1000) == ("cancelled", True)
     assert find_gap(MODELS, PROMPT, made) < SAME
 
@@ -201,6 +198,7 @@ def test_a_cached_prefix_is_forgotten_when_weights_change(engine: ServedEngine) 
             assert find_gap(MODELS, prompt, made) < SAME
 
 
+@pytest.mark.sglang
 def test_the_turns_of_an_episode_find_their_prefix_in_one_of_two_servers(tmp_path: Path) -> None:
     turns, new = 10, [TOKENIZER.encode(f"({number}*7)+") for number in range(9)]
 

@@ -14,7 +14,12 @@ import pytest
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines import generation_server, served_engine
 from headrace.producers.engines.contract import EngineAway, EngineError, Sampling
-from headrace.producers.engines.generation_server import GenerationServer, ServerLaunch
+from headrace.producers.engines.generation_server import (
+    EngineProcess,
+    GenerationServer,
+    ServedWeights,
+    ServerLaunch,
+)
 from headrace.producers.engines.model_shapes import ModelShapes
 from headrace.producers.engines.served_engine import ServedEngine
 from headrace.producers.engines.served_policy import ServedPolicy
@@ -207,6 +212,41 @@ def test_a_server_that_answers_nothing_for_long_gets_its_weights_again(
     while server.label != "1":
         time.sleep(0.001)
     assert [ids for ids, _ in scene.generate(1, 2)] == [WHOLE, WHOLE]
+
+
+class Process:
+    """A process in memory, which always lives."""
+
+    def __init__(self) -> None:
+        self.api = Server()
+        self.weights: ServedWeights | None = None
+        self.starts, self.folder = 0, Path()
+
+    def is_alive(self) -> bool:
+        return True
+
+    def stop(self, timeout_s: float) -> None:
+        """It is started next."""
+
+    def start(self, _limit_s: float) -> None:
+        self.starts += 1
+
+
+def test_a_server_whose_connection_broke_is_not_started_again_unless_it_was_lost_while_it_loaded(
+    tmp_path: Path,
+) -> None:
+    process, weights = Process(), ServedWeights(1, tmp_path)
+    launch = ServerLaunch("server", lambda _weights, _port: [], lambda _url: process.api, 1.0)
+    server = GenerationServer("solver-0", launch, cast(EngineProcess, process))
+    server.serve(weights)
+    server.note_gone(ServerAway("reset by peer"))
+    server.look(weights)
+    assert (server.version, server.trouble, process.starts) == (1, "", 0)
+    process.api.dies_in = ["load"]
+    with pytest.raises(EngineAway, match="went away while it loaded version 2"):
+        server.serve(ServedWeights(2, tmp_path))
+    server.look(weights)
+    assert (server.version, process.starts) == (1, 1)
 
 
 def test_a_closed_engine_ends_what_waits_for_a_server(scene: Scene) -> None:

@@ -31,7 +31,7 @@ def changed(**meta: Any) -> dict[str, Any]:
 
 
 def test_every_token_of_an_answer_has_the_version_that_made_it() -> None:
-    answer = read_answer(ANSWER)
+    answer = read_answer(ANSWER, (9,))
     assert (answer.ids.tolist(), answer.logprobs.tolist()) == ([7, 8, 9], [-0.5, -1.0, -0.25])
     assert (answer.version_runs, answer.ended) == (((3, 2), (5, 1)), "stop")
 
@@ -40,12 +40,18 @@ def test_every_token_of_an_answer_has_the_version_that_made_it() -> None:
     ("given", "ended"), [("stop", "stop"), ("length", "length"), ("abort", "aborted"), ("new in 0.6", "aborted")]
 )
 def test_an_end_that_is_not_known_is_that_of_a_request_which_goes_on(given: str, ended: str) -> None:
-    assert read_answer(changed(finish_reason={"type": given})).ended == ended
+    assert read_answer(changed(finish_reason={"type": given}), ()).ended == ended
+
+
+def test_the_end_of_the_model_itself_ends_nothing_that_the_recipe_does_not_end_there() -> None:
+    assert read_answer(ANSWER, (2,)).ended == "aborted"
+    assert read_answer(changed(finish_reason={"type": "stop", "matched": "</a>"}), ()).ended == "stop"
+    assert [build_parameters(Sampling(max_tokens=9, stop_ids=ids))["ignore_eos"] for ids in ((), (2,))] == [True, False]
 
 
 def test_an_answer_aborted_before_its_first_token_is_empty() -> None:
     found = {"output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []}}
-    answer = read_answer(found)
+    answer = read_answer(found, ())
     assert (len(answer.ids), answer.version_runs, answer.ended) == (0, (), "aborted")
 
 
@@ -65,7 +71,7 @@ def test_an_answer_aborted_before_its_first_token_is_empty() -> None:
 )
 def test_an_answer_whose_parts_do_not_agree_is_refused(meta: dict[str, Any], why: str) -> None:
     with pytest.raises(EngineError, match=why):
-        read_answer(changed(**meta))
+        read_answer(changed(**meta), (9,))
 
 
 def test_what_ends_a_generation_stays_in_it_and_no_limit_is_told_as_none() -> None:
