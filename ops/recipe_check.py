@@ -16,9 +16,9 @@ from headrace.envs.data.rows import read_data_of
 from headrace.envs.identity import find_version, identify_environment
 from headrace.envs.registry import check_characters, check_first_problem, load_environment, load_workflow
 from headrace.infra.embedded.data_folder import DataFolder
-from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, temporary_folder
+from headrace.infra.environment import temporary_folder
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
+from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
 from headrace.ops.device_check import find_devices, probe_devices, refuse_devices
@@ -270,8 +270,7 @@ def _check_temporary_folder(_: Asked) -> list[Fault]:
 def _check_client(asked: Asked) -> list[Fault]:
     faults: list[Fault] = []
     with catching(faults):
-        client = {**asked.recipe.kafka.client, **read_client_settings()}
-        check_client_settings(client, f"kafka.client and {KAFKA_CLIENT_VARIABLE}")
+        merge_client_settings(asked.recipe.kafka.client)
     return faults
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from headrace.infra.kafka.advertised import refuse_unreachable
-from headrace.infra.kafka.client_settings import read_client_settings
+from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.recipe.recipe_file import load_recipe
@@ -22,8 +22,7 @@ def listing_of_recipe(name_or_path: str, sets: Sequence[str]) -> Table:
     kafka = recipe.kafka
     if not kafka.bootstrap:
         return _table(recipe.topic_specs_with(recipe.state_partitions), None)
-    client = {**kafka.client, **read_client_settings()}
-    connection = Connection(kafka.bootstrap, client, kafka.compression)
+    connection = Connection(kafka.bootstrap, merge_client_settings(kafka.client), kafka.compression)
     refuse_unreachable(connection)
     specs = read_topic_specs(read_first_revision(RunAddress(connection, recipe.name)), recipe)
     return _table(specs, ensure_topics(connection, specs))

@@ -22,7 +22,7 @@ from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.advertised import refuse_unreachable
-from headrace.infra.kafka.client_settings import read_client_settings
+from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
@@ -100,7 +100,7 @@ class Servers:
     @cached_property
     def client(self) -> dict[str, str]:
         """Further librdkafka settings: the recipe's, then those of the environment, as they were when first asked."""
-        return {**self._named_kafka.client, **read_client_settings()}
+        return merge_client_settings(self._named_kafka.client)
 
     @property
     def store_address(self) -> StoreAddress:

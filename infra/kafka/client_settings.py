@@ -47,6 +47,16 @@ PROMISED_SETTINGS = {
 aborted, or lose groups, in silence."""
 
 
+FAULTS_OF_ONE = {
+    "No such configuration property": "is no setting of librdkafka: look for a misspelling",
+    "Invalid value": "cannot have the value that it is given",
+    "Configuration property": "cannot have the value that it is given",
+    "Java ": "is a setting of Java clients: give librdkafka's ({})",
+    "`": "does not go with what every component sets: {}",
+}
+"""What librdkafka's sentence begins with, and what it says of a single setting."""
+
+
 def read_client_settings(*, alone: bool = False) -> dict[str, str]:
     """Return the client settings that the environment gives: a JSON object, or the path of a file that holds one.
 
@@ -76,6 +86,16 @@ def read_client_settings(*, alone: bool = False) -> dict[str, str]:
     return found
 
 
+def merge_client_settings(recipe: Mapping[str, str]) -> dict[str, str]:
+    """Return a recipe's client settings with those of the environment over them.
+
+    Raises UsageError where librdkafka does not take them together: SASL without a password, say.
+    """
+    client = {**recipe, **read_client_settings()}
+    check_client_settings(client, f"kafka.client and {KAFKA_CLIENT_VARIABLE}")
+    return client
+
+
 def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool = True) -> None:
     """Raise UsageError that names the setting which librdkafka does not take; no value is quoted, as it may be secret.
 
@@ -95,12 +115,9 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
         return
     for key, value in client.items():
         own = _find_fault({key: value}) or ""
-        if own.startswith("No such configuration property"):
-            raise UsageError(f"{where}: {key} is no setting of librdkafka: look for a misspelling")
-        if own.startswith(("Invalid value", "Configuration property")):
-            raise UsageError(f"{where}: {key} cannot have the value that it is given")
-        if own == fault and own.startswith("`"):
-            raise UsageError(f"{where}: {key} does not go with what every component sets: {own}")
+        for begins, what in FAULTS_OF_ONE.items():
+            if own.startswith(begins) and (begins != "`" or own == fault):
+                raise UsageError(f"{where}: {key} {what.format(own)}")
     if alone:
         shown = "" if any(value and value in fault for key, value in client.items() if key in SECRETS) else f": {fault}"
         raise UsageError(f"{where}: librdkafka does not take {', '.join(client)} together{shown}")

@@ -149,9 +149,12 @@ def test_the_context_cuts_a_generation_and_refuses_a_prompt_alone(engine: Served
 
 
 def test_a_deadline_keeps_what_is_made_until_then(engine: ServedEngine) -> None:
-    [made] = run(engine.generate("solver", PROMPT, replace(LONG, max_tokens=1000), seed=0, deadline_s=0.2))
-    assert (made.finish_reason, len(made.ids) < 1000) == ("cancelled", True)
-    assert find_gap(MODELS, PROMPT, made) < SAME
+    most = replace(LONG, max_tokens=1000)
+    # Several: a server on two busy cores may read one order after seconds, when all is made.
+    found = run(*(engine.generate("solver", PROMPT, most, seed=0, deadline_s=0.3) for _ in range(8)))
+    ended = [made for made in found if made.finish_reason == "cancelled"]
+    assert ended
+    assert all(len(made.ids) < 1000 and find_gap(MODELS, PROMPT, made) < SAME for made in ended)
 
 
 def test_of_twenty_swaps_under_sixty_four_requests_every_token_has_the_version_that_made_it(

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from headrace.infra.embedded.data_folder import DataFolder
+from headrace.infra.embedded.servers import Servers
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.settings import Kafka, Recipe, Store
 from headrace.infra.run.revisions import find_differences
 
 SECRET = "correct-horse-battery-staple"
@@ -64,6 +66,11 @@ def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch
         ({"session.timeout.ms": "45000"}, r"session\.timeout\.ms does not go with what every component sets"),
         ({"produce.offset.report": "false"}, r"produce\.offset\.report is true"),
         ({"bootstrap.servers": "other:9092"}, "bootstrap.servers is set by each component"),
+        (
+            {"sasl.jaas.config": "PlainLoginModule"},
+            r"sasl\.jaas\.config is a setting of Java clients: give librdkafka's",
+        ),
+        ({"ssl.truststore.location": "/t.jks"}, r"ssl\.truststore\.location is a setting of Java clients"),
     ],
 )
 def test_a_setting_that_librdkafka_does_not_take_is_named_where_it_was_written(
@@ -83,6 +90,21 @@ def test_settings_that_need_others_are_looked_at_together() -> None:
         check_client_settings(half, "recipe")
     check_client_settings({**half, "sasl.username": "me", "sasl.password": SECRET}, "recipe")
     check_client_settings({"acks": "all", "enable.auto.commit": "false"}, "recipe")
+
+
+def test_settings_of_a_recipe_and_of_the_environment_have_to_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN"}
+    monkeypatch.delenv("HEADRACE_KAFKA_CLIENT", raising=False)
+    servers = Servers(
+        Kafka(bootstrap="host:1", client=half), Store(endpoint="http://host:2"), DataFolder(Path("data")), print
+    )
+    with pytest.raises(UsageError, match=r"^kafka.client and HEADRACE_KAFKA_CLIENT: .* together: .*sasl\.username"):
+        servers.connection  # noqa: B018 - a property that looks
+    monkeypatch.setenv("HEADRACE_KAFKA_CLIENT", json.dumps({"sasl.username": "me", "sasl.password": SECRET}))
+    again = Servers(
+        Kafka(bootstrap="host:1", client=half), Store(endpoint="http://host:2"), DataFolder(Path("data")), print
+    )
+    assert again.connection.client == {**half, "sasl.username": "me", "sasl.password": SECRET}
 
 
 @pytest.mark.parametrize(
