@@ -40,6 +40,8 @@ class ServedWeights:
 
     version: int
     folder: Path
+    base: Path | None = None
+    """The model that these weights are an adapter of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ class GenerationServer:
         self._process.weights = weights
         try:
             self._process.start(self._launch.start_limit_s)
-            self.api.note_started(weights.version)
+            self.api.note_started(weights.folder, weights.version)
         except (ServerError, ServerAway) as error:
             self._is_gone.set()
             first, *rest = str(error).splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,23 +10,26 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headrace.infra.weights.experts import split_by_files
-from headrace.infra.weights.lora import list_published_names
+from headrace.infra.weights.files import ADAPTER_CONFIG
+from headrace.infra.weights.lora import add_adapter, list_published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.causal_lm import convert_to_tensor
 from headrace.producers.engines.contract import EngineError
 
 
 class ModelShapes:
-    """The parameters of one model, by their names in Hugging Face files.
+    """The parameters of one model, by their names in Hugging Face files, or of its adapter, by those in peft's.
 
     Args:
-        folder: Holds its `config.json`.
+        folder: Holds its `config.json`, and `adapter_config.json` where an adapter alone is served.
     """
 
     def __init__(self, folder: Path) -> None:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            if (adapter := folder / ADAPTER_CONFIG).exists():
+                add_adapter(model, json.loads(adapter.read_text()))
         text = config.get_text_config()
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.context = int(text.max_position_embeddings)

@@ -72,6 +72,7 @@ def open_scripted(folders: Mapping[str, Path], rollout: Rollout, _concurrency: i
 
 def open_served(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int) -> Opened:
     """Open the engine over generation servers; they start with the first weights."""
+    from headrace.producers.engines.adapter_policy import AdapterPolicy
     from headrace.producers.engines.model_shapes import ModelShapes
     from headrace.producers.engines.served_engine import ServedEngine
     from headrace.producers.engines.served_policy import ServedPolicy
@@ -83,10 +84,12 @@ def open_served(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int
     factory = ServerFactory(kind, settings)
     shapes = {policy: ModelShapes(folder) for policy, folder in folders.items()}
     written = WeightFolders(Path(settings.folder), folders)
-    policies = [
-        ServedPolicy(policy, one, *factory.build_servers(policy, one.context), written, writes_ties=kind.writes_ties)
-        for policy, one in shapes.items()
-    ]
+    policies = []
+    for policy, one in shapes.items():
+        is_adapter = written.find_base(policy) is not None
+        servers = factory.build_servers(policy, one.context, with_adapters=is_adapter)
+        serve = AdapterPolicy if is_adapter else ServedPolicy
+        policies.append(serve(policy, one, *servers, written, writes_ties=kind.writes_ties))
     return ServedEngine(policies, written, kind.logprob_convention), f"{kind.engine} {settings}"
 
 

@@ -70,7 +70,7 @@ class ServedEngine:
         self.logprob_convention: LogprobConvention = logprob_convention
         self._policies, self._folders = {one.name: one for one in policies}, folders
         self.capabilities = Capabilities(
-            held_versions=min(len(policy.evaluators) for policy in policies),
+            held_versions=min(policy.held_versions for policy in policies),
             keeps_sessions=True,
             is_seeded=False,
         )
@@ -114,7 +114,7 @@ class ServedEngine:
             whole = [*prompt.tolist(), *(token for piece in pieces for token in piece.ids.tolist())]
             left = replace(sampling, max_tokens=sampling.max_tokens - made)
             try:
-                answer = await self._ask(server, whole, left, end)
+                answer = await self._ask(server, whole, left, version, end)
             except ServerAway as away:
                 server.note_gone(away)
                 deaths += 1
@@ -133,12 +133,14 @@ class ServedEngine:
                 return _join(pieces, "length")
             await asyncio.sleep(WAIT_FOR_SERVER_S)  # the server gave it up by itself: it goes on in a moment
 
-    async def _ask(self, server: GenerationServer, ids: list[int], sampling: Sampling, end: float | None) -> Answer:
+    async def _ask(
+        self, server: GenerationServer, ids: list[int], sampling: Sampling, version: int | None, end: float | None
+    ) -> Answer:
         """Ask a server, and have it give up at the end; also when the caller is cancelled. Raises ServerAway."""
         request_id = uuid.uuid4().hex
         api = server.api
         server.running += 1
-        asking = asyncio.ensure_future(api.generate(request_id, ids, sampling))
+        asking = asyncio.ensure_future(api.generate(request_id, ids, sampling, version))
         try:
             while not asking.done() and not self._over.is_set():
                 left_s = TURN_S if end is None else min(TURN_S, end - time.monotonic())
@@ -275,6 +277,7 @@ class ServedEngine:
     def _look(self, served: ServedPolicy, server: GenerationServer) -> None:
         try:
             server.look(served.find_weights_of(server))
+            served.settle(server)
         except Exception:
             log.exception("engine.look_failed", server=server.name)
 

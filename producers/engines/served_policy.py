@@ -58,6 +58,11 @@ class ServedPolicy:
         self._deaths: Counter[int] = Counter()
         """Version to the servers that went away while they loaded it."""
 
+    @property
+    def held_versions(self) -> int:
+        """How many exact versions it can hold at once."""
+        return len(self.evaluators)
+
     def load(self, version: int, weights: Mapping[str, Tensor], pool: Executor) -> float:
         """Have all servers of training load a version; return for how long generation stood still, seconds.
 
@@ -81,7 +86,7 @@ class ServedPolicy:
                 paused.append(outcome)
         if paused:
             self.newest = wanted
-        self._folders.keep(self.name, {*self._held, *self._loading, *([self.newest.version] if self.newest else [])})
+        self._folders.keep(self.name, self._list_needed() | ({self.newest.version} if self.newest else set()))
         if not paused:
             is_away = any(isinstance(error, EngineAway) for error in errors)
             raise (EngineAway if is_away else EngineError)("; ".join(map(str, errors)))
@@ -111,9 +116,7 @@ class ServedPolicy:
         """Return the server that holds a version; None while it is down. Raises VersionGone."""
         server = self._held.get(version)
         if server is None or not self._holds[version]:
-            raise VersionGone(
-                f"policy {self.name} version {version} is not held (held: {self._list_used()}); hold it before use"
-            )
+            raise self._describe_missing(version, self._list_used())
         return server if server.version == version else None
 
     def find_weights_of(self, server: GenerationServer) -> ServedWeights | None:
@@ -125,25 +128,41 @@ class ServedPolicy:
                 return ServedWeights(version, folder)
         return None
 
+    def settle(self, server: GenerationServer) -> None:
+        """Give a server that runs what else it needs."""
+
+    def _list_needed(self) -> set[int]:
+        """Return the versions whose folders are needed beside the newest one's."""
+        return {*self._held, *self._loading}
+
     def _load_exact(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
-        folder = self._folders.find(self.name, version)
-        if weights is None and folder is None:
-            newest = self.newest.version if self.newest else None
-            raise VersionGone(
-                f"policy {self.name} version {version} is not held (held: {sorted(self._held)}, served: {newest}); "
-                "hold it before use"
-            )
+        wanted = self._find_or_write(version, weights)
         server = self._find_free()
-        wanted = ServedWeights(version, folder) if folder else self._write(version, weights or {})
         server.serve(wanted)
         self.loaded.add(version)
         self._held = {key: one for key, one in self._held.items() if one is not server} | {version: server}
+
+    def _find_or_write(self, version: int, weights: Mapping[str, Tensor] | None) -> ServedWeights:
+        """Return a version as a folder, which is there or is made. Raises VersionGone where it cannot be made."""
+        if folder := self._folders.find(self.name, version):
+            return ServedWeights(version, folder)
+        if weights is None:
+            raise self._describe_missing(version, sorted(self._list_needed() - {version}))
+        return self._write(version, weights)
 
     def _write(self, version: int, weights: Mapping[str, Tensor]) -> ServedWeights:
         self.shapes.check(weights)
         if self._writes_ties:
             weights = self.shapes.name_ties(weights)
-        return ServedWeights(version, self._folders.write(self.name, version, weights))
+        folder = self._folders.write(self.name, version, weights)
+        return ServedWeights(version, folder, self._folders.find_base(self.name))
+
+    def _describe_missing(self, version: int, held: Sequence[int]) -> VersionGone:
+        newest = self.newest.version if self.newest else None
+        return VersionGone(
+            f"policy {self.name} version {version} is not held (held: {list(held)}, served: {newest}); "
+            "hold it before use"
+        )
 
     def _find_free(self) -> GenerationServer:
         used = self._list_used()

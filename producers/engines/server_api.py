@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +59,17 @@ class ServerLoad:
 class ServerApi(Protocol):
     """One server's HTTP interface. Every method raises ServerAway; any thread may call those that are not async."""
 
-    async def generate(self, request_id: str, ids: Sequence[int], sampling: Sampling) -> Answer:
-        """Continue `ids`. Raises EngineError for a request that the server refuses."""
+    async def generate(
+        self, request_id: str, ids: Sequence[int], sampling: Sampling, version: int | None = None
+    ) -> Answer:
+        """Continue `ids`. Raises EngineError for a request that the server refuses.
+
+        Args:
+            request_id: Of its own; `abort` takes it.
+            ids: What comes before.
+            sampling: How to go on.
+            version: The one of several versions in the server that is asked for; None for the newest.
+        """
         ...
 
     async def abort(self, request_id: str) -> None:
@@ -74,7 +83,7 @@ class ServerApi(Protocol):
         """
         ...
 
-    def note_started(self, version: int) -> None:
+    def note_started(self, folder: Path, version: int) -> None:
         """Note with which version the server was started. Raises WeightsRefused for a server that is not to be used."""
         ...
 
@@ -92,6 +101,22 @@ class ServerApi(Protocol):
 
     def close(self) -> None:
         """Let go of the connections."""
+        ...
+
+
+class AdapterServerApi(ServerApi, Protocol):
+    """A server with one base and several versions of an adapter; `load` makes one of them the newest."""
+
+    def add(self, folder: Path, version: int) -> None:
+        """Take a version beside those that are there. Raises WeightsRefused."""
+        ...
+
+    def has(self, version: int) -> bool:
+        """Return whether a version is there."""
+        ...
+
+    def keep(self, versions: Collection[int]) -> None:
+        """Remove all versions but these and the newest; requests that name one end first. Raises WeightsRefused."""
         ...
 
 

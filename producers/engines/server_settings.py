@@ -17,7 +17,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
 from headrace.producers.engines.contract import LOGPROB_CONVENTION, EngineError, LogprobConvention
 from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
-from headrace.producers.engines.server_api import HttpConnections, ServerApi
+from headrace.producers.engines.server_api import AdapterServerApi, HttpConnections, ServerApi
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,11 @@ class ServerKind:
     build_words: Callable[[ServedWeights, int, int], Sequence[str]]
     """Weights, port and most tokens of a sequence to the words after `python` that start a server."""
     build_api: Callable[[HttpConnections], ServerApi]
+    """For servers of whole weights."""
     environment: Mapping[str, str]
     """Variables that its servers need."""
+    build_adapter_api: Callable[[HttpConnections], AdapterServerApi] | None = None
+    """For servers of adapters beside their base; None where they cannot do that."""
     logprob_convention: LogprobConvention = LOGPROB_CONVENTION
     writes_ties: bool = False
     """Whether a server has to read tied parameters under each of their names."""
@@ -97,12 +100,13 @@ def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
     settings = read_settings(kind, recipe.rollout.engine.settings)
     if recipe.rollout.record_routing:
         raise UsageError(f"rollout.record_routing: engine {kind.engine} does not record which experts a token went to")
-    if lora := [name for name, policy in recipe.policies.items() if policy.lora and policy.lora.publish == "adapter"]:
+    lora = [name for name, policy in recipe.policies.items() if policy.lora and policy.lora.publish == "adapter"]
+    if lora and (kind.build_adapter_api is None or settings.urls):
+        who = f"engine {kind.engine}" if kind.build_adapter_api is None else "a server that somebody else runs"
         raise UsageError(
-            f"policies.{lora[0]}.lora: engine {kind.engine} serves whole models: "
-            'publish = "merged", or take engine torch'
+            f'policies.{lora[0]}.lora: {who} serves whole models: publish = "merged", or take engine torch'
         )
-    if recipe.evaluate.every and not settings.holds:
+    if recipe.evaluate.every and not settings.holds and len(lora) < len(recipe.policies):
         raise UsageError(
             f"rollout.engine: evaluations need exact versions, and no {kind.what} server is there to hold one: set "
             "evaluation_servers (or evaluation_urls) for one, or evaluate.every = 0"
@@ -163,16 +167,20 @@ class ServerFactory:
     """Logs and ports of the processes."""
     made: int = 0
 
-    def build_servers(self, policy: str, context: int) -> tuple[list[GenerationServer], list[GenerationServer]]:
+    def build_servers(
+        self, policy: str, context: int, *, with_adapters: bool = False
+    ) -> tuple[list[GenerationServer], list[GenerationServer]]:
         """Return the servers that training uses, and those for exact versions; none is started yet.
 
         Args:
             policy: Its name.
             context: Most tokens of one of its sequences.
+            with_adapters: Whether its weights are an adapter beside its base. Exact versions need no servers then.
         """
         settings = self.settings
         build = partial(self._build_command, context)
-        launch = ServerLaunch(f"{self.kind.what} server", build, self._open_api, settings.start_limit_s)
+        open_api = partial(self._open_api, self.kind.build_adapter_api if with_adapters else None)
+        launch = ServerLaunch(f"{self.kind.what} server", build, open_api, settings.start_limit_s)
         if settings.urls:
             training, exact = (
                 [GenerationServer(url, launch, None, url) for url in urls]
@@ -180,7 +188,8 @@ class ServerFactory:
             )
             return training, exact
         names = [f"{policy}-{number}" for number in range(settings.servers)]
-        exact_names = [f"{policy}-evaluation-{number}" for number in range(settings.evaluation_servers)]
+        evaluators = 0 if with_adapters else settings.evaluation_servers
+        exact_names = [f"{policy}-evaluation-{number}" for number in range(evaluators)]
         made = {name: self._build_server(name, launch) for name in (*names, *exact_names)}
         return [made[name] for name in names], [made[name] for name in exact_names]
 
@@ -196,6 +205,6 @@ class ServerFactory:
         words = self.kind.build_words(weights, port, context)
         return [find_python(self.settings), *words, *self.settings.arguments]
 
-    def _open_api(self, url: str) -> ServerApi:
+    def _open_api(self, build: Callable[[HttpConnections], ServerApi] | None, url: str) -> ServerApi:
         key = os.environ.get(self.settings.key, "") if self.settings.key else ""
-        return self.kind.build_api(HttpConnections(url, key))
+        return (build or self.kind.build_api)(HttpConnections(url, key))

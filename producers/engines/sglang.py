@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 from headrace.infra.embedded.loopback_ports import HOST
+from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.producers.engines.generation_server import ServedWeights
 from headrace.producers.engines.server_settings import ServerKind
+from headrace.producers.engines.sglang_adapters import MOST_IN_BATCH, SGLangAdapters
 from headrace.producers.engines.sglang_api import SGLangApi
 
 RESERVED = 6
@@ -14,13 +18,18 @@ RESERVED = 6
 def build_words(weights: ServedWeights, port: int, context: int) -> list[str]:
     """Return what comes after `python` to start a server; see `ServerKind.build_words`."""
     arguments = {
-        "--model-path": weights.folder,
+        "--model-path": weights.base or weights.folder,
         "--weight-version": weights.version,
         "--host": HOST,
         "--port": port,
         "--context-length": context + RESERVED,
     }
     words = [str(word) for pair in arguments.items() for word in pair]
+    if weights.base is not None:
+        adapter = json.loads((weights.folder / ADAPTER_CONFIG).read_text())
+        targets = sorted({str(name).rpartition(".")[2] for name in adapter["target_modules"]})
+        words += ["--enable-lora", "--max-lora-rank", str(adapter["r"]), "--max-loras-per-batch", str(MOST_IN_BATCH)]
+        words += ["--lora-target-modules", *targets]
     # Its warm-up asks in English, which a tokenizer for something else makes nothing of; ours asks for one token.
     return ["-m", "sglang.launch_server", "--skip-server-warmup", *words]
 
@@ -30,5 +39,6 @@ SGLANG = ServerKind(
     what="SGLang",
     build_words=build_words,
     build_api=SGLangApi,
+    build_adapter_api=SGLangAdapters,
     environment={"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"},
 )

@@ -35,17 +35,22 @@ class SGLangApi:
     def __init__(self, connections: HttpConnections) -> None:
         self._http = connections
 
-    async def generate(self, request_id: str, ids: Sequence[int], sampling: Sampling) -> Answer:
+    async def generate(
+        self,
+        request_id: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        version: int | None = None,  # noqa: ARG002 - it has one set of weights
+    ) -> Answer:
         """See `ServerApi.generate`."""
-        body = {
-            "rid": request_id,
-            "input_ids": list(map(int, ids)),
-            "sampling_params": build_parameters(sampling),
-            "return_logprob": True,
-        }
+        return await self.ask({"rid": request_id, "input_ids": list(map(int, ids))}, sampling)
+
+    async def ask(self, body: dict[str, Any], sampling: Sampling) -> Answer:
+        """Post a request. Raises EngineError for one that the server refuses, and ServerAway."""
+        body = {**body, "sampling_params": build_parameters(sampling), "return_logprob": True}
         response = await self._http.post_async("/generate", body)
         if response.status_code == HTTP_BAD_REQUEST:
-            raise EngineError(f"SGLang refuses a request of {len(ids)} tokens: {read_error(response)}")
+            raise EngineError(f"SGLang refuses a request of {len(body['input_ids'])} tokens: {read_error(response)}")
         if response.status_code != HTTP_OK:
             raise ServerAway(f"{self._http.url} answers a request with {read_error(response)}")
         return read_answer(response.json(), sampling.stop_ids)
@@ -67,7 +72,7 @@ class SGLangApi:
             self._post("/continue_generation", {})
         return time.perf_counter() - began
 
-    def note_started(self, version: int) -> None:
+    def note_started(self, folder: Path, version: int) -> None:
         """See `ServerApi.note_started`: its command told it."""
 
     def read_version(self) -> str:

@@ -58,7 +58,13 @@ class VllmApi:
         self._turn = threading.Condition()
         """Over both, and told when a request is over."""
 
-    async def generate(self, request_id: str, ids: Sequence[int], sampling: Sampling) -> Answer:
+    async def generate(
+        self,
+        request_id: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        version: int | None = None,  # it has one set of weights
+    ) -> Answer:
         """See `ServerApi.generate`. What is asked during a swap is given up at once."""
         with self._turn:
             version = self._version
@@ -102,7 +108,7 @@ class VllmApi:
         self._begin(version)
         return time.perf_counter() - began
 
-    def note_started(self, version: int) -> None:
+    def note_started(self, folder: Path, version: int) -> None:  # noqa: ARG002 - its command told it the folder
         """See `ServerApi.note_started`."""
         self._post("/update_weight_version", {"new_version": str(version)})
         self._begin(version)

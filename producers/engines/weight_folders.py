@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.infra.file_locks import open_locked
+from headrace.infra.weights.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from headrace.infra.weights.tensor_file import split_safetensors
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError
@@ -46,14 +47,19 @@ class WeightFolders:
         part = folder.with_suffix(".part")
         try:
             shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(self.folder / policy / "files", part)
-            with (part / FILE).open("wb") as file:
+            name = self._copy_files(policy, part)
+            with (part / name).open("wb") as file:
                 file.writelines(split_safetensors(weights))
             part.rename(folder)
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise EngineError(f"version {version} of {policy} cannot be written to {folder}: {error}") from error
         return folder
+
+    def find_base(self, policy: str) -> Path | None:
+        """Return the folder of the base that weights are an adapter of; None for whole weights."""
+        files = self.folder / policy / "files"
+        return files if (files / ADAPTER_CONFIG).exists() else None
 
     def find(self, policy: str, version: int) -> Path | None:
         """Return the folder of a version that is there."""
@@ -65,6 +71,15 @@ class WeightFolders:
         for folder in (self.folder / policy).iterdir():
             if folder.name.isdigit() and int(folder.name) not in versions:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def _copy_files(self, policy: str, part: Path) -> str:
+        """Copy what goes beside weights; return the name of the file with these."""
+        if base := self.find_base(policy):
+            part.mkdir()
+            shutil.copy(base / ADAPTER_CONFIG, part)
+            return ADAPTER_WEIGHTS
+        shutil.copytree(self.folder / policy / "files", part)
+        return FILE
 
     def close(self) -> None:
         """Remove everything."""

@@ -42,7 +42,9 @@ class Server:
         self.gives_up_after = 0
         """Tokens after which it gives a request up by itself, once."""
 
-    async def generate(self, request_id: str, ids: Sequence[int], sampling: Sampling) -> Answer:
+    async def generate(
+        self, request_id: str, ids: Sequence[int], sampling: Sampling, version: int | None = None
+    ) -> Answer:
         self.asked.append(list(ids))
         await asyncio.sleep(0)
         self._go_away("generate")
@@ -62,7 +64,7 @@ class Server:
         self.label = str(version)
         return 0.25
 
-    def note_started(self, version: int) -> None:
+    def note_started(self, folder: Path, version: int) -> None:
         self.label = str(version)
 
     def read_version(self) -> str:

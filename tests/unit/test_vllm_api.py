@@ -116,7 +116,7 @@ def test_an_order_to_end_a_request_is_given_again_until_the_request_is_over() ->
     api = connect(server)
 
     async def scenario() -> Answer:
-        api.note_started(3)
+        api.note_started(Path(), 3)
         asking = asyncio.create_task(ask(api))
         await asyncio.sleep(0)
         await api.abort("r")
@@ -136,7 +136,7 @@ def test_an_order_to_end_a_request_is_given_again_until_the_request_is_over() ->
 def test_an_answer_of_a_server_that_has_other_weights_now_is_none(label: str, error: type, why: str) -> None:
     server = Server()
     api = connect(server)
-    api.note_started(3)
+    api.note_started(Path(), 3)
     server.label = label
     server.ready.set()
     with pytest.raises(error, match=why):
@@ -147,7 +147,7 @@ def test_a_server_with_other_log_probabilities_or_without_its_development_mode_i
     server = Server()
     server.first_logprob = -0.7
     with pytest.raises(WeightsRefused, match="start it with --logprobs-mode processed_logprobs"):
-        connect(server).note_started(3)
+        connect(server).note_started(Path(), 3)
     server.missing = "/pause?mode=abort"
     with pytest.raises(WeightsRefused, match="started with VLLM_SERVER_DEV_MODE=1"):
         connect(server).load(FOLDER, 3)

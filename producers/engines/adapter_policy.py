@@ -1,0 +1,92 @@
+"""One policy whose versions are adapters: its servers have the base, the newest version and those that are held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from typing import cast
+
+import structlog
+
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines.contract import EngineError
+from headrace.producers.engines.generation_server import GenerationServer, ServedWeights
+from headrace.producers.engines.served_policy import ServedPolicy
+from headrace.producers.engines.server_api import AdapterServerApi, ServerAway
+
+log = structlog.get_logger()
+
+MOST_HELD = 2
+
+
+class AdapterPolicy(ServedPolicy):
+    """Exact versions need no servers of their own: each server has them beside the newest. Any thread may call."""
+
+    @property
+    def held_versions(self) -> int:
+        """See `ServedPolicy.held_versions`."""
+        return MOST_HELD
+
+    def load(self, version: int, weights: Mapping[str, Tensor], pool: Executor) -> float:
+        """See `ServedPolicy.load`; servers forget the versions that are not needed any more."""
+        paused_s = super().load(version, weights, pool)
+        with self._turn:
+            kept = {version, *self._list_used()}
+        list(pool.map(lambda server: self._keep(server, kept), self.servers))
+        return paused_s
+
+    def hold(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
+        """See `Engine.hold`."""
+        with self._turn:
+            if not self._holds[version]:
+                used = self._list_used()
+                if len(used) >= MOST_HELD:
+                    raise EngineError(f"policy {self.name} already holds versions {used}, all in use; release one")
+                self._loading.add(version)  # the folders of others are removed at any time
+                try:
+                    wanted = self._find_or_write(version, weights)
+                    self.loaded.add(version)
+                    for server in self.servers:
+                        self._add(server, wanted)
+                    self._holds[version] += 1
+                finally:
+                    self._loading.discard(version)
+            else:
+                self._holds[version] += 1
+
+    def find_held(self, version: int) -> GenerationServer | None:
+        """See `ServedPolicy.find_held`: the server with the fewest requests of those that have it."""
+        if not self._holds[version]:
+            raise self._describe_missing(version, self._list_used())
+        have = [one for one in self.servers if one.version is not None and _adapters_of(one).has(version)]
+        return min(have, key=lambda one: one.running, default=None)
+
+    def settle(self, server: GenerationServer) -> None:
+        """See `ServedPolicy.settle`: a server that was started again gets the held versions."""
+        for version in self._list_used():
+            if folder := self._folders.find(self.name, version):
+                self._add(server, ServedWeights(version, folder))
+
+    def _list_needed(self) -> set[int]:
+        return {*self._list_used(), *self._loading}
+
+    def _add(self, server: GenerationServer, wanted: ServedWeights) -> None:
+        """Give a server a version, if it is up. Raises WeightsRefused."""
+        if server.version is None:
+            return
+        try:
+            _adapters_of(server).add(wanted.folder, wanted.version)
+        except ServerAway as away:
+            server.note_gone(away)
+
+    def _keep(self, server: GenerationServer, versions: set[int]) -> None:
+        if server.version is None:
+            return
+        try:
+            _adapters_of(server).keep(versions)
+        except (ServerAway, EngineError) as error:  # it costs memory alone
+            log.warning("engine.not_unloaded", server=server.name, why=str(error))
+
+
+def _adapters_of(server: GenerationServer) -> AdapterServerApi:
+    return cast(AdapterServerApi, server.api)
