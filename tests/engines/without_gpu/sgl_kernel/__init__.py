@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 __version__ = "99.0.0"
 
@@ -24,3 +27,17 @@ def __getattr__(name: str) -> Any:
         raise NotImplementedError(f"sgl_kernel.{name} has no stand-in without a GPU")
 
     return refuse
+
+
+def _without_pinning(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Memory that a GPU may read directly cannot be had without one."""
+
+    def made(*words: Any, pin_memory: bool = False, **named: Any) -> torch.Tensor:
+        return make(*words, **named)
+
+    return made
+
+
+for _name in ("arange", "empty", "tensor", "zeros"):
+    setattr(torch, _name, _without_pinning(getattr(torch, _name)))
+torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign,assignment]

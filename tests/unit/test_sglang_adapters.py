@@ -1,0 +1,206 @@
+"""Adapters by name: which one a request is of, and what becomes of requests and adapters when a newer one comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2
+import numpy as np
+import pytest
+import transformers
+
+from headrace.infra.weights.lora import build_adapter_config
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines.adapter_policy import AdapterPolicy
+from headrace.producers.engines.contract import EngineError, Sampling, VersionGone
+from headrace.producers.engines.generation_server import GenerationServer, ServedWeights, ServerLaunch
+from headrace.producers.engines.model_shapes import ModelShapes
+from headrace.producers.engines.server_api import Answer, HttpConnections, WeightsRefused
+from headrace.producers.engines.sglang import build_words
+from headrace.producers.engines.sglang_adapters import SGLangAdapters
+from headrace.producers.engines.weight_folders import WeightFolders
+
+FOLDER = Path("weights")
+SAMPLING = Sampling(max_tokens=9)
+
+
+class Server:
+    """A server in memory: a request is open until it is ended, or all are told to be ready."""
+
+    def __init__(self) -> None:
+        self.url, self.base = "http://sglang", "0"
+        self.adapters: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.ended: set[str] = set()
+        self.is_ready = False
+        self.refuses = False
+
+    def call(self, _method: str, path: str, body: Any = None, _limit_s: float = 0.0, **_: Any) -> httpx2.Response:
+        if path == "/load_lora_adapter":
+            if self.refuses:
+                return httpx2.Response(400, json={"success": False, "error_message": "no room"})
+            self.adapters[body["lora_name"]] = body["lora_path"]
+        elif path == "/unload_lora_adapter":
+            del self.adapters[body["lora_name"]]
+        elif path == "/abort_request":
+            self.ended.add(body["rid"])
+        return httpx2.Response(200, json={"success": True, "weight_version": self.base})
+
+    async def post_async(self, _path: str, body: dict[str, Any]) -> httpx2.Response:
+        assert body["lora_path"] in self.adapters
+        self.asked.append(body["lora_path"].partition("-")[0])
+        while body["rid"] not in self.ended and not self.is_ready:  # noqa: ASYNC110 - a thread changes it
+            await asyncio.sleep(0.001)
+        reason = {"type": "abort" if body["rid"] in self.ended else "length"}
+        logprobs = [[-0.5, 7, None], [-1.0, 8, None]]
+        spans = [{"version": self.base, "start": 0, "end": 2}]
+        meta = {"finish_reason": reason, "output_token_logprobs": logprobs, "weight_versions": spans}
+        return httpx2.Response(200, json={"output_ids": [7, 8], "meta_info": meta})
+
+
+def open_api(server: Server) -> SGLangAdapters:
+    api = SGLangAdapters(cast(HttpConnections, server))
+    api._base = 0  # as after its start
+    return api
+
+
+def connect(server: Server) -> SGLangAdapters:
+    api = open_api(server)
+    api.note_started(FOLDER, 3)
+    return api
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110 - a thread changes it
+        await asyncio.sleep(0.001)
+
+
+def test_a_newer_adapter_ends_the_requests_that_follow_the_newest_and_no_others() -> None:
+    server = Server()
+    api = connect(server)
+
+    async def play() -> tuple[Answer, Answer, Answer]:
+        follows = asyncio.create_task(api.generate("a", [1], SAMPLING))
+        exact = asyncio.create_task(api.generate("b", [1], SAMPLING, 3))
+        await until(lambda: len(server.asked) == 2)
+        await asyncio.to_thread(api.load, FOLDER, 4)
+        server.is_ready = True
+        return await follows, await exact, await api.generate("c", [1], SAMPLING)
+
+    follows, exact, newer = asyncio.run(play())
+    assert [(one.version_runs, one.ended) for one in (follows, exact, newer)] == [
+        (((3, 2),), "aborted"),
+        (((3, 2),), "length"),
+        (((4, 2),), "length"),
+    ]
+    assert server.asked == ["3", "3", "4"]
+
+
+def test_a_version_that_is_not_there_gives_nothing_and_the_newest_is_always_kept() -> None:
+    server = Server()
+    api = connect(server)
+    api.add(FOLDER, 4)
+    api.load(FOLDER, 5)
+    api.keep({4})
+    assert [name.partition("-")[0] for name in server.adapters] == ["4", "5"]
+    assert [api.has(version) for version in (3, 4, 5)] == [False, True, True]
+    answer = asyncio.run(api.generate("a", [1], SAMPLING, 3))
+    assert (len(answer.ids), answer.ended, server.asked) == (0, "aborted", [])
+
+
+def test_a_base_that_somebody_else_changed_and_an_adapter_that_is_not_taken_are_told() -> None:
+    server = Server()
+    api = connect(server)
+    server.refuses = True
+    with pytest.raises(WeightsRefused, match="does not take adapter 4 at /load_lora_adapter: HTTP 400"):
+        api.load(FOLDER, 4)
+    assert api.read_version() == "3"
+    server.base, server.is_ready = "8", True
+    with pytest.raises(EngineError, match="changed its base"):
+        asyncio.run(api.generate("a", [1], SAMPLING))
+    assert api.read_version() == "8"
+
+
+def test_a_server_starts_with_the_base_and_room_for_adapters(tmp_path: Path) -> None:
+    config = build_adapter_config(8, 16, ["layers.0.q_proj", "layers.1.q_proj", "v_proj"])
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    words = build_words(ServedWeights(3, tmp_path, Path("base")), 1, 64)
+    assert words[words.index("--model-path") + 1] == "base"
+    assert words[words.index("--max-lora-rank") + 1] == "8"
+    assert words[words.index("--lora-target-modules") + 1 :] == ["q_proj", "v_proj"]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> tuple[AdapterPolicy, dict[str, Server], dict[str, Tensor]]:
+    files = tmp_path / "files"
+    transformers.Qwen3Config(
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+    ).save_pretrained(files)
+    (files / "adapter_config.json").write_text(json.dumps(build_adapter_config(2, 4, ["q_proj"])))
+    servers = {"a": Server(), "b": Server()}
+    launch = ServerLaunch("server", lambda _weights, _port: [], lambda url: open_api(servers[url]), 1.0)
+    opened = [GenerationServer(url, launch, None, url) for url in servers]
+    policy = AdapterPolicy("solver", ModelShapes(files), opened, (), WeightFolders(tmp_path, {"solver": files}))
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    values = memoryview(np.zeros(16, np.float32).tobytes())
+    shapes = {"A": (2, 8), "B": (8, 2)}
+    return policy, servers, {name.format(key): Tensor("F32", shape, values) for key, shape in shapes.items()}
+
+
+def list_versions(server: Server) -> list[str]:
+    return [name.partition("-")[0] for name in server.adapters]
+
+
+def test_held_versions_are_beside_the_newest_in_every_server_until_they_are_not_needed(
+    scene: tuple[AdapterPolicy, dict[str, Server], dict[str, Tensor]],
+) -> None:
+    policy, servers, weights = scene
+    with ThreadPoolExecutor(2) as pool:
+        policy.load(3, weights, pool)
+        policy.hold(3, None)
+        policy.load(4, weights, pool)
+        assert [list_versions(server) for server in servers.values()] == [["3", "4"]] * 2
+        assert policy.find_held(3) is not None
+        read = [sorted(file.name for file in Path(folder).iterdir()) for folder in servers["a"].adapters.values()]
+        assert read == [["adapter_config.json", "adapter_model.safetensors"]] * 2
+        policy.release(3)
+        policy.load(5, weights, pool)
+    assert [list_versions(server) for server in servers.values()] == [["5"]] * 2
+    with pytest.raises(VersionGone):
+        policy.find_held(3)
+
+
+def test_a_server_that_was_started_again_gets_the_held_versions(
+    scene: tuple[AdapterPolicy, dict[str, Server], dict[str, Tensor]],
+) -> None:
+    policy, servers, weights = scene
+    with ThreadPoolExecutor(2) as pool:
+        policy.load(3, weights, pool)
+        policy.hold(3, None)
+        policy.load(4, weights, pool)
+    first, second = policy.servers
+    second.version = None
+    first._attached = open_api(servers["a"])  # it has forgotten all
+    assert policy.find_held(3) is None
+    policy.settle(first)
+    assert policy.find_held(3) is first
+
+
+def test_what_is_not_the_adapter_of_this_base_is_refused_before_a_server_reads_it(
+    scene: tuple[AdapterPolicy, dict[str, Server], dict[str, Tensor]],
+) -> None:
+    policy, _, weights = scene
+    with ThreadPoolExecutor(2) as pool, pytest.raises(EngineError, match=r"missing .*lora_A"):
+        policy.load(3, dict(list(weights.items())[1:]), pool)
+    assert policy.newest is None
