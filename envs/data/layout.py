@@ -119,6 +119,8 @@ class Layout:
             answer = (found[-1][1 if self.answer_pattern.groups else 0] or "").strip()
         if scorer.is_boxed:
             answer = _strip_box(answer)
+        if scorer.needs_answer and not answer.strip():
+            raise RowFault(f"the answer in `{self.columns.answer}` is empty, as any empty one would be right")
         if fault := scorer.find_fault(answer):
             raise RowFault(f"the answer {answer!r:.60} {fault}")
         return answer
@@ -157,12 +159,13 @@ def _read_text(row: Row, field: str, column: str, unit: str) -> str:
 
 
 def _strip_box(answer: str) -> str:
-    r"""Return an answer without the box that it may be written in; completions give theirs in one.
+    r"""Return what the last box of an answer holds, or one without a box as it is; completions give theirs in one.
 
-    Raises RowFault for a number too long to be compared exactly.
+    Raises RowFault for what no box can hold, and for a number too long to be compared exactly.
     """
-    boxed = find_last_boxed(answer)
-    bare = boxed if boxed is not None and answer.strip() == f"{BOXED}{boxed}}}" else answer
+    bare = find_last_boxed(answer) if "\\boxed" in answer else answer
+    if bare is None or find_last_boxed(f"{BOXED}{bare}}}") != bare:
+        raise RowFault(f"the answer {answer!r:.60} has a brace without its other one, so no box can hold it")
     if len(bare) > LONGEST_NUMBER and bare.strip("+-").replace(".", "", 1).isdigit():
         raise RowFault(
             f"the answer is a number of {len(bare)} characters, and numbers of up to {LONGEST_NUMBER} are compared"

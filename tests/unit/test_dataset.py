@@ -214,6 +214,9 @@ def test_an_answer_is_found_in_its_column_by_a_pattern(tmp_path: Path) -> None:
     assert Dataset(1, path, held_out=0, answer_pattern=pattern).problem("train", 0).answer == "72"
     with pytest.raises(TaskFileError, match=r"a\.jsonl:1: answer_pattern finds nothing"):
         Dataset(1, path, held_out=0, answer_pattern="=(.)").read_data()
+    path = written(tmp_path / "b.jsonl", [{"problem": "p", "answer": "#### "}])
+    with pytest.raises(TaskFileError, match=r"b\.jsonl:1: the answer in `answer` is empty"):
+        Dataset(1, path, held_out=0, answer_pattern="#### (.*)").read_data()
     with pytest.raises(ValueError, match="answer_pattern is no regular expression"):
         Dataset(1, path, answer_pattern="(")
 
