@@ -24,15 +24,16 @@ _MIXED = re.compile(r"([+-]?)([0-9]+)(?: ([0-9]+)/([0-9]+)|\\frac\{([0-9]+)\}\{(
 _POWER = r"(?:\{([+-]?[0-9]{1,3})\}|([0-9]{1,3}))"
 _WITH_POWER = re.compile(rf"({_SIGNED})(?:[eE]([+-]?[0-9]{{1,3}})|(?:\\times|\\cdot|\*)10\^{_POWER})?")
 """A decimal; `1e-05`, as JSON and Python write it, and `3\\times 10^{5}`."""
-_SPACING = re.compile(
-    r"(?<!\\)\\[,;:!]|\\(?:left|right|displaystyle|quad|qquad)(?![a-zA-Z])|\\hspace\{[^{}]*\}|\\\\$|\$"
-)
+_WIDE_SPACE = re.compile(r"\\q?quad(?![a-zA-Z])|\\hspace\{[^{}]*\}|(?<!\\)\\[,;:](?![0-9]{3}(?![0-9]))")
+"""Spaces of LaTeX, but those that may set off thousands, as in `1\\,234`."""
+_SPACING = re.compile(r"(?<!\\)\\[,;:!()\[\]]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\\\$|\$")
 _SPACE = re.compile(r"(?:(?<!\\)\\ |~|\s)+")
-_SPACE_BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=\.?[0-9])|(?<=[0-9],) (?=[0-9])")
+_SPACE_BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=\.?[0-9])|(?<=[0-9][,.]) (?=[0-9])")
 _TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mbox|mathrm|mathbf|mathit)\{([^{}]*)\}")
 _ARGUMENT = r"\s*(?:\{([^{}]*)\}|([0-9a-zA-Z]|\\(?!frac|sqrt)[a-zA-Z]+))"
 _FRACTION_ARGUMENTS = re.compile(rf"\\frac{_ARGUMENT}{_ARGUMENT}")
 _ROOT_ARGUMENT = re.compile(r"\\sqrt\s*(\[[^\[\]{}]*\])?\s*([0-9a-zA-Z])")
+_DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))")
 _SCRIPT = re.compile(r"([\^_])\{([0-9a-zA-Z])\}")
 _VULGAR_FRACTION = re.compile(
     "[\N{VULGAR FRACTION ONE QUARTER}-\N{VULGAR FRACTION THREE QUARTERS}"
@@ -42,6 +43,7 @@ _RAISED = str.maketrans(
     "\N{SUPERSCRIPT ZERO}\N{SUPERSCRIPT ONE}\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}⁴⁵⁶⁷⁸⁹⁻", "0123456789-"
 )
 _SUPERSCRIPT = re.compile(f"[{''.join(map(chr, _RAISED))}]+")
+_SUBSCRIPT = re.compile("[\N{SUBSCRIPT ZERO}-\N{SUBSCRIPT NINE}]+")
 _CHARACTERS = str.maketrans(
     {
         **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full width, as beside Chinese
@@ -72,8 +74,6 @@ _SPELLINGS = (
     ("\\$", ""),
     ("\\%", ""),
     ("%", ""),
-    ("^{\\circ}", ""),
-    ("^\\circ", ""),
 )
 """Other ways to write the same, and signs of units that a number may have or not."""
 
@@ -137,8 +137,11 @@ def normalise_answer(text: str) -> str:
 def _keep_spaces_of_digits(text: str) -> str:
     """Normalise, but keep a space after a comma between digits, too: `1, 234` is two numbers, `1,234` is one."""
     plain = _VULGAR_FRACTION.sub(_spell_fraction, text)
-    plain = _SUPERSCRIPT.sub(lambda found: f"^{{{found[0].translate(_RAISED)}}}", plain).translate(_CHARACTERS)
+    plain = _SUPERSCRIPT.sub(lambda found: f"^{{{found[0].translate(_RAISED)}}}", plain)
+    plain = _SUBSCRIPT.sub(lambda found: f"_{{{unicodedata.normalize('NFKC', found[0])}}}", plain)
+    plain = plain.translate(_CHARACTERS)
     plain = _TEXT.sub(r"\1", plain)
+    plain = _WIDE_SPACE.sub(" ", _DEGREES.sub("", plain))
     for spelling, usual in _SPELLINGS:
         plain = plain.replace(spelling, usual)
     plain = _SCRIPT.sub(r"\1\2", _FRACTION_ARGUMENTS.sub(_brace_fraction, plain))

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from headrace.infra.embedded.data_folder import HOME, DataFolder, find_only_folder
+from headrace.infra.embedded.data_folder import HOME, SUMMARY, SWEPT, DataFolder, find_only_folder
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import UsageError
 
 MARKS_OF_FOLDER = ("run.json", "up.lock")
+LEFT_BY_RUNS = frozenset({
+    *MARKS_OF_FOLDER, "kafka", "store", "logs", "branch", "keys.sh", SUMMARY,
+    "curated", "curated.json", "trained", "trained.json", "held-out.json", "experiment.json",
+    SWEPT, "swept-data.json", "comparison.json", "archive.txt", "output.txt",
+})  # fmt: skip
+"""What commands make in a data folder; beside it the runs of a sweep, each a folder with SWEPT."""
+LEFT_IN_CACHE = (
+    "m2", "jars.lock", "bootstrap-*.checkpoint", "kafka-*.aot", "recording-*", "warm-starts",
+    "weights/[0-9a-f][0-9a-f]",
+)  # fmt: skip
+"""What runs make in the cache folder, which a user may have pointed at one that holds more."""
+UNFINISHED = re.compile(r"(?:\.(?P<growing>.+)\.part|(?P<written>.+)\.[0-9a-f]{8}\.new)")
+"""Names of what a killed process was making."""
 
 
 def folders_to_clean(data: Path | None, *, everything: bool, optional: bool) -> list[DataFolder]:
@@ -24,8 +40,10 @@ def folders_to_clean(data: Path | None, *, everything: bool, optional: bool) -> 
     return [find_only_folder()]
 
 
-def clean_folder(folder: DataFolder) -> int:
-    """Stop leftovers and remove a data folder; return how many bytes it held.
+def clean_folder(folder: DataFolder) -> tuple[int, list[str]]:
+    """Stop leftovers, and remove all that runs made in a data folder, and the folder if it is then empty.
+
+    Return how many bytes went, and the names of what stays as no run has made it.
 
     Raises FolderInUse while a run in it is running, UsageError when it is not a data folder of ours.
     """
@@ -36,12 +54,44 @@ def clean_folder(folder: DataFolder) -> int:
             if server.folder.is_dir():
                 server.claim().stop()  # claiming stops what an earlier run left behind
         size = folder.size_bytes()
-        shutil.rmtree(folder.root)
-    return size
+        kept = _empty(folder.root)
+        return size - (folder.size_bytes() if kept else 0), kept
 
 
-def clean_cache() -> Path:
-    """Remove what all runs share: jars, start-up caches, workers' kept weights. They are fetched again when needed."""
+def clean_cache() -> tuple[Path, list[str]]:
+    """Remove what all runs share: jars, start-up caches, workers' kept weights. They are fetched again when needed.
+
+    Return the folder, and the names of what stays in it, as it is not ours.
+    """
     cache = cache_folder()
-    shutil.rmtree(cache, ignore_errors=True)
-    return cache
+    _remove(path for pattern in LEFT_IN_CACHE for path in list(cache.glob(pattern)))
+    for folder in (cache / "weights", cache):
+        with suppress(OSError):  # others' files are in it, or it is not there
+            folder.rmdir()
+    return cache, sorted(path.name for path in cache.iterdir()) if cache.is_dir() else []
+
+
+def _empty(root: Path) -> list[str]:
+    """Remove what runs made in a folder, and those of a sweep below it; return the names of what stays."""
+    kept = []
+    for path in sorted(root.iterdir()):
+        if (path / SWEPT).is_file():
+            kept += [f"{path.name}/{name}" for name in _empty(path)]
+            continue
+        found = UNFINISHED.fullmatch(path.name)
+        name = (found["growing"] or found["written"]) if found else path.name
+        if name in LEFT_BY_RUNS:
+            _remove([path])
+        else:
+            kept.append(path.name)
+    if not kept:
+        root.rmdir()
+    return kept
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -138,7 +138,11 @@ def clean(
 
     log_quietly()
     for folder in folders_to_clean(data, everything=everything, optional=cache):
-        freed = clean_folder(folder)
-        typer.echo(f"removed {folder.root} ({freed / 1e6:.0f} MB)")
+        freed, kept = clean_folder(folder)
+        typer.echo(f"removed {_describe_cleaned(folder.root, kept)} ({freed / 1e6:.0f} MB)")
     if cache:
-        typer.echo(f"removed {clean_cache()}")
+        typer.echo(f"removed {_describe_cleaned(*clean_cache())}")
+
+
+def _describe_cleaned(folder: Path, kept: list[str]) -> str:
+    return f"what runs made in {folder}, and kept what they did not: {', '.join(kept)}" if kept else str(folder)

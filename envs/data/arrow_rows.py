@@ -16,10 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headrace.envs.data.rows import Row, TaskFileError
 
 ARROW_ROWS_AT_ONCE = 1024
 ARROW_CHUNK_BYTES = 1 << 20
+SHORT_FLOATS = {"float": np.float32, "halffloat": np.float16}
+"""By Arrow's name."""
 SAVED = "state.json"
 """File of a folder that `Dataset.save_to_disk` wrote."""
 SAVED_SPLITS = "dataset_dict.json"
@@ -43,7 +47,11 @@ class ArrowRows:
 
     def __init__(self, name: str, table: Any, columns: Sequence[str], hash_content: Callable[[], str]) -> None:
         self._name = name
-        self._batches = table.select(_choose_columns(name, table.schema.names, columns)).to_batches(ARROW_ROWS_AT_ONCE)
+        used = table.select(_choose_columns(name, table.schema.names, columns))
+        self._batches = used.to_batches(ARROW_ROWS_AT_ONCE)
+        self._short = {
+            field.name: SHORT_FLOATS[str(field.type)] for field in used.schema if str(field.type) in SHORT_FLOATS
+        }
         self._ends: list[int] = []
         for batch in self._batches:
             self._ends.append((self._ends[-1] if self._ends else 0) + batch.num_rows)
@@ -51,16 +59,29 @@ class ArrowRows:
 
     def scan(self) -> Iterator[Row]:
         """Yield all rows."""
+        before = 0
         for batch in self._batches:
-            yield from batch.to_pylist()
+            try:
+                found = batch.to_pylist()
+            except UnicodeDecodeError:
+                found = (self.read(before + index) for index in range(batch.num_rows))  # which names the row
+            for row in found:
+                yield self._shorten(row)
+            before += batch.num_rows
 
     def read(self, number: int) -> Row:
         """Return one row."""
         index = bisect_right(self._ends, number)
         before = self._ends[index - 1] if index else 0
-        [row] = self._batches[index].slice(number - before, 1).to_pylist()
-        found: Row = row
-        return found
+        try:
+            [row] = self._batches[index].slice(number - before, 1).to_pylist()
+        except UnicodeDecodeError as error:
+            raise TaskFileError(f"{self.name_row(number)}: not UTF-8 ({error.reason})") from error
+        return self._shorten(row)
+
+    def _shorten(self, row: dict[str, Any]) -> Row:
+        """Return a row with floats of fewer bits as they were written: 0.1 of 32 bits is 0.10000000149011612 of 64."""
+        return row | {name: float(str(kind(row[name]))) for name, kind in self._short.items() if row[name] is not None}
 
     def name_row(self, number: int) -> str:
         """Return `file, row 7`, counted from 1."""
@@ -80,7 +101,8 @@ def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> Ar
         with tempfile.TemporaryDirectory(prefix="headrace-data-") as folder:
             file = Path(folder) / "rows.arrow"
             opened = [parquet.ParquetFile(path, memory_map=True) for path in paths]
-            wanted = _choose_columns(name, opened[0].schema_arrow.names, columns)
+            for path, one in zip(paths, opened, strict=True):
+                wanted = _choose_columns(str(path), one.schema_arrow.names, columns)
             schema = pa.schema([opened[0].schema_arrow.field(one) for one in wanted])
             with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                 for one in opened:
@@ -105,12 +127,14 @@ def open_saved(folder: Path, split: str, columns: Sequence[str]) -> ArrowRows:
                 raise TaskFileError(f"{folder}: no split {split!r}; it has {', '.join(map(repr, there))}")
             folder /= split
         files = [folder / one["filename"] for one in json.loads((folder / SAVED).read_text())["_data_files"]]
-        tables = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files]
+        if not files:
+            raise TaskFileError(f"{folder}: its {SAVED} names no file of rows")
+        table = pa.concat_tables([pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files])
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, TaskFileError):
             raise
         raise TaskFileError(f"{folder} is no folder that `datasets` saved: {_read_first_line(error)}") from error
-    return ArrowRows(str(folder), pa.concat_tables(tables), columns, lambda: _hash_files(files))
+    return ArrowRows(str(folder), table, columns, lambda: _hash_files(files))
 
 
 def open_hub(repository: str, config: str, split: str, revision: str, columns: Sequence[str]) -> ArrowRows:
@@ -152,6 +176,8 @@ def _choose_columns(name: str, there: Sequence[str], columns: Sequence[str]) -> 
         if top not in there:
             listed = ", ".join(map(repr, there)) or "none"
             raise TaskFileError(f"{name}: no column {column!r}; it has {listed}: name the right one in `columns`")
+        if there.count(top) > 1:
+            raise TaskFileError(f"{name}: several columns are called {top!r}: keep one of them")
     return list(dict.fromkeys(tops.values()))
 
 

@@ -11,7 +11,7 @@ import tempfile
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from weakref import finalize
 
 from headrace.envs.data.rows import Row, TaskFileError, Written
@@ -99,7 +99,21 @@ def _refuse_constant(name: str) -> None:
     raise _NotANumber(name)
 
 
-_DECODER = json.JSONDecoder(parse_float=Written, parse_int=Written, parse_constant=_refuse_constant)
+class _Doubled(ValueError):
+    """A name that an object has twice."""
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Doubled(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+_DECODER = json.JSONDecoder(
+    parse_float=Written, parse_int=Written, parse_constant=_refuse_constant, object_pairs_hook=_build_object
+)
 
 
 def _explain_bytes(line: bytes) -> str:
@@ -122,10 +136,11 @@ def _parse_line(line: bytes, where: str) -> Row:
         raise TaskFileError(f"{where}: not JSON ({error.msg} at column {error.colno}); {JSONL_REMEDY}") from error
     except _NotANumber as error:
         raise TaskFileError(f"{where}: {error} is not a number of JSON; give every answer a value") from error
+    except _Doubled as error:
+        raise TaskFileError(f"{where}: {str(error)!r:.60} is there twice in one object: keep the right one") from error
     except RecursionError as error:
         raise TaskFileError(f"{where}: not JSON that can be read: lists in lists, too deep") from error
     if not isinstance(found, dict):
-        raise TaskFileError(
-            f"{where}: expected an object with `problem` and `answer`, got {type(found).__name__}; {JSONL_REMEDY}"
-        )
+        kind = "a number" if isinstance(found, Written) else type(found).__name__
+        raise TaskFileError(f"{where}: expected an object with `problem` and `answer`, got {kind}; {JSONL_REMEDY}")
     return found

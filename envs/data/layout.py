@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -80,7 +81,7 @@ class Layout:
         """Return what a row holds. Raises RowFault, with the columns that it has, for what is missing."""
         columns = self.columns
         problem = _read_text(row, "problem", columns.problem, unit)
-        kept = {name: make_plain(_read_value(row, name, unit)) for name in self.keep}
+        kept = {name: self._read_kept(row, name, unit) for name in self.keep}
         name = self._read_scorer(row, unit) if columns.scorer else ""
         return Record(
             problem=problem,
@@ -103,6 +104,16 @@ class Layout:
         text += scorer.instruction if self.instruction is None else self.instruction
         return f"{self.system}\n\n{text}" if self.system else text
 
+    def _read_kept(self, row: Row, name: str, unit: str) -> Any:
+        """Return what a scorer of the user's own finds in `extra`, which a task carries as JSON."""
+        value = _read_value(row, name, unit)
+        try:
+            if isinstance(value, str) and f"{{{name}}}" in self.template:
+                refuse_half_characters("it", value)
+            return make_plain(value)
+        except ValueError as error:
+            raise RowFault(f"`{name}`, {value!r:.60}, cannot be kept, as a task is JSON: {error}") from error
+
     def _read_scorer(self, row: Row, unit: str) -> str:
         name = _read_label(row, self.columns.scorer, unit)
         if name and name not in self.scorers:
@@ -119,6 +130,8 @@ class Layout:
             answer = (found[-1][1 if self.answer_pattern.groups else 0] or "").strip()
         if scorer.is_boxed:
             answer = _strip_box(answer)
+        if scorer.needs_answer and not answer.strip():
+            raise RowFault(f"the answer in `{self.columns.answer}` is empty, as any empty one would be right")
         if fault := scorer.find_fault(answer):
             raise RowFault(f"the answer {answer!r:.60} {fault}")
         return answer
@@ -126,7 +139,9 @@ class Layout:
 
 def _read_label(row: Row, column: str, unit: str) -> str:
     value = _read_value(row, column, unit) if column else None
-    return "" if value is None else str(value)
+    label = "" if value is None else str(value)
+    _refuse_half(column, label)
+    return label
 
 
 def _read_value(row: Row, column: str, unit: str) -> Any:
@@ -145,24 +160,31 @@ def _read_text(row: Row, field: str, column: str, unit: str) -> str:
     """Return a field as text; an answer may be written as a number."""
     value = find_value(row, column)
     if field == "answer" and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise RowFault(f"`{column}` is {value}, as where a value is missing; give every {unit} an answer")
         value = repr(value)
     if isinstance(value, str) and value.strip() and (field == "answer" or not isinstance(value, Written)):
-        try:
-            refuse_half_characters(f"`{column}`", value)
-        except ValueError as error:
-            raise RowFault(str(error)) from error
+        _refuse_half(column, value)
         return str(value)
     hint = "" if value is not None else f'; columns = {{ {field} = "…" }} names another'
     raise RowFault(f"`{column}` must be a non-empty string, got {value!r:.60}; the {unit} has {_list_names(row)}{hint}")
 
 
-def _strip_box(answer: str) -> str:
-    r"""Return an answer without the box that it may be written in; completions give theirs in one.
+def _refuse_half(column: str, text: str) -> None:
+    try:
+        refuse_half_characters(f"`{column}`", text)
+    except ValueError as error:
+        raise RowFault(str(error)) from error
 
-    Raises RowFault for a number too long to be compared exactly.
+
+def _strip_box(answer: str) -> str:
+    r"""Return what the last box of an answer holds, or one without a box as it is; completions give theirs in one.
+
+    Raises RowFault for what no box can hold, and for a number too long to be compared exactly.
     """
-    boxed = find_last_boxed(answer)
-    bare = boxed if boxed is not None and answer.strip() == f"{BOXED}{boxed}}}" else answer
+    bare = find_last_boxed(answer) if "\\boxed" in answer else answer
+    if bare is None or find_last_boxed(f"{BOXED}{bare}}}") != bare:
+        raise RowFault(f"the answer {answer!r:.60} has a brace without its other one, so no box can hold it")
     if len(bare) > LONGEST_NUMBER and bare.strip("+-").replace(".", "", 1).isdigit():
         raise RowFault(
             f"the answer is a number of {len(bare)} characters, and numbers of up to {LONGEST_NUMBER} are compared"

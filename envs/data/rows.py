@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -73,12 +74,16 @@ def fill_placeholders(text: str, values: Mapping[str, object]) -> str:
 
 
 def make_plain(value: Any) -> Any:
-    """Return a value as JSON has it, numbers as numbers."""
+    """Return a value as JSON has it, numbers as numbers. Raises ValueError for what JSON does not have."""
     match value:
         case Written():
-            return json.loads(value)
+            return make_plain(json.loads(value))
         case Mapping():
             return {name: make_plain(one) for name, one in value.items()}
         case list() | tuple():
             return [make_plain(one) for one in value]
-    return value
+        case float() if not math.isfinite(value):
+            raise ValueError(f"the number {value}")
+        case str() | int() | float() | None:
+            return value
+    raise ValueError(f"a {type(value).__name__}")

@@ -100,14 +100,16 @@ def _build_numeric(tolerance: float = 0.0) -> Scorer:
 
 
 def _build_math() -> Scorer:
-    """Compare as `exact`, and what differs by math-verify, in processes of its own."""
+    """Compare as `exact`, and what differs and is not two numbers by math-verify, in processes of its own."""
     require_math_verify('scorer = "math"')
     judge = open_math_judge()
-    return Scorer(
-        partial(_compare_boxed, lambda given, gold: is_same_answer(given, gold) or judge.is_same(given, gold)),
-        BOX_INSTRUCTION,
-        is_boxed=True,
-    )
+
+    def is_same(given: str, gold: str) -> bool:
+        # math-verify compares numbers by six digits, and reads 2 1/2 as 3/2; 10% it rightly takes for 0.1 too
+        is_final = parse_number(given) is not None and parse_number(gold) is not None and "%" not in given + gold
+        return is_same_answer(given, gold) or (not is_final and judge.is_same(given, gold))
+
+    return Scorer(partial(_compare_boxed, is_same), BOX_INSTRUCTION, is_boxed=True)
 
 
 def _build_regex(pattern: str = "") -> Scorer:

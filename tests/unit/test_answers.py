@@ -74,9 +74,12 @@ def test_spellings_of_one_answer_are_equal_and_different_answers_are_not() -> No
         (r"\mbox{5}", "5"), ("3\N{MULTIPLICATION SIGN}10^5", "300000"),
         (r"\displaystyle 5", "5"), (r"5\quad", "5"), ("5\\\\", "5"), ("5\N{ZERO WIDTH SPACE}", "5"),
         (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"),
+        (r"\(5\)", "5"), (r"\[\frac12\]", "1/2"), (r"90^{\circ }", "90"), ("52₈", "52_8"), ("x₁₂", "x_{12}"),
+        (r"1\;1/2", "1.5"), (r"1\,234\,567", "1234567"), (r"12,\!000", "12000"),
     )  # fmt: skip
     different = (("11/2", "1 1/2"), ("1234", "1, 234"), ("34", "3 4"), ("1.5", "1 .5"), ("12", "1 2"), ("5", "-5"))
     different += (("x2", "x²"), ("11/2", "1½"), ("1.234,5", "1234.5"), ("1,2", "1.2"), ("1e3", "1e4"), ("2e3", "2"))
+    different += ((r"1\;1/2", "11/2"), (r"1\;2", "12"), (r"3\,4", "34"), (r"3\quad4", "34"), ("1. 5", "1.5"))
     different += ((r"\leftarrow", "arrow"), (r"\{1,2\}", r"\{2,1\}"), ("5 cm", "5"))
     for given_answer, gold in equal:
         assert is_same_answer(given_answer, gold), (given_answer, gold)

@@ -402,6 +402,33 @@ def test_clean_removes_a_run_and_nothing_else(capsys: pytest.CaptureFixture[str]
     assert (code, "not removed" in said) == (2, True)
 
 
+def test_clean_keeps_what_no_run_has_made_in_a_folder_of_data_or_of_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cache = DataFolder(tmp_path / "project"), tmp_path / "mine"
+    monkeypatch.setenv("HEADRACE_CACHE", str(cache))
+    for path in (
+        folder.logs / "up.log",
+        folder.root / "run.json.0123abcd.new",
+        folder.root / "paper.tex",
+        folder.root / "sweep-1" / "recipe.json",
+        folder.root / "sweep-1" / "run.json",
+        cache / "m2" / "a.jar",
+        cache / "weights" / "0f" / "aa",
+        cache / "weights" / "final.safetensors",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    folder.write(RunNotes("demo", "127.0.0.1:1", embedded_kafka=True))
+
+    done = CliRunner().invoke(cli.app, ["clean", "--data", str(folder.root), "--cache"])
+
+    assert done.exit_code == 0, done.output
+    assert "kept what they did not: paper.tex (" in done.output
+    left = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(map(str, left)) == ["mine/weights/final.safetensors", "project/paper.tex"]
+
+
 def test_clean_leaves_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     with folder.hold(UP):

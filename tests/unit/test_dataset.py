@@ -214,6 +214,9 @@ def test_an_answer_is_found_in_its_column_by_a_pattern(tmp_path: Path) -> None:
     assert Dataset(1, path, held_out=0, answer_pattern=pattern).problem("train", 0).answer == "72"
     with pytest.raises(TaskFileError, match=r"a\.jsonl:1: answer_pattern finds nothing"):
         Dataset(1, path, held_out=0, answer_pattern="=(.)").read_data()
+    path = written(tmp_path / "b.jsonl", [{"problem": "p", "answer": "#### "}])
+    with pytest.raises(TaskFileError, match=r"b\.jsonl:1: the answer in `answer` is empty"):
+        Dataset(1, path, held_out=0, answer_pattern="#### (.*)").read_data()
     with pytest.raises(ValueError, match="answer_pattern is no regular expression"):
         Dataset(1, path, answer_pattern="(")
 
@@ -253,6 +256,65 @@ def test_one_problem_with_two_answers_is_refused_and_with_one_is_taken_once(tmp_
     path = write(tmp_path / f"b.{form}", [*twice, {"problem": "p", "answer": "8"}])
     with pytest.raises(TaskFileError, match=r"b\..*4 and .*b\..*1 hold the same problem .*'8' and '7'"):
         Dataset(1, path, held_out=0).read_data()
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "words"),
+    [
+        ('{"problem": "p", "answer": "1", "x": 1e999}', {"keep": ["x"]}, "`x`, '1e999', cannot be kept, .*number inf"),
+        ('{"problem": "p", "answer": "1", "x": ' + "9" * 5000 + "}", {"keep": ["x"]}, "`x`, '9999.* cannot be kept"),
+        (
+            r'{"problem": "p", "answer": "1", "x": "\ud800"}',
+            {"keep": ["x"], "template": "{problem} {x}"},
+            "`x`.*half of a character",
+        ),
+        (
+            r'{"problem": "p", "answer": "1", "x": "\ud800"}',
+            {"columns": {"tier": "x"}},
+            "`x` holds half of a character",
+        ),
+    ],
+)
+def test_what_no_task_could_carry_is_named_before_a_task_is_made_of_it(
+    tmp_path: Path, row: str, settings: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(row)
+    with pytest.raises(TaskFileError, match=rf"a\.jsonl:1: {words}"):
+        Dataset(1, str(tmp_path / "a.jsonl"), held_out=0, **settings).read_data()
+
+
+def test_what_parquet_may_hold_and_no_problem_can_is_named_by_file_and_row(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="the optional extra data is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = pa.array(["p", "q"])
+    torn = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(bytes(4) + b"\1\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")]
+    )
+    for names, columns, words in (
+        (
+            ["problem", "answer"],
+            [texts, pa.array([1.0, float("nan")])],
+            "row 2: `answer` is nan, .*every row an answer",
+        ),
+        (["problem", "answer"], [torn, texts], "row 2: not UTF-8"),
+        (["problem", "answer", "answer"], [texts, texts, texts], "several columns are called 'answer'"),
+        (["problem", "answer", "x"], [texts, texts, pa.array([b"", b""])], "row 1: `x`.* cannot be kept, .* a bytes"),
+    ):
+        parquet.write_table(pa.Table.from_arrays(columns, names), tmp_path / "a.parquet")
+        with pytest.raises(TaskFileError, match=rf"a\.parquet.*{words}"):
+            Dataset(1, str(tmp_path / "a.parquet"), held_out=0, keep=["x"] if "x" in names else []).read_data()
+    short = pa.table({"problem": texts, "answer": pa.array([0.1, 1e-5], pa.float32())})
+    parquet.write_table(short, tmp_path / "a.parquet")
+    env = Dataset(1, str(tmp_path / "a.parquet"), held_out=0)
+    assert {env.problem("train", index).answer for index in range(2)} == {"0.1", "1e-05"}
+    (tmp_path / "b").mkdir()
+    parquet.write_table(short, tmp_path / "b" / "1.parquet")
+    parquet.write_table(pa.table({"problem": texts}), tmp_path / "b" / "2.parquet")
+    with pytest.raises(TaskFileError, match=r"2\.parquet: no column 'answer'"):
+        Dataset(1, str(tmp_path / "b"), held_out=0).read_data()
+    (tmp_path / "b" / "state.json").write_text('{"_data_files": []}')
+    with pytest.raises(TaskFileError, match=r"b: its state\.json names no file of rows"):
+        Dataset(1, str(tmp_path / "b"), held_out=0).read_data()
 
 
 def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(tmp_path: Path) -> None:

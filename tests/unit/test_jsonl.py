@@ -70,8 +70,12 @@ def test_a_number_as_answer_and_empty_lines_and_a_byte_order_mark_are_taken(tmp_
         ('{"problem": " ", "answer": "7"}', "`problem` must be a non-empty string"),
         ("{}", "the line has nothing"),
         ('{"problem": "p", "answer": NaN}', "NaN is not a number of JSON"),
+        ('{"problem": "p", "answer": "7", "answer": "8"}', "'answer' is there twice in one object"),
         ('{"problem": "\\ud800", "answer": "7"}', "`problem` holds half of a character"),
         ('{"problem": "p", "answer": ' + "9" * 5000 + "}", "a number of 5000 characters"),
+        (r'{"problem": "p", "answer": "\\boxed{}"}', "the answer in `answer` is empty"),
+        (r'{"problem": "p", "answer": "\\boxed{5"}', "a brace without its other one"),
+        ('{"problem": "p", "answer": "}5{"}', "a brace without its other one"),
     ],
 )
 def test_a_malformed_line_is_named_by_its_number(tmp_path: Path, line: str, sentence: str) -> None:
@@ -82,10 +86,10 @@ def test_a_malformed_line_is_named_by_its_number(tmp_path: Path, line: str, sent
 
 def test_answers_are_taken_as_they_are_written_and_out_of_their_box(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
-    answers = ("0.00001", r'"\\boxed{5}"', "-0.50")
+    answers = ("0.00001", r'"\\boxed{5}"', "-0.50", r'"So it is $\\boxed{6}$."')
     path.write_text("\n".join(f'{{"problem": "p{n}", "answer": {one}}}' for n, one in enumerate(answers)))
     env = JsonLines(1, str(path), held_out=0)
-    assert {env.problem("train", index).answer for index in range(3)} == {"0.00001", "5", "-0.50"}
+    assert {env.problem("train", index).answer for index in range(4)} == {"0.00001", "5", "-0.50", "6"}
 
 
 def test_a_file_too_small_to_be_split_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.envs import math_judge
+from headrace.envs.contract import Problem
 from headrace.envs.jsonl import JsonLines
 from headrace.envs.judge_processes import JudgeProcesses
 from headrace.envs.math_judge import open_math_judge
@@ -90,6 +91,25 @@ def test_what_is_not_the_same_text_goes_to_math_verify(tmp_path: Path, monkeypat
     problem = env.problem("train", 0)
     rewards = [env.score(problem, text).reward for text in (r"\boxed{x}", r"\boxed{X}", r"\boxed{y}", "x")]
     assert rewards == [1, 1, 0, 0]
+
+
+def test_of_two_numbers_exact_arithmetic_decides_and_of_a_percentage_math_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says_yes = "import sys\nfor _ in sys.stdin: print('true', flush=True)"
+    monkeypatch.setattr(math_judge, "find_spec", lambda _: True)
+    monkeypatch.setattr(
+        "headrace.envs.data.scorers.open_math_judge", lambda: JudgeProcesses((sys.executable, "-c", says_yes))
+    )
+    env = JsonLines(1, a_file(tmp_path), compare="math_verify")
+    for given, gold, reward in (
+        ("3/2", "2 1/2", 0),
+        ("0.0000001", "0.0000002", 0),
+        ("2.5", "2 1/2", 1),
+        ("0.1", r"10\%", 1),
+        ("x=2", "2", 1),
+    ):
+        assert env.score(Problem("t", "p", gold), rf"\boxed{{{given}}}").reward == reward, (given, gold)
 
 
 @pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed")

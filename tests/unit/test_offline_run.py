@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from made_recipes import sums_recipe
 
 from headrace.infra.errors import UsageError
-from headrace.ops.offline.offline_run import CuratedStep, OfflineRequest, TrainedStep, _summary, run_offline
+from headrace.ops.offline.offline_run import (
+    CuratedStep,
+    OfflineRequest,
+    TrainedStep,
+    _refuse_others,
+    _summary,
+    run_offline,
+)
 
 RECIPE = sums_recipe()
 CURATED = CuratedStep(read=40, kept=30, again=0, dropped={"zero_variance": 9}, dead={"undecodable": 1})
@@ -44,3 +53,15 @@ def test_an_archive_that_is_not_there_leaves_no_folder_behind(tmp_path: Path) ->
     with pytest.raises(UsageError):
         run_offline(OfflineRequest(RECIPE, str(tmp_path / "nosuch"), tmp_path / "data"))
     assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_of_the_users_own_is_not_taken_for_a_step_to_do_again(tmp_path: Path) -> None:
+    archive = cast("Any", SimpleNamespace(root="a", manifest=SimpleNamespace(to_bytes=lambda: b"")))
+    request = OfflineRequest(RECIPE, "a", tmp_path)
+    (tmp_path / "trained").mkdir()
+    with pytest.raises(UsageError, match=r"trained is there and of no experiment of ours: name another --data"):
+        _refuse_others(request, archive)
+    (tmp_path / "trained").rmdir()
+    _refuse_others(request, archive)
+    (tmp_path / "trained").mkdir()
+    _refuse_others(request, archive)
