@@ -17,6 +17,8 @@ from headrace.producers.engines.server_api import AdapterServerApi, ServerAway
 log = structlog.get_logger()
 
 MOST_HELD = 2
+MOST_LEFT_OVER = 100
+"""Adapters that a server cannot let go before it is started again, for its memory."""
 
 
 class AdapterPolicy(ServedPolicy):
@@ -84,6 +86,8 @@ class AdapterPolicy(ServedPolicy):
             return
         try:
             _adapters_of(server).keep(versions)
+            if _adapters_of(server).left_over >= MOST_LEFT_OVER:
+                server.replace(f"it has {MOST_LEFT_OVER} adapters that it cannot let go, and is started again")
         except (ServerAway, EngineError) as error:  # it costs memory alone
             log.warning("engine.not_unloaded", server=server.name, why=str(error))
 

@@ -184,6 +184,11 @@ class GenerationServer:
         self.version = None
         self._is_gone.set()
 
+    def replace(self, why: str) -> None:
+        """Have a server of ours started again that still answers."""
+        self._weights = None
+        self.note_gone(ServerAway(why))
+
     def look(self, weights: ServedWeights | None) -> None:
         """See whether it is there and answers, and start it again with these weights if not; waits for the start."""
         if weights is None or not self._turn.acquire(blocking=False):

@@ -107,6 +107,9 @@ class ServerApi(Protocol):
 class AdapterServerApi(ServerApi, Protocol):
     """A server with one base and several versions of an adapter; `load` makes one of them the newest."""
 
+    left_over: int
+    """Versions that are not needed, and that it cannot let go."""
+
     def add(self, folder: Path, version: int) -> None:
         """Take a version beside those that are there. Raises WeightsRefused."""
         ...

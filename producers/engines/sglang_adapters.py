@@ -1,8 +1,12 @@
 """SGLang with adapters by name: a server has one base, and several versions of an adapter beside it.
 
 A version is an adapter with a name of its own, so a request is of the version that it names. When a newer one is
-loaded, the requests that follow the newest are ended, and the engine goes on from their tokens with the newer name;
-those of an evaluation go on. SGLang keeps the prefix caches of adapters apart.
+loaded, requests are ended, and the engine goes on from their tokens: with the newer name those that follow the newest,
+with the same name those of an evaluation. SGLang keeps the prefix caches of adapters apart.
+
+SGLang removes an adapter once it counts no requests of it, and waits for that without a limit. A request that ended
+while it was in the queue is counted for ever (seen in 0.5.21). So an adapter is removed only where every request of it
+is known to have ended otherwise; the others stay in the server's memory until it is started again.
 """
 
 from __future__ import annotations
@@ -19,12 +23,14 @@ import numpy as np
 
 from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.server_api import Answer, HttpConnections, ServerAway, WeightsRefused, read_error
-from headrace.producers.engines.sglang_api import HTTP_OK, LOAD_LIMIT_S, SGLangApi, read_label
+from headrace.producers.engines.sglang_api import HTTP_OK, LOAD_LIMIT_S, SGLangApi, read_answer, read_label
 
 ANSWERS_LIMIT_S = 60.0
 """For the answers of requests that are ended for a newer version."""
 AGAIN_S = 0.05
 """Between two times that requests are ended: an order that overtakes its request ends nothing."""
+ENDED_WHILE_IT_RAN = "Aborted"
+"""SGLang's word for a request that it ended, and counts no more."""
 MOST_IN_BATCH = 4
 """Versions of an adapter that SGLang computes at once: the newest, the one before it and two that are held."""
 
@@ -41,6 +47,10 @@ class SGLangAdapters(SGLangApi):
         """The label of the base, which comes back with every token."""
         self._following: dict[str, int] = {}
         """Requests of the newest version, and the version that it was."""
+        self._counted: set[int] = set()
+        """Versions that SGLang may count requests of for ever."""
+        self.left_over = 0
+        """See `AdapterServerApi.left_over`."""
         self._turn = threading.Condition()
         """Over all of these, and told when a request is over."""
 
@@ -55,13 +65,18 @@ class SGLangAdapters(SGLangApi):
             if version is None:
                 self._following[request_id] = used
             name = self._names[used]
+        is_counted = True
         try:
-            body = {"rid": request_id, "input_ids": list(map(int, ids)), "lora_path": name}
-            answer = await self.ask(body, sampling)
+            found = await self.ask({"rid": request_id, "input_ids": list(map(int, ids)), "lora_path": name}, sampling)
+            reason = found["meta_info"]["finish_reason"]
+            is_counted = reason["type"] == "abort" and reason.get("message") != ENDED_WHILE_IT_RAN
         finally:
             with self._turn:
+                if is_counted:
+                    self._counted.add(used)
                 self._following.pop(request_id, None)
                 self._turn.notify_all()
+        answer = read_answer(found, sampling.stop_ids)
         if {label for label, _ in answer.version_runs} - {self._base}:
             raise EngineError(f"{self._http.url} changed its base: another process loads weights into it")
         return replace(answer, version_runs=((used, len(answer.ids)),) if len(answer.ids) else ())
@@ -95,7 +110,9 @@ class SGLangAdapters(SGLangApi):
             old = {one: name for one, name in self._names.items() if one not in versions and one != self._newest}
             for one in old:
                 del self._names[one]
-        for version, name in old.items():
+            self.left_over += len(old.keys() & self._counted)
+            can_go = {one: name for one, name in old.items() if one not in self._counted}
+        for version, name in can_go.items():
             self._order("/unload_lora_adapter", {"lora_name": name}, version)
 
     def note_started(self, folder: Path, version: int) -> None:
@@ -111,17 +128,17 @@ class SGLangAdapters(SGLangApi):
     def _end_followers(self, version: int) -> None:
         """End the requests of versions before, and wait for what they have. Raises ServerAway."""
         end = time.monotonic() + ANSWERS_LIMIT_S
-        while old := self._list_followers(version):
+        while self._has_followers(version):
             if time.monotonic() > end:
                 raise ServerAway(f"{self._http.url} did not end its requests in {ANSWERS_LIMIT_S:.0f} s")
-            for request_id in old:
-                self._http.call("POST", "/abort_request", {"rid": request_id})
+            # All at once: one by one takes seconds.
+            self._http.call("POST", "/abort_request", {"abort_all": True})
             with self._turn:
                 self._turn.wait(AGAIN_S)
 
-    def _list_followers(self, version: int) -> list[str]:
+    def _has_followers(self, version: int) -> bool:
         with self._turn:
-            return [request_id for request_id, used in self._following.items() if used != version]
+            return any(used != version for used in self._following.values())
 
     def _order(self, path: str, body: dict[str, Any], version: int) -> None:
         response = self._http.call("POST", path, body, LOAD_LIMIT_S)

@@ -43,17 +43,19 @@ class SGLangApi:
         version: int | None = None,  # noqa: ARG002 - it has one set of weights
     ) -> Answer:
         """See `ServerApi.generate`."""
-        return await self.ask({"rid": request_id, "input_ids": list(map(int, ids))}, sampling)
+        found = await self.ask({"rid": request_id, "input_ids": list(map(int, ids))}, sampling)
+        return read_answer(found, sampling.stop_ids)
 
-    async def ask(self, body: dict[str, Any], sampling: Sampling) -> Answer:
-        """Post a request. Raises EngineError for one that the server refuses, and ServerAway."""
+    async def ask(self, body: dict[str, Any], sampling: Sampling) -> dict[str, Any]:
+        """Post a request, return its answer. Raises EngineError for one that the server refuses, and ServerAway."""
         body = {**body, "sampling_params": build_parameters(sampling), "return_logprob": True}
         response = await self._http.post_async("/generate", body)
         if response.status_code == HTTP_BAD_REQUEST:
             raise EngineError(f"SGLang refuses a request of {len(body['input_ids'])} tokens: {read_error(response)}")
         if response.status_code != HTTP_OK:
             raise ServerAway(f"{self._http.url} answers a request with {read_error(response)}")
-        return read_answer(response.json(), sampling.stop_ids)
+        found: dict[str, Any] = response.json()
+        return found
 
     async def abort(self, request_id: str) -> None:
         """See `ServerApi.abort`."""

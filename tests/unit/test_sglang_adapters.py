@@ -36,7 +36,10 @@ class Server:
         self.url, self.base = "http://sglang", "0"
         self.adapters: dict[str, str] = {}
         self.asked: list[str] = []
-        self.ended: set[str] = set()
+        self.ended: set[int] = set()
+        """Which of the requests, by number, in order."""
+        self.is_queueing = False
+        """Whether a request that is ended was in the queue."""
         self.is_ready = False
         self.refuses = False
 
@@ -48,15 +51,17 @@ class Server:
         elif path == "/unload_lora_adapter":
             del self.adapters[body["lora_name"]]
         elif path == "/abort_request":
-            self.ended.add(body["rid"])
+            self.ended |= set(range(len(self.asked)))
         return httpx2.Response(200, json={"success": True, "weight_version": self.base})
 
     async def post_async(self, _path: str, body: dict[str, Any]) -> httpx2.Response:
         assert body["lora_path"] in self.adapters
+        number = len(self.asked)
         self.asked.append(body["lora_path"].partition("-")[0])
-        while body["rid"] not in self.ended and not self.is_ready:  # noqa: ASYNC110 - a thread changes it
+        while number not in self.ended and not self.is_ready:  # noqa: ASYNC110 - a thread changes it
             await asyncio.sleep(0.001)
-        reason = {"type": "abort" if body["rid"] in self.ended else "length"}
+        why = "Abort in waiting queue" if self.is_queueing else "Aborted"
+        reason = {"type": "abort", "message": why} if number in self.ended else {"type": "length"}
         logprobs = [[-0.5, 7, None], [-1.0, 8, None]]
         spans = [{"version": self.base, "start": 0, "end": 2}]
         meta = {"finish_reason": reason, "output_token_logprobs": logprobs, "weight_versions": spans}
@@ -80,7 +85,7 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_newer_adapter_ends_the_requests_that_follow_the_newest_and_no_others() -> None:
+def test_a_newer_adapter_ends_requests_which_go_on_as_of_their_own_version_or_the_newest() -> None:
     server = Server()
     api = connect(server)
 
@@ -95,7 +100,7 @@ def test_a_newer_adapter_ends_the_requests_that_follow_the_newest_and_no_others(
     follows, exact, newer = asyncio.run(play())
     assert [(one.version_runs, one.ended) for one in (follows, exact, newer)] == [
         (((3, 2),), "aborted"),
-        (((3, 2),), "length"),
+        (((3, 2),), "aborted"),
         (((4, 2),), "length"),
     ]
     assert server.asked == ["3", "3", "4"]
@@ -111,6 +116,24 @@ def test_a_version_that_is_not_there_gives_nothing_and_the_newest_is_always_kept
     assert [api.has(version) for version in (3, 4, 5)] == [False, True, True]
     answer = asyncio.run(api.generate("a", [1], SAMPLING, 3))
     assert (len(answer.ids), answer.ended, server.asked) == (0, "aborted", [])
+
+
+def test_an_adapter_that_sglang_counts_requests_of_for_ever_is_not_removed_as_that_would_never_end() -> None:
+    server = Server()
+    server.is_queueing = True
+    api = connect(server)
+
+    async def play() -> Answer:
+        waits = asyncio.create_task(api.generate("a", [1], SAMPLING))
+        await until(lambda: len(server.asked) == 1)
+        await asyncio.to_thread(api.load, FOLDER, 4)
+        return await waits
+
+    assert asyncio.run(play()).ended == "aborted"
+    api.load(FOLDER, 5)
+    api.keep(())
+    assert ([name.partition("-")[0] for name in server.adapters], api.left_over) == (["3", "5"], 1)
+    assert not api.has(3)
 
 
 def test_a_base_that_somebody_else_changed_and_an_adapter_that_is_not_taken_are_told() -> None:
