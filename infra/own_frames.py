@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import sysconfig
@@ -9,7 +10,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import headrace
 
@@ -27,6 +28,18 @@ def locate_error(error: BaseException) -> str:
     from another one is where it was raised itself.
     """
     return choose_location(_list_frames(error))
+
+
+def locate_wait(task: asyncio.Task[Any]) -> str:
+    """Return where a task waits, as `locate_error` does; empty for one that has ended."""
+    frames: list[Frame] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None:
+            frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return choose_location(frames)
 
 
 def describe_with_location(error: BaseException) -> str:

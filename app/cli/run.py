@@ -118,7 +118,7 @@ def try_recipe(
     from headrace.ops.offline.trial import TrialRequest
     from headrace.ops.offline.trial import try_recipe as play
 
-    found = play(TrialRequest(loaded, tasks, workflow, answers or ()))
+    found = play(TrialRequest(loaded, tasks, workflow, answers or ()), lambda words: typer.echo(words, err=True))
     answer(found, trial_page, as_json=as_json)
     if not found.is_sound:
         raise typer.Exit(CHECK_FAILED)

@@ -152,7 +152,8 @@ def _describe_wait(moment: Moment, policy: str) -> str:
             return f"({worker.state}: {worker.detail})"
     if moment.pulse.policies[policy].newest_published >= 0:
         here = (worker for worker in moment.figures.workers if is_there(worker, moment.now_ms) and worker.detail)
-        waits = [f"({worker.worker} waits: {worker.detail})" for worker in here if worker.state == "waiting"]
+        words = {"waiting": "waits", "rolling": "plays"}
+        waits = [f"({one.worker} {words[one.state]}: {one.detail})" for one in here if one.state in words]
         return waits[0] if waits else "(first groups are played)"
     if moment.recipe.policies[policy].warm_start:
         return "(components start, then the supervised warm start)"

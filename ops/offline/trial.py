@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,11 +29,14 @@ from headrace.producers.engines.registry import open_engine
 from headrace.producers.feed.feeder import build_task_source
 from headrace.producers.feed.planned import build_bare_task, build_training_task
 from headrace.producers.rollout.conclusions import build_workflow_spec
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
+from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, find_common_wait
 from headrace.producers.rollout.group_records import encode_group
 from headrace.producers.rollout.reachability import Reachability
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
+
+SILENT_S = 10.0
+"""Between two reports of where episodes wait."""
 
 
 class OwnCodeFailed(HeadraceError):
@@ -81,8 +84,12 @@ class Tried:
         return not (self.failures or dead)
 
 
-def try_recipe(request: TrialRequest) -> Tried:
+def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: None) -> Tried:
     """Play a recipe's first tasks, put them through its chain, and take one optimizer step of each trainer.
+
+    Args:
+        request: What is asked for.
+        say: Told where episodes wait when none ends for long.
 
     Raises UsageError for a recipe that cannot be played here, and OwnCodeFailed where the user's code raises outside of
     an episode: what it raises in one is in the result.
@@ -95,7 +102,7 @@ def try_recipe(request: TrialRequest) -> Tried:
         answers = answers_by_policy(policies, request.answers)
         asked = [one for workflow in workflows for one in _tasks(recipe, workflow, request.tasks)]
         starts = {policy: _start(recipe, policy) for policy in policies}
-        played = _play(recipe, starts, asked, answers, Path(folder))
+        played = _play(recipe, starts, asked, answers, Path(folder), say)
         tried = {
             policy: try_policy(recipe, start, [one for one in played if one[0].policy == policy], policy in answers)
             for policy, start in starts.items()
@@ -145,6 +152,7 @@ def _play(
     asked: Sequence[tuple[Task, WorkflowSpec]],
     answers: Mapping[str, Sequence[str]],
     folder: Path,
+    say: Callable[[str], None],
 ) -> list[tuple[TrajectoryGroup, bytes]]:
     """Return the groups of all tasks as a worker produces them, with their bytes, generated from version 0."""
     folders = {policy: folder / policy for policy in starts}
@@ -169,7 +177,21 @@ def _play(
             head=lambda _policy: 0,
             reachability=Reachability(longest_wait_s=0),  # who tries wants to hear of it, and not to wait
         )
-        return [encode_group(group) for group in asyncio.run(play_all(asked, context))]
+        return [encode_group(group) for group in asyncio.run(_play_watched(asked, context, say))]
+
+
+async def _play_watched(
+    asked: Sequence[tuple[Task, WorkflowSpec]], context: RolloutContext, say: Callable[[str], None]
+) -> list[TrajectoryGroup]:
+    playing = asyncio.create_task(play_all(asked, context))
+    began = time.monotonic()
+    while not (await asyncio.wait({playing}, timeout=SILENT_S))[0]:
+        limit_s = asked[0][1].episode_limit_s
+        say(
+            f"episodes play for {time.monotonic() - began:.0f} s; most wait at {find_common_wait()}. The limit is "
+            f"{limit_s:g} s: a shorter one is given by --set rollout.episode_limit_s=20"
+        )
+    return playing.result()
 
 
 def _failures(groups: Sequence[TrajectoryGroup]) -> tuple[EpisodeFailed, ...]:

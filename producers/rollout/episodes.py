@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.envs.contract import Environment, Episode, Problem, RoleTrajectory, Workflow
 from headrace.envs.payload import problem_from_json
+from headrace.infra.own_frames import locate_wait
 from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
@@ -20,6 +22,9 @@ from headrace.producers.rollout.failures import build_failure, make_exception
 from headrace.producers.rollout.reachability import Reachability
 from headrace.schemas.ids import derive_seed, now_ms
 from headrace.schemas.records import Failure, Sampling, Sequence, Task, Trajectory, TrajectoryGroup
+
+EPISODE = "episode"
+"""Name of the tasks in which workflows run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +132,23 @@ async def play_episode(
                 raise
             raise make_exception("the workflow", error) from error
 
-    played = asyncio.create_task(run_workflow())
+    played = asyncio.create_task(run_workflow(), name=EPISODE)
     try:
         await asyncio.wait({played}, timeout=spec.episode_limit_s)
         if not played.done():
-            return build_failure(sample, OutOfTime(), spec.episode_limit_s, actors)
+            return build_failure(sample, OutOfTime(), spec.episode_limit_s, actors, locate_wait(played))
         return _check_episode(played.result(), spec.roles)
     except Exception as error:  # noqa: BLE001 - whatever an episode raises is data
         return build_failure(sample, error, spec.episode_limit_s, actors)
     finally:
         played.cancel()
         played.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else looks at it
+
+
+def find_common_wait() -> str:
+    """Return where most episodes of this event loop wait, as `flow.py:12 in play`; empty where none plays."""
+    waits = Counter(locate_wait(task) for task in asyncio.all_tasks() if task.get_name() == EPISODE)
+    return waits.most_common(1)[0][0] if waits else ""
 
 
 async def _cancel_at_end(ending: asyncio.Event, episodes: Iterable[asyncio.Task[Episode | Failure]]) -> None:

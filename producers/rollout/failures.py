@@ -27,7 +27,11 @@ log = structlog.get_logger()
 
 
 def build_failure(
-    sample: int, error: Exception, limit_s: float = 0.0, actors: Mapping[str, EngineActor] | None = None
+    sample: int,
+    error: Exception,
+    limit_s: float = 0.0,
+    actors: Mapping[str, EngineActor] | None = None,
+    waited_at: str = "",
 ) -> Failure:
     """Return the failure of an episode.
 
@@ -36,6 +40,7 @@ def build_failure(
         error: What was raised.
         limit_s: Of the episode, for a time limit that does not say it.
         actors: By role; the failure names the one that generated last.
+        waited_at: Where the episode was when its time was over, for an error that was raised nowhere.
     """
     reason, detail = "error", describe_in_one_line(error)
     if isinstance(error, VersionGone):
@@ -51,7 +56,7 @@ def build_failure(
         sample,
         reason,
         detail,
-        _make_encodable(locate_error(error)[:FAILURE_DETAIL_LENGTH]),
+        _make_encodable((waited_at or locate_error(error))[:FAILURE_DETAIL_LENGTH]),
         role,
         actor.calls if actor else 0,
         _render_traceback(error),

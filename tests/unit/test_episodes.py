@@ -214,6 +214,7 @@ def test_an_episode_that_ignores_its_cancellation_fails_at_its_time_limit_all_th
     assert [(f.reason, f.detail) for f in groups["p"].failures] == [
         ("time_limit", "the episode took longer than 0.05 s")
     ] * 3
+    assert all(failure.at.endswith(" in stubborn") for failure in groups["p"].failures)
     assert len(ends) == len(ignored) == 3
 
 

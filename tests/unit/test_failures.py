@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from headrace.infra.own_frames import choose_location, describe_with_location, is_own_file, locate_error
+from headrace.infra.own_frames import choose_location, describe_with_location, is_own_file, locate_error, locate_wait
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.ops.episode_errors import ErrorsFold
 from headrace.producers.engines.contract import EngineError, VersionGone
@@ -43,6 +43,12 @@ OWN = """
             json.loads(text)
         except ValueError as error:
             raise RuntimeError("no answer") from error
+
+    async def ask(event):
+        await event.wait()
+
+    async def play(event):
+        await ask(event)
 """
 
 
@@ -72,6 +78,18 @@ def test_the_place_of_an_error_is_the_newest_line_of_the_users_own(own: Any) -> 
     assert locate_error(raised(own.parse, "{")) == "judges/own_judge.py:8 in parse", "and not within Python's own json"
     assert locate_error(raised(own.translated, "{")) == "judges/own_judge.py:14 in translated"
     assert locate_error(ValueError("never raised")) == ""
+
+
+def test_a_task_that_waits_is_where_the_users_own_code_waits(own: Any) -> None:
+    async def look() -> tuple[str, str]:
+        waiting = asyncio.create_task(own.play(asyncio.Event()))
+        await asyncio.sleep(0)
+        found = locate_wait(waiting)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return found, locate_wait(waiting)
+
+    assert asyncio.run(look()) == ("judges/own_judge.py:17 in ask", "")
 
 
 def test_an_error_of_the_users_own_code_is_told_with_type_and_place_and_one_of_ours_as_it_is(own: Any) -> None:
