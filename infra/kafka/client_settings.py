@@ -47,6 +47,9 @@ PROMISED_SETTINGS = {
 aborted, or lose groups, in silence."""
 
 
+_PATH = re.compile(r"[\w./~@%+-]*[./][\w./~@%+-]*")
+
+
 def read_client_settings(*, alone: bool = False) -> dict[str, str]:
     """Return the client settings that the environment gives: a JSON object, or the path of a file that holds one.
 
@@ -59,17 +62,22 @@ def read_client_settings(*, alone: bool = False) -> dict[str, str]:
             raise UsageError(f"{where} is set and empty: unset it, or give librdkafka settings as a JSON object")
         return {}
     if not _is_json(text) and not text.startswith("{"):
-        where = f"{KAFKA_CLIENT_VARIABLE}, file {text}"
+        # what is no path may be settings in another form, a password among them
+        where = f"{KAFKA_CLIENT_VARIABLE}, file {text}" if _PATH.fullmatch(text) else KAFKA_CLIENT_VARIABLE
         try:
             text = expand_user(Path(text), KAFKA_CLIENT_VARIABLE).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise UsageError(f"{where}: cannot be read: {type(error).__name__}") from None
+            raise UsageError(
+                f"{where}: cannot be read ({type(error).__name__}): give a JSON object, or the path of a file of one"
+            ) from None
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(
             f"{where} must hold librdkafka settings as a JSON object; line {error.lineno} is invalid: {error.msg}"
         ) from None
+    except RecursionError:
+        found = None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise UsageError(f'{where} must hold librdkafka settings as a JSON object of strings: {{"KEY": "VALUE"}}')
     check_client_settings(found, where, alone=alone)
@@ -122,7 +130,7 @@ def _find_fault(client: Mapping[str, str]) -> str | None:
 
 
 def _is_json(text: str) -> bool:
-    with suppress(json.JSONDecodeError):
+    with suppress(json.JSONDecodeError, RecursionError):
         json.loads(text)
         return True
     return False

@@ -36,6 +36,7 @@ def test_settings_are_given_as_json_or_as_the_path_of_a_file(tmp_path: Path, mon
     [
         f'{{"sasl.password": "{SECRET}"', f'{{"sasl.password": ["{SECRET}"]}}', f'{{"sasl.pasword": "{SECRET}"}}',
         f'{{"socket.timeout.ms": "{SECRET}"}}', "no/such/file", "", "[]", "{",
+        f"sasl.password={SECRET}", f'"sasl.password": "{SECRET}"', "[" * 100_000,
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
