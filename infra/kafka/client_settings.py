@@ -22,6 +22,7 @@ SECRETS = frozenset(
         "sasl.password",
         "sasl.oauthbearer.config",
         "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.client.credentials.client.secret",
         "sasl.oauthbearer.assertion.private.key.passphrase",
         "sasl.oauthbearer.assertion.private.key.pem",
         "ssl.key.password",
@@ -30,6 +31,8 @@ SECRETS = frozenset(
     }
 )
 """librdkafka's settings whose values are secrets."""
+OBJECTS = frozenset({"logger", "default.topic.config", "on_delivery", "key.serializer", "value.serializer"})
+"""What the Python client takes beside librdkafka's settings, and no text can be."""
 PROMISED_SETTINGS = {
     **dict.fromkeys(("bootstrap.servers", "metadata.broker.list", "group.id", "group.instance.id"), ()),
     **dict.fromkeys(("transactional.id", "auto.offset.reset", "delivery.report.only.error"), ()),
@@ -98,7 +101,7 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
             raise UsageError(f"{where}: {key} {may}, as a run's promises rest on it: leave it out")
     fault = _find_fault(client) if client else None
     if fault is None:
-        if int(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
+        if float(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
             raise UsageError(f"{where}: message.max.bytes is {LEAST_MESSAGE_BYTES} or more, or records do not fit")
         return
     for key, value in client.items():
@@ -116,8 +119,8 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
 
 def _find_fault(client: Mapping[str, str]) -> str | None:
     """Return what librdkafka says against settings beside ours, None when it takes them. It connects to nobody."""
-    if own := [key for key in client if key.endswith("_cb")]:
-        return f'No such configuration property: "{own[0]}"'  # the Python client wants a function there
+    if own := [key for key in client if key.endswith("_cb") or key in OBJECTS]:
+        return f'No such configuration property: "{own[0]}"'  # the Python client wants a function or an object there
     nobody = Connection("", client)
     try:
         open_consumer(nobody, "check", "check").close()
