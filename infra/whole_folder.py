@@ -50,11 +50,11 @@ def _make_locked(growing: Path, out: Path) -> int:
     except FileNotFoundError:
         raise busy from None
     try:
-        is_ours = take_lock(lock)
+        is_locked = take_lock(lock)
     except OSError as error:
         os.close(lock)
         raise UsageError(f"cannot make {out}: {error}") from error
-    if not is_ours:
+    if not is_locked:
         os.close(lock)
         raise busy
     if not _is_at(lock, growing):  # whoever held it has given it its name, or removed it
