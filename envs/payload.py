@@ -28,8 +28,8 @@ def problem_to_json(problem: Problem) -> str:
     """Return the problem as JSON; equal problems give equal texts. Raises PayloadError when `extra` is not plain."""
     plain = {name: value for name in FIELDS if (value := getattr(problem, name)) or name not in LATER}
     try:
-        return json.dumps(plain, sort_keys=True, allow_nan=False, default=_plain_map)
-    except (TypeError, ValueError) as error:
+        return json.dumps(plain, sort_keys=True, allow_nan=False, default=_make_plain)
+    except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(
             f"problem {problem.task_id!r} is not plain JSON ({error}): keep numbers, strings, lists and maps in "
             "`extra`, messages and tools"
@@ -53,7 +53,10 @@ def problem_from_json(text: str) -> Problem:
         raise PayloadError(f"payload is not a problem: {error}") from error
 
 
-def _plain_map(value: object) -> object:
+def _make_plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
+    if callable(to_list := getattr(value, "tolist", None)):  # numbers and arrays of numpy and torch
+        made: object = to_list()
+        return made
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

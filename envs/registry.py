@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex, cast
 
 from headrace.envs.contract import Environment, Problem, Workflow
 from headrace.envs.messages import refuse_half_characters, show_value
+from headrace.envs.payload import PayloadError, problem_to_json
 from headrace.infra.errors import UsageError
 from headrace.infra.own_frames import locate_error
 from headrace.infra.recipe.named import find_named
@@ -94,6 +95,11 @@ def check_first_problem(environment: Environment) -> None:
             f"environment {environment.name}: `problem` returns a Problem of headrace.envs.contract, got "
             f"{show_value(given)}"
         )
+    if isinstance(given, Problem):
+        try:
+            problem_to_json(given)
+        except PayloadError as error:
+            raise ValueError(f"environment {environment.name}: {error}") from error
 
 
 def check_characters(environment: Environment, policy: str, alphabet: str) -> None:

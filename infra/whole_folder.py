@@ -49,7 +49,12 @@ def _make_locked(growing: Path, out: Path) -> int:
         lock = os.open(growing, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         raise busy from None
-    if not take_lock(lock):
+    try:
+        is_locked = take_lock(lock)
+    except OSError as error:
+        os.close(lock)
+        raise UsageError(f"cannot make {out}: {error}") from error
+    if not is_locked:
         os.close(lock)
         raise busy
     if not _is_at(lock, growing):  # whoever held it has given it its name, or removed it

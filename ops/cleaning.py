@@ -54,7 +54,7 @@ def clean_folder(folder: DataFolder) -> tuple[int, list[str]]:
             if server.folder.is_dir():
                 server.claim().stop()  # claiming stops what an earlier run left behind
         size = folder.size_bytes()
-        kept = _remove_content(folder.root)
+        kept = _clear_folder(folder.root)
         return size - (folder.size_bytes() if kept else 0), kept
 
 
@@ -71,12 +71,12 @@ def clean_cache() -> tuple[Path, list[str]]:
     return cache, sorted(path.name for path in cache.iterdir()) if cache.is_dir() else []
 
 
-def _remove_content(root: Path) -> list[str]:
+def _clear_folder(root: Path) -> list[str]:
     """Remove what runs made in a folder, and those of a sweep below it; return the names of what stays."""
     kept = []
     for path in sorted(root.iterdir()):
         if (path / SWEPT).is_file():
-            kept += [f"{path.name}/{name}" for name in _remove_content(path)]
+            kept += [f"{path.name}/{name}" for name in _clear_folder(path)]
             continue
         found = UNFINISHED.fullmatch(path.name)
         name = (found["growing"] or found["written"]) if found else path.name

@@ -26,7 +26,7 @@ def servers(
     from headrace.app.launcher.standing_servers import run_servers_until_signal
     from headrace.infra.embedded.data_folder import data_folder_of
 
-    folder, console = data_folder_of("servers", data), open_console()
+    folder, console = data_folder_of("servers", data), open_console(outlives_reader=True)
     if folder.read() is not None:
         raise UsageError(
             f"{folder.root} is the folder of a run, and `headrace up` starts its servers: give another --data"
@@ -95,4 +95,4 @@ def watch(
 def _say(words: str) -> None:
     from headrace.app.views.say import say
 
-    say(open_console(), words)
+    say(open_console(outlives_reader=True), words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, cast
@@ -113,9 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         if read_environment(LOG_LEVEL_VARIABLE) == "debug":
             raise
-        typer.echo(f"error: {error}", err=True)
+        with suppress(OSError):  # nobody reads it, and the exit code says it all the same
+            typer.echo(f"error: {error}", err=True)
         if JSON in (sys.argv[1:] if arguments is None else arguments):
-            typer.echo(json.dumps({"error": str(error)}))
+            with suppress(OSError):
+                typer.echo(json.dumps({"error": str(error)}))
         sys.exit(error.exit_code if isinstance(error, HeadraceError) else CHECK_FAILED)
 
 

@@ -73,17 +73,19 @@ def report_written(files: Iterable[Path]) -> None:
     typer.echo(f"wrote {' and '.join(str(file) for file in files)}", err=True)
 
 
-def open_console(*, outlives_reader: bool = False) -> Console:
+def open_console(*, outlives_reader: bool = False, on_stderr: bool = False) -> Console:
     """Return a console that writes to standard output, as wide as the terminal.
 
     Args:
         outlives_reader: Whether the command continues, without its page, when its output is not read any more.
+        on_stderr: Write to standard error instead.
     """
     from rich.console import Console
 
     from headrace.app.cli.streams import outlive_reader
 
-    console = Console(file=outlive_reader(sys.stdout)) if outlives_reader else Console()
+    stream = sys.stderr if on_stderr else sys.stdout
+    console = Console(file=outlive_reader(stream)) if outlives_reader else Console(stderr=on_stderr)
     if console.width < 1:  # COLUMNS=0, as some shells and CI systems set it: nothing would be shown
         console.width = USUAL_WIDTH
     return console

@@ -168,7 +168,6 @@ def compare(
 
     Example: [bold]headrace compare efficient-data --plot efficient-data.png[/]
     """
-    from rich.console import Console
     from rich.markup import escape
 
     from headrace.app.views.comparison_page import comparison_page
@@ -187,7 +186,7 @@ def compare(
 
         check_picture(plot, ".png")
     folder = data or HOME / asked.name
-    console = Console(stderr=True)
+    console = open_console(outlives_reader=True, on_stderr=True)
 
     def say(words: str) -> None:
         console.print(words, highlight=False, soft_wrap=True)

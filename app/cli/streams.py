@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 import structlog
@@ -63,6 +64,8 @@ class OutlivingStream:
         return getattr(self._stream, name)
 
 
-def outlive_reader(stream: TextIO) -> TextIO:
-    """Return the stream wrapped so that writes do not fail."""
+def outlive_reader(stream: TextIO | None) -> TextIO:
+    """Return the stream wrapped so that writes do not fail; of one that is closed (None) one that discards all."""
+    if stream is None:
+        return Path(os.devnull).open("w", encoding="utf-8")
     return cast("TextIO", OutlivingStream(stream))

@@ -11,14 +11,14 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
-from headrace.infra.environment import cache_folder
-from headrace.infra.errors import Unavailable
+from headrace.infra.environment import CACHE_VARIABLE, cache_folder
+from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.file_locks import take_lock
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def _is_good(jar: Path, want: str) -> bool:
         if _hash_file(jar) != want:
             return False
         if jar.stat().st_mtime != FIXED_MTIME:
-            os.utime(jar, (FIXED_MTIME, FIXED_MTIME))
+            with suppress(OSError):  # of a cache that cannot be written the jar serves as well
+                os.utime(jar, (FIXED_MTIME, FIXED_MTIME))
     except OSError:
         return False
     return True
@@ -148,9 +149,16 @@ def _maven(cache: Path) -> MavenContext:
 @contextmanager
 def _lock_cache(cache: Path) -> Iterator[None]:
     """One process at a time fetches into a cache."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "jars.lock").open("ab") as file:
-        take_lock(file.fileno(), wait=True)
+    with ExitStack() as open_files:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            file = open_files.enter_context((cache / "jars.lock").open("ab"))
+            take_lock(file.fileno(), wait=True)
+        except OSError as error:
+            raise UsageError(
+                f"Kafka's jars cannot be fetched into the cache folder {cache}: {error}; name another by "
+                f"{CACHE_VARIABLE}"
+            ) from error
         yield
 
 

@@ -15,6 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -162,18 +163,17 @@ class EmbeddedKafka(ServerProcess):
         carries those. It names no cluster, so what Kafka's tool wrote once serves every directory and saves a JVM.
         """
         template = self._cache / f"bootstrap-{KAFKA_VERSION}.checkpoint"
-        if not template.exists():
-            self._make_template(jars, template)
+        checkpoint = template.read_bytes() if template.exists() else self._make_template(jars, template)
         fresh = self.folder / "data.new"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
-        (fresh / "bootstrap.checkpoint").write_bytes(template.read_bytes())
+        (fresh / "bootstrap.checkpoint").write_bytes(checkpoint)
         (fresh / "meta.properties").write_text(
             f"version=1\ncluster.id={_kafka_uuid()}\nnode.id=1\ndirectory.id={_kafka_uuid()}\n"
         )
         fresh.rename(self.folder / "data")
 
-    def _make_template(self, jars: list[str], template: Path) -> None:
+    def _make_template(self, jars: list[str], template: Path) -> bytes:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="format-") as scratch:
             properties = Path(scratch) / "server.properties"
             properties.write_text("".join(f"{key}={value}\n" for key, value in _build_properties(1, 2).items()))
@@ -184,7 +184,10 @@ class EmbeddedKafka(ServerProcess):
             if done.returncode != 0:
                 output = f"{done.stdout[-800:]}{done.stderr[-800:]}"
                 raise ServerFailed(f"Kafka's StorageTool cannot format {scratch}: {output}")
-            write_atomically(template, (Path(scratch) / "data" / "bootstrap.checkpoint").read_bytes())
+            made = (Path(scratch) / "data" / "bootstrap.checkpoint").read_bytes()
+        with suppress(OSError):  # a cache that cannot be written costs this JVM each time
+            write_atomically(template, made)
+        return made
 
     def _aot_cache(self) -> Path:
         """One per JRE, jars and flags: the JVM ignores a cache made for others."""
@@ -204,7 +207,10 @@ class EmbeddedKafka(ServerProcess):
         for left in self._cache.glob("recording-*"):
             if time.time() - left.stat().st_mtime > STALE_RECORDING_S:
                 shutil.rmtree(left, ignore_errors=True)
-        self._recording = Path(tempfile.mkdtemp(dir=self._cache, prefix="recording-"))
+        try:
+            self._recording = Path(tempfile.mkdtemp(dir=self._cache, prefix="recording-"))
+        except OSError:  # the cache cannot be written, and starts stay as slow as they are
+            return []
         return [f"-XX:AOTCacheOutput={self._recording / 'kafka.aot'}"]
 
 

@@ -22,6 +22,7 @@ SECRETS = frozenset(
         "sasl.password",
         "sasl.oauthbearer.config",
         "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.client.credentials.client.secret",
         "sasl.oauthbearer.assertion.private.key.passphrase",
         "sasl.oauthbearer.assertion.private.key.pem",
         "ssl.key.password",
@@ -30,6 +31,8 @@ SECRETS = frozenset(
     }
 )
 """librdkafka's settings whose values are secrets."""
+OBJECTS = frozenset({"logger", "default.topic.config", "on_delivery", "key.serializer", "value.serializer"})
+"""What the Python client takes beside librdkafka's settings, and no text can be."""
 PROMISED_SETTINGS = {
     **dict.fromkeys(("bootstrap.servers", "metadata.broker.list", "group.id", "group.instance.id"), ()),
     **dict.fromkeys(("transactional.id", "auto.offset.reset", "delivery.report.only.error"), ()),
@@ -56,6 +59,8 @@ FAULTS_OF_ONE = {
 }
 """What librdkafka's sentence begins with, and what it says of a single setting."""
 
+_PATH = re.compile(r"[\w./~@%+-]*[./][\w./~@%+-]*")
+
 
 def read_client_settings(*, alone: bool = False) -> dict[str, str]:
     """Return the client settings that the environment gives: a JSON object, or the path of a file that holds one.
@@ -69,17 +74,22 @@ def read_client_settings(*, alone: bool = False) -> dict[str, str]:
             raise UsageError(f"{where} is set and empty: unset it, or give librdkafka settings as a JSON object")
         return {}
     if not _is_json(text) and not text.startswith("{"):
-        where = f"{KAFKA_CLIENT_VARIABLE}, file {text}"
+        # what is no path may be settings in another form, a password among them
+        where = f"{KAFKA_CLIENT_VARIABLE}, file {text}" if _PATH.fullmatch(text) else KAFKA_CLIENT_VARIABLE
         try:
             text = expand_user(Path(text), KAFKA_CLIENT_VARIABLE).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise UsageError(f"{where}: cannot be read: {type(error).__name__}") from None
+            raise UsageError(
+                f"{where}: cannot be read ({type(error).__name__}): give a JSON object, or the path of a file of one"
+            ) from None
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(
             f"{where} must hold librdkafka settings as a JSON object; line {error.lineno} is invalid: {error.msg}"
         ) from None
+    except RecursionError:
+        found = None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise UsageError(f'{where} must hold librdkafka settings as a JSON object of strings: {{"KEY": "VALUE"}}')
     check_client_settings(found, where, alone=alone)
@@ -110,7 +120,7 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
             raise UsageError(f"{where}: {key} {may}, as a run's promises rest on it: leave it out")
     fault = _find_fault(client) if client else None
     if fault is None:
-        if int(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
+        if float(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
             raise UsageError(f"{where}: message.max.bytes is {LEAST_MESSAGE_BYTES} or more, or records do not fit")
         return
     for key, value in client.items():
@@ -125,8 +135,8 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
 
 def _find_fault(client: Mapping[str, str]) -> str | None:
     """Return what librdkafka says against settings beside ours, None when it takes them. It connects to nobody."""
-    if own := [key for key in client if key.endswith("_cb")]:
-        return f'No such configuration property: "{own[0]}"'  # the Python client wants a function there
+    if own := [key for key in client if key.endswith("_cb") or key in OBJECTS]:
+        return f'No such configuration property: "{own[0]}"'  # the Python client wants a function or an object there
     nobody = Connection("", client)
     try:
         open_consumer(nobody, "check", "check").close()
@@ -139,7 +149,7 @@ def _find_fault(client: Mapping[str, str]) -> str | None:
 
 
 def _is_json(text: str) -> bool:
-    with suppress(json.JSONDecodeError):
+    with suppress(json.JSONDecodeError, RecursionError):
         json.loads(text)
         return True
     return False

@@ -42,7 +42,11 @@ class StoreAddress:
     @classmethod
     def from_url(cls, url: str, *, access_key: str = "", secret_key: str = "") -> Self:
         """Read `to_url`'s form. Raises UsageError."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:  # a bracket without its other one, as of an IPv6 address
+            shown = url.rpartition("@")[2]
+            raise UsageError(f"{shown!r} is not an object store's address: {error}") from error
         bucket, _, prefix = parts.path.lstrip("/").partition("/")
         if parts.scheme not in {"http", "https"} or not parts.hostname or not bucket or "@" in parts.netloc:
             from headrace.infra.store.access import KEY_SOURCES

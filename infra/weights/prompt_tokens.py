@@ -53,7 +53,8 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
 
 def encode_rendered(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a text that begins a sequence, with the start tokens before it once."""
-    ids, before = encode_plain(tokenizer, text), find_start_tokens(tokenizer)
+    ids = encode_plain(tokenizer, text)
+    before = find_start_tokens(tokenizer, text, ids)
     return ids if ids[: len(before)] == before else [*before, *ids]
 
 
@@ -63,13 +64,19 @@ def encode_plain(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def find_start_tokens(tokenizer: Any) -> list[int]:
-    """Return the special tokens that a tokenizer puts before a text: what it makes of none, less an EOS at its end.
+def find_start_tokens(tokenizer: Any, text: str, ids: list[int]) -> list[int]:
+    """Return the special tokens that a tokenizer puts before a text, whose own ids are `ids`.
 
-    An EOS that is the BOS, too, stays.
+    Where it makes other ids of the text with them, they are what it makes of no text, less an EOS at its end.
     """
-    ids: list[int] = tokenizer.encode("", add_special_tokens=True)
+    alone: list[int] = tokenizer.encode("", add_special_tokens=True)
+    if not alone:
+        return []
+    whole: list[int] = tokenizer.encode(text, add_special_tokens=True)
+    for at in range(len(whole) - len(ids) + 1) if ids else ():
+        if whole[at : at + len(ids)] == ids:
+            return whole[:at]
     after = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
-    while ids and ids[-1] in after:
-        ids.pop()
-    return ids
+    while alone and alone[-1] in after:
+        alone.pop()
+    return alone

@@ -6,12 +6,15 @@ import re
 import stat
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
-from headrace.app.launcher.beginning import begin
+from headrace.app.launcher import beginning
+from headrace.app.launcher.beginning import RunOfAnother, begin
 from headrace.app.launcher.components import components_of, parts_of
 from headrace.app.launcher.standing_servers import lines_for, write_keys
 from headrace.app.launcher.watch import servers_of
@@ -24,6 +27,9 @@ from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Kafka, Store
 from headrace.infra.run.run import Run
 from headrace.infra.store.store_address import StoreAddress
+from headrace.ops.cluster_checks import ClusterUnfit, Wanted, needs_of
+from headrace.schemas.ids import now_ms
+from headrace.schemas.records import RecipeRevision, WorkerStatus
 
 PAGE = Path(__file__).parents[2] / "docs" / "processes.md"
 BY_SUPERVISORS = re.compile(r"--(slot|name) \S+")
@@ -51,6 +57,47 @@ def test_a_run_does_not_begin_on_servers_that_would_end_with_the_command() -> No
     ):
         with pytest.raises(UsageError, match=f"(?s){named}.*`headrace servers` starts"):
             begin(load_recipe("arithmetic", sets), lambda _: None, new_recipe=False)
+
+
+def test_nothing_is_made_on_a_cluster_that_cannot_carry_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, asked = load_recipe("arithmetic"), []
+
+    def refuse(_connection: Connection, wanted: Wanted) -> None:
+        asked.append(wanted)
+        raise ClusterUnfit("it lacks topics")
+
+    for name, stand_in in {
+        "read_first_revision": lambda _: None,
+        "refuse_unfit": refuse,
+        "plan_revision": lambda *_, **__: pytest.fail("it was planned"),
+        "ensure_topics": lambda *_: pytest.fail("topics were made"),
+    }.items():
+        monkeypatch.setattr(beginning, name, stand_in)
+    servers: Any = SimpleNamespace(connection=Connection("k:1"), has_embedded_kafka=False, store_address=None)
+    with pytest.raises(ClusterUnfit):
+        beginning.begin_or_join(servers, recipe, lambda _: None, new_recipe=False)
+    assert asked == [needs_of(recipe, beginning.read_topic_specs(None, recipe))]
+
+
+def test_a_run_from_another_data_folder_is_refused_with_who_runs_it_since_when_and_from_where(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe, alive = load_recipe("arithmetic"), list[WorkerStatus]()
+    run: Any = SimpleNamespace(run_id="hers", topics=recipe.topics, address=RunAddress(Connection("k:1"), "arithmetic"))
+    monkeypatch.setattr(beginning, "read_records", lambda *_: alive)
+    monkeypatch.setattr(beginning, "read_known_revisions", lambda _: [RecipeRevision(created_ms=1_700_000_000_000)])
+
+    def refuse(own_run_id: str | None, *, embedded_store: bool) -> None:
+        beginning.refuse_run_of_another(run, recipe, own_run_id, embedded_store=embedded_store)
+
+    refuse("hers", embedded_store=True)
+    refuse(None, embedded_store=False)
+    with pytest.raises(RunOfAnother, match=r"begun 2023-11-14 22:13:20 UTC .* not in the embedded store") as told:
+        refuse("his", embedded_store=True)
+    assert told.value.exit_code == 2
+    alive.append(WorkerStatus(worker="rollout-sums-0", state="rolling", pid=7, host="hers", updated_ms=now_ms()))
+    with pytest.raises(RunOfAnother, match="running now: rollout-sums-0 is process 7 on hers"):
+        refuse(None, embedded_store=False)
 
 
 def test_the_lines_of_servers_are_of_a_recipe_and_the_keys_are_for_their_owner_alone(tmp_path: Path) -> None:

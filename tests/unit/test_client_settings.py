@@ -38,6 +38,7 @@ def test_settings_are_given_as_json_or_as_the_path_of_a_file(tmp_path: Path, mon
     [
         f'{{"sasl.password": "{SECRET}"', f'{{"sasl.password": ["{SECRET}"]}}', f'{{"sasl.pasword": "{SECRET}"}}',
         f'{{"socket.timeout.ms": "{SECRET}"}}', "no/such/file", "", "[]", "{",
+        f"sasl.password={SECRET}", f'"sasl.password": "{SECRET}"', "[" * 100_000,
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +55,9 @@ def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch
         ({"sasl.mechnism": "PLAIN"}, "sasl.mechnism is no setting of librdkafka"),
         ({"socket.timeout.ms": "soon"}, "socket.timeout.ms cannot have the value"),
         ({"error_cb": "print"}, "error_cb is no setting of librdkafka"),
+        ({"logger": "print"}, "logger is no setting of librdkafka"),
+        ({"default.topic.config": "x"}, r"default\.topic\.config is no setting of librdkafka"),
+        ({"message.max.bytes": "1000.0"}, r"message\.max\.bytes is 1000000 or more"),
         ({"isolation.level": "read_uncommitted"}, "isolation.level is read_committed, as a run's promises rest on it"),
         ({"enable.auto.commit": "true"}, "enable.auto.commit is false"),
         ({"enable.idempotence": "false"}, "enable.idempotence is true"),
@@ -118,12 +122,11 @@ def test_a_run_cannot_be_opened_with_settings_of_which_no_client_can_be_made(
         parse_run("kafka://host:1/run")
 
 
-def test_a_recipe_with_a_secret_is_refused_with_the_way_to_give_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["sasl.password", "ssl.key.pem", "sasl.oauthbearer.client.credentials.client.secret"])
+def test_a_recipe_with_a_secret_is_refused_with_the_way_to_give_it(key: str, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
-    recipe.write_text(f'extends = "arithmetic"\n[kafka.client]\n"sasl.password" = "{SECRET}"\n')
-    with pytest.raises(
-        UsageError, match=r"mine\.toml: kafka\.client holds sasl\.password.*HEADRACE_KAFKA_CLIENT"
-    ) as caught:
+    recipe.write_text(f'extends = "arithmetic"\n[kafka.client]\n"{key}" = "{SECRET}"\n')
+    with pytest.raises(UsageError, match=rf"mine\.toml: kafka\.client holds {key}.*HEADRACE_KAFKA_CLIENT") as caught:
         load_recipe(str(recipe))
     assert SECRET not in str(caught.value)
 

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 from made_recipes import sums_recipe
+from typer.testing import CliRunner
 
+from headrace.app.cli.main import app
 from headrace.infra.kafka import advertised
 from headrace.infra.kafka.advertised import AddressUnreachable, Advertised, refuse_unreachable, try_addresses
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.cluster_sight import SeenCluster, SeenGroup, SeenTopic
-from headrace.ops import cluster_checks
+from headrace.ops import cluster_checks, opened_run
 from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, needs_of, refuse_unfit
 
 RECIPE = sums_recipe()
@@ -123,6 +125,30 @@ def test_all_that_is_wrong_is_one_list_and_a_usage_error(monkeypatch: pytest.Mon
     assert raised.value.exit_code == 2
     monkeypatch.setattr(cluster_checks, "look_at_cluster", lambda *_: SOUND)
     refuse_unfit(Connection("k:1"), WANTED)
+
+
+def test_doctor_prints_every_check_of_a_cluster_and_its_exit_code_says_whether_one_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = SOUND
+    monkeypatch.setattr(cluster_checks, "look_at_cluster", lambda *_: seen)
+    monkeypatch.setattr(cluster_checks, "list_runs", lambda *_: [])
+    done = CliRunner().invoke(app, ["doctor", "--run", "kafka://k:1/t"])
+    assert (done.exit_code, done.output.count("ok  ")) == (0, 7), done.output
+    seen = replace(SOUND, brokers=(Advertised("k", 1, "refused"),))
+    done = CliRunner().invoke(app, ["doctor", "--run", "kafka://k:1/t"])
+    assert (done.exit_code, "advertises k:1 (refused)" in done.output) == (1, True)
+
+
+def test_who_opens_a_run_is_told_of_an_address_that_nobody_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = (Advertised("inner", 9092, "refused"),)
+    monkeypatch.setattr(advertised, "look_at_advertised", lambda _: silent)
+    monkeypatch.setattr(opened_run, "list_runs", lambda *_: pytest.fail("it was asked further"))
+    with (
+        pytest.raises(AddressUnreachable, match=r"advertises inner:9092 \(refused\)"),
+        opened_run.open_run("kafka://k:1/t", None),
+    ):
+        pass
 
 
 def test_of_a_cluster_that_advertises_an_address_nobody_reaches_nothing_else_is_asked() -> None:

@@ -17,8 +17,10 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreUnavailable
 from headrace.producers.engines.contract import EngineError, Generation
 from headrace.producers.rollout import conclusions
+from headrace.producers.rollout.admission import Admission
 from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext
+from headrace.producers.rollout.failure_brake import LENIENT
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.started_task import StartedTask
@@ -93,6 +95,28 @@ def test_a_request_that_the_engine_refuses_is_a_failed_group() -> None:
     assert (group.reason, group.failures[0].detail, record.partition) == ("failed", "EngineError: too long", 2)
     assert (group.failures[0].traceback == "", group.failures[1].traceback) == (False, "")
     assert (works.tally.episodes_failed, works.tally.groups_done, slots.taken) == (2, 1, 0)
+
+
+def test_groups_that_all_fail_slow_what_is_trained_on_and_no_evaluation() -> None:
+    works, _ = concluder(dead=False)
+    gate = Admission(
+        cast("Any", None),
+        cast("Any", SimpleNamespace(versions=dict)),
+        cast("Any", SimpleNamespace(ended="", recipes={0: recipe()}, find_stale=lambda _: [])),
+        works,
+        Slots(8),
+    )
+
+    async def fail() -> None:
+        for _ in range(LENIENT + 1):
+            await works.conclude(started(Slots(8)), asyncio.Event(), lambda _: None)
+
+    task = started(Slots(8)).task
+    assert task is not None
+    assert gate.admit(task) is not None
+    asyncio.run(fail())
+    assert gate.admit(task) is None
+    assert gate.admit(replace(task, purpose="eval")) is not None
 
 
 def test_a_dead_engine_ends_the_worker_and_concludes_nothing() -> None:

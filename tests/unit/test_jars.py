@@ -12,6 +12,7 @@ import pytest
 from headrace.infra.embedded import jars
 from headrace.infra.embedded.jars import FIXED_MTIME, JarUnavailable, fetch_class_path, jar_path
 from headrace.infra.environment import cache_folder
+from headrace.infra.errors import UsageError
 
 COORDINATE = "org.example:thing:1.0"
 CONTENT = b"a jar"
@@ -99,6 +100,22 @@ def test_without_a_network_the_error_says_what_where_and_what_to_do(
         fetch_class_path(tmp_path, pins=PINS)
     for word in (COORDINATE, str(tmp_path), "name resolution failed", "connect", "HEADRACE_CACHE"):
         assert word in str(caught.value)
+
+
+def test_a_jar_serves_whose_time_cannot_be_set_and_a_cache_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(jars.os, "utime", refuse)
+    jar = jar_path(tmp_path, COORDINATE)
+    jar.parent.mkdir(parents=True)
+    jar.write_bytes(CONTENT)
+    assert fetch_class_path(tmp_path, pins=PINS) == [str(jar)]
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=rf"cache folder {tmp_path}/file: .*name another by HEADRACE_CACHE"):
+        fetch_class_path(tmp_path / "file", pins=PINS)
 
 
 def test_two_runs_that_start_at_once_fetch_a_jar_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,8 +43,17 @@ def test_messages_tools_and_template_arguments_travel_and_a_text_problem_is_writ
 def test_a_problem_that_is_no_plain_json_is_refused_by_name() -> None:
     with pytest.raises(PayloadError, match="problem 'p1' is not plain JSON"):
         problem_to_json(Problem("p1", "?", extra={"gold": object()}))
-    with pytest.raises(PayloadError, match="p2"):
-        problem_to_json(Problem("p2", "?", extra={"gold": float("nan")}))
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for gold in (float("nan"), np.float32("nan"), deep):
+        with pytest.raises(PayloadError, match="p2"):
+            problem_to_json(Problem("p2", "?", extra={"gold": gold}))
+
+
+def test_numbers_and_arrays_of_numpy_travel_as_numbers_and_lists() -> None:
+    problem = Problem("p", "?", extra={"gold": np.float32(0.5), "count": np.int64(3), "grid": np.eye(2, dtype=int)})
+    assert problem_from_json(problem_to_json(problem)).extra == {"gold": 0.5, "count": 3, "grid": [[1, 0], [0, 1]]}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"task_id": "a"}', '{"task_id": "a", "prompt": 3}', "{'a'}"])

@@ -58,6 +58,15 @@ def test_a_tokenizer_that_adds_nothing_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_no_eos_ends_a_prompt_that_a_generation_goes_on_from(tmp_path: Path) -> None:
     assert saved(a_tokenizer("<s> $A </s>"), tmp_path).encode("2+2") == [0, 2, 3, 2]
+    for single, bos, before in (
+        ("</s> $A", "<s>", [1]),
+        ("</s> $A </s>", "</s>", [1]),
+        ("$A </s>", "</s>", []),
+        ("$A </s>", None, []),
+    ):
+        tokenizer = a_tokenizer(single)
+        tokenizer.bos_token = bos
+        assert encode(tokenizer, "2+2") == [*before, 2, 3, 2], (single, bos)
 
 
 def test_a_worked_example_has_one_bos_and_it_is_not_before_the_completion() -> None:

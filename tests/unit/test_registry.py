@@ -116,6 +116,8 @@ class Nothing(Right):
     def problem(self, split, index): pass
 class Lacking(Right):
     def problem(self, split, index): return {}["question"]
+class Unplain(Right):
+    def problem(self, split, index): return Problem("t", "1+1=", extra={"tests": {1, 2}})
 class Empty(Right):
     def size(self, split): return 0
 
@@ -146,6 +148,7 @@ def test_what_is_no_environment_is_refused_in_a_sentence_that_says_what_it_lacks
         "Negative": "`size` returns .* got int -1",
         "Mapped": r"`problem` returns a Problem of headrace\.envs\.contract, got dict",
         "Nothing": "`problem` returns .* got NoneType None",
+        "Unplain": "problem 't' is not plain JSON .*type set",
         "Lacking": r"gives no first problem: KeyError: 'question' at wrong_worlds\.py:\d+ in problem",
     }.items():
         with pytest.raises(ValueError, match=f"^environment right.*{why}"):

@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from headrace.infra.embedded.server_process import ServerCommand, ServerProcess
 from headrace.infra.process.child_process import wait_without_reaping
 
@@ -18,10 +20,20 @@ class Sleeper(ServerProcess):
     port_names = ()
 
     def _command(self) -> ServerCommand:
-        return ServerCommand([sys.executable, "-c", "import time; time.sleep(600)"], logs=())
+        code = "import os, time; open('seen', 'w').write(repr(dict(os.environ))); time.sleep(600)"
+        return ServerCommand([sys.executable, "-c", code], logs=())
 
     def _is_answering(self) -> bool:
-        return True
+        return (self.folder / "seen").exists()
+
+
+def test_a_server_gets_an_environment_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dof.the=user")
+    monkeypatch.setenv("LC_ALL", "C")
+    with Sleeper(tmp_path / "Jürgen"):
+        seen = (tmp_path / "Jürgen" / "seen").read_text()
+    assert "of.the" not in seen
+    assert "'LC_ALL': 'C.UTF-8'" in seen
 
 
 def test_a_server_does_not_run_from_the_moment_it_is_dead(tmp_path: Path) -> None:

@@ -20,6 +20,47 @@ print("done", file=sys.stderr)
 """
 
 
+COMMANDS = {
+    "up": ("headrace.app.launcher.launcher", "up", "arithmetic"),
+    "servers": ("headrace.app.launcher.standing_servers", "run_servers_until_signal", ""),
+    "compare": ("headrace.ops.compare.sweep", "play", "efficient-data"),
+}
+STAND_IN = """
+import importlib, sys
+from headrace.app.cli.main import main
+
+def work(*given):
+    for write in given:
+        write = getattr(write, "print", write)
+        if callable(write):
+            for _ in range(200):
+                write("\\u2212 " + "x" * 200)
+    raise SystemExit(7)
+
+where, name, *words = sys.argv[1:]
+setattr(importlib.import_module(where), name, work)
+main([word for word in words if word])
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("streams", [">/dev/full 2>/dev/full", ">&- 2>&-", "2>&1 | head -n 1"])
+def test_no_end_of_a_reader_ends_what_runs_for_days(command: str, streams: str, tmp_path: Path) -> None:
+    where, name, word = COMMANDS[command]
+    (tmp_path / "work.py").write_text(STAND_IN)
+    words = f"set -o pipefail; {sys.executable} work.py {where} {name} {command} {word} {streams}"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(["bash", "-c", words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stdout
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", "2>/dev/full"])
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code(streams: str, tmp_path: Path) -> None:
+    words = f"{sys.executable} -P -m headrace status --json --data nothing {streams}"
+    done = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
 @pytest.mark.parametrize("reader", ["head -n 1", "cat >/dev/full"])
 def test_long_work_outlives_its_reader_and_ends_well(reader: str, tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text(LONG_WORK)

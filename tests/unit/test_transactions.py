@@ -154,16 +154,27 @@ def test_a_record_that_is_not_delivered_aborts_and_what_is_refused_is_no_pause(
 
 
 @pytest.mark.parametrize("purged", [KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT])
+@pytest.mark.parametrize(
+    ("refused", "remedy"),
+    [
+        (KafkaError.MSG_SIZE_TOO_LARGE, r"raise the topic's max\.message\.bytes"),
+        (KafkaError.INVALID_TIMESTAMP, r"widen the topic's message\.timestamp\.before\.max\.ms"),
+    ],
+)
 def test_a_refused_record_is_the_reason_also_where_those_purged_with_it_report_first(
-    purged: int, writer: TransactionalWriter, producer: Failing
+    purged: int, refused: int, remedy: str, writer: TransactionalWriter, producer: Failing
 ) -> None:
     """Else the turn is done again for ever, and nobody hears which record is refused."""
     writer.begin()
-    writer.produce([Outgoing("t.tasks", b"four", b"sums:7"), Outgoing("t.tasks", b"large", b"sums:8")])
-    producer.delivered = [(purged, None), (KafkaError.MSG_SIZE_TOO_LARGE, None), (purged, None)]
-    with pytest.raises(
-        KafkaRefused, match=r"'sums:8' of 5 bytes: Kafka answers MSG_SIZE.*raise the topic's max\.message"
-    ):
+    writer.produce(
+        [
+            Outgoing("t.tasks", b"four", b"sums:7"),
+            Outgoing("t.tasks", b"large", b"sums:8"),
+            Outgoing("t.tasks", b"four", b"sums:9"),
+        ]
+    )
+    producer.delivered = [(purged, None), (refused, None), (purged, None)]
+    with pytest.raises(KafkaRefused, match=rf"'sums:8' of 5 bytes: Kafka answers .*: {remedy}.*, then go on"):
         writer.commit()
 
 

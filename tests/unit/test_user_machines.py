@@ -19,6 +19,7 @@ from headrace.infra.environment import (
 )
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.client_settings import read_client_settings
+from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.compare.sweep_file import load_sweep
 from headrace.ops.doctor import examine
 
@@ -75,6 +76,11 @@ def test_a_file_system_without_locks_is_named_with_the_remedy(
     ):
         pass
     assert "Errno" not in str(refused.value)
+    with (
+        pytest.raises(UsageError, match=f"cannot make {tmp_path}/out: this file system has no locks"),
+        write_new_folder(tmp_path / "out"),
+    ):
+        pass
     assert [finding.what for finding in examine() if "has no locks" in finding.detail] == ["file locks"]
 
 

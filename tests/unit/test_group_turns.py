@@ -1,0 +1,57 @@
+"""A turn of a group's member is cut by time, and what it has handled is committed; stand-ins for Kafka's client."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.infra.kafka.clients import Connection, Message
+from headrace.infra.run import group_consumer
+from headrace.infra.run.group_consumer import GroupConsumer
+from headrace.infra.run.group_restore import Membership, Restored
+
+
+class Counting:
+    """Counts what it handles."""
+
+    is_last_unread = False
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def handle(self, _message: Message) -> list[Any]:
+        self.count += 1
+        return []
+
+
+@pytest.mark.parametrize(("each_s", "turns"), [(0.1, [6]), (1.2, [2, 2, 2]), (5.0, [1] * 6)])
+def test_a_slow_algorithm_costs_short_turns_and_the_committed_offset_always_moves(
+    each_s: float, turns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, state = 0.0, Counting()
+
+    class Slow(Counting):
+        def handle(self, message: Message) -> list[Any]:
+            nonlocal now_s
+            now_s += each_s
+            return super().handle(message)
+
+    nothing = SimpleNamespace(subscribe=lambda *_, **__: None)
+    monkeypatch.setattr(group_consumer, "open_consumer", lambda *_: nothing)
+    monkeypatch.setattr(group_consumer.time, "monotonic", lambda: now_s)
+    member = GroupConsumer(Membership(Connection("k:1"), "curate.p", "r", "g", ("in",), "state"), lambda _: state)
+    member._hold(("in", 0), Restored(Slow(), 0, 0, -1))
+    messages = [Message("in", 0, offset, b"", b"") for offset in range(6)]
+    committed, lengths = 0, []
+    while messages:
+        member._left, member._turn_began, member._turn_bytes = [], float("inf"), 0
+        for message in messages:
+            member.handle(message)
+        offsets = member.offsets([])
+        assert offsets is not None
+        [position] = offsets.positions
+        lengths.append(position.offset - committed)
+        committed, messages = position.offset, list(member._left)
+    assert (lengths, committed) == (turns, 6)
