@@ -42,6 +42,12 @@ def locate_wait(task: asyncio.Task[Any]) -> str:
     return choose_location(frames)
 
 
+def locate_function(function: object) -> str:
+    """Return where a function is written, as ` (flow.py:12)`; empty for one that is not written in Python."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return f" ({_shorten_path(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""
+
+
 def describe_with_location(error: BaseException) -> str:
     """Return what an error says; of one raised in the user's own code type and location too."""
     frames = _keep_own(_list_frames(error))

@@ -167,6 +167,8 @@ def _facts(summary: Summary) -> Table:
             f"as solved: of the last 500 groups more than {summary.feed.solved_share:.1%} (feed.solved_share) "
             "were dropped as zero_variance, most of them because every answer was correct",
         )
+        if not groups.trained:
+            table.add_row("", "nothing was trained: check the scorer, by `headrace try` with a wrong --answer")
     if summary.ended == EARLY_STOP:
         table.add_row("ended", "early: the held-out reward did not rise any more (evaluate.stop_after)")
     _add_rewards(table, summary.policies)

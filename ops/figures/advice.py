@@ -151,7 +151,8 @@ def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple
         return
     words = (
         f"All {len(lengths)} trajectories of the newest {len(newest)} groups have exactly rollout.max_tokens "
-        f"({max_tokens}) tokens, so they were cut off: raise it, or check that the policy knows when to stop."
+        f"({max_tokens}) tokens. If they were cut off, raise it, or the `max_tokens` that the workflow gives "
+        "`generate`, or check that the policy knows when to stop."
     )
     yield "all_cut_off", words
 

@@ -19,7 +19,6 @@ from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_in
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import Engine
-from headrace.producers.rollout.episodes import find_common_wait
 from headrace.producers.rollout.open_tasks import OpenTasks
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
@@ -39,8 +38,6 @@ RUNTIME_TURN_S = 0.1
 FLUSH_S = 1.5
 LEFT_S = 1.0
 """How long episodes that were cancelled get to end."""
-SILENT_S = 15.0
-"""After so long without a token or a group the status tells where episodes wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,6 @@ class WorkerRuntime:
         self.intake: TaskIntake | None = None
         """None before the startup is over."""
         self._stall_watch = StallWatch()
-        self._silent_s = 0.0
         reporter = Reporter(run.run_id, options.name, options.workflow, options.region)
         self._status = StatusPosts(reporter, self.producer, run.topics.workers, self.pauses)
         self._plug_ins = run.plug_ins
@@ -191,8 +187,8 @@ class WorkerRuntime:
         stats = self.engine.stats() if self.engine is not None else None
         may_wait = not self.tasks or self.pauses.has_to_hold_tasks or stats is None or bool(stats.trouble)
         made = (max(stats.generated_tokens, stats.progress) if stats else 0, self.tally.groups_done)
-        self._silent_s = self._stall_watch.silent_s(now_s, made, may_wait=may_wait)
-        self._stall_watch.refuse_stall(self._silent_s, self.follower.recipe.rollout.episode_limit_s, len(self.tasks))
+        silent_s = self._stall_watch.silent_s(now_s, made, may_wait=may_wait)
+        self._stall_watch.refuse_stall(silent_s, self.follower.recipe.rollout.episode_limit_s, len(self.tasks))
 
     def _post_status(self) -> None:
         trouble = self.engine.stats().trouble if self.engine is not None else ""
@@ -203,8 +199,8 @@ class WorkerRuntime:
             detail = detail or self.step
         elif word == "rolling" and self.intake is not None and not self.intake.partitions:
             detail = detail or "waits for partitions"
-        elif word == "rolling" and self._silent_s >= SILENT_S:
-            detail = detail or f"no token for {self._silent_s:.0f} s; most episodes wait at {find_common_wait()}"
+        elif word == "rolling":
+            detail = detail or self._stall_watch.describe_silence()
         behind = self.follower.find_stale(loader.engine.versions()) if word == "rolling" and loader else ""
         if behind:
             word, detail = "behind", "; ".join(filter(None, (behind, detail)))

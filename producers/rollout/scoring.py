@@ -21,6 +21,7 @@ from typing import Any, cast
 import structlog
 
 from headrace.envs.contract import Environment, Problem, Score, Split, check_number
+from headrace.infra.own_frames import locate_function
 from headrace.producers.rollout.score_threads import ScoreThreads, ScoreTimeLimit
 
 __all__ = ["LimitedScoring", "ScoreTimeLimit", "limit_time"]
@@ -75,7 +76,8 @@ class LimitedScoring:
     def _score(self, problem: Problem, text: str) -> Score:
         found: Any = self._environment.score(problem, text)
         if not hasattr(found, "reward"):
-            what = f"what environment {self.name} returns as a score, where it is no Score(reward, parts),"
+            where = locate_function(self._environment.score)
+            what = f"what `score` of environment {self.name}{where} returns, where it is no Score(reward, parts),"
             found = Score(check_number(what, found))
         _refuse_infinite(self.name, found)
         return cast("Score", found)

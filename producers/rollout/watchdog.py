@@ -16,6 +16,7 @@ from typing import Self
 import structlog
 
 from headrace.infra.errors import HeadraceError
+from headrace.producers.rollout.episodes import find_common_wait
 
 log = structlog.get_logger()
 
@@ -23,6 +24,8 @@ WATCHDOG_TURN_S = 1.0
 BLOCKED_LIMIT_S = 60.0
 """The event loop may be blocked for so long: a score inside a C extension may never return."""
 LEAST_STALL_S = 60.0
+SILENT_S = 15.0
+"""After so long without a token the status tells where episodes wait."""
 LONGEST_STEP_S = 5.0
 """A longer time between two looks counts as this much: the process was suspended."""
 EXIT_CODE = 70
@@ -64,6 +67,12 @@ class StallWatch:
         self._silent_s = 0.0 if may_wait or made != self._made else self._silent_s + step_s
         self._made = made
         return self._silent_s
+
+    def describe_silence(self) -> str:
+        """Return where episodes wait that have made nothing for a while; empty before that."""
+        if self._silent_s < SILENT_S:
+            return ""
+        return f"no token for {self._silent_s:.0f} s; most episodes wait at {find_common_wait()}"
 
     def refuse_stall(self, silent_s: float, episode_limit_s: float, open_tasks: int) -> None:
         """Raise Stalled when nothing was made for too long."""

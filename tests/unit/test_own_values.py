@@ -100,7 +100,8 @@ def test_a_number_is_a_score_without_parts_and_what_is_no_score_is_refused() -> 
     problem = Problem("t", "p")
     assert [scoring(number).score(problem, "") for number in NUMBERS.values()] == [Score(1.0)] * len(NUMBERS)
     assert scoring(Score(0.5, {"a": 1})).score(problem, "") == Score(0.5, {"a": 1.0})
-    with pytest.raises(TypeError, match=r"environment own returns as a score.* is a number, got NoneType None"):
+    said = r"`score` of environment own \(.*test_own_values.py:\d+\) returns, .* is a number, got NoneType None"
+    with pytest.raises(TypeError, match=said):
         scoring(None).score(problem, "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from headrace.infra.recipe.settings import Rollout
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import EngineStats, VersionGone
 from headrace.producers.engines.registry import open_engine
+from headrace.producers.rollout.episodes import EPISODE
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.runtime import WorkerRuntime
 from headrace.producers.rollout.slots import Slots
@@ -182,6 +184,27 @@ def test_a_stall_is_counted_while_tasks_are_open_and_nothing_is_waited_for() -> 
     assert [watch.silent_s(now, made, may_wait=may) for (now, made, may), _ in looks] == [
         counted for _, counted in looks
     ]
+
+
+def test_a_silence_is_told_with_where_episodes_wait() -> None:
+    watch = StallWatch()
+
+    async def wait_for_ever() -> None:
+        await asyncio.Event().wait()
+
+    async def look() -> list[str]:
+        episode = asyncio.create_task(wait_for_ever(), name=EPISODE)
+        await asyncio.sleep(0)
+        told = []
+        for now in range(16):
+            watch.silent_s(now, 5, may_wait=False)
+            told.append(watch.describe_silence())
+        episode.cancel()
+        return told
+
+    *before, last = asyncio.run(look())
+    assert set(before) == {""}
+    assert re.fullmatch(r"no token for 15 s; most episodes wait at \S*test_rollout_parts.py:\d+ in wait_for_ever", last)
 
 
 def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had_but_not_while_a_server_is_away() -> (
