@@ -274,7 +274,7 @@ def test_a_server_that_goes_away_is_started_again_and_its_requests_are_answered(
     assert made.finish_reason in {"stop", "length"}
     assert made.version_runs[-1][0] == newest(engine)
     assert find_gap(MODELS, PROMPT, made) < SAME
-    assert not engine.stats().trouble
+    wait_until(lambda: not engine.stats().trouble)  # one that is let go on to end may answer before it does
 
 
 def test_a_server_of_somebody_else_serves_one_worker_and_another_one_is_noticed(
