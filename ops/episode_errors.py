@@ -39,11 +39,11 @@ class ErrorSeen:
         """What happened, in one line."""
         if self.component:
             records = "1 record is a dead letter" if self.count == 1 else f"{self.count:,} records are dead letters"
-            task = f"; the first of task {self.stream}:{self.number}" if self.stream else ""
+            task = f"; one of task {self.stream}:{self.number}" if self.stream else ""
             return f"{records} of {self.component} ({self.reason}): {self.detail}{task}"
         episodes = "1 episode" if self.count == 1 else f"{self.count:,} episodes"
         task = f"{self.stream}:{self.number}" + (f" ({self.task_id})" if self.task_id else "")
-        return f"{episodes} failed: {describe_error(self.first)}; the first in task {task}"
+        return f"{episodes} failed: {describe_error(self.first)}; one in task {task}"
 
     @property
     def first(self) -> EpisodeError:

@@ -144,7 +144,9 @@ def _find_idle_data(now: Metrics) -> Iterator[HealthFinding]:
     truncated, equal = now.get("truncated_share", 0.0), now.get("zero_variance_share", 0.0)
     if truncated > MANY_TRUNCATED:
         yield HealthFinding(
-            "truncated", f"{truncated:.0%} of the trajectories were cut off at their limit: raise rollout.max_tokens."
+            "truncated",
+            f"{truncated:.0%} of the trajectories end at their limit of tokens, not by themselves: where that is not "
+            "meant, raise rollout.max_tokens, or teach the policy to stop.",
         )
     if equal > MANY_EQUAL:
         yield HealthFinding(

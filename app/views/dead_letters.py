@@ -25,8 +25,8 @@ def dead_letters_table(dead_letters: Sequence[ListedDeadLetter], reason: str | N
     """Return the page of `headrace dead-letters`."""
     if not dead_letters:
         return Text(f"No dead letters of reason {reason}.") if reason else NONE
-    table = Table("offset", "when (UTC)", "reason", box=None)
-    for column in ("from", "number", "sent back"):
+    table = Table("offset", "when (UTC)", box=None)
+    for column in ("reason", "from", "number", "sent back"):
         table.add_column(column, overflow="fold")  # to be copied whole
     for dead_letter in dead_letters[-MOST_ROWS:]:
         table.add_row(

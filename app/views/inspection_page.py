@@ -174,12 +174,16 @@ def _prompt(sequence: SequenceSeen) -> str:
 
 
 def _completion(sequence: SequenceSeen, *, skip_prompt: bool, whole: bool) -> Text:
-    """Return a sequence's text, each kind of span in its colour, and why a generation stopped where it was cut."""
+    """Return a sequence's text, each kind of span in its colour, and why a generation stopped where it was cut.
+
+    What was observed stands between guillemets, as colours are not everywhere.
+    """
     text, generated = Text(), False
     for span in sequence.spans:
         generated = generated or span.kind == "generated"
         if generated or not skip_prompt:
-            text.append(span.text, style=SPAN_STYLES.get(span.kind, ""))
+            shown = f" «{span.text}» " if span.kind == "observation" else span.text
+            text.append(shown, style=SPAN_STYLES.get(span.kind, ""))
         if span.finish_reason not in ("", "stop"):
             text.append(f" [{span.finish_reason}]", style="dim")
     if not whole and len(text) > CROPPED_CHARACTERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,9 @@ BUSY_SHARE = 0.05
 """Largest share of a core to spend on figures, for any number of groups."""
 LINE_S = 5.0
 LAG_S = 4.0
+WELL_S = 5.0
+GOOD_NEWS = {"failing": "episodes succeed again", "dropped": "groups are trained again"}
+"""Cause of a standstill to its end. It must be over for WELL_S before that is told: these come and go."""
 PAST_S = 60.0
 """Longest time to read a run's past before something is shown, in seconds."""
 MOST_MESSAGES_A_POLL = 512
@@ -69,8 +73,7 @@ class LivePage:
         self._begun = False
         self._revision = 0
         """The revision in force at the last look."""
-        self._standstill_seen = ""
-        """The cause of the standstill at the last look."""
+        self._standstill_news = StandstillNews()
         self._reported: set[tuple[str, ...]] = set()
         """Lines that were printed and are printed only once."""
         self._lag = LagMeter(run)
@@ -115,15 +118,6 @@ class LivePage:
         if found is not None and found.revision != self._revision:
             self._revision = found.revision
             self._say(describe_revision(found))
-
-    def _tell_standstill(self, found: Standstill | None) -> None:
-        """Print, without a live page, why no version comes, once per cause."""
-        standstill = "" if found is None else f"{found.policy} {found.cause}"
-        if self._live is None and standstill != self._standstill_seen:
-            good = "episodes succeed again" if self._standstill_seen.endswith(" failing") else "versions come again"
-            red = found is not None and found.cause == "failing"
-            self._say(good if found is None else found.sentence, "bold red" if red else "none")
-        self._standstill_seen = standstill
 
     def _tell_errors(self, errors: Sequence[ErrorSeen]) -> None:
         """Print each error once, without a live page."""
@@ -206,7 +200,8 @@ class LivePage:
         self._tell_errors(self._figures.errors)
         for advice in self._figures.advice:
             self._tell_once((advice.policy, advice.name), advice.sentence, "yellow")
-        self._tell_standstill(self._figures.standstill)
+        if self._live is None and (words := self._standstill_news.word(self._figures.standstill, began)):
+            self._say(words, "bold red" if self._standstill_news.cause == "failing" else "none")
         moment = Moment(
             recipe=self._run.recipe,
             figures=self._figures,
@@ -222,6 +217,29 @@ class LivePage:
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
             self._line_due = began + LINE_S
         self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
+
+
+class StandstillNews:
+    """What lines say of a run that stands still, and then of one that goes on: once per cause."""
+
+    def __init__(self) -> None:
+        self.cause = ""
+        """Of the standstill that was told last; empty once its end was told."""
+        self._policy = ""
+        self._well_since_s = math.inf
+
+    def word(self, found: Standstill | None, now_s: float) -> str:
+        """Return what to say now; empty for nothing new."""
+        if found is not None:
+            self._well_since_s = math.inf
+            is_new = (found.policy, found.cause) != (self._policy, self.cause)
+            self._policy, self.cause = found.policy, found.cause
+            return found.sentence if is_new else ""
+        self._well_since_s = min(self._well_since_s, now_s)
+        if not self.cause or (self.cause in GOOD_NEWS and now_s - self._well_since_s < WELL_S):
+            return ""
+        ended, self.cause = self.cause, ""
+        return GOOD_NEWS.get(ended, "versions come again")
 
 
 class LagMeter:

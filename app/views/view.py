@@ -20,6 +20,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.pulse import PolicyPulse, Pulse, Rates
 from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.weights_figures import is_there
+from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import EvalResult
 from headrace.trainers.health import findings
 
@@ -56,7 +57,7 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
         parts.append(Text(standstill.sentence, style="bold red"))
     said = [standstill.sentence] if standstill is not None and not fails else []
     advice = [one.sentence for one in moment.figures.advice]
-    if trouble := [*said, *_restarts(moment), *_reasons(moment), *advice]:
+    if trouble := [*said, *_restarts(moment), *list_warnings(moment).values(), *advice]:
         parts.append(Text("\n".join(trouble), style="yellow"))
     if errors := moment.figures.errors[:MOST_ERRORS_OF_MOMENT]:
         parts.append(Text("\n".join(error.sentence for error in errors), style="red"))
@@ -91,13 +92,16 @@ def line(moment: Moment) -> str:
         words.append(f"lag {sum(figures.lag.values())}")
     if dead_letters := describe_unnumbered(figures.unnumbered_letters):
         words.append(dead_letters)
-    if failed := sum(error.count for error in figures.errors if not error.component):
-        words.append(f"{failed} episodes failed")
+    if failed := [error for error in figures.errors if not error.component]:
+        most = describe_error(failed[0].first).partition(":")[0]
+        words.append(f"{sum(error.count for error in failed)} episodes failed (most by {most})")
     if figures.ended:
         words.append(f"{figures.state}: {figures.ended}")
     if figures.standstill is not None:  # its sentence is long, and said once
         words.append(f"no progress ({figures.standstill.cause})")
-    words += [*_restarts(moment), *_reasons(moment)]
+    if warnings := list_warnings(moment):  # so are theirs
+        words.append(f"warning ({', '.join(warnings)})")
+    words += _restarts(moment)
     return "  ".join(words)
 
 
@@ -247,8 +251,9 @@ def _restarts(moment: Moment) -> list[str]:
     return [f"started again: {', '.join(again)}"] if again else []
 
 
-def _reasons(moment: Moment) -> list[str]:
-    found = []
+def list_warnings(moment: Moment) -> dict[str, str]:
+    """Return what is wrong with the training of each policy, name to sentence."""
+    found: dict[str, str] = {}
     for policy, counts in moment.figures.policies.items():
         metrics = moment.pulse.policies[policy].metrics
         signs = Signs(
@@ -259,7 +264,9 @@ def _reasons(moment: Moment) -> list[str]:
             max_staleness=moment.recipe.trainer_of(policy).max_staleness,
             logprob_gap_mean=metrics.get("logprob_gap_mean", 0.0),
         )
-        why = [finding.sentence for finding in findings(moment.pulse.policies[policy].recent)]
-        why += filter(None, [explain_no_rise(signs)])
-        found += why if len(moment.recipe.policies) == 1 else [f"{policy}: {one}" for one in why]
+        why = {finding.name: finding.sentence for finding in findings(moment.pulse.policies[policy].recent)}
+        if no_rise := explain_no_rise(signs):
+            why["no_rise"] = no_rise
+        of = "" if len(moment.recipe.policies) == 1 else f"{policy}: "
+        found |= {f"{of}{name}": f"{of}{sentence}" for name, sentence in why.items()}
     return found

@@ -11,6 +11,8 @@ from headrace.schemas.records import EpisodeError, Outcome
 
 ENOUGH = 32
 """Episodes that must have failed in a row: of an environment in which one of five succeeds, one time in a thousand."""
+ENOUGH_TASKS = 8
+"""Tasks that they must be of: where half of the tasks fail, all of so many do one time in 256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class FailingFold:
         self._succeeded_ms: defaultdict[str, int] = defaultdict(int)
         self._failed: defaultdict[str, Counter[int]] = defaultdict(Counter)
         """Second since the epoch to episodes that failed in it, of those after the last success."""
+        self._tasks: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        """The same to tasks that they were of."""
         self._errors: defaultdict[str, dict[tuple[str, ...], EpisodeError]] = defaultdict(dict)
         self._counts: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
 
@@ -47,11 +51,12 @@ class FailingFold:
         if outcome.rewards:
             self._succeed(variant, at_ms)
         elif at_ms > self._succeeded_ms.get(variant, 0):
-            for error in outcome.errors:
-                if error.reason in RAISED:
-                    self._failed[variant][at_ms // 1000] += error.episodes
-                    self._errors[variant].setdefault(kind_of(error), error)
-                    self._counts[variant][kind_of(error)] += error.episodes
+            raised = [error for error in outcome.errors if error.reason in RAISED]
+            self._tasks[variant][at_ms // 1000] += bool(raised)
+            for error in raised:
+                self._failed[variant][at_ms // 1000] += error.episodes
+                self._errors[variant].setdefault(kind_of(error), error)
+                self._counts[variant][kind_of(error)] += error.episodes
 
     def _succeed(self, variant: str, at_ms: int) -> None:
         self._succeeded_ms[variant] = max(at_ms, self._succeeded_ms[variant])
@@ -59,6 +64,7 @@ class FailingFold:
             return
         for second in [second for second in failed if second <= at_ms // 1000]:
             del failed[second]
+            self._tasks[variant].pop(second, None)
         if not failed:
             self._errors[variant].clear()
             self._counts[variant].clear()
@@ -67,7 +73,7 @@ class FailingFold:
         """Return how many episodes failed after that time, if there are enough and none has succeeded since."""
         seconds = [second for second in self._failed[variant] if second >= since_ms // 1000]
         episodes = sum(self._failed[variant][second] for second in seconds)
-        if episodes < ENOUGH:
+        if episodes < ENOUGH or sum(self._tasks[variant][second] for second in seconds) < ENOUGH_TASKS:
             return None
         [(kind, _)] = self._counts[variant].most_common(1)
         return Failing(episodes, min(seconds) * 1000, max(seconds) * 1000, self._errors[variant][kind])

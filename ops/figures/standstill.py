@@ -216,7 +216,8 @@ class _Stand:
             itself += f"; `headrace up` ends with exit code 1 after {limit_s:g} s of that (launch.all_failed_limit_s)"
         here = self._workers(here=True)
         look = self._look(here[0].worker) if here else "look into a worker's log"
-        to_do = f"fix the error; {look}, event episode.failed, for the traceback"
+        what = "where they wait" if found.error.reason == "time_limit" else "the traceback"
+        to_do = f"fix the error; {look}, event episode.failed, for {what}"
         sentence = f"{self.policy_variant} {short}. By itself: {itself}. What you can do: {to_do}."
         return Standstill(self.policy_variant, "failing", found.first_ms, sentence, hopeless)
 

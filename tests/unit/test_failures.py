@@ -199,7 +199,7 @@ def test_errors_are_counted_over_groups_and_once_for_all_policies_of_a_task() ->
     first, second = fold.errors()
     assert (first.count, first.number, second.count) == (24, 0, 1)
     assert first.sentence == (
-        "24 episodes failed: KeyError: '7' at own.py:5 in judge (solver, turn 1); the first in task sums:0 (sum:0)"
+        "24 episodes failed: KeyError: '7' at own.py:5 in judge (solver, turn 1); one in task sums:0 (sum:0)"
     )
     assert second.sentence.startswith("1 episode failed: ValueError: no at ")
 
@@ -213,7 +213,7 @@ def test_dead_letters_are_told_by_reason_with_the_error_of_the_users_own_algorit
     fold.fold_dead(replace(dead, reason="redriven"))
     [seen] = fold.errors()
     assert seen.sentence == (
-        f"2 records are dead letters of curate.solver (algorithm_failed): {detail}; the first of task sums:4"
+        f"2 records are dead letters of curate.solver (algorithm_failed): {detail}; one of task sums:4"
     )
 
 

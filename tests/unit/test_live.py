@@ -14,14 +14,14 @@ import pytest
 from rich.console import Console
 
 from headrace.app.views import live
-from headrace.app.views.live import LivePage
+from headrace.app.views.live import LivePage, StandstillNews
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
-from headrace.ops.figures.standstill import Surroundings
+from headrace.ops.figures.standstill import Standstill, Surroundings
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import EpisodeError, Outcome, RecipeRevision, Snapshot, WeightsPublished
@@ -180,20 +180,21 @@ def test_what_a_run_stands_still_for_is_on_the_page_or_told_once_beside_the_line
 @pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("terminal", [True, False])
 def test_that_every_episode_fails_is_said_in_red(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> None:
-    error = EpisodeError("error", "KeyError: '[7]'", "own.py:5 in judge", "solver", 1, 32)
+    error = EpisodeError("error", "KeyError: '[7]'", "own.py:5 in judge", "solver", 1, 4)
     at_ms = now_ms()
     value = codec.encode(Outcome("run-1", stream="sums", policy="solver", component="curate", errors=(error,)))
     message = Message(RECIPE.topics.outcomes("solver"), 0, 0, b"", value, timestamp_ms=at_ms)
-    monkeypatch.setattr(MadeUpTopics, "messages", [message])
+    messages = [replace(message, offset=offset) for offset in range(8)]
+    monkeypatch.setattr(MadeUpTopics, "messages", messages)
     screen = Screen(terminal=terminal, colours=True, around=Surroundings(began_ms=at_ms - 10_000))
-    shown = screen.shown_after(2)
+    shown = screen.shown_after(9)
     assert "\x1b[1;31m" in shown.partition("gets no episode: all 32")[0][-60:], "in bold red"
     assert screen.page.hopeless == ""
-    late = replace(message, offset=1, timestamp_ms=at_ms + 301_000)
-    monkeypatch.setattr(MadeUpTopics, "messages", [message, late])
+    late = replace(message, offset=8, timestamp_ms=at_ms + 301_000)
+    monkeypatch.setattr(MadeUpTopics, "messages", [*messages, late])
     monkeypatch.setattr(live, "now_ms", lambda: at_ms + 301_000)
     screen = Screen(terminal=terminal, around=Surroundings(began_ms=at_ms - 10_000))
-    screen.shown_after(3)
+    screen.shown_after(10)
     assert "none has ever succeeded" in screen.page.hopeless
 
 
@@ -235,3 +236,28 @@ def test_a_run_is_not_drained_while_a_shadow_holds_groups(monkeypatch: pytest.Mo
         screen.shown_after(len(said))
         assert screen.page.in_flight == in_flight
         said.append((recipe.topics.outcomes("solver.unfiltered"), dropped))
+
+
+def test_lines_tell_a_standstill_once_and_its_end_only_when_it_lasts() -> None:
+    def found(cause: str) -> Standstill:
+        return Standstill("solver", cause, 0, f"because of {cause}")
+
+    news = StandstillNews()
+    dropped, failing, well = found("dropped"), found("failing"), None
+    looks = [
+        (0, well, ""),
+        (1, dropped, "because of dropped"),
+        (2, dropped, ""),
+        (3, well, ""),
+        (4, dropped, ""),  # again within WELL_S
+        (5, failing, "because of failing"),
+        (6, well, ""),
+        (11, well, "episodes succeed again"),
+        (17, well, ""),
+        (18, dropped, "because of dropped"),
+        (19, well, ""),
+        (24, well, "groups are trained again"),
+        (25, found("server"), "because of server"),
+        (26, well, "versions come again"),
+    ]
+    assert [news.word(one, now_s) for now_s, one, _ in looks] == [told for _, _, told in looks]

@@ -213,6 +213,12 @@ def test_that_every_episode_fails_is_told_before_a_version_is_overdue_with_the_m
     assert "`headrace up` ends with exit code 1 after 300 s of that (launch.all_failed_limit_s)" in found.sentence
     assert "the log of rollout-sums-0, event episode.failed" in found.sentence
     assert said(ROLLING, made=YOUNG, episodes=failed(ENOUGH - 4, NOW - 9000)) is None, "too few to say"
+    large = EpisodeError("error", "KeyError: 'x'", "", "", 0, 8)
+    assert said(ROLLING, made=YOUNG, episodes=failed(56, NOW - 9000, error=large)) is None, "of too few tasks"
+    assert said(ROLLING, made=YOUNG, episodes=failed(64, NOW - 9000, error=large)) is not None
+    slow = replace(large, reason="time_limit")
+    assert (found := said(ROLLING, made=YOUNG, episodes=failed(64, NOW - 9000, error=slow))) is not None
+    assert "event episode.failed, for where they wait" in found.sentence
     assert said(ROLLING, made=YOUNG, episodes=failed(ENOUGH, NOW - 900_000, NOW - 800_000)) is None, "long ago"
     away = EpisodeError("unreachable", "ConnectionError: no", "", "", 0, 4)
     assert said(ROLLING, made=YOUNG, episodes=failed(400, NOW - 9000, error=away)) is None, "nobody's fault"
