@@ -29,10 +29,10 @@ from headrace.trainers.learner.step_metrics import group_metrics, sampling_versi
 from headrace.trainers.messages import UNKNOWN_USE, TrainerMessages
 from headrace.trainers.scheduler import (
     BeginStep,
+    CheckStore,
     CommitVersion,
-    EndLook,
+    EndStoreCheck,
     Leave,
-    LookAtStore,
     NoteStep,
     PoisonBatch,
     ReportEvictions,
@@ -168,8 +168,8 @@ class Trainer:
         if self._finished is None and self.scheduler.is_over(at):
             self._log_the_end(at.version)
         match self.scheduler.choose_action(at):
-            case EndLook():
-                return self._end_look()
+            case EndStoreCheck():
+                return self._end_store_check()
             case CommitVersion(evictions):
                 return self._commit_version(self._pipeline.take_version(), evictions)
             case ReportEvictions(evictions):
@@ -181,8 +181,8 @@ class Trainer:
                 return self._note_step(step)
             case BeginStep() as step:
                 self._pipeline.begin(self._plan_step(step))
-            case LookAtStore(read, apply):
-                self._pipeline.look(read=read, apply=apply)
+            case CheckStore(read, apply):
+                self._pipeline.check_store(read=read, apply=apply)
             case Leave() if self._finished is not None:
                 self._finished.set()
         return ()
@@ -195,13 +195,13 @@ class Trainer:
             is_empty=pipeline.is_empty,
             free_since=pipeline.free_since,
             has_version=pipeline.has_version,
-            has_look=pipeline.has_look,
+            has_store_check=pipeline.has_store_check,
             version_now=self._intake.version_now,
             arrived_at=self._intake.arrived_at,
         )
 
-    def _end_look(self) -> list[Outgoing]:
-        """Return the event of whole weights that a look at the store has published, if it has."""
+    def _end_store_check(self) -> list[Outgoing]:
+        """Return the event of whole weights that a check of the store has uploaded, if it has."""
         self._announced = self._pipeline.take_whole()
         return [] if self._announced is None else [self._announcer.build_message(self._announced)]
 
