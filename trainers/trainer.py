@@ -12,7 +12,7 @@ import structlog
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message, Outgoing
-from headrace.infra.kafka.decoding import Refusal, Rejected, decode_own
+from headrace.infra.kafka.decoding import MessageRefused, Refusal, decode_own
 from headrace.infra.kafka.topic_reader import TopicReader
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.process.signals import MustRestart
@@ -137,9 +137,9 @@ class Trainer:
                     message.value, CuratedGroup, self.run.run_id, lambda one: f"a group of run {one.run_id}"
                 )
             key = UseId.of(curated)
-            found = self._intake.decode_entry(message, curated)
-        except Rejected as rejected:
-            return self._messages.build_dead_letter(message, rejected.refusal, key)
+            found = self._intake.build_entry_or_eviction(message, curated)
+        except MessageRefused as refused:
+            return self._messages.build_dead_letter(message, refused.refusal, key)
         if self._has_group(key):  # without its headers the dead letter concludes nothing: the other record does
             unnamed = replace(message, headers=[])
             return self._messages.build_dead_letter(

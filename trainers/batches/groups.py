@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.infra.recipe.settings import TrainerSettings
+from headrace.infra.store.object_sources import ObjectSource
+from headrace.schemas import codec
 from headrace.schemas.field_types import Float32s
 from headrace.schemas.records import CuratedGroup, Routing, Sampling, Sequence, TrajectoryGroup
 from headrace.trainers.advantages import RewardedSequence
@@ -59,6 +61,14 @@ class PreparedGroup:
             + (0 if one.routing is None else one.routing.nbytes)
             for one in self.sequences
         )
+
+
+def decode_group(objects: ObjectSource, curated: CuratedGroup) -> DecodedGroup:
+    """Return a curated group with its trajectories, fetched where the record holds a claim check."""
+    group = codec.decode(curated.group, TrajectoryGroup)
+    if group.claim is not None:
+        group = codec.decode(objects.get_group(group.claim), TrajectoryGroup)
+    return DecodedGroup(curated, group)
 
 
 def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
