@@ -17,12 +17,12 @@ from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.ids import UseId
-from headrace.schemas.records import CuratedGroup, NamedObject, TrajectoryGroup
+from headrace.schemas.records import CuratedGroup, NamedObject
 from headrace.trainers.advantages import RewardError
 from headrace.trainers.batches.batch import BatchError
 from headrace.trainers.batches.estimator import AdvantageError
 from headrace.trainers.batches.first_use_cache import FirstUseCache, LoggedFirstUses
-from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup, decode_group
+from headrace.trainers.batches.groups import PreparedGroup, decode_group
 from headrace.trainers.batches.window import Waiting, WindowEviction
 from headrace.trainers.checked_groups import prepare_checked_group
 from headrace.trainers.learner.limits import Limits
@@ -80,8 +80,8 @@ class Intake:
             with self._watch.measure("consume"):
                 found = self._first_uses.complete(message, curated)
             if found is None:
-                nothing = PreparedGroup(DecodedGroup(curated, TrajectoryGroup()), (), ())
-                return WindowEviction(self._build_waiting(message, curated, nothing), "missing")
+                empty = PreparedGroup.without_trajectories(curated)
+                return WindowEviction(self._build_waiting(message, curated, empty), "missing")
             with self._watch.measure("decode"):
                 return self._build_waiting(message, curated, self._prepare(found))
         except UNUSABLE as error:
@@ -89,7 +89,7 @@ class Intake:
 
     def _build_waiting(self, message: Message, curated: CuratedGroup, payload: PreparedGroup) -> Waiting[PreparedGroup]:
         return Waiting(
-            key=UseId.of(curated),
+            use_id=UseId.of(curated),
             min_version=curated.min_version,
             deadline_version=curated.deadline_version,
             arrival=self._arrivals,

@@ -150,7 +150,7 @@ class Trainer:
 
     def _has_group(self, key: UseId) -> bool:
         """Return whether a use waits in the window, or is in a batch under way."""
-        under_way = (entry.key for request in self._pipeline.list_under_way() for entry in request.batch)
+        under_way = (entry.use_id for request in self._pipeline.list_under_way() for entry in request.batch)
         return key in self.scheduler.window or key in under_way
 
     def follow_recipe(self, message: Message) -> Iterable[Outgoing]:

@@ -219,7 +219,7 @@ class _OfflineIntake:
             counts.replays["missing"] += 1
             return
         entry = Waiting(
-            key=UseId.of(curated),
+            use_id=UseId.of(curated),
             min_version=curated.min_version,
             deadline_version=self._deadline(curated),
             arrival=counts.read,

@@ -118,9 +118,11 @@ def build_parameters(sampling: Sampling) -> dict[str, Any]:
 def read_answer(found: dict[str, Any]) -> Answer:
     """Return an answer of `/generate`. Raises EngineError where ids, log-probabilities and versions do not agree."""
     meta, ids = found["meta_info"], np.asarray(found["output_ids"], np.int32)
-    told = meta.get("output_token_logprobs") or []
-    logprobs = np.asarray([one[0] for one in told], np.float32)
-    if len(logprobs) != len(ids) or any(one[1] != token for one, token in zip(told, ids.tolist(), strict=True)):
+    token_logprobs = meta.get("output_token_logprobs") or []
+    logprobs = np.asarray([one[0] for one in token_logprobs], np.float32)
+    if len(logprobs) != len(ids) or any(
+        one[1] != token for one, token in zip(token_logprobs, ids.tolist(), strict=True)
+    ):
         raise EngineError(f"SGLang gave {len(ids)} tokens and the log-probabilities of {len(logprobs)} other ones")
     spans = meta.get("weight_versions") if len(ids) else []
     if spans is None:

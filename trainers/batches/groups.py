@@ -44,6 +44,11 @@ class PreparedGroup:
     has_advantages: bool = False
     """Whether they are taken: they depend on no other group of the batch."""
 
+    @classmethod
+    def without_trajectories(cls, curated: CuratedGroup) -> PreparedGroup:
+        """Return a replay of which only the record is left: it can be evicted, and never trained on."""
+        return cls(DecodedGroup(curated, TrajectoryGroup()), (), ())
+
     @property
     def newest(self) -> int:
         """Version of the newest token that is kept; -1 for none."""

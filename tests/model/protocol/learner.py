@@ -134,7 +134,7 @@ class Pipeline:
         return bool(self._found)
 
     def begin(self, request: StepRequest) -> None:
-        self.learner.step([":".join(map(str, entry.key)) for entry in request.batch], request.version)
+        self.learner.step([":".join(map(str, entry.use_id)) for entry in request.batch], request.version)
         learner = Learner(self.learner.version, self.learner.state)
         stored = learner if request.checkpoint else None
         waiting = [flight for flight in self.flights if flight.uploaded is None]

@@ -210,7 +210,7 @@ def _chains_of(curation: Any) -> Key:
 def _entry_key(entry: Any) -> Key:
     decoded = entry.payload.decoded
     newest = find_version_range(decoded.trajectory_group.trajectories)[1]
-    return entry.key, entry.arrival, (entry.min_version, entry.deadline_version, newest), decoded.curated.revision
+    return entry.use_id, entry.arrival, (entry.min_version, entry.deadline_version, newest), decoded.curated.revision
 
 
 class TrainerProcess(Looped):
