@@ -23,7 +23,7 @@ from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import Generation, Sampling
 from headrace.producers.engines.torch_engine import TorchEngine
 from headrace.schemas.records import CuratedGroup, TrajectoryGroup
-from headrace.trainers.advantages import Member
+from headrace.trainers.advantages import RewardedSequence
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup, build_batch_sequences
 from headrace.trainers.learner.learner import Learner
@@ -138,11 +138,11 @@ def _played(
         group = answers[at * SAMPLES : (at + 1) * SAMPLES]
         texts = [str(start.tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in group]
         scores = [start.environment.score(problem, text).reward for text in texts]
-        members = tuple(
-            Member(index, "solver", reward, length=len(answer.ids))
+        rewarded = tuple(
+            RewardedSequence(index, "solver", reward, length=len(answer.ids))
             for index, (reward, answer) in enumerate(zip(scores, group, strict=True))
         )
-        groups.append(PreparedGroup(bare, members, tuple(_sequence(prompt, answer) for answer in group)))
+        groups.append(PreparedGroup(bare, rewarded, tuple(_sequence(prompt, answer) for answer in group)))
         rewards += scores
     return build_batch_sequences(groups, settings), rewards
 

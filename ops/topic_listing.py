@@ -21,19 +21,19 @@ def listing_of_recipe(name_or_path: str, sets: Sequence[str]) -> Table:
     recipe = load_recipe(name_or_path, sets)
     kafka = recipe.kafka
     if not kafka.bootstrap:
-        return _table(recipe.topic_specs_with(recipe.state_partitions), None)
+        return _build_table(recipe.topic_specs_with(recipe.state_partitions), None)
     connection = Connection(kafka.bootstrap, merge_client_settings(kafka.client), kafka.compression)
     refuse_unreachable(connection)
     specs = read_topic_specs(read_first_revision(RunAddress(connection, recipe.name)), recipe)
-    return _table(specs, ensure_topics(connection, specs))
+    return _build_table(specs, ensure_topics(connection, specs))
 
 
 def listing_of_run(run: Run) -> Table:
     """Return the topics of a run, made and checked."""
-    return _table(run.topic_specs, ensure_topics(run.connection, run.topic_specs))
+    return _build_table(run.topic_specs, ensure_topics(run.connection, run.topic_specs))
 
 
-def _table(specs: Sequence[TopicSpec], created: list[str] | None) -> Table:
+def _build_table(specs: Sequence[TopicSpec], created: list[str] | None) -> Table:
     table = Table("topic", "partitions", "kept", *(() if created is None else ("state",)), box=None, header_style="dim")
     for spec in specs:
         kept = "newest by key" if spec.config.get("cleanup.policy") == "compact" else "for ever"

@@ -57,11 +57,12 @@ class UseId(NamedTuple):
 
     stream: str
     number: int
-    use: int
+    use_number: int
+    """0 for the first training on the group, above 0 for replays."""
 
     def __str__(self) -> str:
         """Return `stream:number use N`."""
-        return f"{self.stream}:{self.number} use {self.use}"
+        return f"{self.stream}:{self.number} use {self.use_number}"
 
     @classmethod
     def of(cls, record: HasUse) -> UseId:

@@ -1,19 +1,20 @@
 """From rewards to advantages: a pure function for each estimator, by the name that a recipe calls it.
 
-All take the sequences of one group, or of a whole batch with `Member.group` telling its groups apart, and compute in
-float64. They return float32[n], one advantage for all generated tokens of a sequence, or n arrays float32[length], one
-for each generated token. Plain rewards, float[n], stand for n trajectories of one sequence of one token. What is
-compared is a *key*: the members of one group, and with `group_by` of one role, or of one role and turn. With
-`weight = trajectory` a trajectory is one value per key, the mean of its sequences' rewards there, and all its sequences
-there get the same advantage; with `weight = sequence` every sequence is a value. Values r_1..r_m of one key have the
-mean mu and the standard deviation sigma, unbiased unless said otherwise; a key of one value, or of equal ones, gives
-exactly 0. Statistics are over all members, kept or not; those over tokens are over the kept ones.
+All take the sequences of one group, or of a whole batch, where `RewardedSequence.group` tells its groups apart, and
+compute in float64. They return float32[n], one advantage for all generated tokens of a sequence, or n arrays
+float32[length], one for each generated token. Plain rewards, float[n], stand for n trajectories of one sequence of one
+token. What is compared is a *key*: the sequences of one group, and with `group_by` of one role, or of one role and
+turn. With `weight = trajectory` a trajectory is one value per key, the mean of its sequences' rewards there, and all
+its sequences there get the same advantage; with `weight = sequence` every sequence is a value. Values r_1..r_m of one
+key have the mean mu and the standard deviation sigma, unbiased unless said otherwise; a key of one value, or of equal
+ones, gives exactly 0. Statistics are over all sequences, kept or not; those over tokens are over the kept ones.
 
 All raise RewardError for what no advantage follows from, and ValueError for a parameter out of its range.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -48,7 +49,7 @@ class RewardError(HeadraceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RewardedSequence:
     """One sequence of a group, kept or not."""
 
     trajectory: int
@@ -72,8 +73,8 @@ class Member:
     """float64[length], a critic's value V_t before each generated token; None for V = 0."""
 
 
-Members: TypeAlias = Sequence[Member] | Sequence[float] | npt.NDArray[np.floating]
-"""Members of one group or of a batch."""
+RewardedSequences: TypeAlias = Sequence[RewardedSequence] | Sequence[float] | npt.NDArray[np.floating]
+"""Sequences of one group or of a batch."""
 Advantages: TypeAlias = Float32s | list[Float32s]
 """float32[n], or n arrays float32[length]."""
 
@@ -82,21 +83,27 @@ Advantages: TypeAlias = Float32s | list[Float32s]
 class ComparedValues:
     """The m values of one key."""
 
-    members: Int64s
-    """int64[k], which members they come from, ascending."""
+    sequences: Int64s
+    """int64[k], indices of the sequences that they come from, ascending."""
     value_of: Int64s
-    """int64[k], which value each of these members has."""
+    """int64[k], index of each one's value."""
     values: Floats
     """float64[m], the rewards."""
     lengths: Floats
     """float64[m], generated tokens."""
+
+    @property
+    def members(self) -> Int64s:
+        """Deprecated: the name that estimators of users may still read."""
+        warnings.warn("ComparedValues.members is called sequences now", DeprecationWarning, stacklevel=2)
+        return self.sequences
 
 
 # --------------------------------------------------------------------------------------------- compared within a key
 
 
 def grpo(
-    members: Members,
+    sequences: RewardedSequences,
     *,
     group_by: GroupBy = "task",
     weight: Weight = "trajectory",
@@ -113,33 +120,33 @@ def grpo(
         raise ValueError(f"std is sample or population, not {std!r}")
     at_least(0, eps=eps)
     return _apply_by_key(
-        members, group_by, weight, lambda key: (key.values - key.values.mean()) / (key.values.std(ddof=ddof) + eps)
+        sequences, group_by, weight, lambda key: (key.values - key.values.mean()) / (key.values.std(ddof=ddof) + eps)
     )
 
 
-def dr_grpo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+def dr_grpo(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
     """Dr. GRPO (arXiv 2503.20783): r - mu, float32[n]; meant for the loss aggregation `constant`."""
-    return _apply_by_key(members, group_by, weight, _centre)
+    return _apply_by_key(sequences, group_by, weight, _centre)
 
 
-def rloo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+def rloo(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
     """RLOO (arXiv 2402.14740): r_i less the mean of the others, m / (m-1) * (r - mu), float32[n]."""
     return _apply_by_key(
-        members, group_by, weight, lambda key: _centre(key) * (key.values.size / (key.values.size - 1))
+        sequences, group_by, weight, lambda key: _centre(key) * (key.values.size / (key.values.size - 1))
     )
 
 
-def maxrl(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+def maxrl(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
     """MaxRL (arXiv 2602.02710): (r - mu) / mu, and 0 where mu <= 0, float32[n]; meant for rewards >= 0."""
 
     def formula(key: ComparedValues) -> Floats:
         mean = key.values.mean()
         return _centre(key) / mean if mean > 0 else np.zeros_like(key.values)
 
-    return _apply_by_key(members, group_by, weight, formula)
+    return _apply_by_key(sequences, group_by, weight, formula)
 
 
-def opo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+def opo(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
     """OPO (arXiv 2505.23585): r_i - sum_j L_j r_j / sum_j L_j with L generated tokens, float32[n].
 
     The lengths of a trajectory's sequences add up. Where nothing was generated mu is the baseline.
@@ -150,11 +157,11 @@ def opo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "traje
         advantages: Floats = key.values - (weights * key.values).sum() / weights.sum()
         return advantages
 
-    return _apply_by_key(members, group_by, weight, formula)
+    return _apply_by_key(sequences, group_by, weight, formula)
 
 
 def pass_at_k(
-    members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
+    sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
 ) -> Float32s:
     """Pass@k with k = m (arXiv 2503.19595): the best has (r_max - r_2nd) / (sigma + eps), all others 0, float32[n]."""
     at_least(0, eps=eps)
@@ -164,82 +171,82 @@ def pass_at_k(
         lead = (best - second) / (key.values.std(ddof=1) + eps)
         return np.where(key.values == best, lead, 0.0)
 
-    return _apply_by_key(members, group_by, weight, formula)
+    return _apply_by_key(sequences, group_by, weight, formula)
 
 
-def given(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
-    """Subtract the workflow's own baseline from each sequence's reward: r - `Member.baseline`, float32[n].
+def given(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+    """Subtract the workflow's own baseline from each sequence's reward: r - `RewardedSequence.baseline`, float32[n].
 
     So ReMax (arXiv 2310.10505) is one whose workflow gives the reward of a greedy completion. Where the workflow gives
-    none, the mean mu of the member's key is the baseline. Raises RewardError for a group without any.
+    none, the mean mu of the sequence's key is the baseline. Raises RewardError for a group without any.
     """
-    known = _check_members(members)
+    known = _check_sequences(sequences)
     _check_baselines(known)
-    advantages = np.array([member.reward for member in known], np.float64)
+    advantages = np.array([sequence.reward for sequence in known], np.float64)
     baselines = np.zeros_like(advantages)
     for key in iterate_comparisons(known, group_by, weight):
-        baselines[key.members] = key.values.mean()
-    for index, member in enumerate(known):
-        if member.baseline is not None:
-            baselines[index] = member.baseline
+        baselines[key.sequences] = key.values.mean()
+    for index, sequence in enumerate(known):
+        if sequence.baseline is not None:
+            baselines[index] = sequence.baseline
     return _to_float32(np.where(np.abs(advantages - baselines) <= EQUAL, 0.0, advantages - baselines))
 
 
 # --------------------------------------------------------------------------------------- compared within a whole batch
 
 
-def gpg(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+def gpg(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
     """GPG (arXiv 2504.02546, as in verl): (B / nonzero) * (r - mu), float32[n].
 
     B counts the batch's sequences, `nonzero` those whose reward is not 0, and is at least 1.
     """
-    known = _check_members(members)
-    nonzero = sum(member.reward != 0 for member in known)
+    known = _check_sequences(sequences)
+    nonzero = sum(sequence.reward != 0 for sequence in known)
     return _apply_by_key(known, group_by, weight, lambda key: _centre(key) * (len(known) / max(nonzero, 1)))
 
 
 def lite_ppo(
-    members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
+    sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
 ) -> Float32s:
     """Lite PPO (arXiv 2508.08221): (r - mu) / (sigma_batch + eps), float32[n].
 
     sigma_batch is the unbiased deviation of all values of the batch, whatever their key.
     """
     at_least(0, eps=eps)
-    known = _check_members(members)
+    known = _check_sequences(sequences)
     values = np.concatenate([np.empty(0), *(key.values for key in iterate_comparisons(known, group_by, weight))])
     sigma = values.std(ddof=1) if values.size > 1 else 0.0
     return _apply_by_key(known, group_by, weight, lambda key: _centre(key) / (sigma + eps))
 
 
-def reinforce_pp(members: Members, *, gamma: float = 1.0, eps: float = 1e-5) -> list[Float32s]:
+def reinforce_pp(sequences: RewardedSequences, *, gamma: float = 1.0, eps: float = 1e-5) -> list[Float32s]:
     """REINFORCE++ (arXiv 2501.03262): R_t = sum_{s >= t} gamma^(s-t) r_s, whitened, n arrays float32[length].
 
     Steps of gamma are generated tokens: observations between them do not count. Whitened over the generated tokens of
     the batch, as `batch_norm`.
     """
     within(0, 1, gamma=gamma)
-    known = _check_members(members)
-    returns = [_sum_discounted(_rewards_of(member), gamma) for member in known]
+    known = _check_sequences(sequences)
+    returns = [_sum_discounted(_rewards_of(sequence), gamma) for sequence in known]
     return _to_float32s(_whiten(returns, known, eps))
 
 
 def reinforce_pp_baseline(
-    members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
+    sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
 ) -> Float32s:
     """REINFORCE++ with the group as baseline (arXiv 2501.03262): r - mu, whitened as `batch_norm`, float32[n]."""
-    known = _check_members(members)
+    known = _check_sequences(sequences)
     centred = _apply_by_key_exactly(known, group_by, weight, _centre)
     return _whiten_each(centred, known, eps)
 
 
-def batch_norm(advantages: Advantages, members: Members, *, eps: float = 1e-5) -> Advantages:
+def batch_norm(advantages: Advantages, sequences: RewardedSequences, *, eps: float = 1e-5) -> Advantages:
     """Return (A - mean) / (std + eps) in the form of `advantages`, over the generated tokens of all kept sequences.
 
     The deviation is unbiased, and a sequence weighs as much as it has tokens. Fewer than 2 tokens, or equal advantages,
     give exactly 0.
     """
-    known = _check_members(members)
+    known = _check_sequences(sequences)
     if isinstance(advantages, np.ndarray):
         return _whiten_each(advantages.astype(np.float64), known, eps)
     return _to_float32s(_whiten([each.astype(np.float64) for each in advantages], known, eps))
@@ -249,7 +256,7 @@ def batch_norm(advantages: Advantages, members: Members, *, eps: float = 1e-5) -
 
 
 def gae(
-    members: Members, *, gamma: float = 1.0, lam: float = 1.0, length_adaptive: float | None = None
+    sequences: RewardedSequences, *, gamma: float = 1.0, lam: float = 1.0, length_adaptive: float | None = None
 ) -> list[Float32s]:
     """GAE (arXiv 1506.02438) of each sequence's generated tokens, as `generalized_advantage`: n arrays float32[length].
 
@@ -259,11 +266,11 @@ def gae(
     if length_adaptive is not None and not length_adaptive > 0:
         raise ValueError(f"length_adaptive must be above 0, got {length_adaptive}")
     found = []
-    for member in _check_members(members):
+    for sequence in _check_sequences(sequences):
         decay = lam
         if length_adaptive is not None:
-            decay = max(0.0, 1 - 1 / (length_adaptive * max(member.length, 1)))
-        advantages, _ = generalized_advantage(_rewards_of(member), member.token_values, gamma=gamma, lam=decay)
+            decay = max(0.0, 1 - 1 / (length_adaptive * max(sequence.length, 1)))
+        advantages, _ = generalized_advantage(_rewards_of(sequence), sequence.token_values, gamma=gamma, lam=decay)
         found.append(advantages)
     return _to_float32s(found)
 
@@ -314,10 +321,10 @@ def rae(
     """
     within(0, 1, decay=decay)
     known, advantages = dict(baselines or {}), np.zeros(len(rewards), np.float64)
-    for index, (member, role) in enumerate(zip(_check_members(rewards), roles, strict=True)):
+    for index, (sequence, role) in enumerate(zip(_check_sequences(rewards), roles, strict=True)):
         before = known.get(role, 0.0)
-        advantages[index] = member.reward - before
-        known[role] = decay * before + (1 - decay) * member.reward
+        advantages[index] = sequence.reward - before
+        known[role] = decay * before + (1 - decay) * sequence.reward
     return _to_float32(advantages), known
 
 
@@ -347,40 +354,45 @@ WHOLE_BATCH = frozenset({"gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseli
 # ---------------------------------------------------------------------------------------------------------------- parts
 
 
-def iterate_comparisons(members: Sequence[Member], group_by: GroupBy, weight: Weight) -> Iterator[ComparedValues]:
-    """Yield the values of every key, keys in the order of their first members. For estimators of your own, too."""
+def iterate_comparisons(
+    sequences: Sequence[RewardedSequence], group_by: GroupBy, weight: Weight
+) -> Iterator[ComparedValues]:
+    """Yield the values of every key, keys in the order in which they begin. For estimators of your own, too."""
     if group_by not in _KEYS or weight not in ("trajectory", "sequence"):
         raise ValueError(
             f"group_by is one of {', '.join(_KEYS)}, weight trajectory or sequence; got {group_by!r}, {weight!r}"
         )
     indices: dict[tuple[object, ...], list[int]] = {}
-    for index, member in enumerate(members):
-        indices.setdefault(tuple(getattr(member, part) for part in _KEYS[group_by]), []).append(index)
+    for index, sequence in enumerate(sequences):
+        indices.setdefault(tuple(getattr(sequence, part) for part in _KEYS[group_by]), []).append(index)
     for those in indices.values():
-        rewards = np.array([members[index].reward for index in those], np.float64)
-        lengths = np.array([members[index].length for index in those], np.float64)
+        rewards = np.array([sequences[index].reward for index in those], np.float64)
+        lengths = np.array([sequences[index].length for index in those], np.float64)
         value_of = np.arange(len(those))
         if weight == "trajectory":
-            _, value_of = np.unique([members[index].trajectory for index in those], return_inverse=True)
+            _, value_of = np.unique([sequences[index].trajectory for index in those], return_inverse=True)
             rewards = np.bincount(value_of, rewards) / np.bincount(value_of)
             lengths = np.bincount(value_of, lengths).astype(np.float64)
         yield ComparedValues(np.array(those, np.int64), value_of, rewards, lengths)
 
 
 def _apply_by_key(
-    members: Members, group_by: GroupBy, weight: Weight, formula: Callable[[ComparedValues], Floats]
+    sequences: RewardedSequences, group_by: GroupBy, weight: Weight, formula: Callable[[ComparedValues], Floats]
 ) -> Float32s:
-    return _to_float32(_apply_by_key_exactly(_check_members(members), group_by, weight, formula))
+    return _to_float32(_apply_by_key_exactly(_check_sequences(sequences), group_by, weight, formula))
 
 
 def _apply_by_key_exactly(
-    members: Sequence[Member], group_by: GroupBy, weight: Weight, formula: Callable[[ComparedValues], Floats]
+    sequences: Sequence[RewardedSequence],
+    group_by: GroupBy,
+    weight: Weight,
+    formula: Callable[[ComparedValues], Floats],
 ) -> Floats:
     """Return float64[n]; `formula` sees keys of at least two values that differ."""
-    advantages = np.zeros(len(members), np.float64)
-    for key in iterate_comparisons(members, group_by, weight):
+    advantages = np.zeros(len(sequences), np.float64)
+    for key in iterate_comparisons(sequences, group_by, weight):
         if _has_spread(key.values):
-            advantages[key.members] = formula(key)[key.value_of]
+            advantages[key.sequences] = formula(key)[key.value_of]
     return advantages
 
 
@@ -393,16 +405,18 @@ def _has_spread(values: Floats) -> bool:
     return values.size > 1 and bool(values.max() - values.min() > EQUAL)
 
 
-def _whiten_each(advantages: Floats, members: Sequence[Member], eps: float) -> Float32s:
+def _whiten_each(advantages: Floats, sequences: Sequence[RewardedSequence], eps: float) -> Float32s:
     """Return float32[n] for float64[n], whitened."""
-    return _to_float32(np.concatenate([np.empty(0), *_whiten(list(advantages[:, None]), members, eps)]))
+    return _to_float32(np.concatenate([np.empty(0), *_whiten(list(advantages[:, None]), sequences, eps)]))
 
 
-def _whiten(advantages: Sequence[Floats], members: Sequence[Member], eps: float) -> list[Floats]:
-    """Normalise n arrays, float64[length] or float64[1] for all tokens, over all tokens of kept members."""
+def _whiten(advantages: Sequence[Floats], sequences: Sequence[RewardedSequence], eps: float) -> list[Floats]:
+    """Normalise n arrays, float64[length] or float64[1] for all tokens, over all tokens of kept sequences."""
     at_least(0, eps=eps)
     kept = [
-        np.broadcast_to(each, member.length) for each, member in zip(advantages, members, strict=True) if member.kept
+        np.broadcast_to(each, sequence.length)
+        for each, sequence in zip(advantages, sequences, strict=True)
+        if sequence.kept
     ]
     tokens = np.concatenate([np.empty(0), *kept])
     if not _has_spread(tokens):
@@ -411,12 +425,12 @@ def _whiten(advantages: Sequence[Floats], members: Sequence[Member], eps: float)
     return [(each - mean) / (deviation + eps) for each in advantages]
 
 
-def _rewards_of(member: Member) -> Floats:
+def _rewards_of(sequence: RewardedSequence) -> Floats:
     """Return float64[length], the reward of each generated token."""
-    if member.token_rewards is not None:
-        return member.token_rewards
-    rewards = np.zeros(member.length, np.float64)
-    rewards[-1:] = member.reward
+    if sequence.token_rewards is not None:
+        return sequence.token_rewards
+    rewards = np.zeros(sequence.length, np.float64)
+    rewards[-1:] = sequence.reward
     return rewards
 
 
@@ -429,24 +443,27 @@ def _sum_discounted(values: Floats, factor: float) -> Floats:
     return sums
 
 
-def _check_members(members: Members) -> list[Member]:
-    """Return members, plain rewards as trajectories of one token. Raises RewardError for what nothing follows from."""
+def _check_sequences(sequences: RewardedSequences) -> list[RewardedSequence]:
+    """Return the sequences; plain rewards become trajectories of one token.
+
+    Raises RewardError for what no advantage follows from.
+    """
     known = [
-        member if isinstance(member, Member) else Member(index, "", float(member))
-        for index, member in enumerate(members)
+        sequence if isinstance(sequence, RewardedSequence) else RewardedSequence(index, "", float(sequence))
+        for index, sequence in enumerate(sequences)
     ]
-    _check_finite("rewards", [member.reward for member in known], "mend the environment's scorer")
+    _check_finite("rewards", [sequence.reward for sequence in known], "mend the environment's scorer")
     _check_finite(
         "baselines", [m.baseline for m in known if m.baseline is not None], "mend the workflow that gives them"
     )
-    for member in known:
-        for what, values in (("token rewards", member.token_rewards), ("token values", member.token_values)):
+    for sequence in known:
+        for what, values in (("token rewards", sequence.token_rewards), ("token values", sequence.token_values)):
             if values is None:
                 continue
-            if values.shape != (member.length,):
+            if values.shape != (sequence.length,):
                 raise RewardError(
-                    f"{what} of shape {values.shape} for a sequence of {member.length} generated tokens; give one per "
-                    "generated token"
+                    f"{what} of shape {values.shape} for a sequence of {sequence.length} generated tokens; give one "
+                    "per generated token"
                 )
             _check_finite(what, values, "mend what gives them")
     return known
@@ -459,8 +476,8 @@ def _check_finite(what: str, numbers: npt.ArrayLike, remedy: str) -> None:
         raise RewardError(f"a group's {what} must be finite and below {_LARGEST:g}, got {wrong[:_SHOWN]}: {remedy}")
 
 
-def _check_baselines(members: Sequence[Member]) -> None:
-    bare = {member.group for member in members} - {m.group for m in members if m.baseline is not None}
+def _check_baselines(sequences: Sequence[RewardedSequence]) -> None:
+    bare = {sequence.group for sequence in sequences} - {m.group for m in sequences if m.baseline is not None}
     if bare:
         raise RewardError(
             "the advantage `given` needs baselines, and the workflow gave none to a whole group: set `baseline` on its "
@@ -477,4 +494,4 @@ def _to_float32s(advantages: Sequence[Floats]) -> list[Float32s]:
     return [_to_float32(each) for each in advantages]
 
 
-__getattr__ = deprecated_names(__name__, {"compared": iterate_comparisons})
+__getattr__ = deprecated_names(__name__, {"compared": iterate_comparisons, "Member": RewardedSequence})

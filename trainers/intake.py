@@ -10,20 +10,19 @@ from functools import cached_property
 from blake3 import blake3
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.decoding import Rejected
+from headrace.infra.kafka.decoding import MessageRefused
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.ids import UseId
-from headrace.schemas.records import CuratedGroup, NamedObject, TrajectoryGroup
+from headrace.schemas.records import CuratedGroup, NamedObject
 from headrace.trainers.advantages import RewardError
 from headrace.trainers.batches.batch import BatchError
 from headrace.trainers.batches.estimator import AdvantageError
 from headrace.trainers.batches.first_use_cache import FirstUseCache, LoggedFirstUses
-from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup
-from headrace.trainers.batches.trained_groups import decode_group
+from headrace.trainers.batches.groups import PreparedGroup, decode_group
 from headrace.trainers.batches.window import Waiting, WindowEviction
 from headrace.trainers.checked_groups import prepare_checked_group
 from headrace.trainers.learner.limits import Limits
@@ -68,12 +67,12 @@ class Intake:
         """The version by which groups are old: the trainer's; of a shadow, that of the engines that play for it."""
         return self._head if self._settings.is_shadow else self._newest_version()
 
-    def decode_entry(
+    def build_entry_or_eviction(
         self, message: Message, curated: CuratedGroup
     ) -> Waiting[PreparedGroup] | WindowEviction[PreparedGroup]:
         """Return a group as it waits in the window; a replay gets the group of its first use.
 
-        A replay whose first use has left the log is evicted as `missing`. Raises Rejected as `unusable`.
+        A replay whose first use has left the log is evicted as `missing`. Raises MessageRefused as `unusable`.
         """
         self._arrivals += 1
         self.arrived_at = time.monotonic()
@@ -81,16 +80,16 @@ class Intake:
             with self._watch.measure("consume"):
                 found = self._first_uses.complete(message, curated)
             if found is None:
-                nothing = PreparedGroup(DecodedGroup(curated, TrajectoryGroup()), (), ())
-                return WindowEviction(self._build_waiting(message, curated, nothing), "missing")
+                empty = PreparedGroup.without_trajectories(curated)
+                return WindowEviction(self._build_waiting(message, curated, empty), "missing")
             with self._watch.measure("decode"):
                 return self._build_waiting(message, curated, self._prepare(found))
         except UNUSABLE as error:
-            raise Rejected("unusable", str(error)) from error
+            raise MessageRefused("unusable", str(error)) from error
 
     def _build_waiting(self, message: Message, curated: CuratedGroup, payload: PreparedGroup) -> Waiting[PreparedGroup]:
         return Waiting(
-            key=UseId.of(curated),
+            use_id=UseId.of(curated),
             min_version=curated.min_version,
             deadline_version=curated.deadline_version,
             arrival=self._arrivals,

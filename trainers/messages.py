@@ -80,7 +80,7 @@ class TrainerMessages:
         for entry in batch:
             message = read_one(self.run.connection, (topic, entry.partition), entry.offset)
             if message is not None:
-                outgoing += self.build_dead_letter(message, Refusal("poison", why), entry.key)
+                outgoing += self.build_dead_letter(message, Refusal("poison", why), entry.use_id)
         return outgoing
 
     def report_evictions(self, evictions: Sequence[WindowEviction[PreparedGroup]]) -> list[Outgoing]:
@@ -177,7 +177,7 @@ class TrainerMessages:
 
 
 def _build_use(entry: Waiting[PreparedGroup]) -> GroupUse:
-    return GroupUse(*entry.key, entry.partition, entry.offset)
+    return GroupUse(*entry.use_id, entry.partition, entry.offset)
 
 
 def _build_eviction(eviction: WindowEviction[PreparedGroup]) -> records.Eviction:

@@ -15,7 +15,7 @@ from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.trainers.batches.evictions import Evictions
 from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import T, Waiting, Window, WindowEviction, count_next_batch
-from headrace.trainers.versions.lost_objects import StoreLooks
+from headrace.trainers.versions.lost_objects import StoreChecks
 
 RUN_DRY_S = 3.0
 """When the run is over a shadow waits for so long for what its curator still writes; what comes later is trained too,
@@ -36,8 +36,8 @@ class TrainingProgress:
     """Since when the learner rests, by the scheduler's clock; while it does."""
     has_version: bool
     """Whether the oldest version that was begun can be committed."""
-    has_look: bool
-    """Whether a look at the store has ended."""
+    has_store_check: bool
+    """Whether a check of the store has ended."""
     version_now: int
     """The version by which groups are old."""
     arrived_at: float
@@ -45,8 +45,8 @@ class TrainingProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class EndLook:
-    """Take the result of the look at the store; announce the whole weights that it published, if it did."""
+class EndStoreCheck:
+    """Take the result of the check of the store; publish the whole weights that it uploaded, if it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class BeginStep(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtStore:
+class CheckStore:
     """See whether the store still has what leads to the newest version."""
 
     read: bool
@@ -116,13 +116,13 @@ class Rest:
 
 
 Action: TypeAlias = (
-    EndLook
+    EndStoreCheck
     | CommitVersion[T]
     | ReportEvictions[T]
     | PoisonBatch[T]
     | NoteStep
     | BeginStep[T]
-    | LookAtStore
+    | CheckStore
     | Leave
     | Rest
 )
@@ -154,7 +154,7 @@ class Scheduler(Generic[T]):
         capacity = (settings.max_staleness + 1) * settings.groups_per_batch
         self.window = Window[T](capacity, settings.order, seed, least=settings.groups_per_batch)
         self._evictions = Evictions[T](clock)
-        self._looks = StoreLooks(clock)
+        self._store_checks = StoreChecks(clock)
         self.ended = ended
         """Why the run is over; empty while it is not."""
         self._leaves = False
@@ -177,8 +177,8 @@ class Scheduler(Generic[T]):
 
     def choose_action(self, at: TrainingProgress) -> Action[T]:
         """Return what to do now; what it holds has left the window and is not named again."""
-        if at.has_look:
-            return EndLook()
+        if at.has_store_check:
+            return EndStoreCheck()
         if is_over := self.is_over(at):
             # Before the last version: its record names all that the trainer has read and will never train on.
             self._evictions.end(self.window.pop(len(self.window)))
@@ -191,11 +191,11 @@ class Scheduler(Generic[T]):
         waits = self.has_batch(at)
         if self._evictions.is_due(at.is_empty, waits):
             return ReportEvictions(self._evictions.pop_all())
-        return self._begin(at) if waits else self._look(at)
+        return self._begin(at) if waits else self._check_store(at)
 
-    def _look(self, at: TrainingProgress) -> Action[T]:
-        is_due = at.is_empty and self._looks.is_due(max(at.arrived_at, at.free_since))
-        return LookAtStore(self._looks.is_reading, self._looks.is_applying) if is_due else Rest()
+    def _check_store(self, at: TrainingProgress) -> Action[T]:
+        is_due = at.is_empty and self._store_checks.is_due(max(at.arrived_at, at.free_since))
+        return CheckStore(self._store_checks.is_reading, self._store_checks.is_applying) if is_due else Rest()
 
     def _begin(self, at: TrainingProgress) -> Action[T]:
         """Begin a step; or do what is to be committed before: that it begins, or that its groups are poison."""

@@ -12,7 +12,7 @@ import structlog
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message, Outgoing
-from headrace.infra.kafka.decoding import Refusal, Rejected, decode_own
+from headrace.infra.kafka.decoding import MessageRefused, Refusal, decode_own
 from headrace.infra.kafka.topic_reader import TopicReader
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.process.signals import MustRestart
@@ -29,10 +29,10 @@ from headrace.trainers.learner.step_metrics import group_metrics, sampling_versi
 from headrace.trainers.messages import UNKNOWN_USE, TrainerMessages
 from headrace.trainers.scheduler import (
     BeginStep,
+    CheckStore,
     CommitVersion,
-    EndLook,
+    EndStoreCheck,
     Leave,
-    LookAtStore,
     NoteStep,
     PoisonBatch,
     ReportEvictions,
@@ -137,9 +137,9 @@ class Trainer:
                     message.value, CuratedGroup, self.run.run_id, lambda one: f"a group of run {one.run_id}"
                 )
             key = UseId.of(curated)
-            found = self._intake.decode_entry(message, curated)
-        except Rejected as rejected:
-            return self._messages.build_dead_letter(message, rejected.refusal, key)
+            found = self._intake.build_entry_or_eviction(message, curated)
+        except MessageRefused as refused:
+            return self._messages.build_dead_letter(message, refused.refusal, key)
         if self._has_group(key):  # without its headers the dead letter concludes nothing: the other record does
             unnamed = replace(message, headers=[])
             return self._messages.build_dead_letter(
@@ -150,7 +150,7 @@ class Trainer:
 
     def _has_group(self, key: UseId) -> bool:
         """Return whether a use waits in the window, or is in a batch under way."""
-        under_way = (entry.key for request in self._pipeline.list_under_way() for entry in request.batch)
+        under_way = (entry.use_id for request in self._pipeline.list_under_way() for entry in request.batch)
         return key in self.scheduler.window or key in under_way
 
     def follow_recipe(self, message: Message) -> Iterable[Outgoing]:
@@ -168,8 +168,8 @@ class Trainer:
         if self._finished is None and self.scheduler.is_over(at):
             self._log_the_end(at.version)
         match self.scheduler.choose_action(at):
-            case EndLook():
-                return self._end_look()
+            case EndStoreCheck():
+                return self._end_store_check()
             case CommitVersion(evictions):
                 return self._commit_version(self._pipeline.take_version(), evictions)
             case ReportEvictions(evictions):
@@ -181,8 +181,8 @@ class Trainer:
                 return self._note_step(step)
             case BeginStep() as step:
                 self._pipeline.begin(self._plan_step(step))
-            case LookAtStore(read, apply):
-                self._pipeline.look(read=read, apply=apply)
+            case CheckStore(read, apply):
+                self._pipeline.check_store(read=read, apply=apply)
             case Leave() if self._finished is not None:
                 self._finished.set()
         return ()
@@ -195,13 +195,13 @@ class Trainer:
             is_empty=pipeline.is_empty,
             free_since=pipeline.free_since,
             has_version=pipeline.has_version,
-            has_look=pipeline.has_look,
+            has_store_check=pipeline.has_store_check,
             version_now=self._intake.version_now,
             arrived_at=self._intake.arrived_at,
         )
 
-    def _end_look(self) -> list[Outgoing]:
-        """Return the event of whole weights that a look at the store has published, if it has."""
+    def _end_store_check(self) -> list[Outgoing]:
+        """Return the event of whole weights that a check of the store has uploaded, if it has."""
         self._announced = self._pipeline.take_whole()
         return [] if self._announced is None else [self._announcer.build_message(self._announced)]
 

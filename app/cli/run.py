@@ -90,7 +90,7 @@ def try_recipe(
         typer.Option(
             "--answer",
             metavar="[POLICY=]TEXT",
-            help="Answer of a policy, call by call, instead of generating. Repeatable.",
+            help="Text that the policy answers instead of generating. Repeatable: each call takes the next one.",
         ),
     ] = None,
     as_json: JsonOption = False,

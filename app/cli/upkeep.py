@@ -68,7 +68,10 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
     data: DataChoice = None,
     keep_versions: Annotated[
         int,
-        typer.Option(min=1, help="Newest versions to keep the weights of; at least 64, which workers start from."),
+        typer.Option(
+            min=1,
+            help="Newest versions whose weights to keep. Less than 64 counts as 64: workers may still load these.",
+        ),
     ] = 64,
     keep_checkpoints: Annotated[
         int | None, typer.Option(min=1, help="Newest checkpoints to keep; all if not given.", show_default=False)

@@ -27,7 +27,7 @@ RISE = 0.02
 """Smallest difference between the first and the last versions that counts as a rise."""
 HIGH_ENOUGH = 0.9
 """Above this reward the run can hardly improve."""
-MANY_DROPPED = 0.7
+MANY_DISCARDED = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def explain_no_rise(signs: Signs) -> str:
         return ""
     share = sum(signs.discarded.values()) / signs.concluded if signs.concluded else 0.0
     measured = (
-        f"{share:.0%} of the groups dropped, staleness {signs.staleness_mean:.1f}, log-probability gap "
+        f"{share:.0%} of the groups discarded, staleness {signs.staleness_mean:.1f}, log-probability gap "
         f"{signs.logprob_gap_mean:.2g}"
     )
     return f"Reward does not rise ({first:.2f} → {last:.2f}). {_cause(signs, share, last)} [{measured}]"
@@ -67,10 +67,10 @@ def _cause(signs: Signs, share: float, reward: float) -> str:
             "Engine and trainer disagree on log-probabilities: check that both have the same weights, tokenizer and "
             "sampling temperature."
         )
-    if share > MANY_DROPPED:
+    if share > MANY_DISCARDED:
         reason = max(signs.discarded, key=lambda name: signs.discarded[name])
         if reason != "zero_variance":
-            return f"Most groups are dropped for {reason}: little is left to learn from."
+            return f"Most groups are discarded as {reason}: little is left to learn from."
         how = "too easy: take a harder tier" if reward > 0.5 else "too hard: warm up longer, or take an easier tier"
         return f"In most groups all rewards are equal, as the tasks are {how}."
     if signs.staleness_mean > max(2.0, 0.8 * signs.max_staleness):
@@ -172,8 +172,8 @@ def _facts(summary: Summary) -> Table:
     if summary.ended == EARLY_STOP:
         table.add_row("ended", "early: the held-out reward did not rise any more (evaluate.stop_after)")
     _add_rewards(table, summary.policies)
-    dropped = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
-    table.add_row("groups", f"{groups.issued} issued = {groups.trained} trained + dropped ({dropped})")
+    discarded = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
+    table.add_row("groups", f"{groups.issued} issued = {groups.trained} trained + discarded ({discarded})")
     table.add_row("", f"+ {groups.dead} dead + {groups.in_flight} in flight")
     counts = {name: one.groups for name, one in summary.policies.items()}
     counts |= {name: one.groups for name, one in summary.shadows.items()}

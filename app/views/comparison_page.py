@@ -56,12 +56,12 @@ def comparison_page(found: Comparison) -> RenderableType:
         for names in TABLES:
             shown = [at for at, name in enumerate(columns, 1) if name in names]
             if shown:
-                parts += [Text(), _table((policy, *columns), rows, shown)]
+                parts += [Text(), _build_table((policy, *columns), rows, shown)]
     parts += [Text(), Text(NOTE, style="dim")]
     return Group(*parts, *(Text(line, style="red") for line in found.warnings))
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> Table:
+def _build_table(header: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> Table:
     table = Table(header[0], box=None, header_style="dim", pad_edge=False)
     table.columns[0].no_wrap = True
     for at in shown:

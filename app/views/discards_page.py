@@ -35,13 +35,13 @@ def _policy(ledger: PolicyDiscards) -> list[RenderableType]:
     total = trained.groups + gone
     if not total:
         return [Text("No group has concluded yet.")]
-    table = _table("groups")
+    table = _build_table("groups")
     _add(table, "trained", trained, total)
     for reason, row in discarded.items():
         _add(table, reason, row, total)
     parts: list[RenderableType] = [table, Text(verdict(ledger.bias, gone))]
     if alone:
-        left_out = _table("trajectories left out of kept groups")
+        left_out = _build_table("trajectories left out of kept groups")
         for reason, row in alone.items():
             _add(left_out, reason, row, None)
         parts += [Text(), left_out]
@@ -79,7 +79,7 @@ def _in_words(bias: Bias) -> list[str]:
     return [f"{value:.{digits}f}" for value in (bias.ratio, bias.low, bias.high)]
 
 
-def _table(title: str) -> Table:
+def _build_table(title: str) -> Table:
     table = Table(title, *NUMBERS, box=None, header_style="dim")
     for column in table.columns[1:]:
         column.justify = "right"

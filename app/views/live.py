@@ -30,7 +30,7 @@ from headrace.schemas.ids import now_ms
 REFRESH_S = 0.5
 BUSY_SHARE = 0.05
 """Largest share of a core to spend on figures, for any number of groups."""
-LINE_S = 5.0
+PLAIN_INTERVAL_S = 5.0
 LAG_S = 4.0
 WELL_S = 5.0
 GOOD_NEWS = {"failing": "episodes succeed again", "dropped": "groups are trained again"}
@@ -215,7 +215,7 @@ class LivePage:
             self._live.update(page(moment, self._console.width), refresh=True)
         elif began >= self._line_due:
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
-            self._line_due = began + LINE_S
+            self._line_due = began + PLAIN_INTERVAL_S
         self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
 
 

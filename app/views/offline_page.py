@@ -21,7 +21,7 @@ from headrace.ops.offline.replayer import Replayed
 
 def archive_page(done: Archived) -> RenderableType:
     """Return what `headrace archive` shows."""
-    table = _table("topic", "records", "bytes", "files", "new this time")
+    table = _build_table("topic", "records", "bytes", "files", "new this time")
     for name, one in done.topics.items():
         new = f"{one.new_records:,}"
         table.add_row(name, f"{one.records:,}", format_bytes(one.bytes), f"{one.files:,}", new)
@@ -48,7 +48,7 @@ def _describe_deleted(topic: str, offsets: int) -> str:
 
 def replay_page(done: Replayed) -> RenderableType:
     """Return what `headrace replay` shows."""
-    table = _table("topic", "records", "new this time")
+    table = _build_table("topic", "records", "new this time")
     for name, one in done.topics.items():
         table.add_row(name, f"{one.records:,}", f"{one.new_records:,}")
     parts: list[RenderableType] = [_title("replayed", done, done.into), table]
@@ -59,7 +59,7 @@ def replay_page(done: Replayed) -> RenderableType:
 
 def offline_page(done: Curated) -> RenderableType:
     """Return what `headrace offline curate` shows."""
-    table = _table("policy", "read", "kept", "again", "dropped", "of those kept", "dead")
+    table = _build_table("policy", "read", "kept", "again", "dropped", "of those kept", "dead")
     for policy, one in done.policies.items():
         gone = (one.dropped, one.dropped_trajectories, one.dead)
         cells = [", ".join(f"{n:,} {why}" for why, n in counts.items()) or "0" for counts in gone]
@@ -72,7 +72,7 @@ def offline_page(done: Curated) -> RenderableType:
 
 def export_page(done: Exported) -> RenderableType:
     """Return what `headrace export` shows."""
-    table = _table("outcome", "trajectories")
+    table = _build_table("outcome", "trajectories")
     for outcome, count in done.outcomes.items():
         table.add_row(outcome, f"{count:,}")
     what = f"  {done.topic} of {done.archive} into {done.file}"
@@ -88,7 +88,7 @@ def _title(what: str, done: Archived | Replayed, where: str) -> Text:
     return Text.assemble((what, "bold"), f"  run {done.run} into {where}, {done.seconds:.1f} s")
 
 
-def _table(first: str, *others: str) -> Table:
+def _build_table(first: str, *others: str) -> Table:
     table = Table(first, *others, box=None, header_style="dim")
     for column in table.columns[1:]:
         column.justify = "right"

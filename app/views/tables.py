@@ -42,8 +42,8 @@ def status_table(status: Status) -> RenderableType:
         table.add_row(what, Text(words, style="red" if what == "error" else ""))
     groups = found.groups
     table.add_row("groups", f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight")
-    dropped = " · ".join(f"{count} {reason}" for reason, count in groups.discarded.items())
-    table.add_row("dropped", f"{dropped or 'none'} · {groups.dead} dead")
+    discarded = " · ".join(f"{count} {reason}" for reason, count in groups.discarded.items())
+    table.add_row("discarded", f"{discarded or 'none'} · {groups.dead} dead")
     for line in replay_lines(
         {**found.policies, **{variant: shadow.groups for variant, shadow in found.shadows.items()}}
     ):
@@ -135,12 +135,12 @@ def _lines(status: RunFigures) -> Iterator[tuple[str, str]]:
 def shadow_in_words(policy_variant: str, shadow: ShadowFigures) -> str:
     """Return the state of a shadow in words."""
     groups = shadow.groups
-    dropped = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
+    discarded = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
     words = [f"{policy_variant} " + (f"at version {shadow.version}" if shadow.version >= 0 else "has not begun")]
     if (gap := shadow.off_policy_gap) is not None:
         beside = shadow.off_policy_gap_beside
         words.append(f"off-policy gap {gap:.1e}" + (f" (beside it {beside:.1e})" if beside is not None else ""))
-    words.append(f"groups {groups.trained} trained, dropped {dropped}, {groups.in_flight} in flight")
+    words.append(f"groups {groups.trained} trained, discarded {discarded}, {groups.in_flight} in flight")
     return " · ".join(words)
 
 

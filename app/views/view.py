@@ -81,7 +81,7 @@ def line(moment: Moment) -> str:
     words = [f"{clock(moment.elapsed_s):>6}", *(_policy_words(moment, policy) for policy in moment.recipe.policies)]
     groups = figures.groups
     words.append(
-        f"groups issued={groups.issued} trained={groups.trained} dropped={sum(groups.discarded.values())} "
+        f"groups issued={groups.issued} trained={groups.trained} discarded={sum(groups.discarded.values())} "
         f"dead={groups.dead} in_flight={groups.in_flight}"
     )
     if replayed := sum(counts.replayed for counts in figures.policies.values()):
@@ -185,8 +185,8 @@ def _numbers(moment: Moment) -> Table:
         "groups",
         f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight · {groups.dead} dead",
     )
-    dropped = " · ".join(f"{count} {reason}" for reason, count in sorted(groups.discarded.items()))
-    table.add_row("dropped", dropped or "none")
+    discarded = " · ".join(f"{count} {reason}" for reason, count in sorted(groups.discarded.items()))
+    table.add_row("discarded", discarded or "none")
     counts = {**figures.policies, **{name: shadow.groups for name, shadow in figures.shadows.items()}}
     for words in replay_lines(counts):
         table.add_row("replays", Text(words))

@@ -31,7 +31,14 @@ from headrace.consumers.curate.replayable_groups import ReplayableGroups
 from headrace.consumers.curate.revision_chains import RevisionChains, load_policy_chain
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL, is_sent_back
-from headrace.infra.kafka.decoding import LARGEST_LEAP, LONGEST_NAME, MOST_EPISODES, Rejected, decode_record, stamp_own
+from headrace.infra.kafka.decoding import (
+    LARGEST_LEAP,
+    LONGEST_NAME,
+    MOST_EPISODES,
+    MessageRefused,
+    decode_record,
+    stamp_own,
+)
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import PartitionId, find_whole_topics
@@ -155,24 +162,24 @@ class CuratorPartition:
         self.is_last_unread = False
         try:
             stamp = self._read_stamp(message)
-        except Rejected as rejected:
+        except MessageRefused as refused:
             # Such a number stays open: without its headers the dead letter concludes nothing.
-            named = replace(message, headers=[]) if rejected.reason in {"misrouted", NOT_ISSUED} else message
-            return self._build_dead_letter(named, rejected)
+            named = replace(message, headers=[]) if refused.reason in {"misrouted", NOT_ISSUED} else message
+            return self._build_dead_letter(named, refused)
         stream, number = stamp.stream, stamp.number
         is_new, is_back = self._dedupe.conclude(stream, number), is_sent_back(message) and not self._context.is_shadow
         if not is_new and not (is_back and self._dedupe.reopen(stream, number)):
             if is_back and self._dedupe.has_forgotten_dead(stream):
                 # When it was sent back its number was opened, which this dead letter concludes again.
                 detail = "more numbers of its stream are dead than are kept: it may be a repetition"
-                return self._build_dead_letter(message, Rejected("forgotten", detail))
+                return self._build_dead_letter(message, MessageRefused("forgotten", detail))
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
             return []
         try:
             group = self._read_group(message, stamp)
-        except Rejected as rejected:
+        except MessageRefused as refused:
             self._dedupe.mark_dead(stream, number)
-            return self._build_dead_letter(message, rejected)
+            return self._build_dead_letter(message, refused)
         self._clock = max(self._clock, group.head_version)
         first, chain = self._chains.name_of(group.revision), self._chains.of(group.revision)
         try:
@@ -197,50 +204,53 @@ class CuratorPartition:
         if self._failures >= MOST_FAILURES:
             raise ChainError(f"{self._failures} groups in a row are dead, the last as {error}") from error
         self._dedupe.mark_dead(stamp.stream, stamp.number)
-        return self._build_dead_letter(message, Rejected("algorithm_failed", str(error)))
+        return self._build_dead_letter(message, MessageRefused("algorithm_failed", str(error)))
 
     def _read_stamp(self, message: Message) -> Stamp:
         stamp = stamp_own(message, self._context.run_id)
         if stamp.policy != self._context.policy:
-            raise Rejected("misrouted", f"a group of policy {stamp.policy!r} is on the topic of {self._context.policy}")
+            raise MessageRefused(
+                "misrouted", f"a group of policy {stamp.policy!r} is on the topic of {self._context.policy}"
+            )
         if not self._dedupe.is_own(stamp.number):
-            raise Rejected("misrouted", f"number {stamp.number} does not belong on partition {self._partition}")
+            raise MessageRefused("misrouted", f"number {stamp.number} does not belong on partition {self._partition}")
         is_issued = self._context.is_issued
         if is_issued is not None and not is_issued(message, stamp):
-            raise Rejected(NOT_ISSUED, f"number {stamp.number} of stream {stamp.stream!r} was never issued")
+            raise MessageRefused(NOT_ISSUED, f"number {stamp.number} of stream {stamp.stream!r} was never issued")
         if not self._dedupe.has_room(stamp.stream, stamp.number):
-            raise Rejected("misrouted", f"number {stamp.number} of {stamp.stream} is one gap too many")
+            raise MessageRefused("misrouted", f"number {stamp.number} of {stamp.stream} is one gap too many")
         return stamp
 
     def _read_group(self, message: Message, stamp: Stamp) -> TrajectoryGroup:
         value = message.value
         if len(value) > LARGEST_INLINE_GROUP:
-            raise Rejected("unusable", f"a group of {len(value)} bytes inline: put it behind a claim check")
+            raise MessageRefused("unusable", f"a group of {len(value)} bytes inline: put it behind a claim check")
         group = fetch_trajectories(decode_record(value, TrajectoryGroup), self._context.fetch)
         ours = (self._context.run_id, stamp.stream, stamp.number, self._context.policy, stamp.revision)
         if (group.run_id, group.stream, group.number, group.policy, group.revision) != ours:
-            raise Rejected("undecodable", "the headers name another group, or revision, than the record")
+            raise MessageRefused("undecodable", "the headers name another group, or revision, than the record")
         names = max(len(group.task_id), len(group.tier), len(group.reason))
         if names > LONGEST_NAME or len(group.trajectories) > MOST_EPISODES:
-            raise Rejected("unusable", f"{len(group.trajectories)} trajectories, a name of {names} characters")
+            raise MessageRefused("unusable", f"{len(group.trajectories)} trajectories, a name of {names} characters")
         self._refuse_time_travel(message, group)
         try:
             self._chains.of(group.revision)
         except UnknownRevision as error:
-            raise Rejected("unknown_revision", str(error)) from error
+            raise MessageRefused("unknown_revision", str(error)) from error
         return group
 
     def _refuse_time_travel(self, message: Message, group: TrajectoryGroup) -> None:
-        """Refuse a group that would move the clock to a version that nobody can have played with. Raises Rejected.
+        """Refuse a group that would move the clock to a version that nobody can have played with.
 
-        Any published version moves it, however far: a partition may see no group for thousands of them.
+        Any published version moves it, however far: a partition may see no group for thousands of them. Raises
+        MessageRefused.
         """
         version, is_published = group.head_version, self._context.is_published
         if is_published is None:
             if version > max(self._clock, 0) + LARGEST_LEAP:
-                raise Rejected(TIME_TRAVEL, f"head_version {version} at clock {self._clock}")
+                raise MessageRefused(TIME_TRAVEL, f"head_version {version} at clock {self._clock}")
         elif version > self._clock and not is_published(message, group):
-            raise Rejected(TIME_TRAVEL, f"head_version {version}, and no such version is published")
+            raise MessageRefused(TIME_TRAVEL, f"head_version {version}, and no such version is published")
 
     def _build_messages(self, results: Sequence[Result], group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
         """Return the records of what the chain made of a group, which came in the bytes `value`. Raises ChainError."""
@@ -258,9 +268,9 @@ class CuratorPartition:
                     outgoing += self._messages.build_replay(result, stamp, back)
         return outgoing
 
-    def _build_dead_letter(self, message: Message, rejected: Rejected) -> list[Outgoing]:
+    def _build_dead_letter(self, message: Message, refused: MessageRefused) -> list[Outgoing]:
         self.is_last_unread = True
-        return self._messages.build_dead_letter(message, rejected.refusal)
+        return self._messages.build_dead_letter(message, refused.refusal)
 
     @property
     def flagged(self) -> Counter[str]:

@@ -75,21 +75,21 @@ class ReplayableGroups:
         Return the stamp of its curated record, and how many curated records ago the first use was written. Raises
         ChainError unless it is the next use of a group that is kept here, with a weight above 0 and at most 1.
         """
-        use, name = replay.use, f"{replay.use.stream}:{replay.use.number}"
-        known = self._groups.get(chain, {}).get(GroupId.of(use))
+        asked, name = replay.use, f"{replay.use.stream}:{replay.use.number}"
+        known = self._groups.get(chain, {}).get(GroupId.of(asked))
         if known is None:
             raise ChainError(
-                f"use {use.use} of {name} was asked for, and the chain never kept that group, or `holds` did "
+                f"use {asked.use} of {name} was asked for, and the chain never kept that group, or `holds` did "
                 "not name it"
             )
-        if use.use != known.uses:
-            raise ChainError(f"use {use.use} of {name} was asked for, and it is use {known.uses} that comes next")
+        if asked.use != known.uses:
+            raise ChainError(f"use {asked.use} of {name} was asked for, and it is use {known.uses} that comes next")
         if not 0 < replay.weight <= 1:
-            raise ChainError(f"use {use.use} of {name} was asked for with weight {replay.weight}: above 0, at most 1")
+            raise ChainError(f"use {asked.use} of {name} was asked for with weight {replay.weight}: above 0, at most 1")
         back = self._count - known.at
         known.uses += 1
         self._count += 1
-        stamp = replace(known.stamp, use=use.use, min_version=replay.min_version, max_version=replay.max_version)
+        stamp = replace(known.stamp, use=asked.use, min_version=replay.min_version, max_version=replay.max_version)
         return stamp, back
 
     def snapshot(self, chains: Mapping[int, Chain]) -> dict[str, Any]:

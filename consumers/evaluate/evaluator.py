@@ -11,7 +11,7 @@ import structlog
 from headrace.consumers.evaluate.evaluation import EvaluationFold, read_lost_stamp
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
-from headrace.infra.kafka.decoding import MOST_EPISODES, Rejected, decode_own
+from headrace.infra.kafka.decoding import MOST_EPISODES, MessageRefused, decode_own
 from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.run.claimed_groups import fetch_trajectories
 from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Role, run_alone
@@ -48,14 +48,14 @@ class Evaluator:
         policy = self._policies[message.topic]
         try:
             group = self._read_group(message.value, policy)
-        except Rejected as rejected:
-            lost = self._build_unanswered(message, policy) if rejected.reason != "other_run" else None
+        except MessageRefused as refused:
+            lost = self._build_unanswered(message, policy) if refused.reason != "other_run" else None
             concluded = self.fold.fold_group(lost) if lost is not None else None
-            return [self._build_dead_letter(message, rejected), *self._build_messages(concluded)]
+            return [self._build_dead_letter(message, refused), *self._build_messages(concluded)]
         return self._build_messages(self.fold.fold_group(group))
 
     def _read_group(self, value: bytes, policy: str) -> TrajectoryGroup:
-        """Return the group of a message, with its trajectories. Raises Rejected."""
+        """Return the group of a message, with its trajectories. Raises MessageRefused."""
 
         def describe(group: TrajectoryGroup) -> str:
             found = f"a group of run id {group.run_id!r} and policy {group.policy!r}"
@@ -63,10 +63,10 @@ class Evaluator:
 
         group = decode_own(value, TrajectoryGroup, self.run.run_id, describe)
         if group.policy != policy:
-            raise Rejected("other_run", describe(group))
+            raise MessageRefused("other_run", describe(group))
         group = fetch_trajectories(group, self.run.get_group)
         if not 0 <= group.n_asked <= MOST_EPISODES or len(group.trajectories) > MOST_EPISODES:
-            raise Rejected("undecodable", f"{len(group.trajectories)} trajectories of {group.n_asked} asked for")
+            raise MessageRefused("undecodable", f"{len(group.trajectories)} trajectories of {group.n_asked} asked for")
         return group
 
     def _build_messages(self, result: EvalResult | None) -> list[Outgoing]:
@@ -84,8 +84,8 @@ class Evaluator:
         key = f"{result.workflow}|{result.version}".encode()
         return [Outgoing(self.run.topics.evals(result.policy), codec.encode(result), key, partition=0)]
 
-    def _build_dead_letter(self, message: Message, rejected: Rejected) -> Outgoing:
-        return build_dead_letter(self.run.topics, self.run.run_id, EVALUATOR, message, rejected.refusal)
+    def _build_dead_letter(self, message: Message, refused: MessageRefused) -> Outgoing:
+        return build_dead_letter(self.run.topics, self.run.run_id, EVALUATOR, message, refused.refusal)
 
     def _build_unanswered(self, message: Message, policy: str) -> TrajectoryGroup | None:
         """Return a group without answers for one that is unreadable; None when its headers do not name it."""

@@ -1,6 +1,6 @@
 """From the bytes of a message to a record of this run, or to the reason why the message is a dead letter.
 
-Every worker reads through here. What only one worker refuses, it refuses by raising the same `Rejected`.
+Every worker reads through here. What only one worker refuses, it refuses by raising the same `MessageRefused`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Refusal(NamedTuple):
     """What is wrong with the message, in one sentence."""
 
 
-class Rejected(Exception):
-    """A message that cannot be used; the arguments are those of its `Refusal`."""
+class MessageRefused(Exception):
+    """A message that cannot be used; the arguments are those of its `Refusal`, which says why."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -66,11 +66,11 @@ class Rejected(Exception):
 
 
 def decode_record(value: bytes, kind: type[T]) -> T:
-    """Return the record in some bytes, of whatever run. Raises Rejected as `undecodable`."""
+    """Return the record in some bytes, of whatever run. Raises MessageRefused as `undecodable`."""
     try:
         return codec.decode(value, kind)
     except SchemaError as error:
-        raise Rejected("undecodable", str(error)) from error
+        raise MessageRefused("undecodable", str(error)) from error
 
 
 def decode_own(value: bytes, kind: type[R], run_id: str, describe: Callable[[R], str] | None = None) -> R:
@@ -82,23 +82,23 @@ def decode_own(value: bytes, kind: type[R], run_id: str, describe: Callable[[R],
         run_id: The run that it has to belong to.
         describe: Returns the detail for a record of another run; left out, it names both runs.
 
-    Raises Rejected as `undecodable` or `other_run`.
+    Raises MessageRefused as `undecodable` or `other_run`.
     """
     record = decode_record(value, kind)
     if record.run_id != run_id:
         detail = describe(record) if describe else f"run id {record.run_id!r}, this run is {run_id!r}"
-        raise Rejected("other_run", detail)
+        raise MessageRefused("other_run", detail)
     return record
 
 
 def stamp_own(message: Message, run_id: str) -> Stamp:
-    """Return the headers of a message, read. Raises Rejected as `undecodable` or `other_run`."""
+    """Return the headers of a message, read. Raises MessageRefused as `undecodable` or `other_run`."""
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError as error:
-        raise Rejected("undecodable", str(error)) from error
+        raise MessageRefused("undecodable", str(error)) from error
     if stamp.run_id != run_id:
-        raise Rejected("other_run", f"run {stamp.run_id} wrote to a topic of run {run_id}")
+        raise MessageRefused("other_run", f"run {stamp.run_id} wrote to a topic of run {run_id}")
     return stamp
 
 

@@ -208,7 +208,7 @@ def check_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
         )
 
 
-def note_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
+def warn_of_differing_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
     """Warn of plug-ins that differ from the run's, where nothing is written to it: trying others is allowed there."""
     for name, source in _find_differing(recorded, names):
         ours, theirs = source.hash[:SHOWN_DIGITS], recorded[top_of(name)][:SHOWN_DIGITS]

@@ -225,7 +225,7 @@ class TrainerSettings(Settings):
     a multiple of `minibatches`; the others stay. 0 waits without limit."""
     order: Literal["edf", "fifo", "lifo", "random"] = "edf"
     """Which of the waiting groups are trained next: those of the earliest deadline, the oldest, the newest, or random
-    ones. Groups that have become too stale are dropped in every order."""
+    ones. Groups that have become too stale are evicted in every order."""
     minibatches: int = Field(4, ge=1)
     """Optimizer steps per version."""
     max_staleness: int = Field(1, ge=0)

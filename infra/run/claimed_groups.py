@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.infra.kafka.decoding import Rejected, decode_record
+from headrace.infra.kafka.decoding import MessageRefused, decode_record
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas.records import ClaimCheck, TrajectoryGroup
 
@@ -16,11 +16,11 @@ def fetch_trajectories(group: TrajectoryGroup, fetch: Callable[[ClaimCheck], byt
         group: As its message holds it.
         fetch: `Run.get_group`.
 
-    Raises Rejected as `undecodable` or `missing_object`, and Unavailable as `fetch` does.
+    Raises MessageRefused as `undecodable` or `missing_object`, and Unavailable as `fetch` does.
     """
     if group.claim is None:
         return group
     try:
         return decode_record(fetch(group.claim), TrajectoryGroup)
     except (ObjectMissing, ObjectCorrupt) as error:
-        raise Rejected("missing_object", str(error)) from error
+        raise MessageRefused("missing_object", str(error)) from error

@@ -153,7 +153,7 @@ class Restore:
             snapshot_offset = _snapshot_offset(position) if position.metadata else self._lost.get(partition_id, -1)
             end, was_lost = max(position.offset, 0), partition_id in self._lost
             self._found[partition_id] = Restored(self._make_state(partition_id), 0, end, snapshot_offset, was_lost)
-        yield from self._take_snapshots()
+        yield from self._restore_from_snapshots()
         for partition_id in self._lost:
             yield from self._recover_end(partition_id)
         yield from self._handle_inputs()
@@ -211,7 +211,7 @@ class Restore:
                 known.add(_identify(message))
                 yield
 
-    def _take_snapshots(self) -> Iterator[None]:
+    def _restore_from_snapshots(self) -> Iterator[None]:
         wanted = {
             one.snapshot_offset: partition_id for partition_id, one in self._found.items() if one.snapshot_offset >= 0
         }
@@ -221,13 +221,13 @@ class Restore:
         with TopicReader(self._member.connection, {where: min(wanted)}) as reader:
             for message in reader.read_until({where: min(max(wanted) + 1, reader.ends()[where])}):
                 if (partition_id := wanted.pop(message.offset, None)) is not None and partition_id in self._found:
-                    self._take_snapshot(message, partition_id)
+                    self._restore_from_snapshot(message, partition_id)
                 yield
         for offset, partition_id in wanted.items():
             if partition_id in self._found:
                 raise self._no_snapshot_error(offset, partition_id)
 
-    def _take_snapshot(self, message: Message, partition_id: PartitionId) -> None:
+    def _restore_from_snapshot(self, message: Message, partition_id: PartitionId) -> None:
         snapshot = read_record(message, Snapshot)
         if snapshot is None or (snapshot.component, snapshot.topic, snapshot.partition) != (
             self._member.component,
@@ -242,7 +242,7 @@ class Restore:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise StateLost(
                 f"the snapshot of {name_partition(partition_id)} at {self._member.state_topic}@{message.offset} cannot "
-                f"be taken back ({type(error).__name__}: {error}): was it written by another version of Headrace?"
+                f"be restored ({type(error).__name__}: {error}): was it written by another version of Headrace?"
             ) from error
 
     def _no_snapshot_error(self, offset: int, partition_id: PartitionId) -> StateLost:

@@ -87,7 +87,7 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
             f"{where}: {code or status} for the access key {access_key!r}; {_describe_skew(error)}check the keys "
             f"({KEY_SOURCES}) and their rights (`headrace store-policy` prints those that each component needs)"
         )
-    if why := _why_not_now(code or "", status):
+    if why := _find_retry_reason(code or "", status):
         return StoreUnavailable(f"{where}: the store cannot do it now ({code or status}: {why})")
     if code in _MISSING:
         return ObjectMissing(f"{where} does not exist ({code})")
@@ -123,7 +123,7 @@ def _describe_skew(error: Exception) -> str:
     return f"the store's clock is {abs(ahead_s) / 60:.0f} min {side} this machine's, so set them first, as by NTP; "
 
 
-def _why_not_now(code: str, status: int) -> str:
+def _find_retry_reason(code: str, status: int) -> str:
     """Return why the same request may be answered later; empty where it will not be."""
     if status == _NO_ROOM or code.endswith(("StorageFull", "QuotaExceeded")):
         return _FULL

@@ -92,7 +92,7 @@ def encode_block(positions: Positions, differences: Items) -> Coded:
     """Code the changes of one block."""
     digit_bytes = 1 if len(positions) == 0 or positions[-1] < LONG_GAP * len(positions) else 2
     digits = _split_digits(positions, 256**digit_bytes - 1)
-    folded = _fold(differences)
+    folded = _encode_zigzag(differences)
     code_bits = 4 if np.count_nonzero(folded > _find_escape_code(4)) * 16 < len(folded) else 8
     escaped = folded[folded > _find_escape_code(code_bits)]
     codes = np.minimum(folded - folded.dtype.type(1), folded.dtype.type(_find_escape_code(code_bits))).astype(np.uint8)
@@ -132,7 +132,7 @@ def decode_block(coded: Coded, items: int, width: int) -> tuple[Positions, Items
     if len(escaped) != coded.escapes:
         raise WeightsError(f"codes of a block escape {len(escaped)} times, {coded.escapes} differences are beside them")
     folded[escaped] = _decompress(coded.streams[-1], coded.escapes * width).view(f"<u{width}")
-    return positions, _unfold(folded)
+    return positions, _decode_zigzag(folded)
 
 
 def _find_escape_code(code_bits: int) -> int:
@@ -152,13 +152,13 @@ def _split_digits(positions: Positions, full: int) -> Positions:
     return digits
 
 
-def _fold(differences: Items) -> Items:
-    """0, -1, 1, -2, ... to 0, 1, 2, 3, ..., modulo 2^bits."""
+def _encode_zigzag(differences: Items) -> Items:
+    """Map 0, -1, 1, -2, ... to 0, 1, 2, 3, ..., modulo 2^bits: small differences of either sign become small codes."""
     kind, bits = differences.dtype, 8 * differences.itemsize
     return (differences << kind.type(1)) ^ (kind.type(0) - (differences >> kind.type(bits - 1)))
 
 
-def _unfold(folded: Items) -> Items:
+def _decode_zigzag(folded: Items) -> Items:
     kind = folded.dtype
     return (folded >> kind.type(1)) ^ (kind.type(0) - (folded & kind.type(1)))
 

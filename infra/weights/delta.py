@@ -138,10 +138,14 @@ def read_delta(data: bytes | memoryview) -> Delta:
     view = memoryview(data)
     start = len(DELTA_MAGIC) + _LENGTH_BYTES
     if len(view) < start + _DIGEST_BYTES or view[: len(DELTA_MAGIC)] != DELTA_MAGIC:
-        raise WeightsError("this is not a delta object: it does not begin as one")
+        raise WeightsError(
+            "this is not a delta object: it does not begin as one. Give a file that Headrace wrote as a delta"
+        )
     body, digest = view[:-_DIGEST_BYTES], view[-_DIGEST_BYTES:]
     if blake3(body, max_threads=blake3.AUTO).digest() != digest:
-        raise WeightsError("the delta object is torn or was altered: its checksum is another")
+        raise WeightsError(
+            "the delta object is torn or was altered: its bytes do not have its checksum. Fetch it again"
+        )
     length = int.from_bytes(view[len(DELTA_MAGIC) : start], "little")
     frame, payload = body[start : start + length], body[start + length :]
     return Delta(read_header(decompress(frame, _MOST_HEADER_BYTES), len(payload)), payload)

@@ -47,7 +47,7 @@ class AuditedLog:
         """`read`, one partition after the other."""
         return self._reading.read_in_order(topics, what)
 
-    def reread(self, topics: Iterable[str]) -> Iterator[Message]:
+    def read_uncounted(self, topics: Iterable[str]) -> Iterator[Message]:
         """`read`, without counting."""
         for topic in topics:
             yield from read_all(self._run.connection, [topic])
@@ -58,7 +58,7 @@ class AuditedLog:
 
     def schemas(self) -> list[RecipeRevision]:
         """Return all records of the recipe topic, those of schemas alone too, as they are now."""
-        messages = self.reread([self._run.topics.recipe])
+        messages = self.read_uncounted([self._run.topics.recipe])
         found = (read_record(message, RecipeRevision) for message in messages)
         return [record for record in found if record is not None]
 

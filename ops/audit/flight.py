@@ -86,9 +86,9 @@ class Flight:
         return found
 
     def has_let_go(self) -> bool:
-        """Return whether the trainer has let go of every first use that was kept, at the end of a run.
+        """Return whether, at the end of a run, no kept group waits for the trainer any more.
 
-        It has where none is open; and where it had told, after the end, what became of all that it held, and had read
-        all: what is open then it will never conclude.
+        That is so if every kept first use is trained on or evicted. It is also so if the trainer has read the whole
+        curated topic, and has written after the end of the run what became of all it held: it concludes nothing more.
         """
         return self._chain.has_let_go(self._ends) or not self._numbers.count_kept_and_open()

@@ -47,8 +47,8 @@ class Parts:
         return [*self.curated, *self.trajectories]
 
     @property
-    def small(self) -> tuple[list[str], ...]:
-        """All but groups."""
+    def training_topics_without_groups(self) -> tuple[list[str], ...]:
+        """Topics of training whose records are small: all but those of groups, by kind."""
         return (self.batches, self.outcomes, self.tasks, self.weights, self.state)
 
     @property

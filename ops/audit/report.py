@@ -25,7 +25,7 @@ def audit(run: Run, *, drained: bool) -> Audit:
     """
     fold = AuditFold(run.run_id, run.recipe, run.revisions)
     begin(AuditedLog(run), fold, run.topics.state)
-    for topics in Parts.of(run).small:
+    for topics in Parts.of(run).training_topics_without_groups:
         for message in read_all(run.connection, topics):
             fold.fold_message(message)
     fold.close()

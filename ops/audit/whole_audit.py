@@ -39,7 +39,7 @@ AskedGroups: TypeAlias = Mapping[commits.Group, commits.Committed]
 
 def begin(log: AuditedLog, fold: AuditFold, state: str) -> None:
     """Take in what was issued before anything else is read: all that is found open later was open then, or is newer."""
-    for message in deque((message for message in log.reread([state]) if message.key == FEEDER_KEY), maxlen=1):
+    for message in deque((message for message in log.read_uncounted([state]) if message.key == FEEDER_KEY), maxlen=1):
         fold.begin(message)
 
 
@@ -121,7 +121,7 @@ class WholeAudit:
             self._check_commits(there)
         found = self.fold.account.audit(scope, self._positions(asked, there))
         again = [*parts.batches, *parts.outcomes, *parts.groups, *parts.tasks]
-        named = with_record_names(self.run, found.problems, self.log.reread(_select_existing(again, there)))
+        named = with_record_names(self.run, found.problems, self.log.read_uncounted(_select_existing(again, there)))
         return _build_report(self, found, named, drained=drained)
 
     def _read_groups(self, parts: Parts, there: set[str]) -> AskedGroups:

@@ -95,7 +95,7 @@ class Compactor:
         announced = []
         for topic, chain in self._chains.items():
             while parts := chain.deltas_to_merge():
-                event = self._merge(chain, parts)
+                event = self._merge_and_upload(chain, parts)
                 if event is not None:
                     self._announce(topic, event)
                     chain.fold_event(event)
@@ -106,7 +106,7 @@ class Compactor:
         """Return policy to why nothing is due."""
         return {policy: self._chains[topic].explain_nothing() for topic, policy in self._policies.items()}
 
-    def _merge(self, chain: Compaction, parts: tuple[WeightsPublished, ...]) -> WeightsPublished | None:
+    def _merge_and_upload(self, chain: Compaction, parts: tuple[WeightsPublished, ...]) -> WeightsPublished | None:
         """Return the event of a merged delta that is in the store; None when one of its parts is bad."""
         begin, deltas = time.monotonic(), []
         for part in parts:

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from headrace.ops.figures.run_figures import Advice, RewardPoint
-from headrace.ops.figures.standstill import DROPS, OTHER_DROPS
+from headrace.ops.figures.standstill import ADVICE_BY_REASON, OTHER_ADVICE
 from headrace.ops.first_word import is_of_training
 from headrace.schemas.records import EvalResult, Outcome
 
@@ -30,14 +30,14 @@ SIGMAS = 3.0
 LONG, LEFT = 16, 1 / 3
 """Mean tokens of the first versions from which lengths can collapse, and the share of it that is left then."""
 OTHERWISE_ADVISED = frozenset({"failed", "run_end"})
-"""Reasons of a drop that other advice covers."""
+"""Reasons of a discard that other advice covers."""
 
 
 class _Seen(NamedTuple):
     at_ms: int
     rewards: tuple[float, ...]
     lengths: tuple[int, ...]
-    dropped: str
+    discarded: str
     """Why; empty of a group that was kept."""
 
 
@@ -61,9 +61,9 @@ class AdviceFold:
         """Take in an outcome of that time, in whatever order; only a curator's of the first use of a group counts."""
         if not is_of_training(outcome):
             return
-        dropped = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
+        discarded = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
         newest = self._newest[outcome.policy]
-        insort(newest, _Seen(at_ms, outcome.rewards, outcome.lengths, dropped))
+        insort(newest, _Seen(at_ms, outcome.rewards, outcome.lengths, discarded))
         del newest[:-ADVICE_GROUPS]
         lengths = self._lengths[outcome.policy][outcome.head_version]
         lengths.tokens += sum(outcome.lengths)
@@ -132,16 +132,16 @@ def _look_at_rewards(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
 
 
 def _look_at_reasons(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
-    reasons = Counter(group.dropped for group in newest)
+    reasons = Counter(group.discarded for group in newest)
     if (
         len(newest) < ENOUGH_GROUPS
         or len(reasons) > 1
-        or not (reason := newest[0].dropped)
+        or not (reason := newest[0].discarded)
         or reason in OTHERWISE_ADVISED
     ):
         return
-    itself, to_do = DROPS.get(reason, OTHER_DROPS)
-    words = f"All of the newest {len(newest)} groups were dropped as {reason}. By itself: {itself}."
+    itself, to_do = ADVICE_BY_REASON.get(reason, OTHER_ADVICE)
+    words = f"All of the newest {len(newest)} groups were discarded as {reason}. By itself: {itself}."
     yield "one_reason", f"{words} What you can do: {to_do}."
 
 

@@ -1,4 +1,4 @@
-"""The newest groups of each policy, and why those of them were dropped that were. No I/O, no clock."""
+"""The newest groups of each policy, and why those of them were discarded that were. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ RECENT_GROUPS = 256
 
 
 class ConcludedFold:
-    """Keeps the newest groups of each policy variant that were trained, dropped or dead, in whatever order they are."""
+    """Keeps the newest groups of each policy variant that were trained, discarded or dead, in any order."""
 
     def __init__(self) -> None:
         self._newest: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-        """(ms since the epoch, why it was dropped, or nothing of a trained one): heaps, the oldest first."""
+        """(ms since the epoch, why it was discarded, or nothing of a trained one): heaps, the oldest first."""
         self.curated_ms: defaultdict[str, int] = defaultdict(int)
         """When a curator wrote the newest outcome."""
 
@@ -42,7 +42,7 @@ class ConcludedFold:
             heapq.heapreplace(newest, (at_ms, why))
 
     def count_since(self, variant: str, at_ms: int) -> tuple[int, Counter[str]]:
-        """Return how many of the newest groups concluded after that time, and of those dropped how many by reason."""
+        """Return how many of the newest groups concluded after that time, and of those discarded how many by reason."""
         found = [why for when, why in self._newest[variant] if when > at_ms]
         return len(found), Counter(why for why in found if why)
 

@@ -25,7 +25,7 @@ from headrace.ops.figures.standstill import (
     Seen,
     Standstill,
     Surroundings,
-    describe_dropping,
+    describe_discards,
     describe_standstill,
     standstill,
 )
@@ -253,7 +253,7 @@ class Figures:
         """
         counted = {**found.policies, **{name: shadow.groups for name, shadow in found.shadows.items()}}
         late = [describe_standstill(variant, self._versions.made_ms[variant]) for variant in counted]
-        dry = [describe_dropping(variant, counts.trained, counts.discarded) for variant, counts in counted.items()]
+        dry = [describe_discards(variant, counts.trained, counts.discarded) for variant, counts in counted.items()]
         return tuple(filter(None, (*late, *dry)))
 
     def _shadow(self, variant: str, counts: PolicyAudit) -> ShadowFigures:

@@ -2,7 +2,7 @@
 
 A version is overdue after five times what most of the newest ones took, and after a minute at least; the first one
 after five minutes without a sign of life from the trainer. Causes are looked for in the order of CAUSES, and the first
-that shows is reported. The same is reported where versions are made of hardly any group, as nearly all are dropped.
+that shows is reported. The same is reported where versions are made of hardly any group, as nearly all are discarded.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ ENOUGH, ENOUGH_AT_ONCE = 8, RECENT_GROUPS // 2
 """Groups that must have concluded before their share of drops says anything: since a version that stays the newest; and
 while versions are made."""
 MOST, NEARLY_ALL = 0.9, 0.97
-"""Share of drops that explains a standstill; and that is reported while versions are made."""
+"""Share of discards that explains a standstill; and that is reported while versions are made."""
 QUIET_MS = 20_000
 """A curator that has groups to read and concludes none for so long counts as stopped."""
 SHOWN_WORKERS = 3
 """Workers that are named."""
 
-OTHER_DROPS = ("the feeder issues further tasks", "see by `headrace discards` which groups they are")
-DROPS = {
+OTHER_ADVICE = ("the feeder issues further tasks", "see by `headrace discards` which groups they are")
+ADVICE_BY_REASON = {
     "zero_variance": (
         "the feeder draws further tasks, and ends the run as solved once feed.solved_share of 500 groups are such",
         "take harder tasks where most answers are right, easier ones where most are wrong, or more episodes a group",
@@ -72,7 +72,7 @@ DROPS = {
     ),
     "failed": ("the feeder issues further tasks", "see by `headrace discards` how the episodes fail"),
 }
-"""Reason of a drop to what happens without a person, and what a person can do; else OTHER_DROPS."""
+"""Reason of a discard to what happens without a person, and what a person can do; else OTHER_ADVICE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool =
     late = [one for one in candidates if at_once or one.overdue_ms > 0]
     if late:
         return max(late, key=lambda one: one.overdue_ms).explain(given_up=at_once)
-    return next(filter(None, (one.explain_dropping() for one in candidates)), None)
+    return next(filter(None, (one.explain_discards() for one in candidates)), None)
 
 
 class _Cause(NamedTuple):
@@ -182,7 +182,7 @@ class _Stand:
             or (self._blame_trainer() if no_weights else None)
             or self._blame_no_worker()
             or self._blame_waiting()
-            or self._blame_drops()
+            or self._blame_discards()
             or self._blame_feeder()
             or self._blame_curator()
             or (self._blame_trainer() if self._has_a_batch() else None)
@@ -206,8 +206,7 @@ class _Stand:
             return None
         limit_s, never = recipe.launch.all_failed_limit_s, not self.seen.episodes.has_success
         hopeless = never and 0 < limit_s <= (found.last_ms - found.first_ms) / 1000
-        since = self._format_time(found.first_ms)
-        what = f"gets no episode: all {found.episodes:,} since {since} failed"
+        what = f"gets no episode: all {found.episodes:,} since {self._format_time(found.first_ms)} failed"
         short = f"{what}, most of them by {describe_error(found.error)}" + "; none has ever succeeded" * never
         itself = "the feeder issues further tasks"
         if hopeless:
@@ -235,15 +234,15 @@ class _Stand:
         )
         return self._standstill(found, self.now_ms, "waits")
 
-    def explain_dropping(self) -> Standstill | None:
-        """Return that nearly all groups are dropped, although versions are made."""
-        count, dropped = self.seen.groups.count_since(self.policy_variant, 0)
-        if count < ENOUGH_AT_ONCE or dropped.total() < NEARLY_ALL * count:
+    def explain_discards(self) -> Standstill | None:
+        """Return that nearly all groups are discarded, although versions are made."""
+        count, discarded = self.seen.groups.count_since(self.policy_variant, 0)
+        if count < ENOUGH_AT_ONCE or discarded.total() < NEARLY_ALL * count:
             return None
         begin_ms = self.seen.groups.begin_ms(self.policy_variant)
         since_ms = min(begin_ms, self.since_ms) if self.since_ms else begin_ms
         what = f"is trained on hardly any group since {self._format_time(since_ms)}"
-        return self._standstill(_drops(count, dropped), since_ms, what)
+        return self._standstill(_build_discarded_cause(count, discarded), since_ms, what)
 
     def _standstill(self, found: _Cause, since_ms: int, what: str) -> Standstill:
         name = self.policy_variant
@@ -287,11 +286,11 @@ class _Stand:
         itself = "they continue when what they wait for is there; weights that the store has lost are published again"
         return _Cause("waiting", short, itself, f"check what they wait for; {self._look(here[0].worker)}")
 
-    def _blame_drops(self) -> _Cause | None:
-        count, dropped = self.seen.groups.count_since(self.policy_variant, self.since_ms)
-        if count < ENOUGH or dropped.total() < MOST * count:
+    def _blame_discards(self) -> _Cause | None:
+        count, discarded = self.seen.groups.count_since(self.policy_variant, self.since_ms)
+        if count < ENOUGH or discarded.total() < MOST * count:
             return None
-        return _drops(count, dropped)
+        return _build_discarded_cause(count, discarded)
 
     def _blame_feeder(self) -> _Cause | None:
         if self.seen.in_flight.get(self.policy_variant, 0) > 0:
@@ -325,11 +324,13 @@ class _Stand:
 
     def _blame_workers(self) -> _Cause:
         here = self._workers(here=True)
-        count, dropped = self.seen.groups.count_since(self.policy_variant, self.since_ms)
+        count, discarded = self.seen.groups.count_since(self.policy_variant, self.since_ms)
         batch = self.seen.recipe.trainer_of(self.policy_variant).groups_per_batch
         running = sum(worker.episodes_running for worker in here)
         came = (
-            f"{count} groups have concluded since, {dropped.total()} of them dropped" if count else "no group has come"
+            f"{count} groups have concluded since, of which {discarded.total()} were discarded"
+            if count
+            else "no group has come"
         )
         short = f"{len(here)} workers play {running} episodes, and {came}, where a batch takes {batch}"
         limit = self.seen.recipe.rollout.episode_limit_s
@@ -363,10 +364,10 @@ class _Stand:
         return f"look into {self.around.logs}/{name}.log" if here else f"look into the log of {name}"
 
 
-def _drops(count: int, dropped: Counter[str]) -> _Cause:
-    [(reason, times)] = dropped.most_common(1)
-    short = f"of {count} groups {dropped.total()} were dropped, {times} of them as {reason}"
-    return _Cause("dropped", short, *DROPS.get(reason, OTHER_DROPS))
+def _build_discarded_cause(count: int, discarded: Counter[str]) -> _Cause:
+    [(reason, times)] = discarded.most_common(1)
+    short = f"of {count} groups {discarded.total()} were discarded, {times} of them as {reason}"
+    return _Cause("dropped", short, *ADVICE_BY_REASON.get(reason, OTHER_ADVICE))
 
 
 def patience_ms(made_ms: Iterable[int]) -> int:
@@ -400,17 +401,17 @@ def describe_standstill(variant: str, made_ms: Mapping[int, int]) -> str:
     )
 
 
-def describe_dropping(variant: str, trained: int, discarded: Mapping[str, int]) -> str:
-    """Return of a run that is over that nearly all groups of a policy or shadow were dropped; nothing if they were not.
+def describe_discards(variant: str, trained: int, discarded: Mapping[str, int]) -> str:
+    """Return of a finished run that nearly all groups of a policy or shadow were discarded; nothing if they were not.
 
     Args:
         variant: Its name.
         trained: How many groups were trained.
         discarded: Reason to how many groups were not.
     """
-    dropped = Counter({reason: count for reason, count in discarded.items() if reason != "run_end"})
-    count = trained + dropped.total()
-    if count < ENOUGH_AT_ONCE or dropped.total() < NEARLY_ALL * count:
+    early = Counter({reason: count for reason, count in discarded.items() if reason != "run_end"})
+    count = trained + early.total()
+    if count < ENOUGH_AT_ONCE or early.total() < NEARLY_ALL * count:
         return ""
-    found = _drops(count, dropped)
+    found = _build_discarded_cause(count, early)
     return f"{variant} was trained on hardly any group: {found.short}. What you can do: {found.to_do}"

@@ -22,9 +22,9 @@ from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup
 from headrace.schemas.topics import is_eval
 from headrace.trainers.batches.estimator import load_estimator
-from headrace.trainers.batches.groups import DecodedGroup
+from headrace.trainers.batches.groups import DecodedGroup, decode_group
 from headrace.trainers.batches.token_texts import token_texts
-from headrace.trainers.batches.trained_groups import decode_group, read_trained_groups
+from headrace.trainers.batches.trained_groups import read_trained_groups
 from headrace.trainers.versions.history import History, read_history
 
 

@@ -179,7 +179,7 @@ def _find_first_uses(run: Run, policy: str, found: Mapping[UseId, Message]) -> d
     replays = {
         key: CuratedReplay(message.partition, message.offset, key.stream, key.number, _read_first_back(message))
         for key, message in found.items()
-        if key.use
+        if key.use_number
     }
     firsts = find_first_uses(run.connection, run.topics.curated(policy), run.run_id, replays.values())
     return {key: firsts[replay] for key, replay in replays.items() if replay in firsts}

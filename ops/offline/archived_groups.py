@@ -17,8 +17,8 @@ from headrace.schemas.headers import HeaderError, Stamp, task_key
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse
 from headrace.trainers.batches.first_use_cache import FirstUseCache
-from headrace.trainers.batches.groups import DecodedGroup
-from headrace.trainers.batches.trained_groups import LineageBroken, decode_group
+from headrace.trainers.batches.groups import DecodedGroup, decode_group
+from headrace.trainers.batches.trained_groups import LineageBroken
 from headrace.trainers.versions.history import History, fold_history
 
 

@@ -98,7 +98,7 @@ def play_held_out(
     if missing := [policy for policy in recipe.policies if policy not in folders]:
         raise UsageError(f"policy {missing[0]} of the recipe has no weights: name a folder for each policy")
     specs = {workflow: build_workflow_spec(recipe, workflow) for workflow in recipe.workflows}
-    asked = [(task, spec) for workflow, spec in specs.items() for task in _tasks(recipe, workflow, spec)]
+    asked = [(task, spec) for workflow, spec in specs.items() for task in _list_tasks(recipe, workflow, spec)]
     try:
         tokenizers = {policy: Tokenizer(folders[policy]) for policy in recipe.policies}
         engine, build = open_engine(folders, recipe.rollout, PROBLEMS_AT_ONCE * recipe.evaluate.samples)
@@ -136,7 +136,7 @@ async def play_all(
     return [group for groups in played for group in groups]
 
 
-def _tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[Task]:
+def _list_tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[Task]:
     stream, size = eval_stream(workflow), spec.environment.size("held_out")
     if size is not None and size < recipe.evaluate.problems:
         raise UsageError(

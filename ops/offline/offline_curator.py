@@ -21,7 +21,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL
 from headrace.infra.progress import open_progress
-from headrace.infra.recipe.plug_in_sources import curator_plug_ins, newest_sources, note_sources
+from headrace.infra.recipe.plug_in_sources import curator_plug_ins, newest_sources, warn_of_differing_sources
 from headrace.infra.recipe.recipe_file import replace_chain
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import replace_experiment
@@ -161,7 +161,7 @@ def curate_offline(
         policies = _shadow(recipes[max(recipes)], policies, variant)
     for name in policies:
         load_policy_chain(recipes[max(recipes)], name)
-        note_sources(newest_sources(archive.revisions()), curator_plug_ins(recipes[max(recipes)], name))
+        warn_of_differing_sources(newest_sources(archive.revisions()), curator_plug_ins(recipes[max(recipes)], name))
     tallies = {name: CurationCounts() for name in policies}
     with _open_new_archive(archive, out) as writer, open_progress("curating") as tell:
         _copy_topic(archive, archive.topics.recipe, writer)

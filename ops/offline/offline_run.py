@@ -127,7 +127,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
             "feed.selector chooses tasks, and an archive has no tasks to choose: leave it out, or run live"
         )
     archive = Archive(request.archive)
-    asked = _like_the_run(archive, recipe)
+    asked = _build_experiment_recipe(archive, recipe)
     folder = DataFolder(request.data)
     with folder.hold("`headrace offline up`"):
         if folder.read() is not None:
@@ -148,7 +148,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
     return found
 
 
-def _like_the_run(archive: Archive, recipe: Recipe) -> Recipe:
+def _build_experiment_recipe(archive: Archive, recipe: Recipe) -> Recipe:
     """Return the archived recipe with what the experiment changes. Raises UsageError for one of other policies."""
     run = Recipe.from_json(archive.revisions()[-1].recipe)
     if run.policies.keys() != recipe.policies.keys():

@@ -16,7 +16,7 @@ from headrace.infra.archive.reading import Archive
 from headrace.infra.environment import is_alone
 from headrace.infra.errors import UsageError
 from headrace.infra.progress import ReportProgress
-from headrace.infra.recipe.plug_in_sources import newest_sources, note_sources, trainer_plug_ins
+from headrace.infra.recipe.plug_in_sources import newest_sources, trainer_plug_ins, warn_of_differing_sources
 from headrace.infra.recipe.recipe_file import change_recipe, check_trainer_words
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import find_differences, replace_experiment
@@ -215,7 +215,7 @@ def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Re
     for recipe in recipes:
         check_advantage(recipe, policy)
         check_loss(recipe, policy)
-    note_sources(newest_sources(recorded), trainer_plug_ins(recipes[-1].trainer_of(policy)))
+    warn_of_differing_sources(newest_sources(recorded), trainer_plug_ins(recipes[-1].trainer_of(policy)))
     return policy, before[-1], recipes
 
 

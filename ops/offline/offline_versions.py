@@ -11,7 +11,7 @@ import numpy as np
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.decoding import Rejected, decode_own
+from headrace.infra.kafka.decoding import MessageRefused, decode_own
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.offline.archived_groups import (
     ArchivedFirstUses,
@@ -25,8 +25,7 @@ from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.first_use_cache import FirstUseCache
-from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup, build_batch_sequences
-from headrace.trainers.batches.trained_groups import decode_group
+from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup, build_batch_sequences, decode_group
 from headrace.trainers.batches.window import Waiting, Window, WindowEviction, count_next_batch
 from headrace.trainers.checked_groups import prepare_checked_group
 from headrace.trainers.intake import UNUSABLE
@@ -206,8 +205,8 @@ class _OfflineIntake:
         counts.read += 1
         try:
             curated = decode_own(message.value, CuratedGroup, self._archive.manifest.run_id)
-        except Rejected as rejected:
-            counts.unusable[rejected.reason] += 1
+        except MessageRefused as refused:
+            counts.unusable[refused.reason] += 1
             return
         try:
             found = self._decode_group(message, curated)
@@ -220,7 +219,7 @@ class _OfflineIntake:
             counts.replays["missing"] += 1
             return
         entry = Waiting(
-            key=UseId.of(curated),
+            use_id=UseId.of(curated),
             min_version=curated.min_version,
             deadline_version=self._deadline(curated),
             arrival=counts.read,

@@ -100,7 +100,7 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
         workflows = _workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = answers_by_policy(policies, request.answers)
-        asked = [one for workflow in workflows for one in _tasks(recipe, workflow, request.tasks)]
+        asked = [one for workflow in workflows for one in _draw_tasks(recipe, workflow, request.tasks)]
         starts = {policy: _start(recipe, policy) for policy in policies}
         played = _play(recipe, starts, asked, answers, Path(folder), say)
         tried = {
@@ -132,7 +132,7 @@ def _workflows(request: TrialRequest) -> tuple[str, ...]:
     return (request.workflow,)
 
 
-def _tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Task, WorkflowSpec]]:
+def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Task, WorkflowSpec]]:
     """Yield the first tasks that a run's feeder would issue, and how they are played."""
     source, spec = build_task_source(recipe, workflow), build_workflow_spec(recipe, workflow)
     for number in range(count):

@@ -20,7 +20,7 @@ from headrace.infra.weights.folder import open_weights
 from headrace.infra.weights.lora import add_adapter, list_published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError
-from headrace.producers.engines.light_modules import find_unscaled_output_layer, lighten
+from headrace.producers.engines.light_modules import find_unscaled_output_layer, install_light_modules
 from headrace.producers.engines.routing import RoutingRecord
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}
@@ -51,7 +51,7 @@ class CausalLM:
         self.device: torch.device = self.model.device
         self.dtype: torch.dtype = self.model.dtype
         compute_experts_plainly(self.model)
-        lighten(self.model, self.context)
+        install_light_modules(self.model, self.context)
         self._head = find_unscaled_output_layer(self.model)
         self._names = list_published_names(self.model.state_dict())
         self._kinds, self._window = _read_attention(config)

@@ -74,8 +74,8 @@ class LightNorm(torch.nn.Module):
         return torch.nn.functional.rms_norm(states, self._shape, self.weight, self._epsilon)
 
 
-def lighten(model: Any, context: int) -> None:
-    """Use the above in `model` where they give the same numbers; leave it as it is where they do not."""
+def install_light_modules(model: Any, context: int) -> None:
+    """Replace modules of `model` by the light ones of this file, where these give the same numbers."""
     if model.config._attn_implementation == "sdpa":  # noqa: SLF001 - transformers names it so in its own documentation
         AttentionInterface.register(LIGHT_ATTENTION, attend)
         AttentionMaskInterface.register(LIGHT_ATTENTION, sdpa_mask)

@@ -133,9 +133,11 @@ def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
     Ended by another token than those of `stop_ids`, which is the model's own end, it counts as given up: it goes on.
     """
     meta, ids = found["meta_info"], np.asarray(found["output_ids"], np.int32)
-    told = meta.get("output_token_logprobs") or []
-    logprobs = np.asarray([one[0] for one in told], np.float32)
-    if len(logprobs) != len(ids) or any(one[1] != token for one, token in zip(told, ids.tolist(), strict=True)):
+    token_logprobs = meta.get("output_token_logprobs") or []
+    logprobs = np.asarray([one[0] for one in token_logprobs], np.float32)
+    if len(logprobs) != len(ids) or any(
+        one[1] != token for one, token in zip(token_logprobs, ids.tolist(), strict=True)
+    ):
         raise EngineError(f"SGLang gave {len(ids)} tokens and the log-probabilities of {len(logprobs)} other ones")
     spans = meta.get("weight_versions") if len(ids) else []
     if spans is None:

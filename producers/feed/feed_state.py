@@ -218,13 +218,13 @@ class FeedState:
             self.evaluations.close()
         if not why or not self.evaluations.is_settled:
             return ""
-        if why == "steps" and not all(self.evaluations.is_complete(policy) for policy in self.pacing.quotas):
+        if why == "steps" and not all(self.evaluations.has_last_version(policy) for policy in self.pacing.quotas):
             return ""
         self.ended = why
         return why
 
     def _has_stopped_rising(self) -> bool:
-        complete = [policy for policy in self.pacing.quotas if self.evaluations.is_complete(policy)]
+        complete = [policy for policy in self.pacing.quotas if self.evaluations.has_last_version(policy)]
         return self.early_stop.is_over(complete)
 
     def _plan_again(self, group: GroupId, task: OpenTask) -> Planned:

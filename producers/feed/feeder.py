@@ -21,7 +21,7 @@ from headrace.envs.registry import load_environment
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
-from headrace.infra.kafka.decoding import Refusal, Rejected, decode_own
+from headrace.infra.kafka.decoding import MessageRefused, Refusal, decode_own
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.recipe.plug_in_sources import check_sources, feeder_plug_ins
@@ -87,18 +87,18 @@ class Feeder:
         kind, take = self._take[message.topic]
         try:
             record = self._decode(message.value, kind)
-        except Rejected as rejected:
-            return self._reject(message, kind, rejected)
+        except MessageRefused as refused:
+            return self._refuse(message, kind, refused)
         take(record)
         return ()
 
     def _decode(self, value: bytes, kind: type[Any]) -> Any:
-        """Return the record of a message. Raises Rejected."""
+        """Return the record of a message. Raises MessageRefused."""
         record = decode_own(value, kind, self.run.run_id)
         if kind is not DeadLetter and record.policy not in self.run.recipe.policies:
-            raise Rejected("misrouted", f"policy {record.policy[:80]!r} is none of this run's")
+            raise MessageRefused("misrouted", f"policy {record.policy[:80]!r} is none of this run's")
         if self.state.is_leap(record):
-            raise Rejected("time_travel", f"version {record.version} is not the next one")
+            raise MessageRefused("time_travel", f"version {record.version} is not the next one")
         return record
 
     def _follow(self, revision: RecipeRevision | None) -> None:
@@ -118,12 +118,12 @@ class Feeder:
         if self.state.ended:
             self._announce_end(self.state.ended)  # the newest revision decides whether a run is over
 
-    def _reject(self, message: Message, kind: type, rejected: Rejected) -> Iterable[Outgoing]:
+    def _refuse(self, message: Message, kind: type, refused: MessageRefused) -> Iterable[Outgoing]:
         if kind is DeadLetter:
             # A dead letter about a dead letter would be read here again, without end.
-            log.warning("letter.ignored", offset=message.offset, reason=rejected.reason, detail=rejected.detail)
+            log.warning("letter.ignored", offset=message.offset, reason=refused.reason, detail=refused.detail)
             return ()
-        return [build_dead_letter(self.run.topics, self.run.run_id, FEEDER, message, rejected.refusal)]
+        return [build_dead_letter(self.run.topics, self.run.run_id, FEEDER, message, refused.refusal)]
 
     def tick(self) -> Iterable[Outgoing]:
         """Plan tasks; return them, and the word that the run is over."""

@@ -101,11 +101,11 @@ class FailureLog:
 
     def note(self, task: Task, groups: Mapping[str, TrajectoryGroup]) -> dict[str, TrajectoryGroup]:
         """Return a task's groups; a traceback stays in the first failure of its error alone, and all are logged."""
-        told: dict[tuple[Failure, ...], tuple[Failure, ...]] = {}  # every policy's group holds the same failures
+        logged: dict[tuple[Failure, ...], tuple[Failure, ...]] = {}  # every policy's group holds the same failures
         for group in groups.values():
-            if group.failures not in told:
-                told[group.failures] = tuple(self._note_failure(task, failure) for failure in group.failures)
-        return {policy: replace(group, failures=told[group.failures]) for policy, group in groups.items()}
+            if group.failures not in logged:
+                logged[group.failures] = tuple(self._note_failure(task, failure) for failure in group.failures)
+        return {policy: replace(group, failures=logged[group.failures]) for policy, group in groups.items()}
 
     def _note_failure(self, task: Task, failure: Failure) -> Failure:
         kind = kind_of(failure)

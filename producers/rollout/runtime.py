@@ -169,7 +169,7 @@ class WorkerRuntime:
             self._watch_plug_ins()
             if self._status.is_due(loop.time()):
                 self._watch_stall(loop.time())
-                if self._status.is_free():
+                if self._status.settle_last_post():
                     self._post_status()
             await asyncio.sleep(RUNTIME_TURN_S)
 

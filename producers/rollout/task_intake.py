@@ -26,7 +26,7 @@ from headrace.infra.kafka.clients import (
     take_good_messages,
     translate_error,
 )
-from headrace.infra.kafka.decoding import Rejected
+from headrace.infra.kafka.decoding import MessageRefused
 from headrace.infra.kafka.group_offsets import refuse_errors
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.stopwatch import Stopwatch
@@ -255,8 +255,8 @@ class TaskIntake(threading.Thread):
         with self.watch.measure("decode"):
             try:
                 task = read_task(message.value, self._member.run_id)
-            except Rejected as rejected:
-                refusal = rejected.refusal
+            except MessageRefused as refused:
+                refusal = refused.refusal
         if self.queue.add(WaitingTask(message, task, refusal, time.monotonic())):
             self._consumer.pause([TopicPartition(message.topic, message.partition)])
 

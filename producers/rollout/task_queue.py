@@ -11,7 +11,7 @@ from typing import Literal
 import structlog
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, Refusal, Rejected, decode_own
+from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, MessageRefused, Refusal, decode_own
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.slots import Reservation
@@ -28,12 +28,12 @@ REVISION_PATIENCE_S = 30.0
 
 
 def read_task(value: bytes, run_id: str) -> Task:
-    """Return the task of a message. Raises Rejected for one that cannot be played."""
+    """Return the task of a message. Raises MessageRefused for one that cannot be played."""
     task = decode_own(value, Task, run_id, lambda task: f"the task is of run {task.run_id}, this is {run_id}")
     longest = max(len(task.stream), len(task.task_id), len(task.tier))
     if not 1 <= task.n_asked <= MOST_EPISODES or longest > LONGEST_NAME or task.number < 0:
         detail = f"number {task.number}, {task.n_asked} episodes, a name of {longest} characters"
-        raise Rejected("unusable", detail)
+        raise MessageRefused("unusable", detail)
     return task
 
 

@@ -135,8 +135,8 @@ class StatusPosts:
         self._due_s = now_s + STATUS_EVERY_S
         return True
 
-    def is_free(self) -> bool:
-        """Return whether the status before is acknowledged. Raises what the broker refused it for."""
+    def settle_last_post(self) -> bool:
+        """Return whether Kafka has acknowledged the last status. Raises KafkaError or what else it was refused for."""
         if self._posted is None:
             return True
         if not self._posted.done():

@@ -118,8 +118,8 @@ class RecordingLog(AuditedLog):
     def read_in_order(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         yield from self._keeping(topics, lambda wanted: super(RecordingLog, self).read_in_order(wanted, what))
 
-    def reread(self, topics: Iterable[str]) -> Iterator[Message]:
-        found = list(super().reread(topics))
+    def read_uncounted(self, topics: Iterable[str]) -> Iterator[Message]:
+        found = list(super().read_uncounted(topics))
         self._kept.first = self._kept.first or found
         yield from found
 
@@ -161,7 +161,7 @@ class RecordedLog(AuditedLog):
 
     read_in_order = read
 
-    def reread(self, topics: Iterable[str]) -> Iterator[Message]:
+    def read_uncounted(self, topics: Iterable[str]) -> Iterator[Message]:
         wanted = list(topics)
         yield from self._kept.first if wanted == [self._kept.run.topics.state] else self.read(wanted, "")
 
@@ -192,7 +192,7 @@ def record(run: Run, *, rests: bool) -> tuple[Recorded, AuditReport]:
     """Audit a real run deeply, and return what the audit was given, and what it said."""
     kept = Recorded(run, rests)
     found = report(run, rests=rests, deep=True, log=RecordingLog(run, kept))
-    for message in AuditedLog(run).reread([run.topics.recipe]):
+    for message in AuditedLog(run).read_uncounted([run.topics.recipe]):
         kept.messages.setdefault((message.topic, message.partition), []).append(message)
     kept.objects = objects_of(run.store)
     return kept, found

@@ -256,7 +256,10 @@ def test_a_feeder_that_dies_before_and_after_it_heard_of_a_swap_gives_every_numb
 @pytest.mark.rollout
 def test_a_curriculum_and_raised_tiers_at_once_are_refused(make: Callable[..., Run]) -> None:
     run = make(feed={"selector": "tiers", "raise_tier": True})
-    with pytest.raises(UsageError, match=r"raise_tier and feed.selector tiers both choose the tier"), feeding(run):
+    with (
+        pytest.raises(UsageError, match=r"raise_tier and the selector tiers of feed.selector both choose the tier"),
+        feeding(run),
+    ):
         pass
 
 

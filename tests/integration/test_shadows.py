@@ -177,7 +177,7 @@ def test_a_shadows_groups_grow_old_by_the_versions_of_its_policy(begun: Run) -> 
     feed(begun, [curated(3, version=2, stale=1)], line=FREE)
     with training(begun, FREE) as (trainer, _):
         told = outgoing(trainer, lambda told: len(told) >= 4)
-        assert [entry.key[1] for entry in trainer.scheduler.window.list_waiting()] == [3], (
+        assert [entry.use_id[1] for entry in trainer.scheduler.window.list_waiting()] == [3], (
             "no version of its own is as new"
         )
         assert trainer._pipeline.version == 0

@@ -147,7 +147,7 @@ def test_a_publication_under_way_ends_with_its_trainer_though_the_store_is_away(
 
 
 def lanes() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "publish"]
+    return [thread for thread in threading.enumerate() if thread.name == "upload"]
 
 
 @pytest.mark.training

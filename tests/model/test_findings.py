@@ -38,7 +38,7 @@ from headrace.producers.rollout.admission import Admission
 from headrace.trainers.batches.evictions import Evictions
 from headrace.trainers.scheduler import Scheduler
 from headrace.trainers.trainer import Trainer
-from headrace.trainers.versions.lost_objects import StoreLooks
+from headrace.trainers.versions.lost_objects import StoreChecks
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Finding:
 
 
 def never_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StoreLooks, "is_due", lambda *_: False)
+    patch.setattr(StoreChecks, "is_due", lambda *_: False)
 
 
 def reissue_what_workers_passed(patch: pytest.MonkeyPatch) -> None:

@@ -156,13 +156,13 @@ class LogicalRun:
 
     def _evict(self, gone: list[window.WindowEviction[None]]) -> None:
         for one in gone:
-            stream, number, use = one.entry.key
+            stream, number, use = one.entry.use_id
             told = Outcome(
                 run_id="run-1", stream=stream, number=number, use=use, policy=POLICY, verdict=one.verdict,
                 component="train",
             )  # fmt: skip
             self.feed.fold_outcome(told)
-            self.ledger.batch(BatchTrained(evictions=(Eviction(GroupUse(*one.entry.key), one.verdict),)))
+            self.ledger.batch(BatchTrained(evictions=(Eviction(GroupUse(*one.entry.use_id), one.verdict),)))
             if not use:
                 self.fates[one.verdict, self._tiers[number]] += 1
 
@@ -173,12 +173,12 @@ class LogicalRun:
             return
         batch = BatchTrained(
             run_id="run-1", policy=POLICY, version=self.version + 1,
-            groups=tuple(GroupUse(*entry.key) for entry in taken),
+            groups=tuple(GroupUse(*entry.use_id) for entry in taken),
         )  # fmt: skip
         for entry in taken:
-            self.uses[entry.key[2]] += 1
+            self.uses[entry.use_id[2]] += 1
             if not entry.is_replay:
-                self.fates["trained", self._tiers[entry.key[1]]] += 1
+                self.fates["trained", self._tiers[entry.use_id[1]]] += 1
         self.ledger.batch(batch)
         self.feed.fold_batch(batch)
         self._publish(batch.version)

@@ -14,7 +14,7 @@ from headrace.trainers.advantages import (
     ADVANTAGES,
     Advantages,
     GroupBy,
-    Member,
+    RewardedSequence,
     RewardError,
     Weight,
     batch_norm,
@@ -37,8 +37,8 @@ EIGHT = (1, 0, 0, 0, 1, 0, 0, 0)
 LENGTHS = (10, 20, 20, 40, 10, 30, 30, 40)
 
 
-def group(*rewards: float, role: str = "solver", index: int = 0) -> list[Member]:
-    return [Member(trajectory, role, reward, group=index) for trajectory, reward in enumerate(rewards)]
+def group(*rewards: float, role: str = "solver", index: int = 0) -> list[RewardedSequence]:
+    return [RewardedSequence(trajectory, role, reward, group=index) for trajectory, reward in enumerate(rewards)]
 
 
 def flat(advantages: Advantages) -> list[float]:
@@ -71,9 +71,9 @@ def test_the_population_deviation_divides_by_n() -> None:
 
 
 def test_opo_weighs_the_baseline_by_length_and_by_the_mean_where_nothing_was_generated() -> None:
-    members = [replace(one, length=length) for one, length in zip(group(*EIGHT), LENGTHS, strict=True)]
-    np.testing.assert_allclose(opo(members)[:2], [0.9, -0.1], atol=1e-6)
-    empty = [replace(one, length=0) for one in members]
+    sequences = [replace(one, length=length) for one, length in zip(group(*EIGHT), LENGTHS, strict=True)]
+    np.testing.assert_allclose(opo(sequences)[:2], [0.9, -0.1], atol=1e-6)
+    empty = [replace(one, length=0) for one in sequences]
     np.testing.assert_allclose(opo(empty)[:2], [0.75, -0.25], atol=1e-6)
 
 
@@ -102,13 +102,13 @@ def test_lite_ppo_divides_by_the_deviation_of_the_whole_batch() -> None:
 def test_reinforce_pp_with_a_baseline_whitens_over_tokens() -> None:
     np.testing.assert_allclose(reinforce_pp_baseline([1, 1, 0, 0]), [0.86601] * 2 + [-0.86601] * 2, atol=1e-5)
     # Centred 0.5 on one token, -0.5 on three: mean -0.25, deviation 0.5.
-    members = [replace(one, length=length) for one, length in zip(group(1, 0), (1, 3), strict=True)]
-    np.testing.assert_allclose(reinforce_pp_baseline(members), [1.5, -0.5], atol=1e-4)
+    sequences = [replace(one, length=length) for one, length in zip(group(1, 0), (1, 3), strict=True)]
+    np.testing.assert_allclose(reinforce_pp_baseline(sequences), [1.5, -0.5], atol=1e-4)
 
 
 def test_reinforce_pp_discounts_by_generated_tokens() -> None:
-    one = Member(0, "", 1.0, length=3)
-    two = Member(1, "", 3.0, length=2, token_rewards=np.array([2.0, 1.0]))
+    one = RewardedSequence(0, "", 1.0, length=3)
+    two = RewardedSequence(1, "", 3.0, length=2, token_rewards=np.array([2.0, 1.0]))
     returns = np.array([0.25, 0.5, 1.0, 2.5, 1.0])
     found = reinforce_pp([one, two], gamma=0.5)
     assert [each.shape for each in found] == [(3,), (2,)]
@@ -118,11 +118,15 @@ def test_reinforce_pp_discounts_by_generated_tokens() -> None:
 def test_batch_normalisation_is_over_tokens_of_what_is_trained_on() -> None:
     expected = [0.5, 0.5, 0.5, -1.49999]
     np.testing.assert_allclose(batch_norm(np.array([1, 1, 1, -1], np.float32), group(1, 1, 1, -1)), expected, atol=1e-5)
-    members = [Member(0, "", 1.0, length=3), Member(1, "", -1.0), Member(2, "", 9.0, length=5, kept=False)]
-    found = batch_norm(np.array([1, -1, 9], np.float32), members)
+    sequences = [
+        RewardedSequence(0, "", 1.0, length=3),
+        RewardedSequence(1, "", -1.0),
+        RewardedSequence(2, "", 9.0, length=5, kept=False),
+    ]
+    found = batch_norm(np.array([1, -1, 9], np.float32), sequences)
     np.testing.assert_allclose(found[:2], [0.5, -1.49999], atol=1e-5)
     by_token = batch_norm(
-        [np.array([1, 1], np.float32), np.array([1, -1], np.float32)], [replace(members[0], length=2)] * 2
+        [np.array([1, 1], np.float32), np.array([1, -1], np.float32)], [replace(sequences[0], length=2)] * 2
     )
     np.testing.assert_allclose(flat(by_token), expected, atol=1e-5)
     assert batch_norm(np.array([5], np.float32), group(5)).tolist() == [0], "one token"
@@ -132,7 +136,7 @@ def test_gae_gets_the_numbers_of_the_recurrence() -> None:
     advantages, returns = generalized_advantage([0, 0, 1], [0.2, 0.4, 0.6], lam=0.95)
     np.testing.assert_allclose(advantages, [0.751, 0.58, 0.4], atol=1e-12)
     np.testing.assert_allclose(returns, [0.951, 0.98, 1.0], atol=1e-12)
-    member = Member(0, "", 1.0, length=3, token_values=np.array([0.2, 0.4, 0.6]))
+    member = RewardedSequence(0, "", 1.0, length=3, token_values=np.array([0.2, 0.4, 0.6]))
     np.testing.assert_allclose(gae([member], lam=0.95)[0], [0.751, 0.58, 0.4], atol=1e-6)
     np.testing.assert_allclose(gae([replace(member, token_values=None)], gamma=0.5, lam=0.5)[0], [1 / 16, 1 / 4, 1])
 
@@ -150,15 +154,15 @@ def test_gae_passes_over_observations_and_moves_their_rewards_to_the_token_befor
 
 
 def test_lambda_of_vapo_follows_the_length_and_is_never_below_zero() -> None:
-    long, short = (Member(0, "", 1.0, length=length) for length in (40, 10))
+    long, short = (RewardedSequence(0, "", 1.0, length=length) for length in (40, 10))
     np.testing.assert_allclose(gae([long], length_adaptive=0.05)[0][-3:], [0.25, 0.5, 1.0])
     np.testing.assert_allclose(gae([short], length_adaptive=0.05)[0][-3:], [0, 0, 1.0])
 
 
 def test_the_workflows_baseline_is_subtracted_and_the_mean_where_it_gives_none() -> None:
-    members = [replace(one, baseline=0.25) for one in group(1, 0)] + group(1, 0)[1:]
-    np.testing.assert_allclose(given(members, weight="sequence"), [0.75, -0.25, -1 / 3], atol=1e-6)
-    assert given([Member(0, "", 0.1, baseline=0.1 + 1e-12)]).tolist() == [0]
+    sequences = [replace(one, baseline=0.25) for one in group(1, 0)] + group(1, 0)[1:]
+    np.testing.assert_allclose(given(sequences, weight="sequence"), [0.75, -0.25, -1 / 3], atol=1e-6)
+    assert given([RewardedSequence(0, "", 0.1, baseline=0.1 + 1e-12)]).tolist() == [0]
 
 
 def test_rae_keeps_a_baseline_for_each_role_and_goes_on_from_it() -> None:
@@ -176,10 +180,10 @@ def test_rae_keeps_a_baseline_for_each_role_and_goes_on_from_it() -> None:
 
 
 def test_a_trajectory_weighs_once_however_many_sequences_it_has() -> None:
-    members = [Member(0, "solver", 1.0), *[Member(1, "solver", 0.0)] * 3]
-    by_trajectory = grpo(members, weight="trajectory")
+    sequences = [RewardedSequence(0, "solver", 1.0), *[RewardedSequence(1, "solver", 0.0)] * 3]
+    by_trajectory = grpo(sequences, weight="trajectory")
     np.testing.assert_allclose(by_trajectory, np.array([0.5, -0.5, -0.5, -0.5]) / (0.70711 + 1e-5), atol=1e-5)
-    by_sequence = grpo(members, weight="sequence")
+    by_sequence = grpo(sequences, weight="sequence")
     np.testing.assert_allclose(by_sequence, np.array([0.75, -0.25, -0.25, -0.25]) / (0.5 + 1e-5), atol=1e-5)
 
 
@@ -187,18 +191,18 @@ def test_a_trajectory_weighs_once_however_many_sequences_it_has() -> None:
     ("group_by", "signs"), [("task", [0, 0, 1, -1]), ("task+role", [-1, 1, 1, -1]), ("task+role+turn", [0, 0, 0, 0])]
 )
 def test_each_key_is_compared_with_itself_alone(group_by: GroupBy, signs: list[int]) -> None:
-    members = [
-        Member(0, "solver", 0.25, turn=0),
-        Member(1, "solver", 0.75, turn=1),
-        Member(0, "verifier", 1.0, turn=0),
-        Member(1, "verifier", 0.0, turn=1),
+    sequences = [
+        RewardedSequence(0, "solver", 0.25, turn=0),
+        RewardedSequence(1, "solver", 0.75, turn=1),
+        RewardedSequence(0, "verifier", 1.0, turn=0),
+        RewardedSequence(1, "verifier", 0.0, turn=1),
     ]
     if group_by == "task":
-        assert np.sign(grpo(members, group_by=group_by, weight="sequence")).tolist() == [-1, 1, 1, -1]
+        assert np.sign(grpo(sequences, group_by=group_by, weight="sequence")).tolist() == [-1, 1, 1, -1]
         # As trajectories: (0.25 + 1) / 2 against (0.75 + 0) / 2.
-        assert np.sign(grpo(members, group_by=group_by)).tolist() == [1, -1, 1, -1]
+        assert np.sign(grpo(sequences, group_by=group_by)).tolist() == [1, -1, 1, -1]
     else:
-        assert np.sign(grpo(members, group_by=group_by)).tolist() == signs
+        assert np.sign(grpo(sequences, group_by=group_by)).tolist() == signs
 
 
 # ------------------------------------------------------------------------------------------------ whatever the rewards
@@ -210,7 +214,7 @@ def test_equal_rewards_and_singletons_give_exactly_zero() -> None:
             assert flat(ADVANTAGES[name](group(*same))) == [0.0] * len(same), (name, same)
 
 
-def test_no_members_have_no_advantages() -> None:
+def test_no_sequences_have_no_advantages() -> None:
     assert not [name for name, estimator in ADVANTAGES.items() if name != "rae" and len(estimator([]))]
 
 
@@ -221,26 +225,28 @@ def test_a_reward_that_is_not_finite_is_refused() -> None:
     for name in ADVANTAGES:
         for wrong in (float("nan"), float("inf"), -1e31):
             with pytest.raises(RewardError, match=r"rewards must be finite.*scorer"):
-                ADVANTAGES[name]([Member(0, "", 1.0, baseline=0.0), Member(1, "", wrong, baseline=0.0)])
+                ADVANTAGES[name](
+                    [RewardedSequence(0, "", 1.0, baseline=0.0), RewardedSequence(1, "", wrong, baseline=0.0)]
+                )
 
 
 @pytest.mark.parametrize(
     ("member", "why"),
     [
-        (Member(0, "", 1.0, baseline=float("nan")), "baselines must be finite"),
-        (Member(0, "", 1.0, length=2, token_rewards=np.zeros(3)), r"shape \(3,\) for a sequence of 2"),
-        (Member(0, "", 1.0, length=1, token_values=np.array([np.inf])), "token values must be finite"),
+        (RewardedSequence(0, "", 1.0, baseline=float("nan")), "baselines must be finite"),
+        (RewardedSequence(0, "", 1.0, length=2, token_rewards=np.zeros(3)), r"shape \(3,\) for a sequence of 2"),
+        (RewardedSequence(0, "", 1.0, length=1, token_values=np.array([np.inf])), "token values must be finite"),
     ],
 )
-def test_what_no_advantage_follows_from_is_refused(member: Member, why: str) -> None:
+def test_what_no_advantage_follows_from_is_refused(member: RewardedSequence, why: str) -> None:
     with pytest.raises(RewardError, match=why):
         gae([member])
 
 
 def test_a_group_to_which_no_baseline_was_given_is_refused() -> None:
-    members = [Member(0, "", 1.0, baseline=0.5), *group(1, 0, index=1)]
+    sequences = [RewardedSequence(0, "", 1.0, baseline=0.5), *group(1, 0, index=1)]
     with pytest.raises(RewardError, match="gave none to a whole group"):
-        given(members)
+        given(sequences)
 
 
 @pytest.mark.parametrize(

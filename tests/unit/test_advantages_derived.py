@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.trainers.advantages import ADVANTAGES, Member, batch_norm
+from headrace.trainers.advantages import ADVANTAGES, RewardedSequence, batch_norm
 
 Rows = list[list[float]]
 """By sequence, by generated token."""
@@ -69,9 +69,9 @@ def plays(seed: int) -> list[Play]:
     return found
 
 
-def members(table: Sequence[Play]) -> list[Member]:
+def sequences_of(table: Sequence[Play]) -> list[RewardedSequence]:
     return [
-        Member(
+        RewardedSequence(
             play.trajectory,
             play.role,
             play.reward,
@@ -213,7 +213,7 @@ def tables() -> Iterator[list[Play]]:
 def test_what_compares_within_a_key(group_by: str, weight: str) -> None:
     for table in tables():
         for name, options, formula in WITHIN_A_KEY:
-            got = ADVANTAGES[name](members(table), group_by=group_by, weight=weight, **options)
+            got = ADVANTAGES[name](sequences_of(table), group_by=group_by, weight=weight, **options)
             compare(got, derived(table, formula, group_by, weight))
 
 
@@ -223,7 +223,7 @@ def test_what_compares_within_a_batch(weight: str) -> None:
         centred = derived(table, dr_grpo, "task+role", weight)
         nonzero = sum(1 for play in table if play.reward != 0)
         compare(
-            ADVANTAGES["gpg"](members(table), group_by="task+role", weight=weight),
+            ADVANTAGES["gpg"](sequences_of(table), group_by="task+role", weight=weight),
             [len(table) / max(1, nonzero) * number for number in centred],
         )
         once = {}
@@ -232,14 +232,14 @@ def test_what_compares_within_a_batch(weight: str) -> None:
             once[name] = values(table, me, "task+role", weight)[0]
         sigma = statistics.stdev(once.values()) if len(once) > 1 else 0.0
         compare(
-            ADVANTAGES["lite_ppo"](members(table), group_by="task+role", weight=weight),
+            ADVANTAGES["lite_ppo"](sequences_of(table), group_by="task+role", weight=weight),
             [number / (sigma + 1e-5) for number in centred],
         )
 
 
 def test_what_whitens_over_tokens() -> None:
     for table in tables():
-        whole = members(table)
+        whole = sequences_of(table)
         for gamma in (1.0, 0.9, 0.0):
             rows = [later(play.earned, gamma) for play in table]
             compare(ADVANTAGES["reinforce_pp"](whole, gamma=gamma), whitened(rows, table))
@@ -255,13 +255,13 @@ def test_what_whitens_over_tokens() -> None:
 def test_gae_with_and_without_a_critic(gamma: float, lam: float) -> None:
     for table in tables():
         rows = [recurrence(play.earned, play.critic or [0.0] * play.tokens, gamma, lam) for play in table]
-        compare(ADVANTAGES["gae"](members(table), gamma=gamma, lam=lam), rows)
+        compare(ADVANTAGES["gae"](sequences_of(table), gamma=gamma, lam=lam), rows)
 
 
 def test_gae_over_a_long_sequence() -> None:
     draw = random.Random(1)  # noqa: S311 - numbers that can be drawn again
     rewards, critic = ([draw.gauss(0, 1) for _ in range(5000)] for _ in range(2))
-    one = Member(0, "", 0.0, length=5000, token_rewards=np.array(rewards), token_values=np.array(critic))
+    one = RewardedSequence(0, "", 0.0, length=5000, token_rewards=np.array(rewards), token_values=np.array(critic))
     [got] = ADVANTAGES["gae"]([one], gamma=0.999, lam=0.97)
     np.testing.assert_allclose(got, recurrence(rewards, critic, 0.999, 0.97), rtol=1e-5, atol=1e-5)
 
@@ -275,4 +275,4 @@ def test_a_baseline_that_the_workflow_gives(weight: str) -> None:
         expected = [
             me.reward - (mean if me.baseline is None else me.baseline) for me, mean in zip(table, means, strict=True)
         ]
-        compare(ADVANTAGES["given"](members(table), weight=weight), expected)
+        compare(ADVANTAGES["given"](sequences_of(table), weight=weight), expected)

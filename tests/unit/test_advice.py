@@ -13,9 +13,9 @@ MOST_TOKENS = 32
 
 
 def group(
-    rewards: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0), length: int = 9, dropped: str = "", head: int = 0
+    rewards: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0), length: int = 9, discarded: str = "", head: int = 0
 ) -> Outcome:
-    said, lengths = {"verdict": "dropped" if dropped else "kept", "reason": dropped}, (length,) * len(rewards)
+    said, lengths = {"verdict": "dropped" if discarded else "kept", "reason": discarded}, (length,) * len(rewards)
     return Outcome(policy="solver", component="curate", rewards=rewards, lengths=lengths, head_version=head, **said)
 
 
@@ -40,7 +40,7 @@ def test_a_run_that_is_well_is_left_alone() -> None:
 
 
 def test_one_reward_throughout_is_told_before_the_first_version_and_ends_with_the_first_other_one() -> None:
-    same = group((0.0,) * 4, dropped="zero_variance")
+    same = group((0.0,) * 4, discarded="zero_variance")
     assert not advised(*[same] * (ENOUGH_GROUPS - 1)), "too few to say"
     found = advised(*[same] * ENOUGH_GROUPS)
     assert list(found) == ["one_reward"], "and not the drops too, which follow from it"
@@ -50,13 +50,13 @@ def test_one_reward_throughout_is_told_before_the_first_version_and_ends_with_th
 
 
 def test_all_groups_dropped_for_one_reason_are_told_with_what_to_do() -> None:
-    found = advised(*[group(dropped="stale")] * ENOUGH_GROUPS)
+    found = advised(*[group(discarded="stale")] * ENOUGH_GROUPS)
     assert list(found) == ["one_reason"]
-    assert "were dropped as stale. By itself: fresher groups are generated." in found["one_reason"].sentence
+    assert "were discarded as stale. By itself: fresher groups are generated." in found["one_reason"].sentence
     assert "What you can do: raise trainer.max_staleness" in found["one_reason"].sentence
-    assert not advised(*[group(dropped="stale")] * ENOUGH_GROUPS, group(dropped="overlong"))
-    assert not advised(*[group(dropped="stale")] * ENOUGH_GROUPS, group())
-    assert not advised(*[group((), dropped="failed")] * ENOUGH_GROUPS), "that is told as failing"
+    assert not advised(*[group(discarded="stale")] * ENOUGH_GROUPS, group(discarded="overlong"))
+    assert not advised(*[group(discarded="stale")] * ENOUGH_GROUPS, group())
+    assert not advised(*[group((), discarded="failed")] * ENOUGH_GROUPS), "that is told as failing"
 
 
 def test_answers_that_are_all_cut_off_are_told() -> None:
@@ -100,7 +100,7 @@ def test_lengths_that_collapse_while_reward_rises_are_told() -> None:
 
 
 def test_only_a_curators_word_on_the_first_use_of_a_training_group_counts() -> None:
-    same = group((0.0,) * 4, dropped="zero_variance")
+    same = group((0.0,) * 4, discarded="zero_variance")
     others = [
         replace(group(), use=1),
         replace(group(), component="train"),

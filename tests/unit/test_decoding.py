@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.decoding import Rejected, decode_own, read_own, stamp_own
+from headrace.infra.kafka.decoding import MessageRefused, decode_own, read_own, stamp_own
 from headrace.infra.run.claimed_groups import fetch_trajectories
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
@@ -21,7 +21,7 @@ MESSAGE = Message("r.tasks.sums", 0, 7, b"sums:3", codec.encode(OURS), task_stam
 
 
 def why(call: Callable[[], object]) -> tuple[str, str]:
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(MessageRefused) as caught:
         call()
     return caught.value.refusal
 

@@ -10,6 +10,7 @@ import torch
 
 from headrace.consumers.algorithms.contract import Candidate
 from headrace.schemas.records import Trajectory, TrajectoryGroup
+from headrace.trainers.advantages import RewardedSequence, iterate_comparisons
 from headrace.trainers.losses import TrainedTokens
 
 RENAMED = (
@@ -20,6 +21,7 @@ RENAMED = (
     ("headrace.envs.contract", "number", "check_number"),
     ("headrace.envs.transcript", "merged", "merge_runs"),
     ("headrace.trainers.advantages", "compared", "iterate_comparisons"),
+    ("headrace.trainers.advantages", "Member", "RewardedSequence"),
 )
 
 
@@ -45,5 +47,8 @@ def test_an_old_name_of_a_method_or_a_field_works_and_warns() -> None:
         assert candidate.shaped([0.5]) == candidate.with_shaped_rewards([0.5])
     with pytest.warns(DeprecationWarning, match="behaviour is called behaviour_logprobs now"):
         assert tokens.behaviour is tokens.behaviour_logprobs
+    [compared] = iterate_comparisons([RewardedSequence(0, "", 1.0)], "task", "trajectory")
+    with pytest.warns(DeprecationWarning, match="members is called sequences now"):
+        assert compared.members is compared.sequences
     with pytest.warns(DeprecationWarning, match="behaviour is called behaviour_logprobs now"):
         assert replace(tokens, behaviour=torch.zeros(1)).behaviour_logprobs.tolist() == [0.0]  # type: ignore[call-arg]

@@ -21,7 +21,7 @@ from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
 from headrace.infra.run.run import Run
 from headrace.ops.recipe_check import check_names
 from headrace.trainers import start
-from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Member, grpo
+from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, RewardedSequence, grpo
 from headrace.trainers.batches.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, load_estimator
 
 
@@ -30,34 +30,41 @@ def settings(name: str, **changes: Any) -> TrainerSettings:
     return TrainerSettings(advantage=Named(use=name, **own), **changes)
 
 
-def batch(*rewards: Sequence[float]) -> list[Member]:
+def batch(*rewards: Sequence[float]) -> list[RewardedSequence]:
     return [
-        Member(n, "", reward, 0, 2, 0.5, index) for index, each in enumerate(rewards) for n, reward in enumerate(each)
+        RewardedSequence(n, "", reward, 0, 2, 0.5, index)
+        for index, each in enumerate(rewards)
+        for n, reward in enumerate(each)
     ]
 
 
 def test_settings_and_the_keys_beside_them_reach_the_function() -> None:
-    members = [Member(0, "a", 1.0), Member(0, "a", 0.0), Member(1, "b", 0.0), Member(1, "a", 0.5)]
+    sequences = [
+        RewardedSequence(0, "a", 1.0),
+        RewardedSequence(0, "a", 0.0),
+        RewardedSequence(1, "b", 0.0),
+        RewardedSequence(1, "a", 0.5),
+    ]
     chosen = settings("grpo", std="population", eps=0.1, group_by="task+role", weight="sequence")
-    expected = grpo(members, std="population", eps=0.1, group_by="task+role", weight="sequence")
-    assert np.asarray(load_estimator(chosen)(members)).tobytes() == expected.tobytes()
-    assert not np.array_equal(expected, grpo(members))
+    expected = grpo(sequences, std="population", eps=0.1, group_by="task+role", weight="sequence")
+    assert np.asarray(load_estimator(chosen)(sequences)).tobytes() == expected.tobytes()
+    assert not np.array_equal(expected, grpo(sequences))
 
 
 def test_advantages_are_normalised_over_the_batch_on_demand() -> None:
-    members = [replace(one, length=length) for one, length in zip(batch((1, 0), (1, 0.5)), (3, 1, 1, 1), strict=True)]
-    plain = load_estimator(settings("dr_grpo"))(members)
+    sequences = [replace(one, length=length) for one, length in zip(batch((1, 0), (1, 0.5)), (3, 1, 1, 1), strict=True)]
+    plain = load_estimator(settings("dr_grpo"))(sequences)
     tokens = np.repeat(np.asarray(plain, np.float64), (3, 1, 1, 1))
-    normalised = np.asarray(load_estimator(settings("dr_grpo", batch_norm=True))(members))
+    normalised = np.asarray(load_estimator(settings("dr_grpo", batch_norm=True))(sequences))
     np.testing.assert_allclose(normalised, (np.asarray(plain) - tokens.mean()) / (tokens.std(ddof=1) + 1e-5), atol=1e-6)
 
 
 def test_an_estimator_says_whether_it_needs_the_whole_batch() -> None:
-    members = batch((1, 0, 0), (1, 0.5))
+    sequences = batch((1, 0, 0), (1, 0.5))
     for name in ADVANTAGES:
         found = load_estimator(settings(name))
-        alone = [np.asarray(one).tolist() for one in found(members[:3])]
-        beside = [np.asarray(one).tolist() for one in found(members)][:3]
+        alone = [np.asarray(one).tolist() for one in found(sequences[:3])]
+        beside = [np.asarray(one).tolist() for one in found(sequences)][:3]
         assert found.whole_batch == (name in WHOLE_BATCH) == (alone != beside), name
     assert load_estimator(settings("grpo", batch_norm=True)).whole_batch
 
@@ -65,17 +72,17 @@ def test_an_estimator_says_whether_it_needs_the_whole_batch() -> None:
 # ------------------------------------------------------------------------------------------------------- the user's own
 
 
-def scaled(members: Sequence[Member], *, scale: float = 1.0) -> list[float]:
-    return [scale * one.reward for one in members]
+def scaled(sequences: Sequence[RewardedSequence], *, scale: float = 1.0) -> list[float]:
+    return [scale * one.reward for one in sequences]
 
 
-def by_token(members: Sequence[Member], *, group_by: str, weight: str) -> list[list[float]]:
-    return [[one.reward if group_by == "task+role" and weight == "sequence" else 0.0] * one.length for one in members]
+def by_token(sequences: Sequence[RewardedSequence], *, group_by: str, weight: str) -> list[list[float]]:
+    return [[one.reward if group_by == "task+role" and weight == "sequence" else 0.0] * one.length for one in sequences]
 
 
-def torn(members: Sequence[Member]) -> list[float]:
+def torn(sequences: Sequence[RewardedSequence]) -> list[float]:
     missing: dict[int, list[float]] = {}
-    return missing[len(members)]
+    return missing[len(sequences)]
 
 
 @pytest.fixture
@@ -86,9 +93,9 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
         by_token=by_token,
         number=3,
         torn=torn,
-        short=lambda members: [one.reward for one in members][:-1],
-        infinite=lambda members: [float("inf") for _ in members],
-        wide=lambda members: [[one.reward] * 7 for one in members],
+        short=lambda sequences: [one.reward for one in sequences][:-1],
+        infinite=lambda sequences: [float("inf") for _ in sequences],
+        wide=lambda sequences: [[one.reward] * 7 for one in sequences],
     )
     monkeypatch.setitem(sys.modules, "my_estimators", module)
     load_estimator.cache_clear()
@@ -96,10 +103,10 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_an_estimator_of_your_own_is_taken_by_its_path(own: str) -> None:
-    members = batch((1, 0))
-    assert list(load_estimator(settings(f"{own}:scaled", scale=3.0))(members)) == [3, 0]
+    sequences = batch((1, 0))
+    assert list(load_estimator(settings(f"{own}:scaled", scale=3.0))(sequences)) == [3, 0]
     found = load_estimator(settings(f"{own}:by_token", group_by="task+role", weight="sequence"))
-    assert [np.asarray(one).tolist() for one in found(members)] == [[1, 1], [0, 0]]
+    assert [np.asarray(one).tolist() for one in found(sequences)] == [[1, 1], [0, 0]]
     assert found.whole_batch, "nobody knows"
 
 
@@ -120,7 +127,7 @@ def test_an_estimator_of_your_own_that_cannot_serve_is_refused_at_once(own: str,
 
 
 def test_what_an_estimator_returns_is_looked_at_every_time() -> None:
-    later = Estimator("mine", lambda members: [float(one.reward / 0.5) for one in members], {}, False, True)
+    later = Estimator("mine", lambda sequences: [float(one.reward / 0.5) for one in sequences], {}, False, True)
     assert list(later(batch((1, 0)))) == [2, 0]
     with pytest.raises(AdvantageError, match="not finite"):
         later(batch((float("nan"), 0)))
@@ -171,7 +178,7 @@ def test_the_page_lists_every_estimator_with_its_parameters() -> None:
     rows = {row[1]: row[3] for line in PAGE.splitlines() if len(row := line.split("|")) == 6 and "`" in row[1]}
     assert {name.strip(" `") for name in rows} - {"use"} == set(ADVANTAGES)
     for name, function in ADVANTAGES.items():
-        own = inspect.signature(function).parameters.keys() - COMPARISON - {"members"}
+        own = inspect.signature(function).parameters.keys() - COMPARISON - {"sequences"}
         assert all(f"`{one}`" in rows[f" `{name}` "] for one in own), name
 
 

@@ -138,15 +138,15 @@ def test_sequences_with_rewards_of_their_own_are_compared_within_their_role() ->
     assert [s.advantage for s in found] == pytest.approx([-1.15468, 0.57734, 0.57734, 0.0], abs=1e-4)
 
 
-def test_a_member_carries_what_estimators_ask_for() -> None:
+def test_a_rewarded_sequence_carries_what_estimators_ask_for() -> None:
     one = replace(sequence("solver", 2.0), baseline=0.5, spans=turns(3, (0.25, None, 0.5, 1.0)))
-    [member, *_] = prepare_group(whole((1.0, 0.0), (1,), (one,), (sequence(),))).members
-    assert (member.trajectory, member.role, member.reward, member.turn) == (0, "solver", 2.0, 3)
-    assert (member.length, member.baseline, member.kept) == (3, 0.5, False)
+    [rewarded, *_] = prepare_group(whole((1.0, 0.0), (1,), (one,), (sequence(),))).rewarded
+    assert (rewarded.trajectory, rewarded.role, rewarded.reward, rewarded.turn) == (0, "solver", 2.0, 3)
+    assert (rewarded.length, rewarded.baseline, rewarded.kept) == (3, 0.5, False)
     # The prompt's reward falls on the first generated token, the observation's on the one before it, the rest last.
-    assert member.token_rewards is not None
-    assert member.token_rewards.tolist() == [0.75, 0.0, 1.25]
-    assert member.token_rewards.sum() == member.reward
+    assert rewarded.token_rewards is not None
+    assert rewarded.token_rewards.tolist() == [0.75, 0.0, 1.25]
+    assert rewarded.token_rewards.sum() == rewarded.reward
 
 
 def turns(turn: int, rewards: tuple[float | None, ...]) -> tuple[Span, ...]:
@@ -155,8 +155,8 @@ def turns(turn: int, rewards: tuple[float | None, ...]) -> tuple[Span, ...]:
 
 
 def test_a_sequence_without_rewards_of_its_spans_earns_its_reward_at_the_end() -> None:
-    [member] = prepare_group(whole((1.0,), (0,))).members
-    assert (member.token_rewards, member.length, member.turn) == (None, 3, 0)
+    [rewarded] = prepare_group(whole((1.0,), (0,))).rewarded
+    assert (rewarded.token_rewards, rewarded.length, rewarded.turn) == (None, 3, 0)
     [found] = training_sequences(whole((1.0,), (0,)), TrainerSettings(advantage=Named(use="gae", gamma=0.5)))
     assert found.advantages.tolist() == [0, 0, 0.25, 0, 0.5, 1.0], "gamma steps over the observation"
 

@@ -90,7 +90,7 @@ def past(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, Any], all_new: bool 
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw a page or a line after every turn."""
-    for name in ("REFRESH_S", "LINE_S"):
+    for name in ("REFRESH_S", "PLAIN_INTERVAL_S"):
         monkeypatch.setattr(live, name, 0.0)
     monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
 

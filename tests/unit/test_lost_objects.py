@@ -1,4 +1,4 @@
-"""When a trainer that gets no groups looks at the store, and what it does about what is lost."""
+"""When a trainer that gets no groups checks the store, and what it does about what is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.producers.rollout.published_weights import PublishedWeights
 from headrace.schemas.records import ClaimCheck
 from headrace.trainers.versions.history import WeightStretch
-from headrace.trainers.versions.lost_objects import FIRST_LOOK_S, LONGEST_PAUSE_S, StoreLooks
+from headrace.trainers.versions.lost_objects import FIRST_CHECK_S, LONGEST_PAUSE_S, StoreChecks
 from headrace.trainers.versions.publisher import Base, VersionUploader
 
 
@@ -34,42 +34,42 @@ class Clock:
         return self.now
 
 
-def looks_until(looks: StoreLooks, clock: Clock, starved_since: float, end: float) -> list[float]:
+def checks_until(checks: StoreChecks, clock: Clock, starved_since: float, end: float) -> list[float]:
     at = []
     while clock.now < end:
         clock.now += 1
-        if looks.is_due(starved_since):
+        if checks.is_due(starved_since):
             at.append(clock.now - starved_since)
     return at
 
 
-def test_looks_come_ever_more_seldom_while_no_group_comes() -> None:
+def test_checks_of_the_store_come_ever_more_seldom_while_no_group_comes() -> None:
     clock = Clock()
-    looks = StoreLooks(clock)
-    at = looks_until(looks, clock, clock.now, clock.now + 5_000)
-    assert at[:4] == [FIRST_LOOK_S, 3 * FIRST_LOOK_S, 7 * FIRST_LOOK_S, 15 * FIRST_LOOK_S]
+    checks = StoreChecks(clock)
+    at = checks_until(checks, clock, clock.now, clock.now + 5_000)
+    assert at[:4] == [FIRST_CHECK_S, 3 * FIRST_CHECK_S, 7 * FIRST_CHECK_S, 15 * FIRST_CHECK_S]
     assert at[-1] - at[-2] == LONGEST_PAUSE_S
 
 
 def test_a_group_that_comes_begins_the_pauses_anew() -> None:
     clock = Clock()
-    looks = StoreLooks(clock)
-    looks_until(looks, clock, clock.now, clock.now + 500)
+    checks = StoreChecks(clock)
+    checks_until(checks, clock, clock.now, clock.now + 500)
     came = clock.now
-    assert looks_until(looks, clock, came, came + 15) == [FIRST_LOOK_S]
+    assert checks_until(checks, clock, came, came + 15) == [FIRST_CHECK_S]
 
 
-def test_the_first_look_reads_no_object_all_others_do_and_from_the_third_on_they_are_applied() -> None:
+def test_the_first_check_reads_no_object_all_others_do_and_from_the_third_on_they_are_applied() -> None:
     clock = Clock()
-    looks = StoreLooks(clock)
-    looks_until(looks, clock, clock.now, clock.now + FIRST_LOOK_S)
-    assert not looks.is_reading
-    looks_until(looks, clock, 1000.0, clock.now + 2 * FIRST_LOOK_S)
-    assert looks.is_reading
-    assert not looks.is_applying
-    looks_until(looks, clock, 1000.0, clock.now + 4 * FIRST_LOOK_S)
-    assert looks.is_reading
-    assert looks.is_applying
+    checks = StoreChecks(clock)
+    checks_until(checks, clock, clock.now, clock.now + FIRST_CHECK_S)
+    assert not checks.is_reading
+    checks_until(checks, clock, 1000.0, clock.now + 2 * FIRST_CHECK_S)
+    assert checks.is_reading
+    assert not checks.is_applying
+    checks_until(checks, clock, 1000.0, clock.now + 4 * FIRST_CHECK_S)
+    assert checks.is_reading
+    assert checks.is_applying
 
 
 def weights(version: int) -> dict[str, Tensor]:

@@ -114,7 +114,7 @@ def test_the_next_step_is_taken_while_a_version_is_on_its_way_and_nothing_comes_
 def test_a_version_that_a_newer_one_overtakes_is_left_out_and_still_has_its_hash(scene: Scene) -> None:
     for version in (1, 2, 3):
         scene.begin(version)
-    assert not scene.pipeline._in_flight[1][1].result().publishing.done(), "the learner does not hash it"
+    assert not scene.pipeline._in_flight[1][1].result().uploading.done(), "the learner does not hash it"
     scene.may_publish.release(2)
     made = [scene.out() for _ in range(3)]
     assert scene.published == [1, 3]

@@ -26,10 +26,10 @@ from headrace.infra.recipe.plug_in_sources import (
     feeder_plug_ins,
     hash_sources,
     newest_sources,
-    note_sources,
     read_source_on_disk,
     rollout_plug_ins,
     trainer_plug_ins,
+    warn_of_differing_sources,
 )
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
@@ -209,8 +209,8 @@ def test_where_nothing_is_written_to_the_run_another_source_is_a_warning(here: P
     written(here / "its_noted.py", "a = 1\n")
 
     with capture_logs() as logs:
-        note_sources({"its_noted": "f" * 64}, ["its_noted:Mine"])
-        note_sources({"its_noted": hash_of("its_noted")}, ["its_noted:Mine"])
+        warn_of_differing_sources({"its_noted": "f" * 64}, ["its_noted:Mine"])
+        warn_of_differing_sources({"its_noted": hash_of("its_noted")}, ["its_noted:Mine"])
 
     [line] = logs
     assert (line["event"], line["log_level"]) == ("plug_in.differs", "warning")

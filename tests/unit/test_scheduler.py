@@ -14,10 +14,10 @@ from headrace.trainers.batches.window import Waiting
 from headrace.trainers.scheduler import (
     Action,
     BeginStep,
+    CheckStore,
     CommitVersion,
-    EndLook,
+    EndStoreCheck,
     Leave,
-    LookAtStore,
     NoteStep,
     PoisonBatch,
     ReportEvictions,
@@ -25,7 +25,7 @@ from headrace.trainers.scheduler import (
     Scheduler,
     TrainingProgress,
 )
-from headrace.trainers.versions.lost_objects import FIRST_LOOK_S
+from headrace.trainers.versions.lost_objects import FIRST_CHECK_S
 
 SETTINGS = Settings(groups_per_batch=2, minibatches=1, max_staleness=1, steps=4, checkpoint_every=2)
 
@@ -90,8 +90,8 @@ def test_the_last_version_and_each_that_is_evaluated_must_be_published() -> None
 def test_what_is_ready_comes_before_what_is_begun() -> None:
     scene = Scene()
     scene.waits(0, 1)
-    assert scene.next(has_look=True, has_version=True, is_empty=False) == EndLook()
-    assert scene.next(has_look=False) == CommitVersion([])
+    assert scene.next(has_store_check=True, has_version=True, is_empty=False) == EndStoreCheck()
+    assert scene.next(has_store_check=False) == CommitVersion([])
     assert isinstance(scene.next(has_version=False), BeginStep)
 
 
@@ -135,14 +135,14 @@ def test_groups_over_which_the_smallest_step_died_become_dead_letters_and_the_ne
     assert isinstance(scene.next(), BeginStep)
 
 
-def test_without_groups_a_trainer_looks_at_the_store_first_without_reading() -> None:
+def test_without_groups_a_trainer_checks_the_store_first_without_reading() -> None:
     scene = Scene()
-    scene.now = FIRST_LOOK_S
-    assert scene.next() == LookAtStore(read=False)
+    scene.now = FIRST_CHECK_S
+    assert scene.next() == CheckStore(read=False)
     assert scene.next() == Rest()
-    scene.now = 3 * FIRST_LOOK_S
+    scene.now = 3 * FIRST_CHECK_S
     assert scene.next(is_empty=False) == Rest(), "a version is on its way"
-    assert scene.next(is_empty=True) == LookAtStore(read=True)
+    assert scene.next(is_empty=True) == CheckStore(read=True)
 
 
 @pytest.mark.parametrize("ended", ["somebody said so", ""])

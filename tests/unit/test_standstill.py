@@ -14,14 +14,14 @@ from headrace.infra.process.supervisor import ChildState
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.failing import ENOUGH, FailingFold
 from headrace.ops.figures.standstill import (
+    ADVICE_BY_REASON,
     CAUSES,
-    DROPS,
     FIRST_MS,
     LEAST_MS,
     Seen,
     Standstill,
     Surroundings,
-    describe_dropping,
+    describe_discards,
     describe_standstill,
     patience_ms,
     standstill,
@@ -36,7 +36,7 @@ MADE = {0: NOW - 130_000, 1: NOW - 125_000, 2: NOW - 120_000}
 ROLLING = WorkerStatus(worker="rollout-sums-0", workflow="sums", state="rolling", episodes_running=7, updated_ms=NOW)
 
 
-def dropped(count: int, reason: str = "zero_variance", at_ms: int = NOW - 1000) -> ConcludedFold:
+def discarded(count: int, reason: str = "zero_variance", at_ms: int = NOW - 1000) -> ConcludedFold:
     fold = ConcludedFold()
     for _ in range(count):
         fold.fold_record("solver", Outcome(component="curate", verdict="dropped", reason=reason), at_ms)
@@ -116,8 +116,8 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
         ("waiting", said(behind), "no worker plays: a is behind (served at version 1)"),
         (
             "dropped",
-            said(ROLLING, groups=dropped(10)),
-            "of 10 groups 10 were dropped, 10 of them as zero_variance",
+            said(ROLLING, groups=discarded(10)),
+            "of 10 groups 10 were discarded, 10 of them as zero_variance",
             "harder tasks",
         ),
         ("feeder", said(ROLLING, in_flight=0), "no task is open", "look into the log of feed"),
@@ -162,11 +162,12 @@ def test_a_run_that_is_given_up_is_explained_before_a_version_is_overdue() -> No
 
 def test_drops_of_nearly_all_groups_are_told_while_versions_come() -> None:
     young = {0: NOW - 60_000, 1: NOW - 1000}
-    fold = dropped(RECENT_GROUPS, "unwanted")
+    fold = discarded(RECENT_GROUPS, "unwanted")
     assert (found := said(ROLLING, made=young, groups=fold)) is not None
     assert found.cause == "dropped"
     assert (
-        f"of {RECENT_GROUPS} groups {RECENT_GROUPS} were dropped, {RECENT_GROUPS} of them as unwanted" in found.sentence
+        f"of {RECENT_GROUPS} groups {RECENT_GROUPS} were discarded, {RECENT_GROUPS} of them as unwanted"
+        in found.sentence
     )
     assert found.since_ms == NOW - 1000
     assert (early := said(ROLLING, made={0: NOW - 60_000}, groups=fold)) is not None
@@ -269,14 +270,14 @@ def test_of_a_run_that_is_over_it_is_told_where_it_stood_still() -> None:
 
 
 def test_of_a_run_that_is_over_it_is_told_that_nearly_all_was_dropped() -> None:
-    told = describe_dropping("solver", 5, {"zero_variance": 700, "stale": 9, "run_end": 40})
-    assert "of 714 groups 709 were dropped, 700 of them as zero_variance" in told
-    assert not describe_dropping("solver", 5, {"run_end": 400}), "the run was over"
-    assert not describe_dropping("solver", 100, {"stale": 700})
+    told = describe_discards("solver", 5, {"zero_variance": 700, "stale": 9, "run_end": 40})
+    assert "of 714 groups 709 were discarded, 700 of them as zero_variance" in told
+    assert not describe_discards("solver", 5, {"run_end": 400}), "the run was over"
+    assert not describe_discards("solver", 100, {"stale": 700})
 
 
 def test_every_cause_and_reason_has_its_place_on_the_page_that_explains_them() -> None:
     text = (Path(__file__).parents[2] / "docs" / "page.md").read_text()
     rows = text.partition("## When a run stands still")[2].splitlines()
     assert [row.split("`")[1] for row in rows if row.startswith("| `")] == [*dict.fromkeys(CAUSES)]
-    assert all(f"`{reason}`" in text for reason in DROPS)
+    assert all(f"`{reason}`" in text for reason in ADVICE_BY_REASON)

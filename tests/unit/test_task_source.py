@@ -134,9 +134,9 @@ def test_what_an_environment_or_a_selector_cannot_give_is_said() -> None:
         source().list_held_out(128)
     with pytest.raises(EnvironmentFailed, match=r"'sums' of workflow math gave no problem 1 of held_out: RuntimeError"):
         source().list_held_out(2)
-    with pytest.raises(UsageError, match="each can be named once"):
+    with pytest.raises(UsageError, match="name each selector only once"):
         load_selectors([Named(use="greso"), Named(use="greso")], 1)
-    with pytest.raises(UsageError, match="names a and b, each to choose the tier"):
+    with pytest.raises(UsageError, match="names a and b, and each of them chooses the tier"):
         AllOf({"a": Alternating(1), "b": Alternating(1)})
     for name, said in (("accept_al", "take one of accept_all"), ("no.such.module:Name", "there is no module no: ")):
         with pytest.raises(UsageError, match=said):

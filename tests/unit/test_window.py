@@ -32,7 +32,7 @@ def test_replays_and_fresh_groups_take_no_room_of_each_other() -> None:
     window = Window[None](2)
     for arrival in (0, 1):
         assert window.add(waiting(5, arrival)) == []
-    replays = [replace(waiting(version, 2 + version), key=UseId("sums", 9, version + 1)) for version in range(3)]
+    replays = [replace(waiting(version, 2 + version), use_id=UseId("sums", 9, version + 1)) for version in range(3)]
     assert [window.add(replay) for replay in replays[1:]] == [[], []]
     (stale,) = window.add(replays[0])
     assert (stale.entry, stale.verdict) == (replays[0], "surplus")
@@ -123,7 +123,7 @@ def test_who_leaves_a_full_window_is_found_without_looking_at_all_that_wait(orde
     window._leaves = counted
     for arrival in range(1500):
         key = UseId("sums", arrival, int(draw.integers(2)))
-        entry = replace(waiting(arrival // 10 + int(draw.integers(9)), arrival, 1 + int(draw.integers(8))), key=key)
+        entry = replace(waiting(arrival // 10 + int(draw.integers(9)), arrival, 1 + int(draw.integers(8))), use_id=key)
         before = [one for one in (*window.list_waiting(), entry) if one.is_replay == entry.is_replay]
         expected = [max(before, key=leaves)] if len(before) > 20 else []
         assert [eviction.entry for eviction in window.add(entry)] == expected

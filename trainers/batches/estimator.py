@@ -14,18 +14,18 @@ from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import describe_with_location
 from headrace.infra.recipe.named import check_options, find_named
 from headrace.infra.recipe.settings import Recipe, TrainerSettings
-from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Advantages, Member, batch_norm
+from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Advantages, RewardedSequence, batch_norm
 
 ADVANTAGE_KEY = "trainer.advantage"
 COMPARISON = frozenset({"group_by", "weight"})
 """Keys of `[trainer]` that an estimator may take as parameters."""
 PROBE_BATCH = tuple(
-    Member(trajectory, "solver", float(trajectory), length=2, baseline=0.5, group=group)
+    RewardedSequence(trajectory, "solver", float(trajectory), length=2, baseline=0.5, group=group)
     for group in range(2)
     for trajectory in range(2)
 )
 """A batch that every estimator can take."""
-SINGLES = tuple(Member(0, "solver", float(group), length=2, baseline=0.25, group=group) for group in range(2))
+SINGLES = tuple(RewardedSequence(0, "solver", float(group), length=2, baseline=0.25, group=group) for group in range(2))
 """A batch of two groups of one trajectory each, of rewards 0 and 1."""
 
 
@@ -35,7 +35,7 @@ class AdvantageError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """From the members of a batch to their advantages."""
+    """From the sequences of a batch to their advantages."""
 
     name: str
     function: Callable[..., Advantages]
@@ -45,29 +45,29 @@ class Estimator:
     whole_batch: bool
     """Whether a group's advantages depend on the other groups of its batch; true for all that is not shipped."""
 
-    def __call__(self, members: Sequence[Member]) -> Advantages:
+    def __call__(self, sequences: Sequence[RewardedSequence]) -> Advantages:
         """Return float32[n], or n arrays float32[length].
 
         Raises RewardError for a group from which no advantage follows, AdvantageError when the estimator returned
         something else. All advantages come through here, a user's too, so this is where they are finite from.
         """
-        found = self._require_fit(self.function(members, **self.options), members)
-        return batch_norm(found, members) if self.normalises else found
+        found = self._require_fit(self.function(sequences, **self.options), sequences)
+        return batch_norm(found, sequences) if self.normalises else found
 
-    def _require_fit(self, found: Any, members: Sequence[Member]) -> Advantages:
-        if len(found) != len(members):
-            raise AdvantageError(f"{self.name} returned {len(found)} advantages for {len(members)} sequences")
+    def _require_fit(self, found: Any, sequences: Sequence[RewardedSequence]) -> Advantages:
+        if len(found) != len(sequences):
+            raise AdvantageError(f"{self.name} returned {len(found)} advantages for {len(sequences)} sequences")
         if all(np.ndim(each) == 0 for each in found):
             each_one = np.asarray(found, np.float32)
             if not np.isfinite(each_one).all():
                 raise AdvantageError(f"{self.name} returned advantages that are not finite")
             return each_one
         arrays = [np.asarray(each, np.float32) for each in found]
-        for array, member in zip(arrays, members, strict=True):
-            if array.shape != (member.length,) or not np.isfinite(array).all():
+        for array, sequence in zip(arrays, sequences, strict=True):
+            if array.shape != (sequence.length,) or not np.isfinite(array).all():
                 raise AdvantageError(
-                    f"{self.name} returned advantages of shape {array.shape} for {member.length} generated tokens, or "
-                    "some that are not finite"
+                    f"{self.name} returned advantages of shape {array.shape} for {sequence.length} generated tokens, "
+                    "or some that are not finite"
                 )
         return arrays
 

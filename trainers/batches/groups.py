@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.infra.recipe.settings import TrainerSettings
+from headrace.infra.store.object_sources import ObjectSource
+from headrace.schemas import codec
 from headrace.schemas.field_types import Float32s
 from headrace.schemas.records import CuratedGroup, Routing, Sampling, Sequence, TrajectoryGroup
-from headrace.trainers.advantages import Member
+from headrace.trainers.advantages import RewardedSequence
 from headrace.trainers.batches.batch import BatchError, Experts, TrainingSequence
 from headrace.trainers.batches.estimator import load_estimator
 
@@ -35,12 +37,17 @@ class PreparedGroup:
 
     decoded: DecodedGroup
     """What it was made of: its record and its trajectories."""
-    members: tuple[Member, ...]
+    rewarded: tuple[RewardedSequence, ...]
     """Its sequences, kept or not, but for those that validation refused."""
     sequences: tuple[TrainingSequence, ...]
     """Those that are kept, in the same order; their advantage is 0 until it is taken."""
     has_advantages: bool = False
     """Whether they are taken: they depend on no other group of the batch."""
+
+    @classmethod
+    def without_trajectories(cls, curated: CuratedGroup) -> PreparedGroup:
+        """Return a replay of which only the record is left: it can be evicted, and never trained on."""
+        return cls(DecodedGroup(curated, TrajectoryGroup()), (), ())
 
     @property
     def newest(self) -> int:
@@ -61,13 +68,22 @@ class PreparedGroup:
         )
 
 
+def decode_group(objects: ObjectSource, curated: CuratedGroup) -> DecodedGroup:
+    """Return a curated group with its trajectories, fetched where the record holds a claim check."""
+    group = codec.decode(curated.group, TrajectoryGroup)
+    if group.claim is not None:
+        group = codec.decode(objects.get_group(group.claim), TrajectoryGroup)
+    return DecodedGroup(curated, group)
+
+
 def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
     """Return a group's sequences, decoded.
 
     What does not count, its curated reward being NaN, is left out. A sequence's own reward serves where the workflow
     set one, else its trajectory's shaped reward. Rewards beyond those of the trajectories are of failed episodes that
-    count: each is a member of every role, and nothing of it is trained on. Raises BatchError for what cannot be trained
-    on.
+    count: each has one sequence of every role, and nothing of it is trained on.
+
+    Raises BatchError for what cannot be trained on.
     """
     kept, count = set(decoded.curated.kept), len(decoded.trajectory_group.trajectories)
     if not 0 <= decoded.curated.weight <= MOST_WEIGHT:
@@ -78,20 +94,21 @@ def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
             f"{count} trajectories, {len(decoded.curated.rewards)} rewards, kept {sorted(kept)[:8]}: these do not "
             "belong together"
         )
-    members: list[Member] = []
+    rewarded: list[RewardedSequence] = []
     sequences: list[TrainingSequence] = []
     for number, trajectory in enumerate(decoded.trajectory_group.trajectories):
         if math.isnan(decoded.curated.rewards[number]):
             continue
         for sequence in trajectory.sequences:
             reward = decoded.curated.rewards[number] if sequence.reward is None else sequence.reward
-            members.append(_build_member(sequence, number, reward, kept=number in kept))
+            rewarded.append(_build_rewarded_sequence(sequence, number, reward, kept=number in kept))
             if number in kept:
                 sequences.append(_build_training_sequence(sequence, decoded.trajectory_group.logprob_convention))
-    roles = sorted({member.role for member in members})
+    roles = sorted({one.role for one in rewarded})
     for number, reward in enumerate(decoded.curated.rewards[count:], start=count):
-        members += (Member(number, role, reward, length=0, kept=False) for role in roles if not math.isnan(reward))
-    return PreparedGroup(decoded, tuple(members), tuple(sequences))
+        if not math.isnan(reward):
+            rewarded += (RewardedSequence(number, role, reward, length=0, kept=False) for role in roles)
+    return PreparedGroup(decoded, tuple(rewarded), tuple(sequences))
 
 
 def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
@@ -126,9 +143,9 @@ def _add_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> li
     A group's weight scales them at last, as importance weights scale the gradient of a prioritised replay (Schaul et
     al. 2016, arXiv 1511.05952): it takes no part in statistics.
     """
-    members = [replace(member, group=index) for index, group in enumerate(batch) for member in group.members]
-    advantages = load_estimator(settings)(members)
-    kept = (each for each, member in zip(advantages, members, strict=True) if member.kept)
+    rewarded = [replace(one, group=index) for index, group in enumerate(batch) for one in group.rewarded]
+    advantages = load_estimator(settings)(rewarded)
+    kept = (each for each, one in zip(advantages, rewarded, strict=True) if one.kept)
     return [
         replace(
             sequence,
@@ -150,10 +167,10 @@ def _spread_advantage(sequence: TrainingSequence, found: np.float32 | Float32s) 
     return advantages
 
 
-def _build_member(sequence: Sequence, trajectory: int, reward: float, *, kept: bool) -> Member:
+def _build_rewarded_sequence(sequence: Sequence, trajectory: int, reward: float, *, kept: bool) -> RewardedSequence:
     mask = build_loss_mask(sequence)
     turns = [span.turn for span in sequence.spans if span.kind == "generated" and span.length]
-    return Member(
+    return RewardedSequence(
         trajectory,
         sequence.role,
         reward,

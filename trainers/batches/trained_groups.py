@@ -10,13 +10,12 @@ from headrace.infra.kafka.decoding import read_own
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all
 from headrace.infra.run.first_uses import complete_replay, find_first_uses
 from headrace.infra.run.run import Run
-from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
 from headrace.schemas.ids import UseId
-from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, TrajectoryGroup
+from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse
 from headrace.trainers.batches.first_use_cache import replay_of
-from headrace.trainers.batches.groups import DecodedGroup
+from headrace.trainers.batches.groups import DecodedGroup, decode_group
 
 Read = tuple[Message, CuratedGroup]
 
@@ -26,14 +25,6 @@ BATCHES_AT_ONCE = 8
 
 class LineageBroken(HeadraceError):
     """Something that a batch was made from is not there any more."""
-
-
-def decode_group(objects: ObjectSource, curated: CuratedGroup) -> DecodedGroup:
-    """Return a curated group with its trajectories, fetched where the record holds a claim check."""
-    group = codec.decode(curated.group, TrajectoryGroup)
-    if group.claim is not None:
-        group = codec.decode(objects.get_group(group.claim), TrajectoryGroup)
-    return DecodedGroup(curated, group)
 
 
 def read_trained_groups(

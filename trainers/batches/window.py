@@ -28,7 +28,8 @@ EvictionVerdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
 class Waiting(Generic[T_co]):
     """A curated group in the window, with all that its outcome and the lineage need."""
 
-    key: UseId
+    use_id: UseId
+    """Which use of which group it is."""
     min_version: int
     """Oldest version that generated a token of the group; 0 is a version like any other."""
     deadline_version: int
@@ -44,7 +45,7 @@ class Waiting(Generic[T_co]):
     @property
     def is_replay(self) -> bool:
         """Whether the group was trained on, or at least curated, before."""
-        return self.key.use > 0
+        return self.use_id.use_number > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +71,16 @@ class _Room(Generic[T]):
 
     def add(self, entry: Waiting[T], leaves_by: Rank) -> None:
         """Take a group in, which leaves by this rank, the least first."""
-        self.inside.add(entry.key)
+        self.inside.add(entry.use_id)
         self.size_bytes += entry.size_bytes
-        heapq.heappush(self.leaving, (leaves_by, entry.key, entry))
+        heapq.heappush(self.leaving, (leaves_by, entry.use_id, entry))
         if len(self.leaving) > 2 * len(self.inside) + STALE_SLACK:
             self.leaving = [one for one in self.leaving if one[1] in self.inside]
             heapq.heapify(self.leaving)
 
     def forget(self, entry: Waiting[T]) -> None:
         """Take a group out."""
-        self.inside.remove(entry.key)
+        self.inside.remove(entry.use_id)
         self.size_bytes -= entry.size_bytes
 
     def pop_first_to_leave(self) -> Waiting[T]:
@@ -138,7 +139,7 @@ class Window(Generic[T]):
         """Take one group in, of a use that does not wait; return what leaves as `surplus` for want of room."""
         bisect.insort(self._entries, entry, key=self._rank)
         self._earliest = min(self._earliest, entry.deadline_version)
-        room = self._room_of(entry.key)
+        room = self._room_of(entry.use_id)
         room.add(entry, _negate_rank(self._leaves(entry)))
         evicted: list[WindowEviction[T]] = []
         while len(room.inside) > self._capacity or (
@@ -172,10 +173,10 @@ class Window(Generic[T]):
 
     def _forget(self, gone: Iterable[Waiting[T]]) -> None:
         for entry in gone:
-            self._room_of(entry.key).forget(entry)
+            self._room_of(entry.use_id).forget(entry)
 
-    def _room_of(self, key: UseId) -> _Room[T]:
-        return self._replays if key.use > 0 else self._fresh
+    def _room_of(self, use_id: UseId) -> _Room[T]:
+        return self._replays if use_id.use_number > 0 else self._fresh
 
     def list_waiting(self) -> tuple[Waiting[T], ...]:
         """Show what waits now, in the order in which it would be served; the window keeps it."""
@@ -205,7 +206,7 @@ def _find_rules(order: ServingOrder, seed: int) -> tuple[_Ranked, _Ranked]:
     """Return how a window is sorted, and by what the largest leaves it first."""
 
     def lot(entry: Waiting[object]) -> Rank:
-        stream, number, use = entry.key
+        stream, number, use = entry.use_id
         drawn = blake2b(f"{seed} {stream} {number} {use}".encode(), digest_size=8).digest()
         return int.from_bytes(drawn, "big"), entry.arrival
 

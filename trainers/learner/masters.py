@@ -58,7 +58,7 @@ class Masters:
             group["fused"] = settings.fused_optimizer
         for master, state in self._optimizer.state.items():
             if state:  # empty before the first step
-                state["step"] = self._place("step", state["step"], master)
+                state["step"] = self._copy_to_device("step", state["step"], master)
 
     def clear(self) -> None:
         """Begin a minibatch."""
@@ -121,13 +121,18 @@ class Masters:
         kinds = {kind: named for kind, named in state.items() if kind != "masters"}
         self._optimizer.state.clear()
         for name, master in self.values.items():
-            own = {kind: self._place(kind, named[name], master) for kind, named in kinds.items() if name in named}
+            own = {
+                kind: self._copy_to_device(kind, named[name], master) for kind, named in kinds.items() if name in named
+            }
             if own:
                 self._optimizer.state[master] = own
         self.round()
 
-    def _place(self, kind: str, value: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
-        """Copy what the optimizer keeps to where it looks for it: only the fused kernel counts steps on a GPU."""
+    def _copy_to_device(self, kind: str, value: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
+        """Return a copy of an optimizer's value on the device where the optimizer needs it.
+
+        That is the device of the master, but for the step count: only the fused kernel counts steps on a GPU.
+        """
         counts_here = kind == "step" and not self._optimizer.param_groups[0]["fused"]
         return value.to("cpu" if counts_here else master.device, copy=True)
 

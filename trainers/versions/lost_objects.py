@@ -1,7 +1,7 @@
-"""Whether the store still has what leads a new worker to the newest version, and when the trainer looks.
+"""Whether the store still has what leads a new worker to the newest version, and when the trainer checks it.
 
 A delta that is lost stops a run: workers that are too far behind play nothing, so the trainer gets no batch, and the
-next anchor is that of a batch. Nothing shows it to the trainer but that no group comes; then it looks for itself.
+next anchor is that of a batch. Nothing shows it to the trainer but that no group comes; then it checks for itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights, nam
 from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas.records import WeightsPublished
 
-FIRST_LOOK_S, LONGEST_PAUSE_S = 10.0, 600.0
-"""How long no group came when the trainer looks first; the pause doubles from look to look up to the other."""
+FIRST_CHECK_S, LONGEST_PAUSE_S = 10.0, 600.0
+"""How long no group came when the trainer checks first; the pause doubles from check to check, up to the other."""
 
 
 def find_lost_object(
@@ -30,7 +30,7 @@ def find_lost_object(
     Args:
         store: Where they are.
         events: What leads from nothing to a version, that version last.
-        read: Read the objects too, rather than only look whether they are there.
+        read: Read the objects too, rather than only ask whether they are there.
         apply: Make the version of them, too: one whose bytes are those that were stored may have been wrong from the
             beginning. Takes the memory of a version.
     """
@@ -51,8 +51,8 @@ def find_lost_object(
     return ""
 
 
-class StoreLooks:
-    """When a trainer that gets no groups looks at the store: the first time only whether the objects are there.
+class StoreChecks:
+    """When a trainer that gets no groups checks the store: the first time only whether the objects are there.
 
     Args:
         clock: Seconds that never go back.
@@ -60,29 +60,29 @@ class StoreLooks:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._pauses = Backoff(FIRST_LOOK_S, LONGEST_PAUSE_S)
+        self._pauses = Backoff(FIRST_CHECK_S, LONGEST_PAUSE_S)
         self._since = -math.inf
         self._due = 0.0
-        self._looks = 0
+        self._checks = 0
 
     def is_due(self, starved_since: float) -> bool:
-        """Return whether to look now, which counts as a look; `starved_since` is the clock when the last group came."""
+        """Return whether to check now, which counts as a check; the last group came at `starved_since` by the clock."""
         if starved_since != self._since:
-            self._since, self._looks = starved_since, 0
+            self._since, self._checks = starved_since, 0
             self._pauses.reset()
             self._due = starved_since + self._pauses.next_s()
         if self._clock() < self._due:
             return False
-        self._looks += 1
+        self._checks += 1
         self._due = self._clock() + self._pauses.next_s()
         return True
 
     @property
     def is_reading(self) -> bool:
-        """Whether the look under way reads the objects: not the first, which costs next to nothing."""
-        return self._looks > 1
+        """Whether the check under way reads the objects: not the first, which costs next to nothing."""
+        return self._checks > 1
 
     @property
     def is_applying(self) -> bool:
         """Whether it makes the newest version of them, too: from the third on."""
-        return self._looks > 2
+        return self._checks > 2

@@ -1,9 +1,9 @@
-"""From a batch to a version that can be committed. The learner steps in one thread; publishing runs in another.
+"""From a batch to a version that can be committed. The learner steps in one thread; uploading runs in another.
 
 The learner never waits for the network. After a step, a snapshot of the weights is taken, and the learner is free. The
 hash, the delta, the upload and the checkpoint are made from the snapshot. A version that is made while an older one is
-being published waits. If the next version is made first, the waiting one is not published: it is only hashed, and the
-next delta spans the gap. Versions come out in order.
+being uploaded waits. If the next version is made first, the waiting one is left out: it is only hashed, and the next
+delta spans the gap. Versions come out in order. To publish one is the trainer's: its event goes into a transaction.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MadeVersion:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """A version whose snapshot is taken, and the future of its publication."""
+    """A version whose snapshot is taken, and the future of its upload."""
 
     request: StepRequest
     snapshot: dict[str, Tensor]
@@ -89,11 +89,11 @@ class _Copied:
 @dataclass(frozen=True, slots=True)
 class _Stepped:
     metrics: StepMetrics
-    publishing: Future[UploadedVersion]
+    uploading: Future[UploadedVersion]
 
 
 class Pipeline:
-    """Runs the steps of one learner, and publishes its versions.
+    """Runs the steps of one learner, and uploads its versions.
 
     Args:
         run: The run whose store takes the checkpoints.
@@ -107,17 +107,17 @@ class Pipeline:
         """The newest version that the learner has made; set in the step thread."""
         threads = torch.get_num_threads()
         self._steps = SerialExecutor("step", lambda: pin_threads(threads))
-        self._upload_thread = SerialExecutor("publish")
+        self._upload_thread = SerialExecutor("upload")
         self._lock = threading.Lock()
         self._uploading = 0
-        """Number of publications that are running or queued; changed by both threads, under the lock."""
+        """Number of uploads that are running or queued; changed by both threads, under the lock."""
         self._waiting: _Copied | None = None
-        """The version to publish next, unless a newer one is made first."""
+        """The version to upload next, unless a newer one is made first."""
         self._closed = threading.Event()
         self._in_flight: deque[tuple[StepRequest, Future[_Stepped]]] = deque()
         """Versions that were begun and not yet taken, oldest first."""
-        self._look: Future[WeightsPublished | None] | None = None
-        """The look at the store that is running, if any."""
+        self._store_check: Future[WeightsPublished | None] | None = None
+        """The check of the store that is running, if any."""
         self._free_buffers: deque[Mapping[str, Tensor]] = deque(maxlen=2)
         """Snapshots that are no longer needed; the next ones are written into their memory. At most 2 are kept."""
         self.free_since = time.monotonic()
@@ -167,48 +167,48 @@ class Pipeline:
         if not self._in_flight or not self._in_flight[0][1].done():
             return False
         _, stepping = self._in_flight[0]
-        return stepping.exception() is not None or stepping.result().publishing.done()
+        return stepping.exception() is not None or stepping.result().uploading.done()
 
     @property
-    def has_look(self) -> bool:
-        """Whether a look at the store has ended, and `take_whole` returns what it found."""
-        return self._look is not None and self._look.done()
+    def has_store_check(self) -> bool:
+        """Whether a check of the store has ended, and `take_whole` returns what it found."""
+        return self._store_check is not None and self._store_check.done()
 
     def take_version(self) -> MadeVersion:
-        """Return the oldest version, which must be ready. Raises what its step or its publication raised."""
+        """Return the oldest version, which must be ready. Raises what its step or its upload raised."""
         request, stepping = self._in_flight[0]
         stepped = stepping.result()
         if len(self._in_flight) == MOST_AHEAD and self._in_flight[-1][1].done():
             self.held_up_s = time.monotonic() - self.free_since
         self._in_flight.popleft()
-        return MadeVersion(request, stepped.metrics, stepped.publishing.result())
+        return MadeVersion(request, stepped.metrics, stepped.uploading.result())
 
-    def look(self, *, read: bool, apply: bool) -> None:
-        """Check in the publish thread whether the store still has what was published, unless a check is running."""
-        if self._look is None:
-            look = partial(self._uploader.reupload_lost_version, read=read, apply=apply, given_up=self._closed)
-            self._look = self._upload_thread.submit(look)
+    def check_store(self, *, read: bool, apply: bool) -> None:
+        """Check in the upload thread whether the store still has what was published, unless a check is running."""
+        if self._store_check is None:
+            check = partial(self._uploader.reupload_lost_version, read=read, apply=apply, given_up=self._closed)
+            self._store_check = self._upload_thread.submit(check)
 
     def take_whole(self) -> WeightsPublished | None:
-        """Return the event of whole weights that a look has published, if any. Call it before `take_version`."""
-        looking, self._look = self._look, None
+        """Return the event of whole weights that a store check uploaded, if any. Call it before `take_version`."""
+        check, self._store_check = self._store_check, None
         try:
-            return looking.result() if looking is not None else None
-        except (Unavailable, StoreDenied) as error:  # a later look may see more
+            return check.result() if check is not None else None
+        except (Unavailable, StoreDenied) as error:  # a later check may see more
             log.info("weights.not_looked_at", why=str(error))
             return None
 
     def close(self) -> None:
         """Wait for the running step, as torch's settings belong to the process. Uploads to the store are given up.
 
-        The publish thread ends when its current request ends, whether the store is reachable or not.
+        The upload thread ends when its current request ends, whether the store is reachable or not.
         """
         self._closed.set()
         self._upload_thread.close(wait=False)
         self._steps.close(wait=True)
 
     def _enqueue_upload(self, version: _Copied, metrics: StepMetrics) -> _Stepped:
-        """Queue a version for publishing, or let it wait for the running one. The one that waited is only hashed."""
+        """Queue a version for uploading, or let it wait for the running one. The one that waited is only hashed."""
         with self._lock:
             left_out, self._waiting = self._waiting, None
             if left_out is not None:
@@ -226,12 +226,12 @@ class Pipeline:
             return None
 
     def _start_upload(self, version: _Copied) -> None:
-        """Queue a publication. The caller holds the lock."""
+        """Queue an upload. The caller holds the lock."""
         self._uploading += 1
         self._upload_thread.submit(lambda: self._upload(version))
 
     def _hash_only(self, version: _Copied) -> None:
-        """Hash a version without publishing it, in the publish thread."""
+        """Hash a version without uploading it, in the upload thread."""
         if self._closed.is_set():
             version.future.cancel()
             return
@@ -239,7 +239,7 @@ class Pipeline:
         self._free_buffers.append(version.snapshot)
 
     def _upload(self, version: _Copied) -> None:
-        """Publish a version in the publish thread, then queue the one that waits."""
+        """Upload a version in the upload thread, then queue the one that waits."""
         if self._closed.is_set():
             version.future.cancel()
             return

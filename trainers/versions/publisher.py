@@ -1,6 +1,6 @@
-"""Publishing a version, in four steps: snapshot, encode, upload, announce.
+"""What a version goes through to be published, in four steps: snapshot, encode, upload, announce.
 
-The first copies the published values out of the learner's way. The next two touch no state of it. The last only makes
+The first copies the values to publish out of the learner's way. The next two touch no state of it. The last only makes
 the record that the trainer's transaction carries: the event is the commit, and an object without one is garbage.
 """
 
@@ -54,13 +54,13 @@ class Base:
 class VersionUploader:
     """Uploads the versions of a policy or shadow: each as a delta on the one before, now and then whole.
 
-    One thread at a time may use it; in a trainer that is the publish thread.
+    One thread at a time may use it; in a trainer that is the upload thread.
 
     Args:
         run: The run whose store takes the objects.
         policy_variant: The policy or shadow.
         files: Config and tokenizer, and an adapter's base, which go beside every anchor.
-        base: The newest published version; None uploads the next one whole.
+        base: The newest uploaded version; None uploads the next one whole.
         shard_bytes: Larger anchors are cut into several files, as Hugging Face's tools do it.
     """
 

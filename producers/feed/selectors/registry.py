@@ -34,7 +34,10 @@ class AllOf:
         self._selectors = dict(selectors)
         self._choosing = [name for name, selector in self._selectors.items() if isinstance(selector, ChoosesTier)]
         if len(self._choosing) > 1:
-            raise UsageError(f"feed.selector names {' and '.join(self._choosing)}, each to choose the tier: keep one")
+            raise UsageError(
+                f"feed.selector names {' and '.join(self._choosing)}, and each of them chooses the tier of the next "
+                "task: keep only one of them in the recipe"
+            )
 
     @property
     def chooser(self) -> str:
@@ -81,7 +84,7 @@ def load_selectors(named: Sequence[Named], seed: int) -> AllOf:
     """Build the selectors that a recipe names, as one. Raises UsageError."""
     names = [one.use for one in named]
     if len(set(names)) < len(names):
-        raise UsageError(f"feed.selector names {', '.join(names)}: each can be named once")
+        raise UsageError(f"feed.selector names {', '.join(names)}: name each selector only once in the recipe")
     return AllOf({one.use: load_selector(one, seed) for one in named})
 
 
@@ -89,7 +92,10 @@ def load_feed_selectors(feed: Feed, seed: int) -> AllOf:
     """Build the selectors of a recipe's feed, as one. Raises UsageError, also where two of its keys choose the tier."""
     selectors = load_selectors(feed.selector, seed)
     if selectors.chooser and feed.raise_tier:
-        raise UsageError(f"feed.raise_tier and feed.selector {selectors.chooser} both choose the tier: keep one")
+        raise UsageError(
+            f"feed.raise_tier and the selector {selectors.chooser} of feed.selector both choose the tier of the next "
+            "task: take one of them out of the recipe"
+        )
     return selectors
 
 

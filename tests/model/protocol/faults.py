@@ -147,7 +147,7 @@ def forget_a_group(world: World, state: State) -> Iterator[Step]:
         window = process.body.scheduler.window
         entry = window._entries.pop(0)
         window._forget([entry])
-        STAGE.broker.harm = Harm(LOST, entry.key.number, "neither trained nor evicted", newest + NAMED_WITHIN)
+        STAGE.broker.harm = Harm(LOST, entry.use_id.number, "neither trained nor evicted", newest + NAMED_WITHIN)
 
     for part in _up(state):
         if part.name == "T" and len(thaw(part.frozen.data).body.scheduler.window):

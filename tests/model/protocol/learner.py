@@ -108,8 +108,8 @@ class Pipeline:
     def __init__(self, run: Run, learner: Learner, uploader: VersionUploader) -> None:
         self._run, self.learner, self._uploader = run, learner, uploader
         self.flights: deque[Flight] = deque()
-        self.asked_to_look: tuple[bool, bool] | None = None
-        """Whether a look that was begun is to read, and to apply; None when none was."""
+        self.asked_to_check: tuple[bool, bool] | None = None
+        """Whether a check that was begun is to read, and to apply; None when none was."""
         self._found: list[WeightsPublished | None] = []
         self.free_since, self.held_up_s = now(), 0.0
 
@@ -130,11 +130,11 @@ class Pipeline:
         return bool(self.flights) and self.flights[0].uploaded is not None
 
     @property
-    def has_look(self) -> bool:
+    def has_store_check(self) -> bool:
         return bool(self._found)
 
     def begin(self, request: StepRequest) -> None:
-        self.learner.step([":".join(map(str, entry.key)) for entry in request.batch], request.version)
+        self.learner.step([":".join(map(str, entry.use_id)) for entry in request.batch], request.version)
         learner = Learner(self.learner.version, self.learner.state)
         stored = learner if request.checkpoint else None
         waiting = [flight for flight in self.flights if flight.uploaded is None]
@@ -155,26 +155,26 @@ class Pipeline:
         assert flight.uploaded is not None
         return MadeVersion(replace(flight.request, metrics={}), {}, flight.uploaded)
 
-    def look(self, *, read: bool, apply: bool) -> None:
-        if self.asked_to_look is None and not self._found:
-            self.asked_to_look = read, apply
+    def check_store(self, *, read: bool, apply: bool) -> None:
+        if self.asked_to_check is None and not self._found:
+            self.asked_to_check = read, apply
 
     def take_whole(self) -> WeightsPublished | None:
         return self._found.pop()
 
     @property
     def may_publish(self) -> bool:
-        return self.asked_to_look is not None or any(flight.uploaded is None for flight in self.flights)
+        return self.asked_to_check is not None or any(flight.uploaded is None for flight in self.flights)
 
     def upload_version(self) -> None:
         """What the thread of the publications does next."""
-        if self.asked_to_look is not None:
-            read, apply = self.asked_to_look
+        if self.asked_to_check is not None:
+            read, apply = self.asked_to_check
             try:
                 self._found.append(self._uploader.reupload_lost_version(read=read, apply=apply))
             except StoreUnavailable:
                 self._found.append(None)
-            self.asked_to_look = None
+            self.asked_to_check = None
             return
         flight = next(flight for flight in self.flights if flight.uploaded is None)
         version, epoch = flight.request.version, flight.request.epoch

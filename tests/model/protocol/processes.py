@@ -210,7 +210,7 @@ def _chains_of(curation: Any) -> Key:
 def _entry_key(entry: Any) -> Key:
     decoded = entry.payload.decoded
     newest = find_version_range(decoded.trajectory_group.trajectories)[1]
-    return entry.key, entry.arrival, (entry.min_version, entry.deadline_version, newest), decoded.curated.revision
+    return entry.use_id, entry.arrival, (entry.min_version, entry.deadline_version, newest), decoded.curated.revision
 
 
 class TrainerProcess(Looped):
@@ -240,13 +240,13 @@ class TrainerProcess(Looped):
             (flight.request.version, tuple(map(_entry_key, flight.request.batch)), flight.uploaded is not None)
             for flight in pipeline.flights
         )
-        trials, looks, base = scheduler._trials, scheduler._looks, body._pipeline._uploader.base
+        trials, checks, base = scheduler._trials, scheduler._store_checks, body._pipeline._uploader.base
         stretch = tuple((event.kind, event.version) for event in base.stretch.events) if base else ()
         waiting = tuple((message.partition, message.offset, message.value) for message in body._waiting)
         since = scheduler._evictions._since if evictions else 0.0
-        look = (looks._since, looks._due, looks._looks, pipeline.asked_to_look, len(pipeline._found))
+        check = (checks._since, checks._due, checks._checks, pipeline.asked_to_check, len(pipeline._found))
         return (
-            body.run.revision, pipeline.learner.state, window, evictions, since, flights, stretch, waiting, look,
+            body.run.revision, pipeline.learner.state, window, evictions, since, flights, stretch, waiting, check,
             scheduler.ended,
             (trials.version, trials.died, trials.suspects, trials.is_noted, trials.noted),
             (body._messages.epoch, body._messages.weights_hash, repr(body._messages.offsets)),

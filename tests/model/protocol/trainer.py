@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.decoding import Rejected
+from headrace.infra.kafka.decoding import MessageRefused
 from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
@@ -65,13 +65,13 @@ class Intake:
     def version_now(self) -> int:
         return self._newest_version()
 
-    def decode_entry(self, message: Message, curated: CuratedGroup) -> Waiting[PreparedGroup]:
+    def build_entry_or_eviction(self, message: Message, curated: CuratedGroup) -> Waiting[PreparedGroup]:
         self._arrivals += 1
         self.arrived_at = now()
         group = codec.decode(curated.group, TrajectoryGroup)
         newest = find_version_range(group.trajectories)[1]
         if newest > self._newest_version():
-            raise Rejected("unusable", f"it has tokens of version {newest}")
+            raise MessageRefused("unusable", f"it has tokens of version {newest}")
         bare = DecodedGroup(curated, group)
         return Waiting(
             UseId.of(curated), curated.min_version, curated.deadline_version, self._arrivals, message.partition,

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.trainers.advantages import Advantages, Member
+from headrace.trainers.advantages import Advantages, RewardedSequence
 from headrace.trainers.losses.ppo import ppo
 from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens
 
 
-def centred(members: Sequence[Member], *, scale: float = 1.0) -> Advantages:
+def centred(sequences: Sequence[RewardedSequence], *, scale: float = 1.0) -> Advantages:
     """Return rewards less the mean of their group."""
     rewards: defaultdict[int, list[float]] = defaultdict(list)
-    for member in members:
-        rewards[member.group].append(member.reward)
+    for sequence in sequences:
+        rewards[sequence.group].append(sequence.reward)
     means = {group: sum(found) / len(found) for group, found in rewards.items()}
-    return np.array([scale * (member.reward - means[member.group]) for member in members], np.float32)
+    return np.array([scale * (sequence.reward - means[sequence.group]) for sequence in sequences], np.float32)
 
 
 def weighted(tokens: TrainedTokens) -> TokenLoss:
