@@ -19,7 +19,7 @@ import structlog
 from headrace.envs.answers import find_last_boxed, is_same_answer
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
 from headrace.envs.data.held_out import interleave_sets, read_held_out
-from headrace.envs.data.layout import Layout, Record, RowFault, read_columns
+from headrace.envs.data.layout import SCORER, Layout, Record, RowFault, read_columns
 from headrace.envs.data.rows import Rows, TaskFileError
 from headrace.envs.data.scorers import build_scorer
 from headrace.envs.data.sources import Source
@@ -136,6 +136,11 @@ class Dataset:
             raise ValueError("template lacks {problem}, which stands for the problem")
         if not isinstance(keep, list | tuple) or not all(isinstance(column, str) for column in keep):
             raise ValueError(f'keep is a list of columns, as in ["tests"]; got {keep!r}')
+        if named.scorer and SCORER in keep:
+            raise ValueError(
+                f"columns.scorer puts a scorer's name into extra[{SCORER!r}], and keep would put a column there too: "
+                "give that column another name"
+            )
         if not named.answer and any(one.needs_answer for one in built.values()):
             raise ValueError("the scorer compares with an answer, and columns.answer names none")
         self._layout = Layout(

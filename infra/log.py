@@ -53,7 +53,7 @@ class LastingStream:
 
 def configure_logging(component: str, **bound: str) -> None:
     """Set up structlog for this process; `component` and `bound` go on every line."""
-    level = read_environment(LOG_LEVEL_VARIABLE, "info").lower()
+    level = (read_environment(LOG_LEVEL_VARIABLE) or "info").lower()
     if level not in LEVELS:
         raise UsageError(f"{LOG_LEVEL_VARIABLE} is {level!r}: give one of {', '.join(LEVELS)}")
     _bound.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from headrace.infra.kafka.clients import TRANSACTION_TIMEOUT_MS, Connection, ope
 
 LEAST_MESSAGE_BYTES = 1_000_000
 """librdkafka's default: ordinary groups are smaller."""
+LEAST_POLL_MS = 30_000
+"""A component that takes longer for one group would be put out of its consumer group, again and again."""
 SECRETS = frozenset(
     {
         "sasl.password",
@@ -59,6 +61,7 @@ FAULTS_OF_ONE = {
 }
 """What librdkafka's sentence begins with, and what it says of a single setting."""
 
+_WITH_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]*:[^/@\s]*@", re.IGNORECASE)
 _PATH = re.compile(r"[\w./~@%+-]*[./][\w./~@%+-]*")
 
 
@@ -122,6 +125,11 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
     if fault is None:
         if float(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
             raise UsageError(f"{where}: message.max.bytes is {LEAST_MESSAGE_BYTES} or more, or records do not fit")
+        if float(client.get("max.poll.interval.ms", LEAST_POLL_MS)) < LEAST_POLL_MS:
+            raise UsageError(
+                f"{where}: max.poll.interval.ms is {LEAST_POLL_MS} or more, or a component that takes longer for one "
+                "group loses its partitions"
+            )
         return
     for key, value in client.items():
         own = _find_fault({key: value}) or ""
@@ -129,7 +137,11 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
             if own.startswith(begins) and (begins != "`" or own == fault):
                 raise UsageError(f"{where}: {key} {what.format(own)}")
     if alone:
-        shown = "" if any(value and value in fault for key, value in client.items() if key in SECRETS) else f": {fault}"
+        shown = (
+            ""
+            if any(value and value in fault for key, value in client.items() if is_secret(key, value))
+            else f": {fault}"
+        )
         raise UsageError(f"{where}: librdkafka does not take {', '.join(client)} together{shown}")
 
 
@@ -155,9 +167,9 @@ def _is_json(text: str) -> bool:
     return False
 
 
-def refuse_secrets(keys: Iterable[str], where: str) -> None:
-    """Refuse secrets among the keys of a `kafka.client` table. Raises UsageError that tells where they belong."""
-    secret = sorted(SECRETS.intersection(keys))
+def refuse_secrets(client: Mapping[str, str], where: str) -> None:
+    """Refuse secrets in a `kafka.client` table. Raises UsageError that tells where they belong."""
+    secret = sorted(key for key, value in client.items() if is_secret(key, value))
     if secret:
         raise UsageError(
             f"{where}: kafka.client holds {', '.join(secret)}, and a recipe is written to a topic for all to read. "
@@ -168,4 +180,9 @@ def refuse_secrets(keys: Iterable[str], where: str) -> None:
 
 def hide_secrets(client: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that may be shown and compared."""
-    return {key: value for key, value in client.items() if key not in SECRETS}
+    return {key: value for key, value in client.items() if not is_secret(key, value)}
+
+
+def is_secret(key: str, value: str) -> bool:
+    """Return whether a setting is a secret, or an address with a password in it."""
+    return key in SECRETS or bool(_WITH_PASSWORD.match(value))

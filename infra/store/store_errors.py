@@ -49,6 +49,8 @@ _REMEDIES = {
     **dict.fromkeys(
         ("AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException"), _ELSEWHERE
     ),
+    **dict.fromkeys(("HTTP 301", "HTTP 307", "HTTP 308"), _ELSEWHERE),
+    **dict.fromkeys(("HTTP 302", "HTTP 303"), "a web page answers there and no S3 API: correct store.endpoint"),
     "InvalidObjectState": "the object went to an archive class: take the bucket's life-cycle rule away, and restore it",
     "MissingContentMD5": "the bucket locks its objects: take one without object lock",
 }
@@ -93,7 +95,7 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
         return ObjectMissing(f"{where} does not exist ({code})")
     if isinstance(error, SSLError) and (why := explain_tls_refusal(error)):
         return StoreError(f"{where}: {why}")
-    if code is None and not 400 <= status < 500:
+    if code is None and not 300 <= status < 500:
         return StoreUnavailable(f"{where}: the store does not answer ({error})")
     named = code or f"HTTP {status}"  # the answer to a HEAD has no code
     return StoreError(f"{where}: the store refuses ({named}): {_explain_refusal(named, error, address)}")

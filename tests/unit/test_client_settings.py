@@ -66,6 +66,7 @@ def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch
         ({"transactional.id": "mine"}, "transactional.id is set by each component"),
         ({"max.in.flight": "10"}, r"max\.in\.flight does not go with what every component sets: .*must be set <= 5"),
         ({"message.max.bytes": "1000"}, r"message\.max\.bytes is 1000000 or more"),
+        ({"max.poll.interval.ms": "6000"}, r"max\.poll\.interval\.ms is 30000 or more"),
         ({"message.timeout.ms": "5000"}, r"message\.timeout\.ms is set by each component"),
         ({"session.timeout.ms": "45000"}, r"session\.timeout\.ms does not go with what every component sets"),
         ({"produce.offset.report": "false"}, r"produce\.offset\.report is true"),
@@ -122,10 +123,18 @@ def test_a_run_cannot_be_opened_with_settings_of_which_no_client_can_be_made(
         parse_run("kafka://host:1/run")
 
 
-@pytest.mark.parametrize("key", ["sasl.password", "ssl.key.pem", "sasl.oauthbearer.client.credentials.client.secret"])
-def test_a_recipe_with_a_secret_is_refused_with_the_way_to_give_it(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sasl.password", SECRET),
+        ("ssl.key.pem", SECRET),
+        ("sasl.oauthbearer.client.credentials.client.secret", SECRET),
+        ("sasl.oauthbearer.token.endpoint.url", f"https://me:{SECRET}@host/token"),
+    ],
+)
+def test_a_recipe_with_a_secret_is_refused_with_the_way_to_give_it(key: str, value: str, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
-    recipe.write_text(f'extends = "arithmetic"\n[kafka.client]\n"{key}" = "{SECRET}"\n')
+    recipe.write_text(f'extends = "arithmetic"\n[kafka.client]\n"{key}" = "{value}"\n')
     with pytest.raises(UsageError, match=rf"mine\.toml: kafka\.client holds {key}.*HEADRACE_KAFKA_CLIENT") as caught:
         load_recipe(str(recipe))
     assert SECRET not in str(caught.value)

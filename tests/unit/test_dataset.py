@@ -352,6 +352,7 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
         ({"template": "problem"}, r"template lacks \{problem\}"),
         ({"keep": "tests"}, "keep is a list"),
         ({"keep": [5]}, "keep is a list"),
+        ({"keep": ["scorer"], "columns": {"scorer": "judge"}}, "give that column another name"),
         ({"instruction": 5}, "instruction is a text"),
         ({"template": 5}, "template is a text"),
         ({"scorers": ["exact"]}, "scorers is scorers by name"),

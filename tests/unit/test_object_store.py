@@ -163,6 +163,7 @@ def test_a_head_that_is_refused_is_no_pause() -> None:
         (401, StoreDenied),
         (407, StoreDenied),
         (402, StoreError),
+        (302, StoreError),
         (412, StoreError),
         (413, StoreError),
     ):
