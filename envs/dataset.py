@@ -137,7 +137,9 @@ class Dataset:
         if not isinstance(keep, list | tuple) or not all(isinstance(column, str) for column in keep):
             raise ValueError(f'keep is a list of columns, as in ["tests"]; got {keep!r}')
         if not named.answer and any(one.needs_answer for one in built.values()):
-            raise ValueError("the scorer compares with an answer, and columns.answer names none")
+            raise ValueError(
+                "the scorer needs an answer to compare with: set columns.answer to the column that holds it"
+            )
         self._layout = Layout(
             named, built, tuple(keep), _compile(answer_pattern), _check_text("system", system), template, instruction
         )

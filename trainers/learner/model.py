@@ -269,7 +269,10 @@ def _check_model(
 ) -> transformers.PreTrainedModel:
     vocabulary = model.config.get_text_config().vocab_size
     if vocabulary < len(tokenizer):
-        raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model {vocabulary}: not made for each other")
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {vocabulary}: not made for each other. Take the "
+            "tokenizer that came with the model"
+        )
     if tokenizer.eos_token_id is None:
         raise ModelError("the tokenizer has no end-of-sequence token: no completion would ever end")
     parameters = {tensor.data_ptr() for tensor in model.parameters()}

@@ -240,7 +240,7 @@ def _join() -> None:
 
 
 def _follow() -> None:
-    """Do what the leader announces until it leaves. Signals are the leader's: it ends in good order, and we with it."""
+    """Do what the leader announces until it leaves. Signals are ignored: the leader handles them for all."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     learner: _FollowingLearner | None = None
