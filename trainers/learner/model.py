@@ -92,7 +92,9 @@ def build_model(
     try:
         default = transformers.AutoConfig.for_model(str(name))
     except ValueError as error:
-        raise ModelError(f"model.architecture = {name!r} is not one that transformers knows") from error
+        raise ModelError(
+            f"model.architecture = {name!r} is unknown to transformers: give the `model_type` of one of its models"
+        ) from error
     known = {*default.to_dict(), *default.attribute_map, *_UNDECLARED.get(str(name), ())}
     for key in options:
         if key not in known:
