@@ -142,7 +142,9 @@ class Dataset:
                 "give that column another name"
             )
         if not named.answer and any(one.needs_answer for one in built.values()):
-            raise ValueError("the scorer compares with an answer, and columns.answer names none")
+            raise ValueError(
+                "the scorer needs an answer to compare with: set columns.answer to the column that holds it"
+            )
         self._layout = Layout(
             named, built, tuple(keep), _compile(answer_pattern), _check_text("system", system), template, instruction
         )

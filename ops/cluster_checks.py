@@ -199,7 +199,7 @@ def examine_cluster(connection: Connection, wanted: Wanted) -> list[Finding]:
 
 
 def examine_run(text: str) -> list[Finding]:
-    """Return every check of the cluster of `kafka://host:port/run`; of a run that has begun also of its topics.
+    """Return what was checked of the cluster in `kafka://host:port/run`, and of the run's topics if it has begun.
 
     Raises UsageError for another text, KafkaAway and KafkaRefused when no broker answers.
     """

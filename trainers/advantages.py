@@ -388,7 +388,7 @@ def _apply_by_key_exactly(
     weight: Weight,
     formula: Callable[[ComparedValues], Floats],
 ) -> Floats:
-    """Return float64[n]; `formula` sees keys of at least two values that differ."""
+    """Return float64[n], by `formula` for each key with at least two different values; for other keys 0."""
     advantages = np.zeros(len(sequences), np.float64)
     for key in iterate_comparisons(sequences, group_by, weight):
         if _has_spread(key.values):

@@ -31,6 +31,7 @@ REFRESH_S = 0.5
 BUSY_SHARE = 0.05
 """Largest share of a core to spend on figures, for any number of groups."""
 PLAIN_INTERVAL_S = 5.0
+"""Seconds between two lines of `--plain`."""
 LAG_S = 4.0
 WELL_S = 5.0
 GOOD_NEWS = {"failing": "episodes succeed again", "dropped": "groups are trained again"}

@@ -22,15 +22,15 @@ class MaskTruncated(Stateless):
         self._counted = counted
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
-        """Look at how the generations ended."""
+        """Reject trajectories that were cut off; drop the group if nothing is left."""
         members = candidate.group.trajectories
-        ends = [(index, self._cut(members[index])) for index in candidate.kept]
+        ends = [(index, self._find_cut(members[index])) for index in candidate.kept]
         rejections = [Rejection(index, "truncated", f"it ended by {cut}") for index, cut in ends if cut]
         if not rejections:
             return [Keep(candidate)]
         return [keep_or_drop(candidate.without(rejections, counted=self._counted), "truncated")]
 
-    def _cut(self, trajectory: Trajectory) -> str:
+    def _find_cut(self, trajectory: Trajectory) -> str:
         """Return the finish reason of a sequence's last generation that is one of ours, or nothing."""
         for sequence in trajectory.sequences:
             last = next((s for s in reversed(sequence.spans) if s.kind == "generated" and s.length), None)

@@ -54,9 +54,10 @@ class ReplayableGroups:
         self._count += 1
 
     def forget(self, name: int, chain: Chain) -> None:
-        """Forget what a chain holds no more, if there may be much of it.
+        """Forget the groups that a chain can no longer replay; do nothing while few were added since the last time.
 
-        To be called after all results of the chain for a group: it no longer holds what it replayed for the last time.
+        Call it after taking in all results of the chain for a group: `Chain.holds` leaves out a group as soon as the
+        chain has asked for its last replay.
         """
         known = self._groups.get(name, {})
         if len(known) > 2 * self._left.get(name, 0) + ROOM:
@@ -83,7 +84,10 @@ class ReplayableGroups:
                 "not name it"
             )
         if asked.use != known.uses:
-            raise ChainError(f"use {asked.use} of {name} was asked for, and it is use {known.uses} that comes next")
+            raise ChainError(
+                f"use {asked.use} of {name} was asked for, but the next is use {known.uses}: ask for "
+                "the uses of a group in order"
+            )
         if not 0 < replay.weight <= 1:
             raise ChainError(f"use {asked.use} of {name} was asked for with weight {replay.weight}: above 0, at most 1")
         back = self._count - known.at

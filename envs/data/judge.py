@@ -93,7 +93,7 @@ class Judge:
         if key and not read_environment(key):
             raise ValueError(f"the environment variable {key}, which `key` names, is not set")
         if most <= 0 or limit_s <= 0 or rate < 0 or budget < 0:
-            raise ValueError("most and limit_s are above 0, rate and budget are not below 0")
+            raise ValueError("most and limit_s must be above 0, rate and budget 0 or more")
         self._url, self._model, self._prompt, self._key = f"{url.rstrip('/')}/chat/completions", model, prompt, key
         self._most, self._limit_s, self._max_tokens = most, limit_s, max_tokens
         self._allowance = _Allowance(rate, budget)
@@ -195,7 +195,9 @@ class _Allowance:
         """Wait for a request's turn. Raises JudgeAway where that is after `end`, JudgeError beyond the budget."""
         with self._lock:
             if self._budget and self._taken >= self._budget:
-                raise JudgeError(f"the judge's budget of {self._budget} requests of this worker is used up")
+                raise JudgeError(
+                    f"the judge's budget of {self._budget} requests of this worker is used up: raise `budget`"
+                )
             now = time.monotonic()
             turn = max(now, self._next)
             if turn >= end:

@@ -87,7 +87,7 @@ def _build_exact() -> Scorer:
 def _build_numeric(tolerance: float = 0.0) -> Scorer:
     """Compare numbers: |given - answer| <= tolerance * |answer|."""
     if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance is a share of the answer, 0 <= tolerance < 1; got {tolerance!r}")
+        raise ValueError(f"tolerance is a share of the answer and must be from 0 to below 1; got {tolerance!r}")
 
     def is_near(given: str, gold: str) -> bool:
         left, right = parse_number(given), parse_number(gold)

@@ -110,7 +110,9 @@ def location_of(where: str | Path, own: StoreAddress | None = None) -> Location:
     text = str(where)
     if text.startswith(OWN_STORE):
         if own is None:
-            raise UsageError(f"{text}: store: needs a run, whose store it means; write s3://BUCKET/PREFIX")
+            raise UsageError(
+                f"{text}: `store:` means the store of a run, and no run is named here: write s3://BUCKET/PREFIX"
+            )
         return InStore(_parse_below(own, own.bucket, text.removeprefix(OWN_STORE), text))
     if not text.startswith(IN_A_STORE):
         return InFolder(Path(text))

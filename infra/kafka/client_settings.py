@@ -119,8 +119,8 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
     """
     for key, allowed in PROMISED_SETTINGS.items():
         if key in client and client[key] not in allowed:
-            may = f"is {allowed[0]}" if allowed else "is set by each component"
-            raise UsageError(f"{where}: {key} {may}, as a run's promises rest on it: leave it out")
+            needs = f"must be {allowed[0]}" if allowed else "is set by each component"
+            raise UsageError(f"{where}: {key} {needs}, because a run's promises depend on it: leave it out")
     fault = _find_fault(client) if client else None
     if fault is None:
         if float(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:

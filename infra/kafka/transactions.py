@@ -277,7 +277,7 @@ class TransactionalWriter:
                 if cause.code() in LOST:
                     self._open = False
                     raise MustRestart(
-                        f"{doing}: {cause.str()}; another producer begins from what is committed"
+                        f"{doing}: {cause.str()}; the component goes on with a new producer, from what is committed"
                     ) from error
                 if isinstance(translate_error(error, doing), Fenced):
                     raise self._fenced_error(error, doing) from error

@@ -92,7 +92,7 @@ class ForkServer:
         self._server = server
 
     def import_early(self, names: Sequence[str]) -> None:
-        """Begin to import modules, beside what this process does. What cannot be is reported by the first `fork`."""
+        """Have the fork server import modules, without waiting. If one cannot be imported, the first `fork` fails."""
 
         def import_them() -> None:
             with self._lock, suppress(CannotFork):

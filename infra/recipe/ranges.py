@@ -17,7 +17,7 @@ def at_least(least: float, **given: float) -> None:
     finite(**given)
     for name, value in given.items():
         if value < least:
-            raise ValueError(f"{name} is {least} or more; got {value}")
+            raise ValueError(f"{name} must be {least} or more; got {value}")
 
 
 def above(bound: float, **given: float) -> None:
@@ -25,25 +25,25 @@ def above(bound: float, **given: float) -> None:
     finite(**given)
     for name, value in given.items():
         if value <= bound:
-            raise ValueError(f"{name} is above {bound}; got {value}")
+            raise ValueError(f"{name} must be above {bound}; got {value}")
 
 
 def within(least: float, most: float, **given: float) -> None:
     """Refuse a setting outside [least, most], or NaN."""
     for name, value in given.items():
         if not least <= value <= most:
-            raise ValueError(f"{name} is from {least} to {most}; got {value}")
+            raise ValueError(f"{name} must be from {least} to {most}; got {value}")
 
 
 def finite(**given: float) -> None:
     """Refuse a setting that is infinite or NaN."""
     for name, value in given.items():
         if not -math.inf < value < math.inf:  # an integer may be beyond every float
-            raise ValueError(f"{name} is a finite number; got {value}")
+            raise ValueError(f"{name} must be a finite number; got {value}")
 
 
 def one_of(words: Collection[str], **given: str) -> None:
     """Refuse a setting that is not one of the words."""
     for name, value in given.items():
         if value not in words:
-            raise ValueError(f"{name} is one of {', '.join(words)}; got {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(words)}; got {value!r}")

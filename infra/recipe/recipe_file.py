@@ -115,10 +115,11 @@ def replace_chain(recipe: Recipe, path: Path) -> Recipe:
         case {"chain": list(chain), **others} if not others:
             pass
         case _:
-            more = [*(key for key in read.table if key != "curate"), *_refuse_beside_chain(read.table.get("curate"))]
-            it_has = f"beside them it has {', '.join(more)}" if more else "it has none"
+            holder = "curate" if "curate" in read.table else "chain"
+            more = [*(key for key in read.table if key != holder), *_refuse_beside_chain(read.table.get("curate"))]
+            it_has = f"it also has {', '.join(more)}, take that out" if more else "it has no chain"
             raise UsageError(
-                f"{path} is not a chain: write its data algorithms as `chain = [ … ]` of [curate]; {it_has}"
+                f"{path} must hold a chain and nothing else, as `chain = [ … ]` or as [[curate.chain]] tables: {it_has}"
             )
     draft = Draft(recipe.model_dump(mode="json"), read.origins)
     draft.table["curate"]["chain"] = chain

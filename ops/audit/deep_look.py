@@ -198,7 +198,7 @@ class DeepLook:
             return
         digest = _digest(message.value)
         for variant in self._account.beside.get(policy_of(stamp.policy), ()):
-            self._account.numbers[variant].match(stamp.stream, stamp.number, digest)
+            self._account.numbers[variant].match_delivery(stamp.stream, stamp.number, digest)
 
 
 def _digest(value: bytes) -> int:

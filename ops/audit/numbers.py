@@ -141,8 +141,8 @@ class PolicyNumbers:
         self.pages.set_digest(stream, number, digest)
         self.pages.mark(stream, number, 0, UNMATCHED)
 
-    def match(self, stream: str, number: int, digest: int) -> None:
-        """Take in the digest of a delivery."""
+    def match_delivery(self, stream: str, number: int, digest: int) -> None:
+        """Take in the digest of a group that a worker delivered, to be compared with that of its curated record."""
         if self.pages.digest(stream, number) == digest:
             self.pages.clear(stream, number, 0, UNMATCHED)
 

@@ -131,7 +131,7 @@ class Figures:
             self._groups.fold_record(self._variant_of(message), record, message.timestamp_ms)
             if message.topic not in self._of_shadows:
                 self._reward(record)
-                self._trouble.outcome(record, message.timestamp_ms)
+                self._trouble.fold_outcome(record, message.timestamp_ms)
         elif isinstance(record, BatchTrained):
             self._groups.fold_record(self._variant_of(message), record, message.timestamp_ms)
             self._fold_batch(record)
@@ -168,8 +168,8 @@ class Figures:
             self._rewards.fold_left_window(outcome)
         if not is_first_word(outcome):
             return
-        self._revisions.outcome(outcome)
-        self._rewards.outcome(outcome)
+        self._revisions.fold_outcome(outcome)
+        self._rewards.fold_outcome(outcome)
 
     def seconds_to_versions(self, policy: str) -> dict[int, float]:
         """Return by version how many seconds of wall time after the run began it was made, pauses counted in."""

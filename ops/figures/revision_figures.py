@@ -47,7 +47,7 @@ class RevisionsFold:
                 return  # a build that knows other keys wrote it
             self._chains[record.revision] = tuple(algorithm.describe() for algorithm in chain), record.swapped
 
-    def outcome(self, outcome: Outcome) -> None:
+    def fold_outcome(self, outcome: Outcome) -> None:
         """Take in what a curator said of a group's first use."""
         self._groups[outcome.revision] += 1
         self._kept[outcome.revision] += outcome.verdict == "kept"

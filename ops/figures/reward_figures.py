@@ -34,7 +34,7 @@ class RewardsFold:
         if outcome.verdict in LATE and not outcome.use:
             self.late_tokens += sum(outcome.lengths)
 
-    def outcome(self, outcome: Outcome) -> None:
+    def fold_outcome(self, outcome: Outcome) -> None:
         """Take in what a curator said of a group, at its first use."""
         self.curated[outcome.policy] += 1
         self._curated_tokens += sum(outcome.lengths)

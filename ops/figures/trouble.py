@@ -18,7 +18,7 @@ class Trouble:
     failing: FailingFold = field(default_factory=FailingFold)
     advice: AdviceFold = field(default_factory=AdviceFold)
 
-    def outcome(self, outcome: Outcome, at_ms: int) -> None:
+    def fold_outcome(self, outcome: Outcome, at_ms: int) -> None:
         """Take in an outcome that was written at that time."""
         self.errors.fold_outcome(outcome)
         self.failing.fold_outcome(outcome.policy, outcome, at_ms)

@@ -332,9 +332,9 @@ def _find_dead_letters(run: Run, policy: str, stream: str, number: int) -> tuple
 
 
 def report_group(run: Run, policy: str | None, group: str) -> GroupFate:
-    """Return what became of a group that a user names. Raises UsageError, also for a group that never was.
+    """Return what became of a group that a user names: for one policy, or for all that its stream trains if None.
 
-    It is of one policy, or of all that its stream trains.
+    Raises UsageError, also for a group that was never issued.
     """
     if run.source:
         raise UsageError(

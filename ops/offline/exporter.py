@@ -151,7 +151,7 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
 def _policy(archive: Archive, asked: str | None) -> str:
     revisions = archive.revisions()
     if not revisions:
-        raise UsageError(f"the archive {archive.root} holds no recipe of run {archive.manifest.run_id}")
+        raise UsageError(f"the archive {archive.root} holds no recipe of its run: archive the run once more")
     known = tuple(Recipe.from_json(revisions[-1].recipe).policies)
     if asked is None and len(known) == 1:
         return known[0]

@@ -172,7 +172,7 @@ def _numerics_for(run: Run, policy: str, part: VersionStretch) -> dict[str, str]
 
 
 def _compare(run: Run, policy: str, history: History, part: VersionStretch) -> Iterator[ComparedVersion | None]:
-    """Yield each version compared, and None for those of the lead."""
+    """Yield each version of a stretch, compared; before them None for each version that only leads there (`lead`)."""
     if _numerics_for(run, policy, part) != part.fingerprint:
         yield from (ComparedVersion(batch.version, batch.epoch, batch.weights_hash) for batch in part.batches)
         return

@@ -152,6 +152,6 @@ class SlotCache(Cache):
 
 
 def copy_to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Without a copy on the CPU."""
+    """Return the array as a tensor on a device. On the CPU it shares the memory of the array."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

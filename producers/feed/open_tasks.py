@@ -71,9 +71,10 @@ class TaskTable:
     def take_changes(self) -> dict[str, Plain | None]:
         """Return, once, the chunks that have changed, by name; None for one in which nothing is left."""
         changed, self._changed = sorted(self._changed), set()
-        return {f"{stream}|{chunk}": self._chunk(stream, chunk) for stream, chunk in changed}
+        return {f"{stream}|{chunk}": self._encode_chunk(stream, chunk) for stream, chunk in changed}
 
-    def _chunk(self, stream: str, chunk: int) -> Plain | None:
+    def _encode_chunk(self, stream: str, chunk: int) -> Plain | None:
+        """Return the open and dead numbers of a chunk as plain JSON; None if there are none."""
         groups = [GroupId(stream, number) for number in range(chunk * CHUNK, (chunk + 1) * CHUNK)]
         found = {
             name: _encode_rows({group: tasks[group] for group in groups if group in tasks})

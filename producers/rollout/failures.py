@@ -64,9 +64,10 @@ def build_failure(
 
 
 def make_exception(what: str, error: BaseException) -> Exception:
-    """Return an error of a user's code as one that fails its episode; one that would end the worker becomes another.
+    """Return what a user's code raised as an Exception that fails only its episode.
 
-    `sys.exit()` in a scorer, and what test frameworks raise, are no Exception; no future can carry a StopIteration.
+    An Exception is returned as it is. Others would end the worker: `sys.exit()` in a scorer and what test frameworks
+    raise are no Exception, and no future can carry a StopIteration. Each of these becomes the cause of a RuntimeError.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error

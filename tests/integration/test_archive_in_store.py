@@ -243,7 +243,7 @@ def test_an_address_needs_its_endpoint_and_a_copy_in_a_folder_is_read_as_well(
     monkeypatch.delenv("HEADRACE_S3_ENDPOINT")
     with pytest.raises(UsageError, match="set HEADRACE_S3_ENDPOINT"):
         Archive(location)
-    with pytest.raises(UsageError, match="needs a run, whose store it means"):
+    with pytest.raises(UsageError, match="means the store of a run, and no run is named here"):
         Archive("store:archives")
 
 

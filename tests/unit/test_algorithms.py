@@ -138,7 +138,7 @@ def test_a_flawed_trajectory_is_taken_out_and_the_rest_is_kept() -> None:
 def test_a_vocabulary_bounds_the_token_ids() -> None:
     assert isinstance(result(Validate(vocabulary=3), group(1.0, 0.0)), Keep)
     assert isinstance(result(Validate(vocabulary=2), group(1.0, 0.0)), Drop)
-    with pytest.raises(ValueError, match="vocabulary is 0 or more; got -1"):
+    with pytest.raises(ValueError, match="vocabulary must be 0 or more; got -1"):
         Validate(vocabulary=-1)
 
 

@@ -81,7 +81,7 @@ def test_the_pages_own_algorithm_works_and_goes_on_from_its_snapshot() -> None:
 @pytest.mark.usefixtures("_page")
 def test_the_pages_own_algorithm_refuses_what_cannot_be() -> None:
     for versions, sentence in (
-        (0, "versions is 1 or more; got 0"),
+        (0, "versions must be 1 or more; got 0"),
         ("two", "versions must be an integer, got 'two'"),
     ):
         with pytest.raises(UnknownAlgorithm, match=sentence):

@@ -341,7 +341,7 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
     [
         ({"columns": {"question": "problem"}}, "columns names the columns of problem, answer, tier, solution, scorer"),
         ({"columns": {"problem": ""}}, "columns.problem is the name of a column"),
-        ({"columns": {"answer": ""}}, "the scorer compares with an answer"),
+        ({"columns": {"answer": ""}}, "the scorer needs an answer to compare with"),
         ({"held_out": True}, "held_out is a share"),
         ({"held_out": {"file": "x", "split": "y"}}, "held_out is a path, or a table of config, path, revision, split"),
         ({"held_out": {"file": 1}}, "held_out.file is a path"),

@@ -349,7 +349,7 @@ def test_the_environment_on_the_page_keeps_the_contract() -> None:
     problems = [echo.problem(split, index) for split in splits for index in range(echo.size(split))]
     assert len({problem.task_id for problem in problems}) == len({problem.prompt for problem in problems}) == 9
     assert [echo.score(problems[0], text).reward for text in (problems[0].answer, "", "no")] == [1, 0, 0]
-    with pytest.raises(ValueError, match="count is 1 or more; got 0"):
+    with pytest.raises(ValueError, match="count must be 1 or more; got 0"):
         found["Echo"](seed=1, count=0)
 
 

@@ -126,7 +126,9 @@ def test_what_the_feeder_would_refuse_is_refused_at_the_start() -> None:
         feed={"selector": "tiers", "raise_tier": True},
     )
     assert [
-        one for one in sentences(few) if one.startswith("feed.raise_tier and the selector tiers of feed.selector both")
+        one
+        for one in sentences(few)
+        if one.startswith("feed.raise_tier and the selector tiers of feed.selector both choose")
     ]
     scripted = {"path": "/models/any", "warm_start": {}}
     cold = sums_recipe(

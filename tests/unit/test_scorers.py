@@ -209,7 +209,7 @@ def test_a_judge_is_asked_no_more_often_than_its_rate(endpoint: Endpoint) -> Non
     [
         ({"url": "host/v1"}, "url begins with http"),
         ({"prompt": "Is it right?"}, r"prompt lacks \{completion\}"),
-        ({"rate": -1}, "rate and budget are not below 0"),
+        ({"rate": -1}, "rate and budget 0 or more"),
         ({"modell": "m"}, "unexpected keyword argument 'modell'"),
     ],
 )

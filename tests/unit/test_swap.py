@@ -295,11 +295,14 @@ def test_every_form_in_which_the_pages_write_a_chain_is_one(tmp_path: Path) -> N
 def test_a_file_that_holds_more_than_a_chain_or_none_is_told_by_its_keys(tmp_path: Path) -> None:
     file = tmp_path / "chain.toml"
     for text, told in (
-        ("steps = 4\n[[curate.chain]]\nuse = 'validate'\n", "of \\[curate\\]; beside them it has steps$"),
-        ("[[curate.chain]]\nuse = 'validate'\n[curate.more]\na = 1\n", r"beside them it has curate\.more$"),
-        ("chain = ['validate']\nsteps = 4\n", "beside them it has chain, steps$"),
-        ("curate = 3\n", "of \\[curate\\]; it has none$"),
-        ("", "of \\[curate\\]; it has none$"),
+        (
+            "steps = 4\n[[curate.chain]]\nuse = 'validate'\n",
+            "must hold a chain and nothing else.*it also has steps, take that out$",
+        ),
+        ("[[curate.chain]]\nuse = 'validate'\n[curate.more]\na = 1\n", r"it also has curate\.more, take that out$"),
+        ("chain = ['validate']\nsteps = 4\n", "it also has steps, take that out$"),
+        ("curate = 3\n", "it has no chain$"),
+        ("", "it has no chain$"),
     ):
         file.write_text(text)
         with pytest.raises(UsageError, match=told):

@@ -92,7 +92,7 @@ def test_a_producer_that_disagrees_with_the_broker_is_built_anew(
 ) -> None:
     writer.begin()
     producer.codes = [code]
-    with pytest.raises(MustRestart, match="another producer begins from what is committed"):
+    with pytest.raises(MustRestart, match="goes on with a new producer, from what is committed"):
         writer.abort()
 
 

@@ -87,7 +87,7 @@ def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
     """
     kept, count = set(decoded.curated.kept), len(decoded.trajectory_group.trajectories)
     if not 0 <= decoded.curated.weight <= MOST_WEIGHT:
-        raise BatchError(f"its weight {decoded.curated.weight} is not from 0 to {MOST_WEIGHT:g}")
+        raise BatchError(f"its weight is {decoded.curated.weight}, and must be from 0 to {MOST_WEIGHT:g}")
     failed = len(decoded.curated.rewards) - count
     if failed not in (0, len(decoded.trajectory_group.failures)) or not kept <= set(range(count)):
         raise BatchError(

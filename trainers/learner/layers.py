@@ -21,7 +21,10 @@ def decoder_of(model: transformers.PreTrainedModel) -> torch.nn.Module:
     """Return the part that makes final states of ids. Raises UsageError for a model that does not name it."""
     decoder: torch.nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     if decoder is model:
-        raise UsageError(f"{model.config.model_type} does not name the part of it that comes before the output layer")
+        raise UsageError(
+            f"models of type {model.config.model_type} cannot be trained: transformers does not say which part of them "
+            "comes before the output layer (get_decoder). Take a model of another type"
+        )
     return decoder
 
 

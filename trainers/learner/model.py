@@ -92,7 +92,9 @@ def build_model(
     try:
         default = transformers.AutoConfig.for_model(str(name))
     except ValueError as error:
-        raise ModelError(f"model.architecture = {name!r} is not one that transformers knows") from error
+        raise ModelError(
+            f"model.architecture = {name!r} is unknown to transformers: give the `model_type` of one of its models"
+        ) from error
     known = {*default.to_dict(), *default.attribute_map, *_UNDECLARED.get(str(name), ())}
     for key in options:
         if key not in known:
@@ -269,7 +271,10 @@ def _check_model(
 ) -> transformers.PreTrainedModel:
     vocabulary = model.config.get_text_config().vocab_size
     if vocabulary < len(tokenizer):
-        raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model {vocabulary}: not made for each other")
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {vocabulary}: not made for each other. Take the "
+            "tokenizer that came with the model"
+        )
     if tokenizer.eos_token_id is None:
         raise ModelError("the tokenizer has no end-of-sequence token: no completion would ever end")
     parameters = {tensor.data_ptr() for tensor in model.parameters()}

@@ -142,7 +142,7 @@ def _weights(tokens: TrainedTokens, level: str) -> Tensor:
     if level == "token":
         return log_weights_of(tokens).exp()
     if level != "sequence":
-        raise UsageError(f"correction: level is token or sequence, got {level!r}")
+        raise UsageError(f"correction: level must be token or sequence; got {level!r}")
     return per_sequence_sum(_raw_log_weights(tokens), tokens).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 

@@ -126,7 +126,7 @@ def _proximal(tokens: TrainedTokens, how: str) -> Tensor:
             raise UsageError("decoupled_ppo: the tokens have no proximal log-probabilities")
         return tokens.proximal
     if how != "interpolated":
-        raise UsageError(f"decoupled_ppo: proximal is forward or interpolated, got {how!r}")
+        raise UsageError(f"decoupled_ppo: proximal must be forward or interpolated; got {how!r}")
     if tokens.versions is None or tokens.version is None:
         raise UsageError("decoupled_ppo: the tokens have no versions to interpolate the proximal policy from")
     return interpolated_proximal(tokens.logprobs, tokens.behaviour_logprobs, tokens.versions, tokens.version)

@@ -36,7 +36,7 @@ def gspo(
         ratio = (log_mean.detach() + delta - delta.detach()).exp()
         advantages = tokens.advantages
     else:
-        raise UsageError(f"gspo: form is sequence or token, got {form!r}")
+        raise UsageError(f"gspo: form must be sequence or token; got {form!r}")
     metrics = ratio_metrics(delta) | clip_metrics(ratio, advantages, clip_low, clip_high)
     return TokenLoss(surrogate(ratio, advantages, clip_low, clip_high), metrics)
 

@@ -76,10 +76,10 @@ def dppo(
     """
     thresholds = {"dppo": 0.2, "ipo": 0.1}
     if variant not in thresholds:
-        raise UsageError(f"dppo: variant is dppo or ipo, got {variant!r}")
+        raise UsageError(f"dppo: variant must be dppo or ipo; got {variant!r}")
     threshold = thresholds[variant] if threshold is None else threshold
     if threshold < 0:
-        raise UsageError(f"dppo: threshold is of a change in probability, 0 or more, got {threshold}")
+        raise UsageError(f"dppo: threshold bounds a change in probability and must be 0 or more; got {threshold}")
     if not (0 <= adv_tau < math.inf and 0 <= kl_tau < math.inf):
         raise UsageError(f"dppo: adv_tau and kl_tau must be finite and at least 0, got {adv_tau} and {kl_tau}")
     delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs)

@@ -215,7 +215,7 @@ def sequence_indices(sequences: Tensor) -> Tensor:
 
 
 def sequence_sums(values: Tensor, sequences: Tensor) -> Tensor:
-    """Sum float[N] `values` within each sequence: float[N], entry k for the k-th sequence that is there, else 0.
+    """Return float[N]: entry k is the sum of float[N] `values` over the k-th sequence; entries after the last are 0.
 
     One entry per token, not per sequence: the size is then known without asking the device.
     """

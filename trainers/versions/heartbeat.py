@@ -17,9 +17,9 @@ from headrace.schemas.records import WorkerStatus
 
 @contextmanager
 def heartbeat(run: Run, policy_variant: str, state: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes how far the trainer is, in a sentence; `state` is the word for what it does.
+    """Yield a function that writes a heartbeat: a sentence on how far the trainer is, and `state`, what it is doing.
 
-    At the end a null record takes the heartbeat back: a trainer at work is known by its versions.
+    At the end a null record deletes the heartbeat: from then on the versions show that the trainer works.
     """
     opened: list[Producer] = []
 

@@ -94,8 +94,8 @@ def build_learner(
         return Learner(model, settings, seed, adapter)
     if adapter is not None and (adapter.is_merged or settings.tensor_parallel > 1):
         raise UsageError(
-            'a lora that is published "merged", or beside trainer.tensor_parallel, is for one process so far: '
-            "start the trainer without torchrun"
+            'several processes can train no lora that is published "merged", and none with trainer.tensor_parallel: '
+            "start the trainer without torchrun, or change these settings"
         )
     return LeadingLearner(model, settings, seed, adapter)
 
@@ -240,7 +240,7 @@ def _join() -> None:
 
 
 def _follow() -> None:
-    """Do what the leader announces until it leaves. Signals are the leader's: it ends in good order, and we with it."""
+    """Do what the leader announces until it leaves. Signals are ignored: the leader handles them for all."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     learner: _FollowingLearner | None = None
