@@ -12,8 +12,7 @@ STAMP := .venv/installed
 EXTRAS ?=
 COUNT ?= 1000000
 NAMED_IN := integration e2e faults fuzz conformance model containers engines
-LANES ?= 2
-TESTS := LANES=$(LANES) $(BIN)/python tests/subjects.py
+TESTS := $(BIN)/python tests/subjects.py
 
 # Compiled modules are kept: torch and transformers start in a third of the time.
 unexport PYTHONDONTWRITEBYTECODE

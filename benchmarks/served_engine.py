@@ -4,6 +4,10 @@ PYTHON is that of an environment with SGLang or vLLM. Same server, prompts, leng
 take turns; the best of three counts. The bare side asks for the same fields by a plain HTTP client. A second part swaps
 weights under 1, 8 and 64 requests.
 
+`--only admission` asks instead how close the number of requests at once that is found comes to the best of five that
+are fixed: with short answers, and with long ones in a KV cache that is too small for all. `--seconds` is how long each
+is measured; the number is looked for as long before, which at 3 is too short, and shows that it runs.
+
 Without a GPU: `make test-sglang` and `make test-vllm` install them, and the arguments are those of `WITHOUT_GPU`. vLLM
 also wants VLLM_CPU_KVCACHE_SPACE=1 there.
 """
@@ -14,7 +18,8 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +34,7 @@ from rich.table import Table
 
 from headrace.infra.recipe.settings import Rollout
 from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines.admission import Admission
 from headrace.producers.engines.contract import Sampling
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.engines.served_engine import ServedEngine
@@ -45,6 +51,19 @@ WITHOUT_GPU = {
     "sglang": (*FLOAT32, "--device", "cpu", "--max-total-tokens", "65536", "--max-running-requests", "64"),
     "vllm": (*FLOAT32, "--enforce-eager", "--max-num-seqs", "64"),
 }
+FIXED = (4, 8, 16, 32, 64)
+OPEN = 96
+"""Requests that want an answer at any time, which is more than any of the fixed numbers."""
+WARM_UP_S = 3.0
+SMALL_CACHE = {
+    "sglang": ("--max-total-tokens", "2048"),
+    "vllm": ("--block-size", "32", "--num-gpu-blocks-override", "64"),
+}
+"""Later arguments count: 2,048 tokens."""
+LONGEST = 400
+"""Tokens that an answer may have. The server is told no more of its length."""
+STOPS = {"short": 6, "long": 1}
+"""Workload to the tokens out of about fifty that end an answer: the more, the shorter."""
 TOKENIZER = character_tokenizer("0123456789abcdefghijklmnopqrstuvwxyz+-*/=() ")
 
 
@@ -65,6 +84,19 @@ class Pauses:
     p50_s: float
     p95_s: float
     until_served_p50_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a server did with a number of requests at once: a fixed one, or 0 for the one that is found."""
+
+    workload: str
+    fixed: int
+    tokens_s: float
+    answers: int
+    retractions: int
+    limit: int
+    """At the end."""
 
 
 def save_model(folder: Path) -> list[dict[str, Tensor]]:
@@ -179,6 +211,61 @@ async def _swap_under(
     return paused, served
 
 
+def measure_admission(engine: ServedEngine, seconds: float) -> list[Admitted]:
+    return [asyncio.run(_admit(engine, workload, fixed, seconds)) for workload in STOPS for fixed in (*FIXED, 0)]
+
+
+async def _admit(engine: ServedEngine, workload: str, fixed: int, seconds: float) -> Admitted:
+    [server, *_] = engine.list_servers()
+    server.gate.admission = Admission(fixed)
+    sampling = Sampling(max_tokens=LONGEST, stop_ids=tuple(range(4, 4 + STOPS[workload])))
+    made: list[int] = []
+
+    async def play(ids: list[int]) -> None:
+        while True:
+            made.append(len((await engine.generate("p", ids, sampling, seed=0)).ids))
+
+    playing = [asyncio.create_task(play(ids)) for ids in draw_prompts(OPEN)]
+    await asyncio.sleep(min(WARM_UP_S, seconds) if fixed else seconds)
+    answers, retractions, began = len(made), server.load.retractions, time.perf_counter()
+    await asyncio.sleep(seconds)
+    counted, took_s = made[answers:], time.perf_counter() - began
+    found = Admitted(
+        workload,
+        fixed,
+        sum(counted) / took_s,
+        len(counted),
+        server.load.retractions - retractions,
+        server.gate.admission.limit,
+    )
+    for one in playing:
+        one.cancel()
+    ends = await asyncio.gather(*playing, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
+    return found
+
+
+def show_admission(console: Console, rows: Sequence[Admitted]) -> None:
+    table = Table(title="Tokens/s of answers that ended, by the number of requests at once")
+    for name in (
+        "answers",
+        "requests at once",
+        "tokens/s",
+        "share of the best fixed one",
+        "answers ended",
+        "retractions",
+    ):
+        table.add_column(name, justify="right")
+    for one in rows:
+        best = max(other.tokens_s for other in rows if other.workload == one.workload and other.fixed)
+        number = str(one.fixed) if one.fixed else f"found, {one.limit} in the end"
+        share = f"{one.tokens_s / best:.2f}" if best else ""
+        table.add_row(one.workload, number, f"{one.tokens_s:,.0f}", share, str(one.answers), str(one.retractions))
+    console.print(table)
+
+
 def show(console: Console, speeds: Sequence[Speed], pauses: Sequence[Pauses]) -> None:
     table = Table(title="Tokens/s, best of the rounds, sides in turn")
     for name in ("requests at once", "engine", "bare server", "ratio"):
@@ -195,30 +282,49 @@ def show(console: Console, speeds: Sequence[Speed], pauses: Sequence[Pauses]) ->
     console.print(table)
 
 
+@contextmanager
+def open_server(
+    use: str, python: str, arguments: Sequence[str]
+) -> Iterator[tuple[ServedEngine, list[dict[str, Tensor]]]]:
+    """Start a server with the first of two versions; yield its engine and both."""
+    with TemporaryDirectory() as folder:
+        weights = save_model(Path(folder) / "p")
+        settings: dict[str, Any] = {"use": use, "python": python, "arguments": arguments}
+        rollout = Rollout.model_validate({"engine": settings})
+        engine = cast("ServedEngine", open_engine({"p": Path(folder) / "p"}, rollout, max(CONCURRENT))[0])
+        try:
+            engine.load("p", 0, weights[0])
+            yield engine, weights
+        finally:
+            engine.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--use", choices=list(ASK_SERVER), default="sglang", help="kind of server")
     parser.add_argument("--python", required=True, help="Python of an environment with it")
     parser.add_argument("--arguments", nargs="*", help="of the command that starts a server")
+    parser.add_argument("--only", choices=("engine", "admission"), default="engine", help="what is measured")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--swaps", type=int, default=SWAPS)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each number of requests at once")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     options = parser.parse_args()
-    with TemporaryDirectory() as folder:
-        weights = save_model(Path(folder) / "p")
-        arguments = options.arguments or WITHOUT_GPU[options.use]
-        settings: dict[str, Any] = {"use": options.use, "python": options.python, "arguments": arguments}
-        rollout = Rollout.model_validate({"engine": settings})
-        engine = cast("ServedEngine", open_engine({"p": Path(folder) / "p"}, rollout, max(CONCURRENT))[0])
-        try:
-            engine.load("p", 0, weights[0])
+    arguments = tuple(options.arguments or WITHOUT_GPU[options.use])
+    figures: list[dict[str, Any]]
+    if options.only == "admission":
+        with open_server(options.use, options.python, arguments + SMALL_CACHE[options.use]) as (engine, _):
+            rows = measure_admission(engine, options.seconds)
+        show_admission(Console(), rows)
+        figures = [asdict(row) for row in rows]
+    else:
+        with open_server(options.use, options.python, arguments) as (engine, weights):
             speeds = measure_speeds(engine, options.use, options.rounds)
             pauses = measure_pauses(engine, weights, options.swaps)
-        finally:
-            engine.close()
-    show(Console(), speeds, pauses)
+        show(Console(), speeds, pauses)
+        figures = [*map(asdict, speeds), *map(asdict, pauses)]
     if options.json:
-        options.json.write_text(json.dumps([*map(asdict, speeds), *map(asdict, pauses)], indent=1))
+        options.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

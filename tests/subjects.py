@@ -56,7 +56,7 @@ PREPARED_BY = {
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 """Lanes fill the cores: threads of torch that wait for one another by spinning would take them from the other lanes."""
 FILL_THE_CORES = ("sglang", "vllm")
-"""Subjects whose servers take all cores: they run in one lane."""
+"""Subjects whose servers take all cores: they run in one lane, others in two, where `make … LANES=n` does not say."""
 SECOND_LOOK = 3
 """So many red tests at most are run once more: more of them are no accident."""
 SLOWEST = 20

@@ -61,7 +61,13 @@ class AdapterPolicy(ServedPolicy):
         if not self._holds[version]:
             raise self._describe_missing(version, self._list_used())
         have = [one for one in self.servers if one.version is not None and _adapters_of(one).has(version)]
-        return min(have, key=lambda one: one.running, default=None)
+        return min(have, key=lambda one: one.gate.crowding, default=None)
+
+    def is_serving(self, server: GenerationServer, version: int | None) -> bool:
+        """See `ServedPolicy.is_serving`."""
+        if version is not None and not self._holds[version]:
+            raise self._describe_missing(version, self._list_used())
+        return server.version is not None and (version is None or _adapters_of(server).has(version))
 
     def settle(self, server: GenerationServer) -> None:
         """See `ServedPolicy.settle`: a server that was started again gets the held versions."""

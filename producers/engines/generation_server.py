@@ -17,7 +17,9 @@ import structlog
 from headrace.infra.backoff import Backoff
 from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.embedded.server_process import ServerCommand, ServerError, ServerProcess
+from headrace.producers.engines.admission import Admission
 from headrace.producers.engines.contract import EngineAway, EngineError
+from headrace.producers.engines.request_gate import RequestGate
 from headrace.producers.engines.server_api import ServerApi, ServerAway, ServerLoad, WeightsRefused
 
 log = structlog.get_logger()
@@ -118,16 +120,19 @@ class GenerationServer:
         launch: How it is started, and spoken to.
         process: The process; None for a server that somebody else runs.
         url: Its address, if somebody else runs it.
+        most_requests: That it may have at once; 0 to find it.
     """
 
-    def __init__(self, name: str, launch: ServerLaunch, process: EngineProcess | None, url: str = "") -> None:
+    def __init__(
+        self, name: str, launch: ServerLaunch, process: EngineProcess | None, url: str = "", most_requests: int = 0
+    ) -> None:
         self.name = name
         self.version: int | None = None
         """What it serves; None while it cannot generate."""
         self.trouble = ""
         """Why it cannot generate."""
-        self.running = 0
-        """Requests under way, counted by the event loop."""
+        self.gate = RequestGate(Admission(most_requests))
+        """Its requests."""
         self.load = ServerLoad(0, 0, 0)
         """What was in it at the last look."""
         self._launch, self._process, self._url = launch, process, url
@@ -221,11 +226,19 @@ class GenerationServer:
         try:
             self.load = self.api.read_load()
             self._answered_at = now
+            self._find_limit()
         except ServerAway as away:
             if now - self._answered_at > FROZEN_S:
                 self.note_gone(ServerAway(f"no answer for {FROZEN_S:.0f} s ({away})"))
                 if self._process is not None:
                     self._process.stop(timeout_s=5)
+
+    def _find_limit(self) -> None:
+        admission = self.gate.admission
+        before = admission.limit
+        self.gate.look(self.load)
+        if admission.limit != before:
+            log.info("engine.limit", server=self.name, limit=admission.limit, before=before, why=admission.why)
 
     def _revive(self, weights: ServedWeights) -> None:
         try:

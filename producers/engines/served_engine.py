@@ -34,6 +34,7 @@ from headrace.producers.engines.contract import (
     check_request,
 )
 from headrace.producers.engines.generation_server import LOOK_AT_SERVER_S, GenerationServer
+from headrace.producers.engines.request_gate import TURN_S
 from headrace.producers.engines.served_policy import ServedPolicy
 from headrace.producers.engines.server_api import Answer, ServerAway
 from headrace.producers.engines.weight_folders import WeightFolders
@@ -42,8 +43,6 @@ log = structlog.get_logger()
 
 MOST_SESSIONS = 65_536
 WAIT_FOR_SERVER_S = 0.1
-TURN_S = 1.0
-"""A request looks so often whether the engine is closed."""
 ABORT_S = 10.0
 """For a server to give a request up; what it made until then counts as lost after that."""
 MOST_DEATHS_OF_REQUEST = 3
@@ -105,33 +104,37 @@ class ServedEngine:
         end = None if deadline_s is None else time.monotonic() + deadline_s
         pieces: list[Answer] = []
         deaths = 0
+        goes_on = False
         self._prompts += len(prompt)
         while True:
-            server = await self._find_server(policy, served, version, session, end)
+            server = await self._find_server(policy, served, version, session, end, goes_on=goes_on)
             if server is None:
                 return _join(pieces, "cancelled")
+            if not goes_on:
+                server.gate.admission.note_asked(len(prompt) + sampling.max_tokens)
+            goes_on = False
             made = sum(len(piece.ids) for piece in pieces)
             whole = [*prompt.tolist(), *(token for piece in pieces for token in piece.ids.tolist())]
             left = replace(sampling, max_tokens=sampling.max_tokens - made)
             try:
                 answer = await self._ask(server, whole, left, version, end)
+                _check_answer(server, answer, served.shapes.vocabulary, served.loaded if version is None else {version})
+                pieces.append(answer)
+                self._generated += len(answer.ids)
+                self._reused += answer.cached_tokens
+                ended = _find_end(answer, made + len(answer.ids) >= sampling.max_tokens, end)
+                if ended is not None:
+                    return _join(pieces, ended)
+                await asyncio.sleep(WAIT_FOR_SERVER_S)  # the server gave it up by itself: it goes on in a moment
+                goes_on = True
             except ServerAway as away:
                 server.note_gone(away)
                 deaths += 1
                 if deaths >= MOST_DEATHS_OF_REQUEST:
                     raise EngineError(f"{deaths} servers went away while they had this request: {away}") from away
-                continue
-            _check_answer(server, answer, served.shapes.vocabulary, served.loaded if version is None else {version})
-            pieces.append(answer)
-            self._generated += len(answer.ids)
-            self._reused += answer.cached_tokens
-            if answer.ended != "aborted":
-                return _join(pieces, answer.ended)
-            if end is not None and time.monotonic() >= end:
-                return _join(pieces, "cancelled")
-            if made + len(answer.ids) >= sampling.max_tokens:
-                return _join(pieces, "length")
-            await asyncio.sleep(WAIT_FOR_SERVER_S)  # the server gave it up by itself: it goes on in a moment
+                goes_on = True
+            finally:
+                server.gate.leave(goes_on=goes_on)  # not before the sleep: its place would be another's then
 
     async def _ask(
         self, server: GenerationServer, ids: list[int], sampling: Sampling, version: int | None, end: float | None
@@ -139,7 +142,6 @@ class ServedEngine:
         """Ask a server, and have it give up at the end; also when the caller is cancelled. Raises ServerAway."""
         request_id = uuid.uuid4().hex
         api = server.api
-        server.running += 1
         asking = asyncio.ensure_future(api.generate(request_id, ids, sampling, version))
         try:
             while not asking.done() and not self._over.is_set():
@@ -160,13 +162,19 @@ class ServedEngine:
                 await api.abort(request_id)
             raise
         finally:
-            server.running -= 1
             asking.cancel()
 
     async def _find_server(
-        self, policy: str, served: ServedPolicy, version: int | None, session: int | None, end: float | None
+        self,
+        policy: str,
+        served: ServedPolicy,
+        version: int | None,
+        session: int | None,
+        end: float | None,
+        *,
+        goes_on: bool,
     ) -> GenerationServer | None:
-        """Return where a request goes, when it can be taken there; None when its time is over before.
+        """Return where a request goes, with a place at its gate; None when its time is over before.
 
         Raises VersionGone, and EngineError for a policy without weights and for a closed engine.
         """
@@ -178,21 +186,26 @@ class ServedEngine:
                 if version is None and served.newest is None:
                     raise EngineError(f"policy {policy} has no weights yet; load a version first")
                 server = self._choose(policy, served, session) if version is None else served.find_held(version)
-                if server is not None:
+                if server is not None and await server.gate.wait_for_place(
+                    lambda one=server: served.is_serving(one, version),  # type: ignore[misc]
+                    end,
+                    goes_on=goes_on,
+                ):
                     return server
                 if end is not None and time.monotonic() >= end:
                     return None
-                await asyncio.sleep(WAIT_FOR_SERVER_S)
+                if server is None:
+                    await asyncio.sleep(WAIT_FOR_SERVER_S)
         finally:
             self._waiting -= 1
 
     def _choose(self, policy: str, served: ServedPolicy, session: int | None) -> GenerationServer | None:
-        """Return the session's server if it is up, or the one with the fewest requests; None when all are down."""
+        """Return the session's server if it is up, or the one with most room; None when all are down."""
         known = self._sessions.get((policy, session)) if session is not None else None
         if known is not None and known.version is not None:
             return known
         chosen = min(
-            (one for one in served.servers if one.version is not None), key=lambda one: one.running, default=None
+            (one for one in served.servers if one.version is not None), key=lambda one: one.gate.crowding, default=None
         )
         if chosen is not None and session is not None:
             self._sessions[policy, session] = chosen
@@ -224,7 +237,7 @@ class ServedEngine:
     def stats(self) -> EngineStats:
         """See `Engine.stats`. Tokens of running requests are an estimate, by what fills the servers' caches."""
         servers = self.list_servers()
-        running = sum(server.running for server in servers)
+        running = sum(server.gate.under_way for server in servers)
         in_caches = sum(server.load.used_tokens for server in servers)
         self._seen_tokens = max(self._seen_tokens, self._generated)
         if running:
@@ -269,7 +282,7 @@ class ServedEngine:
                 for server in (*served.servers, *served.evaluators):
                     if server.name not in looks or looks[server.name].done():
                         looks[server.name] = self._pool.submit(self._look, served, server)
-            if any(server.running for server in self.list_servers()):
+            if any(server.gate.under_way for server in self.list_servers()):
                 self._busy_s += LOOK_AT_SERVER_S
         for look in looks.values():
             look.cancel()
@@ -295,6 +308,15 @@ def _check_answer(server: GenerationServer, answer: Answer, vocabulary: int, exp
             f"{server.name} answered with weights of version {sorted(made_by - expected)}, which this worker did not "
             "ask for: another process loads weights into it"
         )
+
+
+def _find_end(answer: Answer, is_whole: bool, end: float | None) -> FinishReason | None:
+    """Return how a generation ended with an answer; None where it goes on."""
+    if answer.ended != "aborted":
+        return answer.ended
+    if end is not None and time.monotonic() >= end:
+        return "cancelled"
+    return "length" if is_whole else None
 
 
 def _join(pieces: list[Answer], ended: FinishReason) -> Generation:

@@ -119,6 +119,10 @@ class ServedPolicy:
             raise self._describe_missing(version, self._list_used())
         return server if server.version == version else None
 
+    def is_serving(self, server: GenerationServer, version: int | None) -> bool:
+        """Return whether a server has a version, None for the newest. Raises VersionGone for one that is not held."""
+        return server.version is not None if version is None else self.find_held(version) is server
+
     def find_weights_of(self, server: GenerationServer) -> ServedWeights | None:
         """Return what a server of this policy has to serve now; None for nothing yet."""
         if server in self.servers:

@@ -54,6 +54,10 @@ class ServerLoad:
     waiting: int
     used_tokens: int
     """Tokens in the KV cache of running requests."""
+    capacity_tokens: int = 0
+    """Tokens for which the KV cache has room; 0: it does not tell."""
+    retractions: int = 0
+    """Times that it threw a running request's cache away, since its start, because there was no room for all."""
 
 
 class ServerApi(Protocol):

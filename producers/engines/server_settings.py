@@ -42,6 +42,8 @@ class ServerSettings:
     """Name of the environment variable that holds the API key of such servers."""
     folder: str = "/dev/shm"  # noqa: S108 - memory, which is what is wanted
     """Where weights are written for the servers to read; a folder in memory."""
+    most_requests: int = 0
+    """Requests that a server has at once; 0 finds the number from its queue, its KV cache and its retractions."""
     start_limit_s: float = 1800.0
     """For a server to start, the reading of its weights included."""
 
@@ -49,6 +51,7 @@ class ServerSettings:
         for one in fields(self):
             _check_kind(one.name, getattr(self, one.name), one.default)
         counts = {"servers": self.servers >= 1, "evaluation_servers": self.evaluation_servers >= 0}
+        counts["most_requests"] = self.most_requests >= 0
         counts["start_limit_s"] = self.start_limit_s > 0
         for name, is_right in counts.items():
             if not is_right:
@@ -183,7 +186,7 @@ class ServerFactory:
         launch = ServerLaunch(f"{self.kind.what} server", build, open_api, settings.start_limit_s)
         if settings.urls:
             training, exact = (
-                [GenerationServer(url, launch, None, url) for url in urls]
+                [GenerationServer(url, launch, None, url, settings.most_requests) for url in urls]
                 for urls in (settings.urls, settings.evaluation_urls)
             )
             return training, exact
@@ -199,7 +202,8 @@ class ServerFactory:
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices[self.made % len(devices)]
         self.made += 1
-        return GenerationServer(name, launch, EngineProcess(self.folder / name, launch, environment))
+        process = EngineProcess(self.folder / name, launch, environment)
+        return GenerationServer(name, launch, process, most_requests=self.settings.most_requests)
 
     def _build_command(self, context: int, weights: ServedWeights, port: int) -> list[str]:
         words = self.kind.build_words(weights, port, context)

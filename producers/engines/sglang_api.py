@@ -34,6 +34,8 @@ class SGLangApi:
 
     def __init__(self, connections: HttpConnections) -> None:
         self._http = connections
+        self._pauses = self._retractions = 0
+        """Both since it was opened; a pause retracts what runs, too, and the count of an answer holds that."""
 
     async def generate(
         self,
@@ -48,6 +50,7 @@ class SGLangApi:
 
     async def ask(self, body: dict[str, Any], sampling: Sampling) -> dict[str, Any]:
         """Post a request, return its answer. Raises EngineError for one that the server refuses, and ServerAway."""
+        pauses = self._pauses
         body = {**body, "sampling_params": build_parameters(sampling), "return_logprob": True}
         response = await self._http.post_async("/generate", body)
         if response.status_code == HTTP_BAD_REQUEST:
@@ -55,6 +58,8 @@ class SGLangApi:
         if response.status_code != HTTP_OK:
             raise ServerAway(f"{self._http.url} answers a request with {read_error(response)}")
         found: dict[str, Any] = response.json()
+        own = self._pauses - pauses
+        self._retractions += max(0, int(found["meta_info"].get("num_retractions") or 0) - own)
         return found
 
     async def abort(self, request_id: str) -> None:
@@ -64,6 +69,7 @@ class SGLangApi:
     def load(self, folder: Path, version: int) -> float:
         """See `ServerApi.load`: running requests go back to the queue, and their caches are computed again."""
         began = time.perf_counter()
+        self._pauses += 1
         self._post("/pause_generation", {"mode": "retract"})
         try:
             body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
@@ -84,8 +90,10 @@ class SGLangApi:
     def read_load(self) -> ServerLoad:
         """See `ServerApi.read_load`."""
         loads = self._read("/v1/loads")["loads"]
-        names = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
-        return ServerLoad(*(sum(int(one[name]) for one in loads) for name in names))
+        names = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_total_num_tokens")
+        # It counts retractions where its metrics are on alone, and in every answer.
+        running, waiting, used, capacity = (sum(int(one.get(name, 0)) for one in loads) for name in names)
+        return ServerLoad(running, waiting, used, capacity, self._retractions)
 
     def is_ready(self) -> bool:
         """See `ServerApi.is_ready`: it makes one token."""

@@ -227,7 +227,7 @@ def read_metrics(text: str) -> ServerLoad:
     def add(name: str) -> float:
         return sum(float(value) for value in re.findall(rf"^vllm:{name}\{{.*\}} (\S+)$", text, re.MULTILINE))
 
-    size = 1
+    size, engines = 1, len(re.findall(r"^vllm:kv_cache_usage_perc\{", text, re.MULTILINE))
     for name in ("num_gpu_blocks", "block_size"):
         found = re.search(rf'[{{,]{name}="(\d+)"', text)
         size *= int(found[1]) if found else 0
@@ -235,4 +235,6 @@ def read_metrics(text: str) -> ServerLoad:
         int(add("num_requests_running")),
         int(add("num_requests_waiting")),
         round(add("kv_cache_usage_perc") * size),
+        size * engines,
+        int(add("num_preemptions_total")),
     )

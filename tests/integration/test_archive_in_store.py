@@ -231,12 +231,12 @@ def test_an_address_needs_its_endpoint_and_a_copy_in_a_folder_is_read_as_well(
     say(run, *tasks(run, range(5)), *played(run, range(5)))
     done = headrace("archive", "--run", str(run.address), "--out", f"store:archives/{run.address.run}")
     assert done.returncode == 0, done.stderr
-    location = location_of(location)
-    assert isinstance(location, InStore)
-    for name in keys(location):
+    found = location_of(location)
+    assert isinstance(found, InStore)
+    for name in keys(found):
         path = tmp_path / "copy" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(location._store.get_range(f"{location.address.prefix}{name}", 0, size(location, name)))
+        path.write_bytes(found._store.get_range(f"{found.address.prefix}{name}", 0, size(found, name)))
     assert archived(tmp_path / "copy", *names(run)) == there(run, *names(run))
     assert is_archive(str(tmp_path / "copy"))
 

@@ -107,7 +107,7 @@ def curating(run: Run) -> Iterator[Timed]:
         closing(Timed(run.connection, f"{run.topics.curate_group('solver')}.0")) as writer,
         closing(open_curator(run, "solver", *given)) as consumer,
     ):
-        loop = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()))
+        loop = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()), daemon=True)
         loop.start()
         try:
             yield writer

@@ -64,7 +64,7 @@ def curating(run: Run, slot: str = "0") -> Iterator[None]:
     writer = TransactionalWriter(run.connection, f"{run.topics.curate_group('solver')}.{slot}")
     published, issued = PublishedVersions(run, "solver"), IssuedNumbers(run)
     with closing(writer), closing(open_curator(run, "solver", published, issued)) as consumer:
-        loop = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()))
+        loop = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()), daemon=True)
         loop.start()
         try:
             yield
@@ -86,7 +86,7 @@ def feeding(run: Run) -> Iterator[Callable[[], Pacing]]:
                     newest.append(feeder.state.pacing)
                     run_loop(feeder, writer, stop, Stopwatch())
 
-    loop = threading.Thread(target=feed)
+    loop = threading.Thread(target=feed, daemon=True)
     loop.start()
     try:
         yield lambda: newest[-1]

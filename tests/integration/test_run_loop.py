@@ -135,7 +135,7 @@ def test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_
 
 def run_until(consumer: GroupConsumer, writer: TransactionalWriter, condition: Callable[[], bool]) -> None:
     stop = threading.Event()
-    thread = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()))
+    thread = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()), daemon=True)
     thread.start()
     try:
         until(condition)

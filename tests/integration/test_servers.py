@@ -237,7 +237,7 @@ def test_a_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
 
 @pytest.mark.servers
 def test_a_server_outlives_the_thread_that_started_it(own_store: EmbeddedStore) -> None:
-    starter = threading.Thread(target=own_store.start)
+    starter = threading.Thread(target=own_store.start, daemon=True)
     starter.start()
     starter.join()
     with pytest.raises(psutil.TimeoutExpired):

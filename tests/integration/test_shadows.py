@@ -195,7 +195,7 @@ def test_a_shadow_trains_on_after_the_runs_end_as_long_as_a_batch_can_be_cut(beg
         def concluded_all() -> bool:
             return concluded(begun, FREE) == 2 * BATCH + 1
 
-        loop = threading.Thread(target=run_loop, args=(trainer, writer, stop, Stopwatch()))
+        loop = threading.Thread(target=run_loop, args=(trainer, writer, stop, Stopwatch()), daemon=True)
         loop.start()
         until(concluded_all, "the shadow has run dry")
         stop.set()

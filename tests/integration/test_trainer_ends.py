@@ -63,7 +63,7 @@ class Life:
 
     def __enter__(self) -> Self:
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._live)
+        self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
         assert self._ready.wait(120)
         return self

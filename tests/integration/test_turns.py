@@ -133,11 +133,11 @@ def test_partitions_that_move_while_they_are_restored_are_counted_once_by_whoeve
     out, n = f"{run_name}.out", 840
     count_to(connection, run_name, 800, snapshot_every_s=1000.0)
     monkeypatch.setattr(group_consumer, "RESTORE_S", 0.0)
-    member, stop, moving = membership(connection.bootstrap, run_name), threading.Event(), threading.Event()
+    member, stop, moved = membership(connection.bootstrap, run_name), threading.Event(), threading.Event()
 
     class Slow(Counter):
         def handle(self, message: Message) -> Iterable[Outgoing]:
-            moving.wait(0.02)
+            moved.wait(0.1)
             return super().handle(message)
 
     first = GroupConsumer(member, lambda partition_id: Slow(partition_id, out))
@@ -146,13 +146,13 @@ def test_partitions_that_move_while_they_are_restored_are_counted_once_by_whoeve
     second = GroupConsumer(member, lambda partition_id: Counter(partition_id, out))
     writer = TransactionalWriter(connection, f"{run_name}.second")
     produce(connection, f"{run_name}.in", range(800, 820))
-    loop = threading.Thread(target=run_loop, args=(second, writer, stop, Stopwatch()))
+    loop = threading.Thread(target=run_loop, args=(second, writer, stop, Stopwatch()), daemon=True)
     loop.start()
     while len(first._owned) == PARTITIONS:
         first.poll(Stopwatch())
+    until(lambda: first.poll(Stopwatch()) == [] and total(connection, out) > 800)
     assert first._restore is not None, "they moved while they were restored"
-    moving.set()
-    until(lambda: total(connection, out) > 800)
+    moved.set()
     stop.set()
     loop.join(120)
     second.close()

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from headrace.infra.weights.tensors import Tensor
-from headrace.producers.engines import generation_server, served_engine
-from headrace.producers.engines.contract import EngineAway, EngineError, Sampling
+from headrace.producers.engines import generation_server, request_gate, served_engine
+from headrace.producers.engines.admission import Admission
+from headrace.producers.engines.contract import EngineAway, EngineError, Generation, Sampling
 from headrace.producers.engines.generation_server import (
     EngineProcess,
     GenerationServer,
@@ -41,12 +42,17 @@ class Server:
         """Added to every token."""
         self.gives_up_after = 0
         """Tokens after which it gives a request up by itself, once."""
+        self.is_slow = False
+        """Whether it answers nothing, unless a request is to end."""
+        self.given_up: set[str] = set()
 
     async def generate(
         self, request_id: str, ids: Sequence[int], sampling: Sampling, version: int | None = None
     ) -> Answer:
         self.asked.append(list(ids))
         await asyncio.sleep(0)
+        while self.is_slow and request_id not in self.given_up:  # noqa: ASYNC110 - a test changes it
+            await asyncio.sleep(0.001)
         self._go_away("generate")
         count, ended = sampling.max_tokens, "length"
         if self.gives_up_after:
@@ -55,7 +61,7 @@ class Server:
         return Answer(made, np.zeros(count, np.float32), ((int(self.label), count),), ended)  # type: ignore[arg-type]
 
     async def abort(self, request_id: str) -> None:
-        """Nothing runs for long."""
+        self.given_up.add(request_id)
 
     def load(self, folder: Path, version: int) -> float:
         self._go_away("load")
@@ -264,3 +270,95 @@ def test_a_closed_engine_ends_what_waits_for_a_server(scene: Scene) -> None:
 
     with pytest.raises(EngineError, match="the engine is closed"):
         asyncio.run(wait())
+
+
+class HeldBack:
+    """Two requests of one session, of which its server takes one, and the other one waits."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.tasks = scene, list[asyncio.Task[Generation]]()
+        for opened in scene.engine.list_servers():
+            opened.gate.admission = Admission(1)
+
+    def ask(self, prompt: list[int], deadline_s: float | None = None) -> asyncio.Task[Generation]:
+        call = self.scene.engine.generate("solver", prompt, SAMPLING, seed=0, session=7, deadline_s=deadline_s)
+        self.tasks.append(asyncio.create_task(call))
+        return self.tasks[-1]
+
+    async def begin(self, deadline_s: float | None = None) -> tuple[Server, asyncio.Task[Generation]]:
+        """Return the server, and the request that waits."""
+        for one in self.scene.servers.values():
+            one.is_slow = True
+        self.ask([5, 6])
+        while not (asked := [one for one in self.scene.servers.values() if one.asked]):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        held = self.ask([9], deadline_s)
+        while not self.scene.engine.stats().waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return asked[0], held
+
+
+def test_a_request_that_is_held_back_can_be_cancelled_and_its_time_ends(scene: Scene) -> None:
+    scene.load(1)
+
+    async def play() -> tuple[Generation, int, list[list[int]]]:
+        both = HeldBack(scene)
+        server, held = await both.begin()
+        held.cancel()
+        late = await both.ask([8], deadline_s=0.005)
+        waiting = scene.engine.stats().waiting
+        server.is_slow = False
+        await both.tasks[0]
+        await both.ask([7])
+        return late, waiting, server.asked
+
+    late, waiting, asked = asyncio.run(play())
+    assert (late.ids.tolist(), late.finish_reason, waiting) == ([], "cancelled", 0)
+    assert asked == [[5, 6], [7]]
+
+
+def test_a_request_that_is_held_back_ends_with_the_engine(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_gate, "TURN_S", 0.005)
+    scene.load(1)
+
+    async def play() -> None:
+        _, held = await HeldBack(scene).begin()
+        await asyncio.to_thread(scene.engine.close)
+        await held
+
+    with pytest.raises(EngineError, match="the engine is closed"):
+        asyncio.run(play())
+
+
+def test_a_request_that_is_held_back_at_a_server_that_goes_away_goes_to_another(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_gate, "TURN_S", 0.005)
+    scene.load(1)
+
+    async def play() -> tuple[list[int], list[list[int]]]:
+        server, held = await HeldBack(scene).begin()
+        [other] = [one for one in scene.servers.values() if one is not server]
+        server.dies_in = ["load"] * 1000
+        other.is_slow = False
+        [opened] = [one for one in scene.engine.list_servers() if one.api is server]
+        opened.note_gone(ServerAway("it is gone"))
+        async with asyncio.timeout(5):
+            return (await held).ids.tolist(), other.asked
+
+    assert asyncio.run(play()) == ([1, 2, 3, 4, 5, 6], [[9]])
+
+
+def test_a_request_that_a_swap_ended_goes_on_before_those_that_are_held_back_which_begin_with_the_new_version(
+    scene: Scene,
+) -> None:
+    scene.load(1)
+
+    async def play() -> tuple[Generation, list[list[int]]]:
+        server, held = await HeldBack(scene).begin()
+        await asyncio.to_thread(scene.load, 2)
+        server.gives_up_after, server.is_slow = 2, False
+        return await held, server.asked
+
+    held, asked = asyncio.run(play())
+    assert (held.version_runs, asked) == (((2, 6),), [[5, 6], [5, 6, 2, 3], [9]])

@@ -195,6 +195,7 @@ def test_held_versions_are_beside_the_newest_in_every_server_until_they_are_not_
         policy.load(4, weights, pool)
         assert [list_versions(server) for server in servers.values()] == [["3", "4"]] * 2
         assert policy.find_held(3) is not None
+        assert [policy.is_serving(policy.servers[0], version) for version in (None, 3)] == [True, True]
         read = [sorted(file.name for file in Path(folder).iterdir()) for folder in servers["a"].adapters.values()]
         assert read == [["adapter_config.json", "adapter_model.safetensors"]] * 2
         policy.release(3)
@@ -202,6 +203,8 @@ def test_held_versions_are_beside_the_newest_in_every_server_until_they_are_not_
     assert [list_versions(server) for server in servers.values()] == [["5"]] * 2
     with pytest.raises(VersionGone):
         policy.find_held(3)
+    with pytest.raises(VersionGone):
+        policy.is_serving(policy.servers[0], 3)
 
 
 def test_a_server_that_was_started_again_gets_the_held_versions(
@@ -216,6 +219,7 @@ def test_a_server_that_was_started_again_gets_the_held_versions(
     second.version = None
     first._attached = open_api(servers["a"])  # it has forgotten all
     assert policy.find_held(3) is None
+    assert [policy.is_serving(one, version) for one, version in ((first, 3), (second, None))] == [False, False]
     policy.settle(first)
     assert policy.find_held(3) is first
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from copy import deepcopy
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import httpx2
 import pytest
 
 from headrace.producers.engines.contract import EngineError, Sampling
-from headrace.producers.engines.sglang_api import build_parameters, read_answer
+from headrace.producers.engines.server_api import HttpConnections, ServerLoad
+from headrace.producers.engines.sglang_api import SGLangApi, build_parameters, read_answer
 
 ANSWER: dict[str, Any] = {
     "output_ids": [7, 8, 9],
@@ -78,3 +82,34 @@ def test_what_ends_a_generation_stays_in_it_and_no_limit_is_told_as_none() -> No
     told = build_parameters(Sampling(max_tokens=9, stop_ids=(2,), stop=("</a>",)))
     assert (told["stop_token_ids"], told["stop"], told["no_stop_trim"]) == ([2], ["</a>"], True)
     assert (told["max_new_tokens"], told["top_k"], told["skip_special_tokens"]) == (9, -1, False)
+
+
+class Server:
+    """A server in memory, whose answer counts three retractions."""
+
+    def __init__(self) -> None:
+        self.ready = asyncio.Event()
+
+    def call(self, _method: str, path: str, _body: Any = None, limit_s: float = 0.0) -> httpx2.Response:
+        load = {"num_running_reqs": 4, "num_waiting_reqs": 2, "num_used_tokens": 400, "max_total_num_tokens": 800}
+        return httpx2.Response(200, json={"loads": [load, load]} if path == "/v1/loads" else {"success": True})
+
+    async def post_async(self, _path: str, _body: Any) -> httpx2.Response:
+        await self.ready.wait()
+        return httpx2.Response(200, json=changed(num_retractions=3))
+
+
+def test_the_load_of_a_server_has_the_retractions_of_answers_without_those_of_swaps() -> None:
+    server = Server()
+    api = SGLangApi(cast("HttpConnections", server))
+
+    async def play() -> None:
+        asking = asyncio.create_task(api.generate("r", [1], Sampling(max_tokens=9, stop_ids=(9,))))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(api.load, Path(), 5)
+        server.ready.set()
+        await asking
+
+    api.load(Path(), 4)
+    asyncio.run(play())
+    assert api.read_load() == ServerLoad(8, 4, 800, 1600, 2)

@@ -27,6 +27,8 @@ vllm:num_requests_running{engine="1",model_name="{m}"} 1.0
 vllm:num_requests_waiting{engine="0",model_name="{m}"} 2.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="{m}",reason="capacity"} 9.0
 vllm:kv_cache_usage_perc{engine="0",model_name="{m}"} 0.25
+vllm:num_preemptions_total{engine="0",model_name="{m}"} 5.0
+vllm:num_preemptions_total{engine="1",model_name="{m}"} 2.0
 vllm:cache_config_info{mamba_block_size="5",block_size="16",num_cpu_blocks="None",num_gpu_blocks="100"} 1.0
 """
 
@@ -168,7 +170,7 @@ def test_a_request_ends_by_the_stop_tokens_of_the_recipe_alone_and_is_drawn_with
 
 
 def test_the_load_of_a_server_is_read_from_its_metrics() -> None:
-    assert read_metrics(METRICS) == ServerLoad(running=4, waiting=2, used_tokens=400)
+    assert read_metrics(METRICS) == ServerLoad(4, 2, 400, 1600, 7)
     assert read_metrics("") == ServerLoad(0, 0, 0)
 
 

@@ -1,0 +1,159 @@
+"""How many requests a generation server gets at once, found from what the server tells. No clock and no I/O here.
+
+Too few requests leave a server idle. With too many its KV cache is full, and it throws answers away half made
+(retracts, preempts them) to compute them again. Which number is right depends on the lengths of prompts and answers,
+and changes while a policy learns.
+"""
+
+from __future__ import annotations
+
+import math
+
+from headrace.producers.engines.server_api import ServerLoad
+
+FIRST = 16
+"""Requests at once before anything is known. What is certain to fit comes with the first reading."""
+MOST_GROWTH = 4.0
+"""At most so many times the limit in one change."""
+LEAST_GROWTH = 1 / 16
+"""At least this share of the limit, so that it also moves where the cache seems full but for a little."""
+AIM = 0.95
+"""Share of the KV cache that a change aims to fill."""
+FULL = 0.97
+"""A cache that was filled to this share on average leaves no room to grow."""
+FEW_RETRACTIONS = 0.75
+"""For each answer. Up to here the limit may grow: a cache without any retraction has room left."""
+MANY_RETRACTIONS = 1.5
+"""For each answer. Beyond this the limit is cut: here retractions begin to run away."""
+LONG_QUEUE, SHORTEST_QUEUE = 1 / 8, 2
+"""A server's own queue is long when it holds more than this share of what runs, and more than this number."""
+QUEUE_READINGS = 2
+"""Readings in a row with a long queue that cut the limit; one alone is that of prompts that just came."""
+SPARE = 17 / 16
+"""A cut leaves so many times what the server could run."""
+DEEPEST_QUEUE_CUT, DEEPEST_CUT, SMALLEST_CUT = 0.75, 0.5, 0.95
+"""Share of the limit that one cut for a queue, and one for retractions, leaves at least; and leaves at most."""
+MEAN_OVER = 32
+"""Requests over which the mean of their largest size is taken."""
+NO_LIMIT = 1_000_000
+
+
+class Admission:
+    """The number of requests that one server may have at once.
+
+    A turn is as many answers as the limit allows requests, so that it spans a whole answer. At each reading, in order:
+
+    - Raise to what is certain to fit: the cache, divided by prompt and most tokens of a request.
+    - Cut for retractions, as soon as there are more than `MANY_RETRACTIONS` for each answer of a turn: to what the
+      server ran while others waited in it.
+    - Cut for a queue, when it is long at `QUEUE_READINGS` readings without a retraction: to what runs.
+    - At the end of a turn grow if requests were held back, none waits in the server, retractions are few and the cache
+      is not full: by what the cache has left. Else hold.
+
+    A server that does not tell the size of its cache has no limit.
+
+    Args:
+        exact: The limit, which stays then; 0 to find it.
+    """
+
+    def __init__(self, exact: int = 0) -> None:
+        self.why = ""
+        """Why the limit was changed last."""
+        self._exact, self._limit = exact, exact or FIRST
+        self._is_told = True
+        """Whether the server tells what there is to go by."""
+        self._mean_size = 0.0
+        self._ended = 0
+        self._retractions = 0
+        """The server's own count, at the last reading."""
+        self._queue_readings = 0
+        self._turn = _Turn(FIRST, 0)
+
+    @property
+    def limit(self) -> int:
+        """Requests that the server may have at once."""
+        return self._limit if self._exact or self._is_told else NO_LIMIT
+
+    def note_asked(self, size: int) -> None:
+        """Note a request that takes at most this number of tokens, its prompt included."""
+        self._mean_size += (size - self._mean_size) / (MEAN_OVER if self._mean_size else 1)
+
+    def note_ended(self) -> None:
+        """Note that a request ended."""
+        self._ended += 1
+
+    def look(self, load: ServerLoad, under_way: int, held_back: int) -> None:
+        """Take a reading and change the limit by it.
+
+        Args:
+            load: What the server tells.
+            under_way: Requests that it has by our count.
+            held_back: Those that it would have without a limit.
+        """
+        self._is_told = load.capacity_tokens > 0
+        if self._exact or not self._is_told:
+            return
+        retracted = max(0, load.retractions - self._retractions)  # a server that was started again counts from 0
+        self._retractions = load.retractions
+        turn, ended = self._turn, self._ended - self._turn.began_at
+        turn.add(load, retracted, held_back)
+        certain = max(1, int(load.capacity_tokens / self._mean_size)) if self._mean_size else 1
+        if self._limit < certain:
+            self._change(certain, "so many are certain to fit")
+        elif turn.retracted > MANY_RETRACTIONS * max(ended, turn.answers):
+            self._change(max(certain, turn.find_cut(self._limit)), "the server retracts too many")
+        elif self._has_long_queue(load, under_way) and not turn.retracted:
+            runs = math.ceil(SPARE * load.running) + 1
+            cut = max(certain, runs, int(DEEPEST_QUEUE_CUT * self._limit))
+            self._change(min(cut, self._limit), "requests wait in the server")
+        elif ended >= turn.answers:
+            is_free = turn.was_held_back and not load.waiting
+            if is_free and turn.retracted <= FEW_RETRACTIONS * ended and turn.mean_use < FULL:
+                growth = max(1 + LEAST_GROWTH, AIM / max(turn.mean_use, AIM / MOST_GROWTH))
+                self._change(math.ceil(self._limit * growth), "the cache has room")
+            else:
+                self._change(self._limit, self.why)
+
+    def _has_long_queue(self, load: ServerLoad, under_way: int) -> bool:
+        is_long = load.waiting > max(SHORTEST_QUEUE, LONG_QUEUE * load.running)
+        # After a cut it has more than the limit, and its queue says nothing about that.
+        self._queue_readings = self._queue_readings + 1 if is_long and under_way <= self._limit else 0
+        return self._queue_readings >= QUEUE_READINGS
+
+    def _change(self, limit: int, why: str) -> None:
+        """Set the limit, which may be the one before, and begin a turn."""
+        self._limit, self.why = limit, why
+        self._queue_readings = 0
+        self._turn = _Turn(limit, self._ended)
+
+
+class _Turn:
+    """What was read since the last change, until so many answers end."""
+
+    def __init__(self, answers: int, began_at: int) -> None:
+        self.answers, self.began_at = answers, began_at
+        self.retracted = 0
+        self.was_held_back = False
+        self._readings, self._uses = 0, 0.0
+        self._crowded, self._ran = 0, 0
+        """Readings at which requests waited in the server, and what ran then, added up."""
+
+    def add(self, load: ServerLoad, retracted: int, held_back: int) -> None:
+        """Add a reading."""
+        self.retracted += retracted
+        self.was_held_back |= held_back > 0
+        self._readings += 1
+        self._uses += load.used_tokens / load.capacity_tokens
+        if load.waiting:
+            self._crowded += 1
+            self._ran += load.running
+
+    @property
+    def mean_use(self) -> float:
+        """Share of the cache that was used on average."""
+        return self._uses / max(1, self._readings)
+
+    def find_cut(self, limit: int) -> int:
+        """Return what of the limit the server could run."""
+        ran = SPARE * self._ran / self._crowded if self._crowded else 0.0
+        return max(1, min(int(SMALLEST_CUT * limit), max(int(DEEPEST_CUT * limit), int(ran))))
