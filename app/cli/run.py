@@ -14,6 +14,7 @@ from headrace.app.cli.options import (
     CHECK_FAILED,
     DataChoice,
     JsonOption,
+    PolicyChoice,
     RunChoice,
     SetOption,
     answer,
@@ -121,6 +122,51 @@ def try_recipe(
     found = play(TrialRequest(loaded, tasks, workflow, answers or ()), lambda words: typer.echo(words, err=True))
     answer(found, trial_page, as_json=as_json)
     if not found.is_sound:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def check_engine(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
+    sets: SetOption = None,
+    policy: PolicyChoice = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0.0, help="Largest mean difference of log-probabilities to those of a plain forward pass."),
+    ] = 0.01,
+    as_json: JsonOption = False,
+) -> None:
+    """Check whether the engine of a recipe keeps what an engine promises: no Kafka, no store, no run.
+
+    The engine is opened with the recipe's model: your own `package.module:function`, or SGLang or vLLM servers with
+    your arguments on your GPUs. Weights are swapped under requests, and the log-probability of every token is
+    recomputed by a plain forward pass with the weights of the version that the token names.
+
+    In float32 servers and a plain pass differ by less than 0.00001, in bfloat16 by 0.01 or more: give --tolerance 0.03
+    there.
+
+    Exit code 1 when a promise is broken.
+
+    Example: [bold]headrace check-engine my-run.toml[/]
+
+    Example: [bold]headrace check-engine arithmetic --set 'rollout.engine="my_package.engine:open"'[/]
+    """
+    from headrace.infra.recipe.recipe_file import load_recipe
+
+    log_quietly()
+    loaded = load_recipe(recipe, sets or ())
+    from headrace.app.views.engine_check_page import check_line
+    from headrace.ops.engine_check.engine_check import EngineCheckRequest
+    from headrace.ops.engine_check.engine_check import check_engine as check
+    from headrace.ops.plain_json import plain
+
+    console, found = open_console(), []
+    for one in check(EngineCheckRequest(loaded, policy, tolerance)):
+        found.append(one)
+        if not as_json:
+            console.print(check_line(one), highlight=False, soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(plain(found), indent=1))
+    if any(one.verdict == "broken" for one in found):
         raise typer.Exit(CHECK_FAILED)
 
 

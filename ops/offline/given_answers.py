@@ -11,8 +11,6 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from headrace.infra.errors import UsageError
 from headrace.producers.engines.contract import (
@@ -26,9 +24,8 @@ from headrace.producers.engines.contract import (
     TextCodec,
     check_request,
 )
-from headrace.trainers.batches.batch import TrainingSequence, pad
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.learner.logprobs import token_logprobs
+from headrace.trainers.learner.logprobs import answer_logprobs
 
 
 class GivenAnswers:
@@ -81,20 +78,8 @@ class GivenAnswers:
         prompt, sampling = check_request(ids, sampling, vocabulary=limits.vocabulary, context=context)
         whole = [*next(self._given[policy]), *sampling.stop_ids[:1]]
         said = np.array(whole[: sampling.max_tokens], np.int32)
-        logprobs = self._logprobs(policy, prompt, said, sampling.temperature or 1.0)
+        logprobs = answer_logprobs(self._learners[policy].model, prompt.tolist(), said, sampling.temperature or 1.0)
         return Generation(said, logprobs, ((0, said.size),), "stop" if len(whole) == said.size else "length")
-
-    @torch.no_grad()
-    def _logprobs(
-        self, policy: str, prompt: npt.NDArray[np.int32], said: npt.NDArray[np.int32], temperature: float
-    ) -> npt.NDArray[np.float32]:
-        ids = np.concatenate([prompt, said])
-        mask = np.arange(ids.size) >= prompt.size
-        blank = np.zeros(ids.size, np.float32)
-        one = TrainingSequence(ids, mask, blank, np.where(mask, 0, -1).astype(np.int32), 0.0, temperature)
-        logprobs, _ = token_logprobs(self._learners[policy].model, pad([one]))
-        found: npt.NDArray[np.float32] = logprobs.float().cpu().numpy()
-        return found
 
     def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None:
         """See `Engine.load`."""

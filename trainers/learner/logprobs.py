@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 
-from headrace.trainers.batches.batch import MicroBatch
+from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, pad
 from headrace.trainers.learner.attention import Packing, PackingError, enable_packing
 from headrace.trainers.learner.layers import decoder_of
 
@@ -55,6 +57,20 @@ def token_logprobs(
     cut = _Cut(head, -(-len(targets) // parts))
     scored: _Scores = _InParts.apply(cut, states, targets, temperatures, *head.parameters())
     return scored
+
+
+@torch.no_grad()
+def answer_logprobs(
+    model: transformers.PreTrainedModel, prompt: Sequence[int], answer: npt.NDArray[np.int32], temperature: float
+) -> npt.NDArray[np.float32]:
+    """Return float32[T]: the log-probabilities that a model gives to the T tokens of an answer to a prompt."""
+    ids = np.concatenate([np.asarray(prompt, np.int32), answer])
+    mask = np.arange(ids.size) >= len(prompt)
+    blank = np.zeros(ids.size, np.float32)
+    one = TrainingSequence(ids, mask, blank, np.where(mask, 0, -1).astype(np.int32), 0.0, temperature)
+    logprobs, _ = token_logprobs(model, pad([one]))
+    found: npt.NDArray[np.float32] = logprobs.float().cpu().numpy()
+    return found
 
 
 class TokenScorer(torch.nn.Module):

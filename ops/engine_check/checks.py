@@ -1,0 +1,251 @@
+"""What an engine promises, checked one promise after the other on the engine that a recipe names.
+
+Every log-probability is recomputed by a plain forward pass with the weights of the version that the token names. So
+a wrong convention, a prefix cache that outlived its weights and a token with another version's name are all seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from headrace.ops.engine_check.subject import LONGEST, SURE_GAP, Broken, Skipped, Subject, call_in_thread
+from headrace.producers.engines.contract import EngineError, Generation, Sampling, VersionGone, capabilities_of
+
+Answered: TypeAlias = tuple[list[int], Generation]
+"""A prompt and what was generated."""
+SWAPS = 6
+REQUESTS = 8
+"""Requests that run while weights are swapped."""
+
+
+async def check_logprobs(subject: Subject) -> str:
+    """Check that log-probabilities are those of a plain forward pass, by the engine's convention."""
+    gaps, tokens = [], 0
+    for number, temperature in enumerate((1.0, 1.0, 0.6, 0.0)):
+        prompt = subject.draw_prompt(number)
+        made = await subject.generate(prompt, Sampling(max_tokens=32, temperature=temperature), number)
+        if not len(made.ids):
+            raise Broken(f"no token was made at temperature {temperature:g}, where 32 were asked for")
+        gaps.append(subject.compare(prompt, made, temperature))
+        tokens += len(made.ids)
+    own, other = (float(np.mean(one)) for one in zip(*((gap.own, gap.other) for gap in gaps), strict=True))
+    if other < SURE_GAP * subject.tolerance:
+        raise Broken(f"other weights differ by {other:.2g} only, so no token shows its version: lower --tolerance")
+    convention = subject.engine.logprob_convention
+    return f"{tokens} tokens at temperatures 1, 0.6 and 0 ({convention}) differ by {own:.1e} in the mean"
+
+
+async def check_seeds(subject: Subject) -> str:
+    """Check that the same seed gives the same tokens, and another seed others."""
+    if not capabilities_of(subject.engine).is_seeded:
+        raise Skipped("the engine says that a seed does not give the same tokens")
+    prompt, sampling = subject.draw_prompt(0), Sampling(max_tokens=32)
+    one, same, other = [(await subject.generate(prompt, sampling, seed)).ids.tolist() for seed in (1, 1, 2)]
+    if one != same:
+        raise Broken("one seed gave other tokens the second time; set capabilities.is_seeded to False if this is so")
+    if one == other:
+        raise Broken("two seeds gave the same 32 tokens at temperature 1")
+    return "32 tokens twice from seed 1, others from seed 2"
+
+
+async def check_ends(subject: Subject) -> str:
+    """Check that a generation ends at max_tokens, and at a stop id, which is its last token."""
+    prompt, greedy = subject.draw_prompt(1), Sampling(max_tokens=24, temperature=0.0)
+    whole = await subject.generate(prompt, greedy)
+    if whole.finish_reason != "length" or len(whole.ids) != greedy.max_tokens:
+        raise Broken(f"without stop ids, of 24 tokens {len(whole.ids)} were made, as {whole.finish_reason!r}")
+    stop = int(whole.ids[5])
+    expected = whole.ids[: whole.ids.tolist().index(stop) + 1].tolist()
+    cut = await subject.generate(prompt, replace(greedy, stop_ids=(stop,)))
+    if (cut.ids.tolist(), cut.finish_reason) != (expected, "stop"):
+        raise Broken(
+            f"stop id {stop} was to end it after {len(expected)} tokens as 'stop'; it has {len(cut.ids)} and ended as "
+            f"{cut.finish_reason!r}"
+        )
+    return "at 24 tokens as 'length', at a stop id as 'stop'"
+
+
+async def check_refusals(subject: Subject) -> str:
+    """Check that a request that cannot run is refused alone, with EngineError."""
+    vocabulary, context = subject.weights.vocabulary, subject.weights.context
+    few, prompt = Sampling(max_tokens=8), subject.draw_prompt(2)
+    wrong: dict[str, tuple[str, list[int]]] = {
+        f"token id {vocabulary}, outside the vocabulary": (subject.policy, [*prompt, vocabulary]),
+        "an empty prompt": (subject.policy, []),
+        "a policy that there is not": (f"not-{subject.policy}", prompt),
+    }
+    if context is not None:
+        wrong[f"a prompt of the whole context, {context} tokens"] = (subject.policy, subject.draw_prompt(3, context))
+    good, answered = asyncio.create_task(subject.generate(prompt, few)), []
+    for what, (policy, ids) in wrong.items():
+        try:
+            await subject.engine.generate(policy, ids, few, seed=0)
+        except EngineError:
+            continue
+        answered.append(what)
+    await good
+    if answered:
+        raise Broken(f"{' and '.join(answered)} was answered, where EngineError was to be raised")
+    return f"{len(wrong)} wrong requests, each with EngineError; one beside them was answered"
+
+
+async def check_context(subject: Subject) -> str:
+    """Check that a generation ends where the context does."""
+    context = subject.weights.context
+    if context is None or context > LONGEST:
+        raise Skipped(f"the model's context of {context or 'any length'} is not filled here")
+    made = await subject.generate(subject.draw_prompt(4, context - 3), Sampling(max_tokens=100))
+    if len(made.ids) > 3:
+        raise Broken(f"{len(made.ids)} tokens were made where the context of {context} leaves 3")
+    return f"{len(made.ids)} tokens where 3 are left of {context}"
+
+
+async def check_deadline(subject: Subject) -> str:
+    """Check that a request whose deadline passes ends as cancelled, with what it has."""
+    most = Sampling(max_tokens=subject.most_tokens)
+    prompt = subject.draw_prompt(5)
+    made = await subject.generate(prompt, most, deadline_s=0.0)
+    if made.finish_reason != "cancelled":
+        raise Broken(f"with no time left, {len(made.ids)} tokens were made and it ended as {made.finish_reason!r}")
+    if len(made.ids):
+        subject.compare(prompt, made)
+    return f"{len(made.ids)} tokens, as 'cancelled'"
+
+
+async def check_cancelling(subject: Subject) -> str:
+    """Check that a request whose task is cancelled frees its slot."""
+    before = subject.engine.stats()
+    most = Sampling(max_tokens=subject.most_tokens)
+    task = asyncio.create_task(subject.generate(subject.draw_prompt(6), most))
+    await subject.until(lambda now: now.running + now.waiting > before.running + before.waiting or task.done())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await subject.until(lambda now: now.running + now.waiting <= before.running + before.waiting)
+    return "nothing runs afterwards"
+
+
+async def check_swaps(subject: Subject) -> str:
+    """Check that every token names the version by which it was made, while weights are swapped."""
+    begin = subject.version
+    swapping = asyncio.create_task(_swap_and_ask(subject))
+    playing = (_ask_until(subject, number, swapping.done) for number in range(REQUESTS))
+    ended = await asyncio.gather(swapping, *playing, return_exceptions=True)
+    found: list[Answered] = []
+    for one in ended:
+        if isinstance(one, BaseException):
+            raise one
+        found += one
+    served = set(range(begin, subject.version + 1))
+    for prompt, made in found:
+        names = [version for version, _ in made.version_runs]
+        if names != sorted(names) or not set(names) <= served:
+            raise Broken(
+                f"version_runs are {made.version_runs}, where {begin} to {subject.version} were served in turn"
+            )
+        if names:
+            subject.compare(prompt, made)
+    if subject.engine.versions().get(subject.policy) != subject.version:
+        raise Broken(f"versions() says {subject.engine.versions()}, and {subject.version} was loaded last")
+    tokens = sum(len(made.ids) for _, made in found)
+    mixed = sum(len(made.version_runs) > 1 for _, made in found)
+    return f"{SWAPS} swaps under {REQUESTS} requests: {tokens:,} tokens, {mixed} generations of several versions"
+
+
+async def _swap_and_ask(subject: Subject) -> list[Answered]:
+    """Load versions, and ask each: what is asked after a load is answered by that version alone."""
+    found = []
+    for number in range(SWAPS):
+        await subject.load()
+        prompt = subject.draw_prompt(10 + number)
+        made = await subject.generate(prompt, Sampling(max_tokens=16), number)
+        if {version for version, _ in made.version_runs} != {subject.version}:
+            raise Broken(f"asked after version {subject.version} was loaded, tokens name {made.version_runs}")
+        found.append((prompt, made))
+    return found
+
+
+async def _ask_until(subject: Subject, number: int, is_over: Callable[[], bool]) -> list[Answered]:
+    found, sampling = [], Sampling(max_tokens=min(200, subject.most_tokens))
+    while not is_over():
+        prompt = subject.draw_prompt(20 + number)
+        found.append((prompt, await subject.generate(prompt, sampling, number)))
+    return found
+
+
+async def check_prefix_cache(subject: Subject) -> str:
+    """Check that what was cached of a prompt is not used after a swap."""
+    prompt, sampling = subject.draw_prompt(7) * 2, Sampling(max_tokens=16)
+    for _ in range(2):
+        for seed in range(2):
+            subject.compare(prompt, await subject.generate(prompt, sampling, seed))
+        await subject.load()
+    subject.compare(prompt, await subject.generate(prompt, sampling))
+    return f"a prompt of {len(prompt)} tokens before and after 2 swaps"
+
+
+async def check_held_versions(subject: Subject) -> str:
+    """Check that an exact version is played beside the served one until it is released."""
+    if not capabilities_of(subject.engine).held_versions:
+        raise Skipped("the engine says that it holds none: evaluations go to other workers")
+    held, prompt, sampling = subject.version, subject.draw_prompt(8), Sampling(max_tokens=24)
+    await call_in_thread(subject.engine.hold, subject.policy, held)
+    await subject.load()
+    for version, expected in ((held, held), (None, subject.version)):
+        more = {} if version is None else {"version": version}
+        made = await subject.generate(prompt, sampling, **more)
+        if {named for named, _ in made.version_runs} != {expected}:
+            raise Broken(f"version {expected} was to answer, and tokens name {made.version_runs}")
+        subject.compare(prompt, made)
+    await call_in_thread(subject.engine.release, subject.policy, held)
+    try:
+        await subject.generate(prompt, sampling, version=held)
+    except VersionGone:
+        return f"version {held} beside {subject.version}, VersionGone after its release"
+    raise Broken(f"version {held} was played after its release, where VersionGone was to be raised")
+
+
+async def check_counters(subject: Subject) -> str:
+    """Check that counters count what was made."""
+    stats = subject.engine.stats()
+    if stats.generated_tokens < subject.returned:
+        raise Broken(f"generated_tokens is {stats.generated_tokens}, and {subject.returned} tokens came back")
+    return f"{stats.generated_tokens:,} tokens generated, {subject.returned:,} of them came back"
+
+
+async def check_closing(subject: Subject) -> str:
+    """Check that closing ends open requests and refuses later ones, with EngineError."""
+    most = Sampling(max_tokens=subject.most_tokens)
+    task = asyncio.create_task(subject.generate(subject.draw_prompt(9), most))
+    await asyncio.sleep(0)
+    await call_in_thread(subject.engine.close)
+    [open_one] = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(open_one, BaseException) and not isinstance(open_one, EngineError):
+        raise Broken(f"an open request got {open_one!r}, where EngineError was to be raised")
+    try:
+        await subject.generate(subject.draw_prompt(9), most)
+    except EngineError:
+        return "an open request and a later one got EngineError" if open_one else "a later request got EngineError"
+    raise Broken("a request after close() was answered")
+
+
+Check = Callable[[Subject], Awaitable[str]]
+CHECKS: dict[str, Check] = {
+    "log-probabilities": check_logprobs,
+    "seeds": check_seeds,
+    "ends": check_ends,
+    "refusals": check_refusals,
+    "context": check_context,
+    "deadline": check_deadline,
+    "cancelling": check_cancelling,
+    "swaps": check_swaps,
+    "prefix cache": check_prefix_cache,
+    "held versions": check_held_versions,
+    "counters": check_counters,
+    "closing": check_closing,
+}
+"""By name, in the order in which they run; the last one closes the engine."""

@@ -1,0 +1,108 @@
+"""`headrace check-engine`: whether the engine that a recipe names keeps an engine's promises, on the recipe's model."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from headrace.infra.errors import UsageError
+from headrace.infra.own_frames import describe_with_location
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.weights.policy_files import Tokenizer
+from headrace.ops.engine_check.checks import CHECKS, REQUESTS, Check
+from headrace.ops.engine_check.subject import Broken, Skipped, Subject
+from headrace.ops.engine_check.weight_pair import WeightPair
+from headrace.ops.offline.archived_start import start_from_model
+from headrace.producers.engines.registry import open_engine
+
+LIMIT_S = 300.0
+"""For one check. Loading a large model into a server takes minutes; a limit only ends what would never end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What became of one promise."""
+
+    what: str
+    verdict: Literal["kept", "broken", "skipped"]
+    detail: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCheckRequest:
+    """What `headrace check-engine` was asked for."""
+
+    recipe: Recipe
+    policy: str | None
+    """The only one if None."""
+    tolerance: float
+    """Largest mean difference of log-probabilities."""
+
+
+def check_engine(request: EngineCheckRequest) -> Iterator[Checked]:
+    """Open the engine with version 0 of a policy, and yield what becomes of each promise, as it is known.
+
+    Raises UsageError for an engine without a model, and what opening the engine and loading version 0 raise.
+    """
+    with open_subject(request) as subject:
+        loop = asyncio.new_event_loop()
+        for what, check in CHECKS.items():
+            yield loop.run_until_complete(run_check(what, check, subject))
+        loop.close()
+
+
+@contextmanager
+def open_subject(request: EngineCheckRequest) -> Iterator[Subject]:
+    """Yield the engine with version 0 loaded; see `check_engine`."""
+    recipe, policy = request.recipe, _choose_policy(request)
+    if recipe.rollout.engine.use == "scripted":
+        raise UsageError('engine "scripted" has no model, so there is nothing to compare its tokens with')
+    alone = {"processes": 1, "tensor_parallel": 1}
+    start = start_from_model(recipe, policy, recipe.trainer_of(policy).model_copy(update=alone))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / policy
+        folder.mkdir()
+        for name, content in start.files.items():
+            (folder / name).write_bytes(content)
+        stop_ids = Tokenizer(folder).stop_ids
+        engine, _ = open_engine({policy: folder}, recipe.rollout, 4 * REQUESTS)
+    subject = Subject(engine, policy, WeightPair(start, recipe.seed), stop_ids, request.tolerance)
+    try:
+        engine.load(policy, 0, subject.weights.weights_of(0))
+        yield subject
+    finally:
+        engine.close()
+
+
+def _choose_policy(request: EngineCheckRequest) -> str:
+    names = list(request.recipe.policies)
+    if request.policy is None and len(names) == 1:
+        return names[0]
+    if request.policy not in names:
+        raise UsageError(f"name a policy of the recipe by --policy: {', '.join(names)}")
+    return request.policy
+
+
+async def run_check(what: str, check: Check, subject: Subject) -> Checked:
+    """Return what becomes of one promise."""
+    began = time.monotonic()
+    verdict: Literal["kept", "broken", "skipped"] = "broken"
+    try:
+        detail = await asyncio.wait_for(check(subject), LIMIT_S)
+        verdict = "kept"
+    except Skipped as why:
+        verdict, detail = "skipped", str(why)
+    except Broken as why:
+        detail = str(why)
+    except TimeoutError:
+        detail = f"no result within {LIMIT_S:.0f} s"
+    except Exception as error:  # noqa: BLE001 - an engine's own, of any kind: it is the finding
+        detail = describe_with_location(error)
+    return Checked(what, verdict, detail, time.monotonic() - began)
