@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -100,12 +99,6 @@ class EngineProcess(ServerProcess):
         if self.is_ending:
             raise ServerError(f"the {self._launch.what} is not needed any more")
         return self.api is not None and self.api.is_ready()
-
-    def remove_files(self) -> None:
-        """Remove its folder with its logs, and the folder around it once that is empty."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        with suppress(OSError):
-            self.folder.parent.rmdir()
 
     def _close_api(self) -> None:
         if self.api is not None:
@@ -217,7 +210,6 @@ class GenerationServer:
             self._process.is_ending = True
             with self._turn:
                 self._process.stop()
-                self._process.remove_files()
         with suppress(ServerAway):
             self.api.close()
 

@@ -90,7 +90,7 @@ def open_served(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int
         servers = factory.build_servers(policy, one.context, with_adapters=is_adapter)
         serve = AdapterPolicy if is_adapter else ServedPolicy
         policies.append(serve(policy, one, *servers, written, writes_ties=kind.writes_ties))
-    return ServedEngine(policies, written, kind.logprob_convention), f"{kind.engine} {settings}"
+    return ServedEngine(policies, written, kind.logprob_convention, factory.logs), f"{kind.engine} {settings}"
 
 
 def find_kind(name: str) -> ServerKind:

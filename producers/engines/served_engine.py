@@ -34,6 +34,7 @@ from headrace.producers.engines.contract import (
     check_request,
 )
 from headrace.producers.engines.generation_server import LOOK_AT_SERVER_S, GenerationServer
+from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.request_gate import TURN_S
 from headrace.producers.engines.served_policy import ServedPolicy
 from headrace.producers.engines.server_api import Answer, ServerAway
@@ -56,6 +57,7 @@ class ServedEngine:
         policies: What it serves.
         folders: Theirs; closed with the engine.
         logprob_convention: That of the servers.
+        logs: Where the logs of its processes are; None where others run the servers.
     """
 
     kv_on_swap: KvOnSwap = KV_ON_SWAP
@@ -65,9 +67,10 @@ class ServedEngine:
         policies: Sequence[ServedPolicy],
         folders: WeightFolders,
         logprob_convention: LogprobConvention = LOGPROB_CONVENTION,
+        logs: OwnedFolder | None = None,
     ) -> None:
         self.logprob_convention: LogprobConvention = logprob_convention
-        self._policies, self._folders = {one.name: one for one in policies}, folders
+        self._policies, self._folders, self._logs = {one.name: one for one in policies}, folders, logs
         self.capabilities = Capabilities(
             held_versions=min(policy.held_versions for policy in policies),
             keeps_sessions=True,
@@ -256,7 +259,7 @@ class ServedEngine:
         )
 
     def close(self) -> None:
-        """See `Engine.close`. Safe to call twice."""
+        """See `Engine.close`. Safe to call twice. The log of a server that did not come up is left."""
         if self._over.is_set():
             return
         self._over.set()
@@ -264,6 +267,11 @@ class ServedEngine:
         list(self._pool.map(lambda server: server.close(), self.list_servers()))
         self._pool.shutdown()
         self._folders.close()
+        if self._logs is not None:
+            if any(server.trouble for server in self.list_servers()):
+                self._logs.leave()
+            else:
+                self._logs.close()
 
     def list_servers(self) -> list[GenerationServer]:
         """Return the servers of all policies, those for exact versions last of each."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headrace.infra.environment import expand_user
+from headrace.infra.environment import expand_user, temporary_folder
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
 from headrace.producers.engines.contract import LOGPROB_CONVENTION, EngineError, LogprobConvention
 from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
+from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.server_api import AdapterServerApi, HttpConnections, ServerApi
 
 
@@ -160,14 +160,19 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
         raise EngineError(f"{name} is {kind}, got {value!r}")
 
 
+LOGS_PREFIX = "headrace-servers-"
+LOGS_KEPT_S = 24 * 3600.0
+"""Logs of a worker that was killed, or that names one in an error, are still there on the next day."""
+
+
 @dataclass(slots=True)
 class ServerFactory:
     """Makes the servers of an engine, one after the other."""
 
     kind: ServerKind
     settings: ServerSettings
-    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="headrace-servers-")))
-    """Logs and ports of the processes."""
+    logs: OwnedFolder | None = None
+    """Where logs and ports of the processes are; None where others run them."""
     made: int = 0
 
     def build_servers(
@@ -190,20 +195,21 @@ class ServerFactory:
                 for urls in (settings.urls, settings.evaluation_urls)
             )
             return training, exact
+        self.logs = self.logs or OwnedFolder(temporary_folder(), LOGS_PREFIX, keep_s=LOGS_KEPT_S)
         names = [f"{policy}-{number}" for number in range(settings.servers)]
         evaluators = 0 if with_adapters else settings.evaluation_servers
         exact_names = [f"{policy}-evaluation-{number}" for number in range(evaluators)]
-        made = {name: self._build_server(name, launch) for name in (*names, *exact_names)}
+        made = {name: self._build_server(self.logs.path / name, launch) for name in (*names, *exact_names)}
         return [made[name] for name in names], [made[name] for name in exact_names]
 
-    def _build_server(self, name: str, launch: ServerLaunch) -> GenerationServer:
+    def _build_server(self, folder: Path, launch: ServerLaunch) -> GenerationServer:
         devices = self.settings.devices
         environment = dict(self.kind.environment)
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices[self.made % len(devices)]
         self.made += 1
-        process = EngineProcess(self.folder / name, launch, environment)
-        return GenerationServer(name, launch, process, most_requests=self.settings.most_requests)
+        process = EngineProcess(folder, launch, environment)
+        return GenerationServer(folder.name, launch, process, most_requests=self.settings.most_requests)
 
     def _build_command(self, context: int, weights: ServedWeights, port: int) -> list[str]:
         words = self.kind.build_words(weights, port, context)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 
-from headrace.infra.file_locks import open_locked
 from headrace.infra.weights.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from headrace.infra.weights.tensor_file import split_safetensors
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError
+from headrace.producers.engines.owned_folder import OwnedFolder
 
 PREFIX = "headrace-weights-"
-LOCK, FILE = "owner.lock", "model.safetensors"
+FILE = "model.safetensors"
 
 
 class WeightFolders:
@@ -31,9 +28,8 @@ class WeightFolders:
 
     def __init__(self, root: Path, files: Mapping[str, Path]) -> None:
         try:
-            remove_leftovers(root)
-            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
-            self._lock = open_locked(self.folder / LOCK)
+            self._owned = OwnedFolder(root, PREFIX)
+            self.folder = self._owned.path
             for policy, folder in files.items():
                 shutil.copytree(folder, self.folder / policy / "files")
         except OSError as error:
@@ -83,17 +79,4 @@ class WeightFolders:
 
     def close(self) -> None:
         """Remove everything."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-
-def remove_leftovers(root: Path) -> None:
-    """Remove what processes that are gone left: they no longer hold the lock of their folder. Raises OSError."""
-    for folder in root.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # of another user, or removed meanwhile
-            lock = open_locked(folder / LOCK)
-            if lock is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
+        self._owned.close()

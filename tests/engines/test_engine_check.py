@@ -31,4 +31,5 @@ engine = {{ use = "{kind}", python = "{find_python(kind)}", arguments = {json.du
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = {one["what"]: one["verdict"] for one in json.loads(done.stdout)}
     assert verdicts.pop("seeds") == "skipped"
+    assert verdicts.pop("deadline") in {"kept", "skipped"}  # a context of 64 tokens may be full before an order is read
     assert set(verdicts.values()) == {"kept"}

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from headrace.app.cli.main import app
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.ops.engine_check import engine_check
+from headrace.ops.engine_check import checks, engine_check
 from headrace.ops.engine_check.checks import CHECKS
 from headrace.ops.engine_check.engine_check import Checked, EngineCheckRequest, open_subject, run_check
 from headrace.ops.engine_check.subject import Subject
@@ -114,6 +114,7 @@ def test_the_shipped_engine_keeps_every_promise(subject: Subject) -> None:
 def test_a_promise_that_an_engine_breaks_is_named(
     subject: Subject, what: str, fault: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(checks, "SOON_S", 0.0)
     if fault == "silent":
         monkeypatch.setattr(engine_check, "LIMIT_S", 0.1)
     found = check(subject, what, Wrong(subject.engine, fault, subject.weights.weights_of(subject.version)))

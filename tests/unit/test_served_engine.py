@@ -22,6 +22,7 @@ from headrace.producers.engines.generation_server import (
     ServerLaunch,
 )
 from headrace.producers.engines.model_shapes import ModelShapes
+from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.served_engine import ServedEngine
 from headrace.producers.engines.served_policy import ServedPolicy
 from headrace.producers.engines.server_api import Answer, ServerAway, ServerLoad, WeightsRefused
@@ -110,7 +111,8 @@ class Scene:
         opened = [GenerationServer(url, launch, None, url) for url in self.servers]
         folders = WeightFolders(root, {"solver": root / "files"})
         policy = ServedPolicy("solver", cast(ModelShapes, Shapes()), opened, (), folders)
-        self.engine = ServedEngine([policy], folders)
+        self.logs = OwnedFolder(root, "logs-")
+        self.engine = ServedEngine([policy], folders, logs=self.logs)
 
     def load(self, version: int) -> None:
         self.engine.load("solver", version, {"w": Tensor("F32", (1,), memoryview(bytes(4)))})
@@ -362,3 +364,13 @@ def test_a_request_that_a_swap_ended_goes_on_before_those_that_are_held_back_whi
 
     held, asked = asyncio.run(play())
     assert (held.version_runs, asked) == (((2, 6),), [[5, 6], [5, 6, 2, 3], [9]])
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_logs_are_left_where_a_server_did_not_come_back_and_its_error_names_one(scene: Scene, is_gone: bool) -> None:
+    scene.load(1)
+    if is_gone:
+        scene.servers["http://a"].dies_in = ["load"] * 1000
+        scene.engine.list_servers()[0].note_gone(ServerAway("it is gone"))
+    scene.engine.close()
+    assert scene.logs.path.exists() == is_gone

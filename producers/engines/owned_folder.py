@@ -1,0 +1,71 @@
+"""Folders that a process makes for itself, and that a later one removes if it died before it could."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from headrace.infra.file_locks import open_locked
+
+LOCK = "owner.lock"
+
+
+class OwnedFolder:
+    """A new folder in `root`, locked for as long as this process lives; those of processes that are gone are removed.
+
+    Where the file system has no locks the folder has none, and nothing there is ever taken for left over.
+
+    Args:
+        root: Where to make it.
+        prefix: With which its name begins; only such folders are removed.
+        keep_s: For so many seconds after its last change a folder stays though its process is gone, to be read.
+
+    Raises OSError where `root` cannot be written to.
+    """
+
+    def __init__(self, root: Path, prefix: str, *, keep_s: float = 0.0) -> None:
+        remove_leftovers(root, prefix, keep_s)
+        self.path, self._lock = _make_locked(root, prefix)
+
+    def close(self) -> None:
+        """Remove it. Safe to call twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave it to be read: as if this process had died. Safe to call twice."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _make_locked(root: Path, prefix: str) -> tuple[Path, int | None]:
+    while True:  # again only where a process that tidies up met the folder before it was locked
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        try:
+            lock = open_locked(path / LOCK)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return path, None
+        if lock is None:
+            continue
+        if os.fstat(lock).st_nlink:
+            return path, lock
+        os.close(lock)
+
+
+def remove_leftovers(root: Path, prefix: str, keep_s: float) -> None:
+    """Remove the folders in `root` whose process is gone, and which did not change for `keep_s` seconds."""
+    for path in root.glob(f"{prefix}*"):
+        with suppress(OSError):  # of another user, removed meanwhile, or without locks
+            if time.time() - path.stat().st_mtime < keep_s:
+                continue
+            lock = open_locked(path / LOCK)
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
