@@ -43,10 +43,11 @@ def open_locked(path: Path, mode: int = 0o644) -> int | None:
     What the file holds is left as it is. Raises OSError.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
-    is_ours = False
     try:
-        is_ours = take_lock(descriptor)
-    finally:
-        if not is_ours:
-            os.close(descriptor)
-    return descriptor if is_ours else None
+        if take_lock(descriptor):
+            return descriptor
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
