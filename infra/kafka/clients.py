@@ -252,17 +252,18 @@ def open_transactional_producer(connection: Connection, transactional_id: str, t
     return producer
 
 
-def open_consumer(connection: Connection, name: str, group: str = "", **more: Any) -> Consumer:
+def open_consumer(connection: Connection, name: str, group: str = "", *, run: str = "", **more: Any) -> Consumer:
     """Return a consumer that reads committed records only; with a group it is a KIP-848 member.
 
     One without a group never falls back to the beginning: its positions are its owner's, and where the log has no
-    record at one it hands over the error `_AUTO_OFFSET_RESET`.
+    record at one it hands over the error `_AUTO_OFFSET_RESET`. librdkafka asks for the coordinator of a group all the
+    same, so `run` puts the name of one under the prefix on which a run's user has rights.
     """
     protocol = {"group_protocol": "consumer"} if group else {}
     return Consumer(
         connection.config(
             client_id=name,
-            group_id=group or f"{name}-alone",
+            group_id=group or f"{run}.{name}-alone",
             isolation_level="read_committed",
             enable_auto_commit=False,
             enable_auto_offset_store=False,
