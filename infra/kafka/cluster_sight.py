@@ -18,7 +18,7 @@ from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
     KafkaRefused,
-    call_patiently,
+    fetch_topics,
     open_admin,
     open_transactional_producer,
 )
@@ -84,7 +84,7 @@ def look_at_cluster(
     if any(broker.error for broker in brokers):  # every further question would wait for it
         return SeenCluster(connection.bootstrap, brokers)
     look = _Look(open_admin(connection))
-    listed = call_patiently(lambda: look.admin.list_topics(timeout=REQUEST_S), "listing topics", REQUEST_S)
+    listed = fetch_topics(connection, REQUEST_S)
     broker = str(next(iter(listed.brokers), 0))
     own = [name for name in topics if name in listed.topics]
     configs = look.fetch_configs("topics", ResourceType.TOPIC, own)

@@ -171,8 +171,7 @@ def test_addresses_are_tried_and_those_that_do_not_answer_are_named(monkeypatch:
     listed = SimpleNamespace(
         brokers={at: SimpleNamespace(host=one.host, port=one.port) for at, one in enumerate(found)}
     )
-    monkeypatch.setattr(advertised, "open_admin", lambda _: None)
-    monkeypatch.setattr(advertised, "call_patiently", lambda *_: listed)
+    monkeypatch.setattr(advertised, "fetch_topics", lambda *_: listed)
     looks = iter([found, found[1:]])
     monkeypatch.setattr(advertised, "try_addresses", lambda *_: next(looks))
     with pytest.raises(AddressUnreachable, match=rf"Kafka at k:1 advertises 127\.0\.0\.1:{nobody} \(.*refused"):
