@@ -83,7 +83,9 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         parent=parent,
     )
     revision = settle()
-    ensure_topics(address.connection, read_topic_specs(first, recipe))
+    specs = read_topic_specs(first, recipe)
+    if ensure_topics(address.connection, specs) and not servers.has_embedded_kafka:
+        refuse_unfit(address.connection, Wanted(specs))  # what may be done with a topic is known once it is there
     if revision is not None and first is None:
         remember(own_run_id := revision.run_id)
         write_revision(address.connection, recipe.topics.recipe, revision)
