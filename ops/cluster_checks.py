@@ -203,7 +203,7 @@ def _describe_right(operation: str, kind: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     said = f"{_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} is missing"
     if operation == "DELETE":
-        said += ", and a run goes on without: tasks that are done with stay, `clean` and `compare` leave topics behind"
+        said += ", and a run goes on without: tasks that are done with stay, and `compare` leaves topics behind"
     return f"{said}: kafka-acls --add {name_grant(operation, kind, names[0].partition('.')[0])}"
 
 
