@@ -57,7 +57,7 @@ def needs_of(recipe: Recipe, specs: Iterable[TopicSpec]) -> Wanted:
     topics = recipe.topics
     groups = [topics.rollout_group(workflow) for workflow in recipe.workflows]
     groups += [topics.curate_group(one) for one in recipe.policy_variants]
-    return Wanted(tuple(specs), tuple(groups), f"{recipe.name}.look")
+    return Wanted(tuple(specs), (*groups, topics.up_group), f"{recipe.name}.look")
 
 
 def needs_of_unbegun(run: str) -> Wanted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import structlog
@@ -38,10 +38,12 @@ class UpLease:
 
     def __init__(self, address: RunAddress, holder: Holder) -> None:
         self._address, self._holder = address, holder
-        self._group = f"{address.run}.up"
+        self._group = Topics(address.run).up_group
         self._id = json.dumps(asdict(holder))
         self._closed = threading.Event()
-        self._consumer = open_consumer(address.connection, self._id, self._group)
+        connection = address.connection  # whose settings may hold an id for all clients, and win over ours
+        as_holder = replace(connection, client={**connection.client, "client.id": self._id})
+        self._consumer = open_consumer(as_holder, "up", self._group)
         self._consumer.subscribe([Topics(address.run).recipe], on_assign=_read_nothing)
         self._stays = threading.Thread(target=self._stay, name="up-lease", daemon=True)
         self._stays.start()
@@ -57,7 +59,7 @@ class UpLease:
             members = [member.client_id for member in described.members]
             if self._id in members:
                 here = self._holder.host, self._holder.folder  # of one folder, a lock lets one run at a time
-                holders = [Holder(**json.loads(member)) for member in members]
+                holders = [Holder(**json.loads(member)) for member in members if member.startswith("{")]
                 return [one for one in holders if (one.host, one.folder) != here]
             time.sleep(PAUSE_S)
         log.warning("lease.not_taken", group=self._group, seconds=JOIN_S)

@@ -51,7 +51,7 @@ def test_of_a_sound_cluster_every_check_is_ok() -> None:
         "addresses", "version", "group protocol", "transactions", "topics", "rights", "groups",
     ]  # fmt: skip
     assert all(finding.ok for finding in check_cluster(replace(SOUND, topics={}, settings=None), WANTED))
-    assert list(WANTED.groups) == ["t.rollout.sums", "t.curate.solver"]
+    assert list(WANTED.groups) == ["t.rollout.sums", "t.curate.solver", "t.up"]
 
 
 LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
