@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.advertised import describe_unreachable
@@ -13,7 +13,7 @@ from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import join, list_runs
 from headrace.ops.doctor import Finding
-from headrace.schemas.topics import TopicSpec
+from headrace.schemas.topics import Topics, TopicSpec
 
 LEAST = {
     "max.message.bytes": 1_048_588,
@@ -29,8 +29,8 @@ BROKERS_NAME = {
 }
 """Setting of a topic to the brokers' one that a new topic takes."""
 CLUSTER_PATIENCE_S = 10.0
-RIGHTS = frozenset({"READ", "WRITE", "DESCRIBE"})
-"""Of the parts of a run together, on every topic."""
+RIGHTS = frozenset({"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS", "CREATE"})
+"""Of the parts of a run together, on every topic; that to create it only where it is not there."""
 REPLICATED = (
     ("__transaction_state", "transaction.state.log.replication.factor", "transactions"),
     ("__consumer_offsets", "offsets.topic.replication.factor", "consumer groups"),
@@ -43,8 +43,7 @@ class Wanted:
     """What a run uses of a cluster."""
 
     topics: tuple[TopicSpec, ...] = ()
-    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Each with the topics that it reads."""
+    groups: tuple[str, ...] = ()
     transactional_id: str = ""
     """With which a transaction is tried; empty for none."""
 
@@ -56,9 +55,15 @@ class ClusterUnfit(UsageError):
 def needs_of(recipe: Recipe, specs: Iterable[TopicSpec]) -> Wanted:
     """Return what a run uses: its topics, its groups, and a transactional id of its name that no component has."""
     topics = recipe.topics
-    groups = {topics.rollout_group(workflow): (topics.tasks(workflow),) for workflow in recipe.workflows}
-    groups |= {topics.curate_group(one): (topics.trajectories(one),) for one in recipe.policy_variants}
-    return Wanted(tuple(specs), groups, f"{recipe.name}.look")
+    groups = [topics.rollout_group(workflow) for workflow in recipe.workflows]
+    groups += [topics.curate_group(one) for one in recipe.policy_variants]
+    return Wanted(tuple(specs), (*groups, topics.up_group), f"{recipe.name}.look")
+
+
+def needs_of_unbegun(run: str) -> Wanted:
+    """Return what any run of that name uses, as far as it can be known without its recipe."""
+    recipe_topic = Topics(run).recipe
+    return Wanted((TopicSpec(recipe_topic, 1),), (f"{run}.look",), f"{run}.look")
 
 
 def check_cluster(seen: SeenCluster, wanted: Wanted) -> list[Finding]:
@@ -72,7 +77,7 @@ def check_cluster(seen: SeenCluster, wanted: Wanted) -> list[Finding]:
         _group_protocol(seen),
         _transactions(seen),
         _topics(seen, wanted.topics),
-        _rights(seen, wanted),
+        *_rights(seen, wanted),
         _groups(seen),
     ]
 
@@ -86,7 +91,10 @@ def _addresses(seen: SeenCluster) -> Finding:
 def _version(seen: SeenCluster) -> Finding:
     if seen.settings is None:
         why = seen.refused.get("settings", "it was not asked")
-        return Finding("version", ok=True, detail=f"not known, as a broker's settings may not be read ({why})")
+        grant = name_grant("DESCRIBE_CONFIGS", "cluster")
+        return Finding(
+            "version", ok=True, detail=f"not known, as a broker's settings may not be read ({why}); {grant} allows it"
+        )
     if (protocol := seen.settings.get("inter.broker.protocol.version")) is not None:  # brokers have none from 4.0 on
         return Finding("version", ok=False, detail=f"the brokers are of Kafka {protocol}: 4.0 or newer is needed")
     return Finding("version", ok=True, detail="4.0 or newer")
@@ -111,16 +119,17 @@ def _transactions(seen: SeenCluster) -> Finding:
     most_ms = int(settings.get("transaction.max.timeout.ms", TRANSACTION_TIMEOUT_MS))
     if most_ms < TRANSACTION_TIMEOUT_MS:
         lacking.append(f"transaction.max.timeout.ms is {most_ms}: {TRANSACTION_TIMEOUT_MS} or more is needed")
-    if not lacking and (why := seen.refused.get("transactions")):
-        remedy = ": allow Describe and Write on the transactional ids that begin with the run's name"
-        lacking.append(f"{why}{remedy if 'authorization' in why.lower() else ''}")
-    return Finding("transactions", ok=not lacking, detail="; ".join(lacking) or "work")
+    why = seen.refused.get("transactions", "")
+    lacking += [why] if why and not lacking and not is_forbidden(why) else []
+    tried = "not tried: see rights" if why else "work"
+    return Finding("transactions", ok=not lacking, detail="; ".join(lacking) or tried)
 
 
 def _topics(seen: SeenCluster, specs: Sequence[TopicSpec]) -> Finding:
     there = [spec for spec in specs if spec.name in seen.topics]
     lacking = [words for spec in there for words in _differences(spec, seen.topics[spec.name])]
     lacking += _find_wrong_defaults(seen.settings or {}, [spec for spec in specs if spec.name not in seen.topics])
+    lacking += [f"{name} cannot be made: {why}" for name, why in seen.unmakeable.items()]
     if lacking:
         return Finding("topics", ok=False, detail="; ".join(lacking))
     missing = len(specs) - len(there)
@@ -164,21 +173,53 @@ def _differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
         )
 
 
-def _rights(seen: SeenCluster, wanted: Wanted) -> Finding:
-    lacking = [
-        f"{_list_words(RIGHTS - operations)} on topic {spec.name}"
-        for spec in wanted.topics
-        if spec.name in seen.topics and (operations := seen.topics[spec.name].operations) is not None
-        if RIGHTS - operations
+def _rights(seen: SeenCluster, wanted: Wanted) -> list[Finding]:
+    """Return a check for each right that is missing, with the option of `kafka-acls` that grants it."""
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for spec in wanted.topics:
+        for operation in sorted(_find_forbidden(seen, spec.name)):
+            lacking.setdefault((operation, "topic"), []).append(spec.name)
+    for name, group in seen.groups.items():
+        if group.operations is not None and "READ" not in group.operations:
+            lacking.setdefault(("READ", "group"), []).append(name)
+    if is_forbidden(seen.refused.get("transactions", "")):
+        lacking["WRITE", "transactional-id"] = [wanted.transactional_id]
+    found = [
+        Finding("rights", ok=operation == "DELETE", detail=_describe_right(operation, kind, names))
+        for (operation, kind), names in lacking.items()
     ]
-    lacking += [f"Read on group {name} ({group.refused})" for name, group in seen.groups.items() if group.refused]
-    if lacking:
-        return Finding("rights", ok=False, detail=f"allow this client {'; '.join(lacking)}")
-    return Finding("rights", ok=True, detail="to read and write what is there")
+    return found or [Finding("rights", ok=True, detail="all that a run needs, as far as Kafka tells")]
 
 
-def _list_words(operations: frozenset[str]) -> str:
-    return ", ".join(sorted(name.capitalize() for name in operations))
+def _find_forbidden(seen: SeenCluster, topic: str) -> frozenset[str]:
+    """Return the operations that a run needs of a topic, or deletes by, and may not do."""
+    if topic not in seen.topics:
+        return seen.forbidden.get(topic, frozenset())
+    operations = seen.topics[topic].operations
+    return frozenset() if operations is None else (RIGHTS - {"CREATE"} | {"DELETE"}) - operations
+
+
+def _describe_right(operation: str, kind: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    said = f"{_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} is missing"
+    if operation == "DELETE":
+        said += ", and a run goes on without: tasks that are done with stay, and `compare` leaves topics behind"
+    return f"{said}: kafka-acls --add {name_grant(operation, kind, names[0].partition('.')[0])}"
+
+
+def name_grant(operation: str, kind: str, run: str = "") -> str:
+    """Return the options of `kafka-acls` that grant an operation on what begins with the name of a run."""
+    resource = f"--{kind} {run}. --resource-pattern-type prefixed" if run else f"--{kind}"
+    return f"--operation {_name_operation(operation)} {resource}"
+
+
+def _name_operation(operation: str) -> str:
+    return operation.title().replace("_", "")
+
+
+def is_forbidden(why: str) -> bool:
+    """Return whether a sentence of Kafka's is about missing rights."""
+    return "authorization" in why.lower()
 
 
 def _groups(seen: SeenCluster) -> Finding:
@@ -194,8 +235,7 @@ def _groups(seen: SeenCluster) -> Finding:
 
 def examine_cluster(connection: Connection, wanted: Wanted) -> list[Finding]:
     """Look at a cluster once; return every check. Raises KafkaAway and KafkaRefused when no broker answers."""
-    names = [spec.name for spec in wanted.topics]
-    return check_cluster(look_at_cluster(connection, names, wanted.groups, wanted.transactional_id), wanted)
+    return check_cluster(look_at_cluster(connection, wanted.topics, wanted.groups, wanted.transactional_id), wanted)
 
 
 def examine_run(text: str) -> list[Finding]:
@@ -204,7 +244,7 @@ def examine_run(text: str) -> list[Finding]:
     Raises UsageError for another text, KafkaAway and KafkaRefused when no broker answers.
     """
     address = parse_run(text)
-    found = examine_cluster(address.connection, Wanted(transactional_id=f"{address.run}.look"))
+    found = examine_cluster(address.connection, needs_of_unbegun(address.run))
     if not all(finding.ok for finding in found) or address.run not in list_runs(address.connection, CLUSTER_PATIENCE_S):
         return found
     run = join(address, CLUSTER_PATIENCE_S)

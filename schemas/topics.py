@@ -106,6 +106,11 @@ class Topics:
         """Consumer group of the curators of a policy, or of a shadow."""
         return f"{self.run}.curate.{policy}"
 
+    @property
+    def up_group(self) -> str:
+        """Consumer group of whoever runs `headrace up`; it reads nothing."""
+        return f"{self.run}.up"
+
     def _name_of_variant(self, what: str, policy: str, variant: str) -> str:
         return f"{self.run}.{what}.{policy}" + (f".{variant}" if variant else "")
 

@@ -23,6 +23,7 @@ from headrace.infra.run.revisions import (
     write_revision,
 )
 from headrace.infra.run.run import Run, join
+from headrace.infra.run.up_lease import Holder
 from headrace.ops.cluster_checks import Wanted, needs_of, refuse_unfit
 from headrace.ops.figures.weights_figures import is_there
 from headrace.ops.lineage.lineage import read_records
@@ -46,6 +47,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
     own_run_id: str | None = None,
     parent: str = "",
     remember: Callable[[str], None] = lambda _: None,
+    hold: Callable[[RunAddress], list[Holder]] = lambda _: [],
 ) -> Run:
     """Create the topics and write the recipe if they do not exist yet; return the run, joined.
 
@@ -60,6 +62,8 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
             not record it.
         parent: What the run begins with, if it is a branch: `RUN-ID solver@40`.
         remember: Called with the id of a new run before anything of it is written.
+        hold: On a cluster that the recipe names, takes the run for this process before anything is written; returns
+            who else has it.
 
     Raises UsageError with the keys that differ unless `new_recipe`; RunOfAnother; ClusterUnfit with all that the
     cluster lacks.
@@ -68,6 +72,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
     first = read_first_revision(address)
     if not servers.has_embedded_kafka:
         refuse_unfit(address.connection, needs_of(recipe, read_topic_specs(first, recipe)))
+        refuse_held(address, hold(address))
     elif first is not None:  # of a broker of ours all is known but what became of its topics
         refuse_unfit(address.connection, Wanted(read_topic_specs(first, recipe)))
     if first is not None and codec.decode(first, RecipeRevision).run_id != own_run_id:
@@ -83,7 +88,9 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         parent=parent,
     )
     revision = settle()
-    ensure_topics(address.connection, read_topic_specs(first, recipe))
+    specs = read_topic_specs(first, recipe)
+    if ensure_topics(address.connection, specs) and not servers.has_embedded_kafka:
+        refuse_unfit(address.connection, Wanted(specs))  # what may be done with a topic is known once it is there
     if revision is not None and first is None:
         remember(own_run_id := revision.run_id)
         write_revision(address.connection, recipe.topics.recipe, revision)
@@ -101,6 +108,21 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
     return run
 
 
+def refuse_held(address: RunAddress, others: list[Holder]) -> None:
+    """Raise RunOfAnother where `headrace up` runs this run for another data folder."""
+    if others:
+        who = "; ".join(f"on {one.host}, in {one.folder}, since {_format_utc(one.since_ms)}" for one in others)
+        raise RunOfAnother(
+            f"`headrace up` runs run {address.run} on {address.connection.bootstrap} already: {who}. Begin a new run "
+            f"with --set name=ANOTHER-NAME, look at that one with `headrace status --run {address}`, or stop it first; "
+            "one that was killed is gone within a minute"
+        )
+
+
+def _format_utc(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, embedded_store: bool) -> None:
     """Raise RunOfAnother if resuming would disturb a running run, or lose its objects.
 
@@ -116,9 +138,7 @@ def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, e
     taken = [status for status in alive if status.worker in started_here]
     if not embedded_store and not taken:
         return
-    began = datetime.fromtimestamp(read_known_revisions(run.address)[0].created_ms / 1000, UTC).strftime(
-        "%Y-%m-%d %H:%M:%S UTC"
-    )
+    began = _format_utc(read_known_revisions(run.address)[0].created_ms)
     who = "; ".join(f"{one.worker} is process {one.pid} on {one.host or 'an unknown host'}" for one in taken or alive)
     why = (
         f"it is running now: {who}"

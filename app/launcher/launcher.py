@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ from headrace.infra.process.supervisor import Child, GaveUp, Supervisor
 from headrace.infra.recipe.plug_ins import search_folders
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, join
+from headrace.infra.run.up_lease import Holder, UpLease
 from headrace.ops.figures.standstill import Surroundings
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import UsedEnvironment
@@ -157,6 +159,7 @@ class Launcher:
         self._progress: object = None
         """Progress of the run; None while a server does not answer, so that it cannot progress."""
         self._run: Run | None = None
+        self._lease: UpLease | None = None
         self._notes = notes
         self._noted = 0.0
 
@@ -186,6 +189,7 @@ class Launcher:
             own_run_id=self._before.run_id if self._before else None,
             parent=self._request.parent,
             remember=self._remember,
+            hold=self._hold,
         )
         self._note(run)
         if run.ended and self._before is not None and self._before.finished:
@@ -216,6 +220,9 @@ class Launcher:
         if self._run is not None:
             self._note(self._run)
             self._run = None
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
         self._servers.stop(max(1.0, end - time.monotonic()))
 
     # ------------------------------------------------------------------------------------------------------- the way up
@@ -224,6 +231,11 @@ class Launcher:
     def _address(self) -> RunAddress:
         """Address of the run; that of an embedded Kafka is known once its folder is claimed."""
         return RunAddress(self._servers.connection, self._recipe.name)
+
+    def _hold(self, address: RunAddress) -> list[Holder]:
+        """Take the run for this process until `stop`; return who else has it."""
+        self._lease = UpLease(address, Holder(socket.gethostname(), str(self._folder.root.absolute()), now_ms()))
+        return self._lease.find_others()
 
     def _start_components(self) -> None:
         environment = dict(os.environ)

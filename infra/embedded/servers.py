@@ -27,8 +27,8 @@ from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
     KafkaRefused,
-    call_patiently,
     fetch_end_offsets,
+    fetch_topics,
     open_admin,
     translate_kafka_errors,
 )
@@ -144,9 +144,8 @@ class Servers:
             store.ensure_bucket()
 
     def _await_kafka(self) -> None:
-        admin = open_admin(self.connection)
         try:
-            call_patiently(lambda: admin.list_topics(timeout=3), "asking Kafka for its topics", SERVERS_PATIENCE_S)
+            fetch_topics(self.connection, SERVERS_PATIENCE_S, 3)
         except KafkaAway as error:
             raise KafkaAway(
                 f"no Kafka answers at {self._named_kafka.bootstrap}, which the recipe names as kafka.bootstrap: start "

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Connection, call_patiently, open_admin
+from headrace.infra.kafka.clients import Connection, fetch_topics
 
 CONNECT_S = 3.0
 MOST_AT_ONCE = 32
@@ -40,11 +40,8 @@ def look_at_advertised(connection: Connection) -> tuple[Advertised, ...]:
 
     One that answers at a second look was just starting.
     """
-    admin = open_admin(connection)
-    brokers = call_patiently(
-        lambda: admin.list_topics(timeout=BROKERS_LISTING_S), "listing brokers", BROKERS_LISTING_S
-    ).brokers
-    found = try_addresses(connection, [(broker.host, broker.port) for broker in brokers.values()])
+    brokers = fetch_topics(connection, BROKERS_LISTING_S).brokers
+    found = try_addresses(connection, [(str(broker.host), broker.port) for broker in brokers.values()])
     silent = [(one.host, one.port) for one in found if one.error]
     again = dict(zip(silent, try_addresses(connection, silent), strict=True))
     return tuple(again.get((one.host, one.port), one) for one in found)

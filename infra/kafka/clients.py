@@ -12,16 +12,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import structlog
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as RawMessage
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import FENCED, HeadraceError, Unavailable
 from headrace.infra.kafka.client_reports import LINES, REPORTS
+from headrace.infra.kafka.cluster_entry import ENTRIES
 from headrace.schemas.headers import Headers
 
 log = structlog.get_logger()
@@ -81,6 +83,10 @@ class KafkaAway(Unavailable):
 
 class KafkaRefused(HeadraceError):
     """The broker answers and refuses: wrong credentials, no rights, a missing topic."""
+
+
+class NotLetIn(KafkaRefused):
+    """The cluster does not take this client's user, password or certificates, and never has."""
 
 
 class LogTruncated(HeadraceError):
@@ -151,7 +157,7 @@ class Connection:
         lines = {} if LINES_ASKED_FOR & self.client.keys() else {"logger": LINES}
         return {
             "bootstrap.servers": self.bootstrap,
-            "error_cb": _say_error,
+            "error_cb": partial(_take_report, _describe_cluster(self)),
             "log_level": 0,  # its line on a fatal error is left
             **lines,
             "socket.keepalive.enable": True,
@@ -174,8 +180,9 @@ class RunAddress:
         return f"kafka://{self.connection.bootstrap}/{self.run}"
 
 
-def _say_error(error: KafkaError) -> None:
+def _take_report(cluster: str, error: KafkaError) -> None:
     """Log what librdkafka reports beside the calls: unreachable brokers, refused credentials."""
+    ENTRIES.note_report(cluster, error)
     if error.code() in AWAY_ERRORS:
         log.debug("kafka.away", error=error.str())
     else:
@@ -252,17 +259,18 @@ def open_transactional_producer(connection: Connection, transactional_id: str, t
     return producer
 
 
-def open_consumer(connection: Connection, name: str, group: str = "", **more: Any) -> Consumer:
+def open_consumer(connection: Connection, name: str, group: str = "", *, run: str = "", **more: Any) -> Consumer:
     """Return a consumer that reads committed records only; with a group it is a KIP-848 member.
 
     One without a group never falls back to the beginning: its positions are its owner's, and where the log has no
-    record at one it hands over the error `_AUTO_OFFSET_RESET`.
+    record at one it hands over the error `_AUTO_OFFSET_RESET`. librdkafka asks for the coordinator of a group all the
+    same, so `run` puts the name of one under the prefix on which a run's user has rights.
     """
     protocol = {"group_protocol": "consumer"} if group else {}
     return Consumer(
         connection.config(
             client_id=name,
-            group_id=group or f"{name}-alone",
+            group_id=group or f"{run}.{name}-alone",
             isolation_level="read_committed",
             enable_auto_commit=False,
             enable_auto_offset_store=False,
@@ -339,6 +347,7 @@ SETTLING = {
 }
 """The broker answers, and does not serve the partition yet."""
 SETTLING_S = 5.0
+FIRST_ANSWER_S = 1.0
 
 
 def open_admin(connection: Connection) -> AdminClient:
@@ -355,6 +364,32 @@ def open_admin(connection: Connection) -> AdminClient:
 
 def _describe_cluster(connection: Connection) -> str:
     return json.dumps([connection.bootstrap, dict(connection.client)])
+
+
+def fetch_topics(connection: Connection, patience_s: float, longest_answer_s: float = 10.0) -> ClusterMetadata:
+    """Return the topics and brokers of a cluster, waiting for unreachable ones.
+
+    All topics are listed: asking for one by its name may create it. As long as nobody has answered this process, each
+    question waits only twice as long as the last: what is refused is known when a question ends, not before.
+
+    Raises KafkaAway at the end of patience, and NotLetIn at once where the cluster never let this client in.
+    """
+    admin, cluster = open_admin(connection), _describe_cluster(connection)
+    waits = Backoff(FIRST_ANSWER_S, longest_answer_s)
+
+    def ask() -> ClusterMetadata:
+        try:
+            found = admin.list_topics(timeout=longest_answer_s if ENTRIES.has_entered(cluster) else waits.next_s())
+        except KafkaException:
+            admin.poll(0)  # takes its reports
+            if refusal := ENTRIES.find_refusal(cluster, connection.bootstrap, connection.client):
+                raise NotLetIn(f"Kafka at {connection.bootstrap} does not let this client in: {refusal}") from None
+            raise
+        ENTRIES.note_entry(cluster)
+        return found
+
+    found: ClusterMetadata = call_patiently(ask, "listing topics", patience_s)
+    return found
 
 
 def fetch_partitions(connection: Connection, topic: str) -> int:
@@ -394,7 +429,7 @@ def find_held_back(connection: Connection, topics: Iterable[str]) -> list[tuple[
     wanted = list(topics)
     if not wanted:
         return []
-    known = call_patiently(lambda: open_admin(connection).list_topics(timeout=10), "listing topics", SETTLING_S).topics
+    known = fetch_topics(connection, SETTLING_S).topics
     partition_ids = [(topic, partition) for topic in wanted if topic in known for partition in known[topic].partitions]
     stable, ends = fetch_stable_ends(connection, partition_ids), fetch_end_offsets(connection, partition_ids)
     return [partition_id for partition_id in partition_ids if stable[partition_id] < ends[partition_id]]

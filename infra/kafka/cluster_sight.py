@@ -5,28 +5,36 @@ What may not be asked, or cannot be, is None, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.advertised import Advertised, look_at_advertised
 from headrace.infra.kafka.clients import (
     Connection,
-    KafkaAway,
     KafkaRefused,
     call_patiently,
+    fetch_topics,
     open_admin,
     open_transactional_producer,
 )
-from headrace.infra.kafka.group_offsets import REQUEST_S, fetch_commits
+from headrace.infra.kafka.group_offsets import REQUEST_S
+from headrace.schemas.topics import TopicSpec
 
 TRANSACTION_S = 15.0
+COORDINATOR_S = 5.0
+"""How long a coordinator may take that is just made."""
 IDLE = ("EMPTY", "DEAD", "UNKNOWN")
 """States of a group without members."""
+FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED)
+UNMAKEABLE = (KafkaError.POLICY_VIOLATION, KafkaError.INVALID_CONFIG, KafkaError.INVALID_REPLICATION_FACTOR)
+CREATE, ALL_BUT_CREATE = frozenset({"CREATE"}), frozenset({"READ", "WRITE", "DESCRIBE", "DELETE"})
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
@@ -50,8 +58,8 @@ class SeenGroup:
     """Whether it has members."""
     is_classic: bool = False
     """Whether they speak the older protocol."""
-    refused: str = ""
-    """Why its offsets may not be read."""
+    operations: frozenset[str] | None = None
+    """What this client may do with it; None if nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +75,31 @@ class SeenCluster:
     groups: Mapping[str, SeenGroup] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     """What was asked and not answered, and why: settings, topics, groups, transactions."""
+    forbidden: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Topics that are not there, or not shown, with operations that this client may not do with them for certain."""
+    unmakeable: Mapping[str, str] = field(default_factory=dict)
+    """Topics that are not there and cannot be made, and why; not for lack of a right."""
 
 
 def look_at_cluster(
-    connection: Connection, topics: Iterable[str], groups: Mapping[str, Iterable[str]], transactional_id: str
+    connection: Connection, topics: Sequence[TopicSpec], groups: Iterable[str], transactional_id: str
 ) -> SeenCluster:
     """Return what is there of some topics and groups. Raises KafkaAway and KafkaRefused when no broker answers.
 
     Args:
         connection: The cluster.
-        topics: Names.
-        groups: Names, each with the topics that it reads.
+        topics: As they should be.
+        groups: Names.
         transactional_id: With which a transaction is tried, empty for none; nobody else may have it.
     """
     brokers = look_at_advertised(connection)
     if any(broker.error for broker in brokers):  # every further question would wait for it
         return SeenCluster(connection.bootstrap, brokers)
     look = _Look(open_admin(connection))
-    listed = call_patiently(lambda: look.admin.list_topics(timeout=REQUEST_S), "listing topics", REQUEST_S)
+    listed = fetch_topics(connection, REQUEST_S)
     broker = str(next(iter(listed.brokers), 0))
-    own = [name for name in topics if name in listed.topics]
+    own = [spec.name for spec in topics if spec.name in listed.topics]
+    missing = [spec for spec in topics if spec.name not in listed.topics]
     configs = look.fetch_configs("topics", ResourceType.TOPIC, own)
     rights = look.ask("topics", lambda: look.fetch_rights(own)) or {}
     found = {name: SeenTopic(len(listed.topics[name].partitions)) for name in INTERNAL if name in listed.topics} | {
@@ -98,34 +111,17 @@ def look_at_cluster(
         )
         for name in own
     }
-    seen = look.ask("groups", look.fetch_groups) or {}
-    seen = {
-        name: replace(
-            seen.get(name, SeenGroup()), refused=_try_group(connection, name, [t for t in read if t in found])
-        )
-        for name, read in groups.items()
-    }
+    seen = look.fetch_groups(groups)
+    forbidden, unmakeable = look.ask("topics", lambda: look.try_topics(missing)) or ({}, {})
     if transactional_id:
         look.ask("transactions", lambda: _try_transaction(connection, transactional_id))
     settings = look.fetch_configs("settings", ResourceType.BROKER, [broker])[broker]
-    return SeenCluster(connection.bootstrap, brokers, settings, found, seen, look.refused)
+    return SeenCluster(connection.bootstrap, brokers, settings, found, seen, look.refused, forbidden, unmakeable)
 
 
 def _try_transaction(connection: Connection, transactional_id: str) -> None:
     """Take a transactional id over, as every component does at its start; nothing is written."""
     open_transactional_producer(connection, transactional_id, TRANSACTION_S)
-
-
-def _try_group(connection: Connection, group: str, topics: list[str]) -> str:
-    """Return why a group's offsets may not be read; empty where they may, or where nothing is there to read."""
-    try:
-        if topics:
-            fetch_commits(connection, group, topics[:1])
-    except KafkaAway:  # a transaction of the group is pending: whoever may not read is told so at once
-        return ""
-    except KafkaRefused as error:
-        return str(error)
-    return ""
 
 
 class _Look:
@@ -161,13 +157,70 @@ class _Look:
         )
         return {name: _operations(future.result()) for name, future in futures.items()}
 
-    def fetch_groups(self) -> dict[str, SeenGroup]:
-        """Return all groups that this client is shown."""
-        listed = self.admin.list_consumer_groups(request_timeout=REQUEST_S).result().valid
-        return {
-            one.group_id: SeenGroup(one.state.name not in IDLE, getattr(one.type, "name", "") == "CLASSIC")
-            for one in listed
+    def fetch_groups(self, names: Iterable[str]) -> dict[str, SeenGroup]:
+        """Return groups as this client is shown them; where a coordinator does not answer, no more is asked."""
+        found: dict[str, SeenGroup] = {}
+        for name in names:
+            known = None if "groups" in self.refused else self.ask("groups", partial(self.fetch_group, name))
+            found[name] = known or SeenGroup()
+        return found
+
+    def fetch_group(self, name: str) -> SeenGroup:
+        """Return a group as this client is shown it; one that never was has no members."""
+
+        def describe() -> Any:
+            asked = self.admin.describe_consumer_groups(
+                [name], include_authorized_operations=True, request_timeout=REQUEST_S
+            )
+            return asked[name].result()
+
+        try:
+            one = call_patiently(describe, f"looking at group {name}", COORDINATOR_S)
+        except KafkaRefused as error:
+            if _is_forbidden(error.__cause__):
+                return SeenGroup(operations=frozenset())
+            raise
+        is_at_work = one.state.name not in IDLE
+        return SeenGroup(is_at_work, getattr(one.type, "name", "") == "CLASSIC", _operations(one))
+
+    def try_topics(self, missing: list[TopicSpec]) -> tuple[dict[str, frozenset[str]], dict[str, str]]:
+        """Let Kafka check, and not make, topics that are not there; return what is forbidden, and why else it refuses.
+
+        Who may not even describe a topic may not read, write or delete it: each of these rights holds that one.
+        """
+        if not missing:
+            return {}, {}
+        new = [NewTopic(spec.name, spec.partitions, config={**spec.config, **spec.made_with}) for spec in missing]
+        made = _errors_of(self.admin.create_topics(new, validate_only=True, request_timeout=REQUEST_S))
+        names = TopicCollection([spec.name for spec in missing])
+        described = _errors_of(self.admin.describe_topics(names, request_timeout=REQUEST_S))
+        forbidden = {
+            spec.name: (CREATE if _is_forbidden(made[spec.name]) else frozenset())
+            | (ALL_BUT_CREATE if _is_forbidden(described[spec.name]) else frozenset())
+            for spec in missing
         }
+        other = {
+            name: error.args[0].str() or error.args[0].name()
+            for name, error in made.items()
+            if error is not None and not _is_forbidden(error) and error.args[0].code() in UNMAKEABLE
+        }
+        return forbidden, other
+
+
+def _errors_of(futures: Mapping[str, Future[Any]]) -> dict[str, KafkaException | None]:
+    found: dict[str, KafkaException | None] = {}
+    for name, future in futures.items():
+        try:
+            future.result()
+        except KafkaException as error:
+            found[name] = error
+        else:
+            found[name] = None
+    return found
+
+
+def _is_forbidden(error: BaseException | None) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in FORBIDDEN
 
 
 def _operations(described: Any) -> frozenset[str] | None:

@@ -14,7 +14,7 @@ from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
     KafkaRefused,
-    call_patiently,
+    fetch_topics,
     open_admin,
     translate_kafka_errors,
 )
@@ -22,6 +22,7 @@ from headrace.schemas.topics import TopicSpec
 
 log = structlog.get_logger()
 
+TOPICS_PATIENCE_S = 30.0
 SESSION_S = 45.0
 """Kafka's default of `group.consumer.session.timeout.ms`, in seconds."""
 
@@ -38,7 +39,7 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
     """
     wanted = {spec.name: spec for spec in specs}
     admin = open_admin(connection)
-    found = call_patiently(lambda: admin.list_topics(timeout=10), "listing topics", 30).topics
+    found = fetch_topics(connection, TOPICS_PATIENCE_S).topics
     missing = [spec for name, spec in wanted.items() if name not in found]
     differences = [
         f"{name} has {len(found[name].partitions)} partitions, the recipe has {spec.partitions}"
@@ -74,7 +75,7 @@ def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> N
 def delete_topics(connection: Connection, names: Iterable[str]) -> None:
     """Delete those of the topics that are there. Raises KafkaAway or KafkaRefused."""
     admin = open_admin(connection)
-    found = call_patiently(lambda: admin.list_topics(timeout=10), "listing topics", 30).topics
+    found = fetch_topics(connection, TOPICS_PATIENCE_S).topics
     there = [name for name in names if name in found]
     if not there:
         return

@@ -56,7 +56,9 @@ class TopicReader:
         self.positions = dict(positions)
         self._ended: set[PartitionId] = set()
         """Partitions that a fetch has found at their end."""
-        self._consumer = open_consumer(connection, name, enable_partition_eof=True)
+        self._topics = ", ".join(sorted({topic for topic, _ in self.positions}))
+        run = self._topics.partition(".")[0]
+        self._consumer = open_consumer(connection, name, run=run, enable_partition_eof=True)
         self._assign()
 
     def _assign(self) -> None:
@@ -95,7 +97,7 @@ class TopicReader:
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
                 outside.add((raw.topic() or "", raw.partition() or 0))
             elif error.code() not in AWAY_ERRORS:
-                raise translate_error(KafkaException(error), f"reading {raw.topic()}")
+                raise translate_error(KafkaException(error), f"reading {raw.topic() or self._topics}")
         if outside:
             self._reenter(outside)
         return found

@@ -32,7 +32,7 @@ MessageIdentity = tuple[bytes, tuple[tuple[str, bytes | None], ...]]
 
 
 class StateLost(HeadraceError):
-    """The snapshot that a committed offset names is not there."""
+    """The snapshot that a committed offset names is not there, or cannot be known."""
 
 
 class PartitionState(Protocol):
@@ -70,6 +70,24 @@ class Membership:
     def state_partition_id(self) -> PartitionId:
         """Topic and partition of its snapshots."""
         return self.state_topic, self.state_partition
+
+    def describe_forgetting(self, partition_id: PartitionId) -> str:
+        """Return how a partition is restored from its newest snapshot, whatever its group has committed."""
+        topic, partition = partition_id
+        return (
+            "stop the run, let Kafka forget the offset by `kafka-consumer-groups --bootstrap-server "
+            f"{self.connection.bootstrap} --group {self.group} --topic {topic}:{partition} --delete-offsets`, and give "
+            "the run's command again: the curator goes on from its newest snapshot"
+        )
+
+    @property
+    def branch_remedy(self) -> str:
+        """How to go on without the state: what was trained is kept, and what was curated is not."""
+        run = self.state_topic.partition(".")[0]
+        return (
+            f"begin a new run with its weights by `headrace up RECIPE --set name={run}-2 --branch "
+            f"kafka://{self.connection.bootstrap}/{run}@best`, which costs the groups that are not trained on yet"
+        )
 
     def key(self, partition_id: PartitionId) -> bytes:
         """Return the key of a partition's snapshots."""
@@ -150,7 +168,7 @@ class Restore:
         refuse_lost_tail(self._member.connection, positions)
         yield from self._find_lost_offsets()
         for partition_id, position in self._committed.items():
-            snapshot_offset = _snapshot_offset(position) if position.metadata else self._lost.get(partition_id, -1)
+            snapshot_offset = self._read_offset(position) if position.metadata else self._lost.get(partition_id, -1)
             end, was_lost = max(position.offset, 0), partition_id in self._lost
             self._found[partition_id] = Restored(self._make_state(partition_id), 0, end, snapshot_offset, was_lost)
         yield from self._restore_from_snapshots()
@@ -242,14 +260,30 @@ class Restore:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise StateLost(
                 f"the snapshot of {name_partition(partition_id)} at {self._member.state_topic}@{message.offset} cannot "
-                f"be restored ({type(error).__name__}: {error}): was it written by another version of Headrace?"
+                f"be restored ({type(error).__name__}: {error}). Nothing is lost where another version of Headrace has "
+                f"written it: go on with that one, by the same command. Else {self._member.branch_remedy}"
             ) from error
 
     def _no_snapshot_error(self, offset: int, partition_id: PartitionId) -> StateLost:
         return StateLost(
             f"{self._member.state_topic}@{offset} should hold the snapshot of {name_partition(partition_id)}, and does "
-            "not: was the topic's retention changed? Without it records could be trained twice",
+            "not: was the topic's retention changed, or were the group's offsets set back? If a newer snapshot may be "
+            f"there, {self._member.describe_forgetting(partition_id)}. Else it is lost which groups of this partition "
+            "were trained on, and to go on would train on them twice: "
+            f"{self._member.branch_remedy}",
         )
+
+    def _read_offset(self, committed: TopicPartition) -> int:
+        """Return the snapshot that a member wrote beside an offset. Raises StateLost when somebody else wrote it."""
+        metadata, partition_id = committed.metadata or "", _partition_of(committed)
+        try:
+            return int(json.loads(metadata)["snapshot"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise StateLost(
+                f"{name_partition(partition_id)}@{committed.offset} was committed with {metadata[:80]!r}, which is not "
+                "ours: another program has committed for this group, and how far it was is lost; no group is. End that "
+                f"program, {self._member.describe_forgetting(partition_id)}"
+            ) from error
 
     def _handle_inputs(self) -> Iterator[None]:
         """Hand every state the records from its snapshot to its committed offset; what follows was written then."""
@@ -269,18 +303,6 @@ class Restore:
 def _identify(record: Message | Outgoing) -> MessageIdentity:
     """Return what tells a record of ours from others of its topic."""
     return record.key, tuple(record.headers)
-
-
-def _snapshot_offset(committed: TopicPartition) -> int:
-    """Read what a member wrote beside an offset. Raises StateLost when somebody else wrote it."""
-    metadata = committed.metadata or ""
-    try:
-        return int(json.loads(metadata)["snapshot"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise StateLost(
-            f"{name_partition(_partition_of(committed))}@{committed.offset} was committed with {metadata[:80]!r}, "
-            "which is not ours: did another program commit for this group? Set the offset back to where the group was"
-        ) from error
 
 
 def _partition_of(position: TopicPartition) -> PartitionId:

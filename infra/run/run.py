@@ -23,9 +23,8 @@ from headrace.infra.kafka.clients import (
     KafkaRefused,
     Message,
     RunAddress,
-    call_patiently,
     fetch_end_offsets,
-    open_admin,
+    fetch_topics,
 )
 from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import PartitionId, read_all, read_range
@@ -291,12 +290,8 @@ def _join(address: RunAddress) -> Run:
 
 
 def list_runs(connection: Connection, patience_s: float) -> list[str]:
-    """Return the runs of a cluster, by the recipe topics that it shows. Raises KafkaAway at the end of patience.
-
-    All topics are listed: asking for one by its name may create it.
-    """
-    admin = open_admin(connection)
-    topics = call_patiently(lambda: admin.list_topics(timeout=5), "listing topics", patience_s).topics
+    """Return the runs of a cluster, by the recipe topics that it shows. Raises what `fetch_topics` does."""
+    topics = fetch_topics(connection, patience_s, 5).topics
     parted = (name.partition(".") for name in topics)
     return sorted(run for run, _, kind in parted if kind == "recipe")
 

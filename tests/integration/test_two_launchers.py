@@ -11,9 +11,10 @@ import pytest
 from headrace.app.launcher.beginning import RunOfAnother, begin_or_join
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
-from headrace.infra.kafka.clients import open_producer
+from headrace.infra.kafka.clients import RunAddress, open_producer
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.up_lease import Holder, UpLease
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import WorkerStatus
@@ -75,3 +76,27 @@ def test_a_run_on_a_named_store_is_refused_while_a_worker_runs_that_would_be_sta
     report(status)
     with pytest.raises(RunOfAnother, match="it is running now: rollout-sums-0 is process 123 on hers"):
         begin_or_join(claimed(shared, "theirs"), shared, lambda _: None, new_recipe=False)
+
+
+def test_a_run_that_another_up_has_just_begun_is_refused_before_any_worker_of_it_runs(
+    recipe: Recipe, claimed: Callable[[Recipe, str], Servers]
+) -> None:
+    shared = recipe.model_copy(update={"store": recipe.store.model_copy(update={"endpoint": "127.0.0.1:1"})})
+    leases: list[UpLease] = []
+
+    def begin_from(folder: str) -> None:
+        def hold(address: RunAddress) -> list[Holder]:
+            leases.append(UpLease(address, Holder(f"host-of-{folder}", folder, 1_700_000_000_000)))
+            return leases[-1].find_others()
+
+        begin_or_join(claimed(shared, f"{folder}-{len(leases)}"), shared, lambda _: None, new_recipe=False, hold=hold)
+
+    begin_from("hers")
+    with pytest.raises(RunOfAnother, match="already: on host-of-hers, in hers, since 2023-11-14 22:13:20 UTC"):
+        begin_from("his")
+    leases.pop().close()
+    begin_from("hers")  # of one folder, a lock sees to it that the other is dead
+    for lease in leases:
+        lease.close()
+    begin_from("his")
+    leases[-1].close()

@@ -26,6 +26,7 @@ from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Kafka, Store
 from headrace.infra.run.run import Run
+from headrace.infra.run.up_lease import Holder
 from headrace.infra.store.store_address import StoreAddress
 from headrace.ops.cluster_checks import ClusterUnfit, Wanted, needs_of
 from headrace.schemas.ids import now_ms
@@ -77,6 +78,24 @@ def test_nothing_is_made_on_a_cluster_that_cannot_carry_the_run(monkeypatch: pyt
     with pytest.raises(ClusterUnfit):
         beginning.begin_or_join(servers, recipe, lambda _: None, new_recipe=False)
     assert asked == [needs_of(recipe, beginning.read_topic_specs(None, recipe))]
+
+
+def test_a_run_that_another_up_has_taken_is_refused_before_anything_of_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = load_recipe("arithmetic")
+    for name, stand_in in {
+        "read_first_revision": lambda _: None,
+        "refuse_unfit": lambda *_: None,
+        "plan_revision": lambda *_, **__: pytest.fail("it was planned"),
+        "ensure_topics": lambda *_: pytest.fail("topics were made"),
+    }.items():
+        monkeypatch.setattr(beginning, name, stand_in)
+    servers: Any = SimpleNamespace(connection=Connection("k:1"), has_embedded_kafka=False, store_address=None)
+    hers = Holder("her-host", "/her/folder", 1_700_000_000_000)
+    with pytest.raises(RunOfAnother, match="on her-host, in /her/folder, since 2023-11-14 22:13:20 UTC") as told:
+        beginning.begin_or_join(servers, recipe, lambda _: None, new_recipe=False, hold=lambda _: [hers])
+    assert told.value.exit_code == 2
 
 
 def test_a_run_from_another_data_folder_is_refused_with_who_runs_it_since_when_and_from_where(

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from made_recipes import sums_recipe
@@ -21,14 +22,14 @@ from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, needs_of, r
 
 RECIPE = sums_recipe()
 WANTED = needs_of(RECIPE, RECIPE.topic_specs)
-ALL = frozenset({"READ", "WRITE", "DESCRIBE"})
+ALL = frozenset({"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS", "DELETE"})
 SETTINGS = {"group.coordinator.rebalance.protocols": "classic,consumer,streams", "transaction.max.timeout.ms": "900000"}
 SOUND = SeenCluster(
     "k:1",
     (Advertised("k", 1),),
     SETTINGS,
     {spec.name: SeenTopic(spec.partitions, 1, {**spec.config, **spec.made_with}, ALL) for spec in WANTED.topics},
-    {group: SeenGroup() for group in WANTED.groups},
+    {group: SeenGroup(operations=frozenset({"READ", "DESCRIBE"})) for group in WANTED.groups},
 )
 CURATED = "t.curated.solver"
 BATCHES = "t.batches.solver"
@@ -40,13 +41,17 @@ def with_topic(name: str, **config: str) -> SeenCluster:
     return replace(SOUND, topics={**SOUND.topics, name: changed})
 
 
+def without(topic: str, **more: Any) -> SeenCluster:
+    return replace(SOUND, topics={name: seen for name, seen in SOUND.topics.items() if name != topic}, **more)
+
+
 def test_of_a_sound_cluster_every_check_is_ok() -> None:
     found = check_cluster(SOUND, WANTED)
     assert [finding.what for finding in found if finding.ok] == [
         "addresses", "version", "group protocol", "transactions", "topics", "rights", "groups",
     ]  # fmt: skip
     assert all(finding.ok for finding in check_cluster(replace(SOUND, topics={}, settings=None), WANTED))
-    assert list(WANTED.groups) == ["t.rollout.sums", "t.curate.solver"]
+    assert list(WANTED.groups) == ["t.rollout.sums", "t.curate.solver", "t.up"]
 
 
 LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
@@ -62,11 +67,18 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
         "there is a cluster of 1, so transactions never work",
     ),
     ("transactions", lambda: replace(SOUND, settings={"transaction.max.timeout.ms": "5"}), "10000 or more"),
+    ("transactions", lambda: replace(SOUND, refused={"transactions": "no answer"}), "no answer"),
     (
-        "transactions",
+        "rights",
         lambda: replace(SOUND, refused={"transactions": "Transactional Id authorization failed"}),
-        "allow Describe and Write on the transactional ids",
+        "id t.look is missing: kafka-acls --add --operation Write --transactional-id t. --resource-pattern-type prefix",
     ),
+    (
+        "rights",
+        lambda: without(CURATED, forbidden={CURATED: frozenset({"CREATE"})}),
+        f"Create on topic {CURATED} is missing: kafka-acls --add --operation Create --topic t. ",
+    ),
+    ("topics", lambda: without(CURATED, unmakeable={CURATED: "3 replicas, please"}), "cannot be made: 3 replicas"),
     ("topics", lambda: with_topic(CURATED, max_message_bytes="200"), f"{CURATED} has max.message.bytes=200"),
     ("topics", lambda: with_topic(BATCHES, max_message_bytes="200"), f"{BATCHES} has max.message.bytes=200"),
     ("topics", lambda: with_topic(BATCHES, message_timestamp_before_max_ms="1"), "before.max.ms=1: set it to 3600000"),
@@ -93,12 +105,12 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
         lambda: replace(
             SOUND, topics={**SOUND.topics, BATCHES: replace(SOUND.topics[BATCHES], operations=ALL - {"WRITE"})}
         ),
-        f"allow this client Write on topic {BATCHES}",
+        f"Write on topic {BATCHES} is missing: kafka-acls --add --operation Write --topic t. --resource-pattern-type",
     ),
     (
         "rights",
-        lambda: replace(SOUND, groups={"t.curate.solver": SeenGroup(refused="GROUP_AUTHORIZATION_FAILED")}),
-        "Read on group t.curate.solver",
+        lambda: replace(SOUND, groups={"t.curate.solver": SeenGroup(operations=frozenset({"DESCRIBE"}))}),
+        "Read on group t.curate.solver is missing: kafka-acls --add --operation Read --group t. --resource-",
     ),
     (
         "groups",
@@ -113,6 +125,19 @@ def test_what_a_cluster_lacks_is_named_with_its_remedy(what: str, seen: Callable
     lacking = [finding for finding in check_cluster(seen(), WANTED) if not finding.ok]
     assert [finding.what for finding in lacking] == [what]
     assert said in lacking[0].detail
+
+
+def test_each_missing_right_is_a_line_and_what_a_run_can_do_without_is_no_fault() -> None:
+    nothing = replace(SOUND, topics={name: replace(one, operations=frozenset()) for name, one in SOUND.topics.items()})
+    rights = [finding for finding in check_cluster(nothing, WANTED) if finding.what == "rights"]
+    assert [(one.ok, one.detail.partition(" on ")[0]) for one in rights] == [
+        (True, "Delete"), (False, "Describe"), (False, "DescribeConfigs"), (False, "Read"), (False, "Write"),
+    ]  # fmt: skip
+    assert f"and {len(WANTED.topics) - 1} more is missing" in rights[-1].detail
+    unseen = replace(SOUND, settings=None, refused={"settings": "Cluster authorization failed"})
+    [version] = [finding for finding in check_cluster(unseen, WANTED) if finding.what == "version"]
+    assert version.ok
+    assert "--operation DescribeConfigs --cluster allows it" in version.detail
 
 
 def test_all_that_is_wrong_is_one_list_and_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +196,7 @@ def test_addresses_are_tried_and_those_that_do_not_answer_are_named(monkeypatch:
     listed = SimpleNamespace(
         brokers={at: SimpleNamespace(host=one.host, port=one.port) for at, one in enumerate(found)}
     )
-    monkeypatch.setattr(advertised, "open_admin", lambda _: None)
-    monkeypatch.setattr(advertised, "call_patiently", lambda *_: listed)
+    monkeypatch.setattr(advertised, "fetch_topics", lambda *_: listed)
     looks = iter([found, found[1:]])
     monkeypatch.setattr(advertised, "try_addresses", lambda *_: next(looks))
     with pytest.raises(AddressUnreachable, match=rf"Kafka at k:1 advertises 127\.0\.0\.1:{nobody} \(.*refused"):

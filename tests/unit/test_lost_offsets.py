@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_INVALID, TopicPartition
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run import group_restore
-from headrace.infra.run.group_restore import Membership, Restore, Restored
+from headrace.infra.run.group_restore import Membership, Restore, Restored, StateLost
 from headrace.schemas import codec
 from headrace.schemas.records import Snapshot
 
@@ -134,3 +134,29 @@ def test_a_group_that_has_never_been_anywhere_begins_at_the_beginning(monkeypatc
     LOG[STATE] = LOG[STATE][2:]
     one = restored(monkeypatch)
     assert (one.was_lost, one.begin, one.end, one.snapshot_offset) == (False, 0, 0, -1)
+
+
+FORGET = "`kafka-consumer-groups --bootstrap-server k:1 --group g --topic in:0 --delete-offsets`"
+BRANCH = "`headrace up RECIPE --set name=state-2 --branch kafka://k:1/state@best`"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "lost", "commands"),
+    [
+        ("theirs", "how far it was is lost; no group is", (FORGET,)),
+        ('{"snapshot": 2}', "which groups of this partition were trained on", (FORGET, BRANCH)),
+        ('{"snapshot": 3}', "which groups of this partition were trained on", (FORGET, BRANCH)),
+        ('{"snapshot": 4}', "Nothing is lost where another version of Headrace has written it", (BRANCH,)),
+    ],
+    ids=["another program's", "another component's", "gone", "not to be read"],
+)
+def test_what_is_lost_is_named_with_its_cost_and_the_command_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, metadata: str, lost: str, commands: tuple[str, ...]
+) -> None:
+    if metadata == '{"snapshot": 4}':
+        unreadable = Snapshot("r", "curate.p", "in", 0, {"in[0]": 3}, b"[1, 2")
+        append(STATE, (b"", b""), (b"curate.p|in|0", codec.encode(unreadable)))
+    with pytest.raises(StateLost) as raised:
+        restored(monkeypatch, 6, metadata)
+    assert lost in str(raised.value)
+    assert [command for command in (FORGET, BRANCH) if command in str(raised.value)] == list(commands)
