@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +86,7 @@ def up(request: UpRequest, console: Console) -> int:
     looked = look_before(request.recipe, folder, request.summary)
     for doubt in looked.doubts:
         say(console, escape(doubt), "yellow")
-    with folder.hold(UP), interrupt_on_signals():
+    with folder.hold(UP), interrupt_on_signals(), UpLease(Holder.of_folder(folder.root)) as lease:
         notes = folder.read()
         if notes is not None and notes.run != request.recipe.name:
             raise UsageError(
@@ -95,7 +94,7 @@ def up(request: UpRequest, console: Console) -> int:
                 f"--data, or --set name={notes.run}"
             )
         with redirect_log(folder.logs / "up.log"):
-            launch = Launcher(request, folder, notes, console, looked.environments)
+            launch = Launcher(request, folder, notes, console, looked.environments, lease.take)
             try:
                 return launch.run()
             except KeyboardInterrupt:
@@ -146,8 +145,9 @@ class Launcher:
         notes: RunNotes | None,
         console: Console,
         environments: tuple[UsedEnvironment, ...] = (),
+        hold: Callable[[RunAddress], list[Holder]] = lambda _: [],
     ) -> None:
-        self._request, self._environments = request, environments
+        self._request, self._environments, self._hold = request, environments, hold
         self._recipe = request.recipe
         self._folder = folder
         self._before = notes
@@ -159,7 +159,6 @@ class Launcher:
         self._progress: object = None
         """Progress of the run; None while a server does not answer, so that it cannot progress."""
         self._run: Run | None = None
-        self._lease: UpLease | None = None
         self._notes = notes
         self._noted = 0.0
 
@@ -220,9 +219,6 @@ class Launcher:
         if self._run is not None:
             self._note(self._run)
             self._run = None
-        if self._lease is not None:
-            self._lease.close()
-            self._lease = None
         self._servers.stop(max(1.0, end - time.monotonic()))
 
     # ------------------------------------------------------------------------------------------------------- the way up
@@ -231,11 +227,6 @@ class Launcher:
     def _address(self) -> RunAddress:
         """Address of the run; that of an embedded Kafka is known once its folder is claimed."""
         return RunAddress(self._servers.connection, self._recipe.name)
-
-    def _hold(self, address: RunAddress) -> list[Holder]:
-        """Take the run for this process until `stop`; return who else has it."""
-        self._lease = UpLease(address, Holder(socket.gethostname(), str(self._folder.root.absolute()), now_ms()))
-        return self._lease.find_others()
 
     def _start_components(self) -> None:
         environment = dict(os.environ)

@@ -28,10 +28,10 @@ from headrace.infra.kafka.clients import (
     KafkaAway,
     KafkaRefused,
     fetch_end_offsets,
-    fetch_topics,
     open_admin,
     translate_kafka_errors,
 )
+from headrace.infra.kafka.cluster_topics import fetch_topics
 from headrace.infra.recipe.settings import Kafka, Store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 

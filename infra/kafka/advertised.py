@@ -11,7 +11,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Connection, fetch_topics
+from headrace.infra.kafka.clients import Connection
+from headrace.infra.kafka.cluster_topics import fetch_topics
 
 CONNECT_S = 3.0
 MOST_AT_ONCE = 32

@@ -18,7 +18,7 @@ from typing import Any, cast
 import structlog
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as RawMessage
-from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import FENCED, HeadraceError, Unavailable
@@ -83,10 +83,6 @@ class KafkaAway(Unavailable):
 
 class KafkaRefused(HeadraceError):
     """The broker answers and refuses: wrong credentials, no rights, a missing topic."""
-
-
-class NotLetIn(KafkaRefused):
-    """The cluster does not take this client's user, password or certificates, and never has."""
 
 
 class LogTruncated(HeadraceError):
@@ -157,7 +153,7 @@ class Connection:
         lines = {} if LINES_ASKED_FOR & self.client.keys() else {"logger": LINES}
         return {
             "bootstrap.servers": self.bootstrap,
-            "error_cb": partial(_take_report, _describe_cluster(self)),
+            "error_cb": partial(_take_report, name_cluster(self)),
             "log_level": 0,  # its line on a fatal error is left
             **lines,
             "socket.keepalive.enable": True,
@@ -347,7 +343,6 @@ SETTLING = {
 }
 """The broker answers, and does not serve the partition yet."""
 SETTLING_S = 5.0
-FIRST_ANSWER_S = 1.0
 
 
 def open_admin(connection: Connection) -> AdminClient:
@@ -356,40 +351,15 @@ def open_admin(connection: Connection) -> AdminClient:
     It is shared, and kept: a fresh one's first question may take 3 s, when librdkafka drops the bootstrap connection
     with the question in flight; and one that is not referenced loses its answers.
     """
-    cluster = _describe_cluster(connection)
+    cluster = name_cluster(connection)
     if cluster not in _admins:
         _admins[cluster] = AdminClient(connection.config())
     return _admins[cluster]
 
 
-def _describe_cluster(connection: Connection) -> str:
+def name_cluster(connection: Connection) -> str:
+    """Return a name of a cluster and of how it is spoken with; it may hold a password."""
     return json.dumps([connection.bootstrap, dict(connection.client)])
-
-
-def fetch_topics(connection: Connection, patience_s: float, longest_answer_s: float = 10.0) -> ClusterMetadata:
-    """Return the topics and brokers of a cluster, waiting for unreachable ones.
-
-    All topics are listed: asking for one by its name may create it. As long as nobody has answered this process, each
-    question waits only twice as long as the last: what is refused is known when a question ends, not before.
-
-    Raises KafkaAway at the end of patience, and NotLetIn at once where the cluster never let this client in.
-    """
-    admin, cluster = open_admin(connection), _describe_cluster(connection)
-    waits = Backoff(FIRST_ANSWER_S, longest_answer_s)
-
-    def ask() -> ClusterMetadata:
-        try:
-            found = admin.list_topics(timeout=longest_answer_s if ENTRIES.has_entered(cluster) else waits.next_s())
-        except KafkaException:
-            admin.poll(0)  # takes its reports
-            if refusal := ENTRIES.find_refusal(cluster, connection.bootstrap, connection.client):
-                raise NotLetIn(f"Kafka at {connection.bootstrap} does not let this client in: {refusal}") from None
-            raise
-        ENTRIES.note_entry(cluster)
-        return found
-
-    found: ClusterMetadata = call_patiently(ask, "listing topics", patience_s)
-    return found
 
 
 def fetch_partitions(connection: Connection, topic: str) -> int:
@@ -424,17 +394,6 @@ def fetch_begin_offsets(connection: Connection, partitions: Iterable[tuple[str, 
     return _fetch_offsets_patiently(connection, list(partitions), earliest, "beginnings")
 
 
-def find_held_back(connection: Connection, topics: Iterable[str]) -> list[tuple[str, int]]:
-    """Return the partitions of these topics whose readers wait for a transaction to end; topics may be missing."""
-    wanted = list(topics)
-    if not wanted:
-        return []
-    known = fetch_topics(connection, SETTLING_S).topics
-    partition_ids = [(topic, partition) for topic in wanted if topic in known for partition in known[topic].partitions]
-    stable, ends = fetch_stable_ends(connection, partition_ids), fetch_end_offsets(connection, partition_ids)
-    return [partition_id for partition_id in partition_ids if stable[partition_id] < ends[partition_id]]
-
-
 def _fetch_offsets_patiently(
     connection: Connection,
     partitions: list[tuple[str, int]],
@@ -450,7 +409,7 @@ def _fetch_offsets_patiently(
             code = error.args[0].code()
             end = end or time.monotonic() + SETTLING_S  # from the first answer on: it may have taken longer than that
             if code in MOVED_LEADER:
-                _admins.pop(_describe_cluster(connection), None)
+                _admins.pop(name_cluster(connection), None)
             if code not in SETTLING or time.monotonic() > end:
                 raise translate_error(error, f"asking for the {what} of topics") from error
             time.sleep(0.05)

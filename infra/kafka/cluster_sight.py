@@ -20,10 +20,10 @@ from headrace.infra.kafka.clients import (
     Connection,
     KafkaRefused,
     call_patiently,
-    fetch_topics,
     open_admin,
     open_transactional_producer,
 )
+from headrace.infra.kafka.cluster_topics import fetch_topics
 from headrace.infra.kafka.group_offsets import REQUEST_S
 from headrace.schemas.topics import TopicSpec
 

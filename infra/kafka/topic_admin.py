@@ -14,10 +14,10 @@ from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
     KafkaRefused,
-    fetch_topics,
     open_admin,
     translate_kafka_errors,
 )
+from headrace.infra.kafka.cluster_topics import fetch_topics
 from headrace.schemas.topics import TopicSpec
 
 log = structlog.get_logger()

@@ -28,11 +28,11 @@ from headrace.infra.kafka.clients import (
     KafkaRefused,
     Outgoing,
     Overdue,
-    find_held_back,
     is_delivered,
     open_transactional_producer,
     translate_error,
 )
+from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
 from headrace.infra.process.signals import MustRestart
 

@@ -24,8 +24,8 @@ from headrace.infra.kafka.clients import (
     Message,
     RunAddress,
     fetch_end_offsets,
-    fetch_topics,
 )
+from headrace.infra.kafka.cluster_topics import fetch_topics
 from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import PartitionId, read_all, read_range
 from headrace.infra.process.signals import MustRestart, StopRequested

@@ -6,21 +6,26 @@ The statuses of its workers say so too, but only some time after the start.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import structlog
 from confluent_kafka import Consumer, TopicPartition
 
 from headrace.infra.kafka.clients import RunAddress, call_patiently, open_admin, open_consumer
+from headrace.schemas.ids import now_ms
 from headrace.schemas.topics import Topics
 
 log = structlog.get_logger()
 
 JOIN_S = 15.0
 """How long it may take to be a member; a group's first one waits for its coordinator."""
+LEAVE_S = 2.0
 PAUSE_S = 0.1
 
 
@@ -32,51 +37,64 @@ class Holder:
     folder: str
     since_ms: int
 
+    @classmethod
+    def of_folder(cls, folder: Path) -> Holder:
+        """Return this process, which runs the run of a data folder."""
+        return cls(socket.gethostname(), str(folder.absolute()), now_ms())
+
 
 class UpLease:
-    """Membership in `RUN.up` for as long as this process runs the run. Raises KafkaAway and KafkaRefused."""
+    """Membership in `RUN.up` from `take` to the end of the block."""
 
-    def __init__(self, address: RunAddress, holder: Holder) -> None:
-        self._address, self._holder = address, holder
-        self._group = Topics(address.run).up_group
-        self._id = json.dumps(asdict(holder))
-        self._closed = threading.Event()
-        connection = address.connection  # whose settings may hold an id for all clients, and win over ours
-        as_holder = replace(connection, client={**connection.client, "client.id": self._id})
-        self._consumer = open_consumer(as_holder, "up", self._group)
-        self._consumer.subscribe([Topics(address.run).recipe], on_assign=_read_nothing)
-        self._stays = threading.Thread(target=self._stay, name="up-lease", daemon=True)
-        self._stays.start()
+    def __init__(self, holder: Holder) -> None:
+        self._holder, self._id = holder, json.dumps(asdict(holder))
+        self._leaving = threading.Event()
+        self._stay: threading.Thread | None = None
 
-    def find_others(self) -> list[Holder]:
-        """Return others that run this run, once this process is a member itself: of two, one at least sees the other.
+    def __enter__(self) -> Self:
+        """Return the lease, which is not taken yet."""
+        return self
 
-        None where it does not become a member in time, which is logged.
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the group, so that another may run the run at once."""
+        self._leaving.set()
+        if self._stay is not None:
+            self._stay.join(LEAVE_S)
+
+    def take(self, address: RunAddress) -> list[Holder]:
+        """Become a member; return others that run this run: of two that do so at once, one at least sees the other.
+
+        Returns none where it takes too long to become one, which is logged. Raises KafkaAway and KafkaRefused.
         """
+        group = Topics(address.run).up_group
+        self._stay = threading.Thread(target=self._be_member, args=(address, group), name="up-lease", daemon=True)
+        self._stay.start()
+
+        def describe() -> Any:
+            return open_admin(address.connection).describe_consumer_groups([group])[group].result()
+
         end = time.monotonic() + JOIN_S
         while time.monotonic() < end:
-            described = call_patiently(self._describe, f"looking at group {self._group}", JOIN_S)
+            described = call_patiently(describe, f"looking at group {group}", JOIN_S)
             members = [member.client_id for member in described.members]
             if self._id in members:
                 here = self._holder.host, self._holder.folder  # of one folder, a lock lets one run at a time
                 holders = [Holder(**json.loads(member)) for member in members if member.startswith("{")]
                 return [one for one in holders if (one.host, one.folder) != here]
             time.sleep(PAUSE_S)
-        log.warning("lease.not_taken", group=self._group, seconds=JOIN_S)
+        log.warning("lease.not_taken", group=group, seconds=JOIN_S)
         return []
 
-    def close(self) -> None:
-        """Leave the group, so that another may run the run at once."""
-        self._closed.set()
-        self._stays.join()
-        self._consumer.close()
-
-    def _describe(self) -> Any:
-        return open_admin(self._address.connection).describe_consumer_groups([self._group])[self._group].result()
-
-    def _stay(self) -> None:
-        while not self._closed.is_set():
-            self._consumer.poll(PAUSE_S)  # returns its errors, which pass with time, or are told to the components too
+    def _be_member(self, address: RunAddress, group: str) -> None:
+        connection = address.connection  # whose settings may hold an id for all clients, and win over ours
+        as_holder = replace(connection, client={**connection.client, "client.id": self._id})
+        consumer = open_consumer(as_holder, "up", group)
+        consumer.subscribe([Topics(address.run).recipe], on_assign=_read_nothing)
+        while not self._leaving.is_set():
+            consumer.poll(PAUSE_S)  # returns its errors, which pass with time, or are told to the components too
+        consumer.close()
 
 
 def _read_nothing(consumer: Consumer, partitions: list[TopicPartition]) -> None:

@@ -9,7 +9,8 @@ from confluent_kafka.admin import AclOperation, ResourceType
 from guarded_kafka import GuardedKafka
 from stoppable import until
 
-from headrace.infra.kafka.clients import Connection, NotLetIn, Outgoing, fetch_topics
+from headrace.infra.kafka.clients import Connection, Outgoing
+from headrace.infra.kafka.cluster_topics import NotLetIn, fetch_topics
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter

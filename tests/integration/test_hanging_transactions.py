@@ -11,7 +11,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.kafka.clients import Connection, Outgoing, find_held_back
+from headrace.infra.kafka.clients import Connection, Outgoing
+from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 

@@ -11,7 +11,7 @@ import pytest
 from headrace.app.launcher.beginning import RunOfAnother, begin_or_join
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
-from headrace.infra.kafka.clients import RunAddress, open_producer
+from headrace.infra.kafka.clients import open_producer
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.up_lease import Holder, UpLease
@@ -82,21 +82,22 @@ def test_a_run_that_another_up_has_just_begun_is_refused_before_any_worker_of_it
     recipe: Recipe, claimed: Callable[[Recipe, str], Servers]
 ) -> None:
     shared = recipe.model_copy(update={"store": recipe.store.model_copy(update={"endpoint": "127.0.0.1:1"})})
-    leases: list[UpLease] = []
 
-    def begin_from(folder: str) -> None:
-        def hold(address: RunAddress) -> list[Holder]:
-            leases.append(UpLease(address, Holder(f"host-of-{folder}", folder, 1_700_000_000_000)))
-            return leases[-1].find_others()
+    def begin_from(folder: str, attempt: int, lease: UpLease) -> None:
+        servers = claimed(shared, f"{folder}-{attempt}")
+        begin_or_join(servers, shared, lambda _: None, new_recipe=False, hold=lease.take)
 
-        begin_or_join(claimed(shared, f"{folder}-{len(leases)}"), shared, lambda _: None, new_recipe=False, hold=hold)
+    def lease_of(folder: str) -> UpLease:
+        return UpLease(Holder(f"host-of-{folder}", folder, 1_700_000_000_000))
 
-    begin_from("hers")
-    with pytest.raises(RunOfAnother, match="already: on host-of-hers, in hers, since 2023-11-14 22:13:20 UTC"):
-        begin_from("his")
-    leases.pop().close()
-    begin_from("hers")  # of one folder, a lock sees to it that the other is dead
-    for lease in leases:
-        lease.close()
-    begin_from("his")
-    leases[-1].close()
+    with lease_of("hers") as hers:
+        begin_from("hers", 0, hers)
+        with (
+            lease_of("his") as his,
+            pytest.raises(RunOfAnother, match="already: on host-of-hers, in hers, since 2023-11-14 22:13:20 UTC"),
+        ):
+            begin_from("his", 0, his)
+        with lease_of("hers") as again:  # of one folder, a lock sees to it that the other is dead
+            begin_from("hers", 1, again)
+    with lease_of("his") as his:
+        begin_from("his", 1, his)

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.infra.kafka import clients
-from headrace.infra.kafka.clients import Connection, KafkaAway, NotLetIn, fetch_topics
+from headrace.infra.kafka import clients, cluster_topics
+from headrace.infra.kafka.clients import Connection, KafkaAway
 from headrace.infra.kafka.cluster_entry import ClusterEntries, describe_misfit
+from headrace.infra.kafka.cluster_topics import NotLetIn, fetch_topics
 from headrace.infra.kafka.listener_security import Listener, look_at_listener
 
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
@@ -109,9 +110,11 @@ class RefusingAdmin:
 
 def test_a_wrong_password_ends_the_first_question_and_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = Connection("127.0.0.1:1", {"sasl.password": "hunter2"})
-    monkeypatch.setattr(clients, "ENTRIES", ClusterEntries())
+    entries = ClusterEntries()
+    for module in (clients, cluster_topics):
+        monkeypatch.setattr(module, "ENTRIES", entries)
     admin = RefusingAdmin(connection.config()["error_cb"])
-    monkeypatch.setattr(clients, "open_admin", lambda _: admin)
+    monkeypatch.setattr(cluster_topics, "open_admin", lambda _: admin)
     with pytest.raises(NotLetIn) as raised:
         fetch_topics(connection, 60)
     assert admin.asked == 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.infra.kafka import clients as kafka
+from headrace.infra.kafka import cluster_topics
 from headrace.infra.kafka.clients import Connection, KafkaAway, RunAddress, fetch_end_offsets, fetch_partitions
 from headrace.infra.process.signals import StopRequested
 from headrace.infra.run.run import NoSuchRun, join
@@ -49,7 +50,7 @@ def test_who_joins_a_run_that_is_not_there_is_told_which_runs_are(monkeypatch: p
         """Take no topic's name: asking for one by its name may create it."""
         return SimpleNamespace(topics=topics)
 
-    answering(monkeypatch, list_topics=list_topics)
+    monkeypatch.setattr(cluster_topics, "open_admin", lambda _connection: SimpleNamespace(list_topics=list_topics))
     address = RunAddress(CONNECTION, "nosuch")
 
     with pytest.raises(NoSuchRun, match=r"no run 'nosuch' on 127\.0\.0\.1:1: there are a, b$"):
