@@ -24,7 +24,9 @@ class Gibberish(Watching):
         at_least(0, rare_id=rare_id)
         finite(offset=offset)
         if rare_id >= vocabulary - 1:
-            raise ValueError(f"no id of a vocabulary of {vocabulary} is above rare_id {rare_id}: give a smaller one")
+            raise ValueError(
+                f"rare_id is {rare_id}, and no id of a vocabulary of {vocabulary} is above it: give a smaller rare_id"
+            )
         super().__init__("gibberish", monitor=monitor)
         self._rare_id = rare_id
         self._unlikely = -math.log(vocabulary) - offset

@@ -80,8 +80,8 @@ class ReplayableGroups:
         known = self._groups.get(chain, {}).get(GroupId.of(asked))
         if known is None:
             raise ChainError(
-                f"use {asked.use} of {name} was asked for, and the chain never kept that group, or `holds` did "
-                "not name it"
+                f"the chain asked for use {asked.use} of {name}, but never kept that group, or `holds` does not name "
+                "it: name each group there until its last use"
             )
         if asked.use != known.uses:
             raise ChainError(

@@ -130,7 +130,10 @@ def read_manifest(location: Location) -> Manifest:
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ValidationError) as error:
         raise ArchiveCorrupt(f"{path} cannot be read: {_advice(error)}") from error
     if found.format != ARCHIVE_FORMAT:
-        raise UsageError(f"{path} has format {found.format!r}, and this build of Headrace reads {ARCHIVE_FORMAT!r}")
+        raise UsageError(
+            f"{path} has format {found.format!r}, and this build of Headrace reads {ARCHIVE_FORMAT!r}: read it with "
+            "the build that wrote it, or archive the run again"
+        )
     if promised != _digest(fields):
         raise ArchiveCorrupt(f"{path} has sha256 {_digest(fields)} where it names {promised}: {_advice()}")
     if why := found.check():

@@ -63,7 +63,7 @@ class ReplayChecks:
 
     def _check(self, curated: CuratedGroup, partition: int, count: int) -> None:
         if not 0 < curated.weight <= 1:
-            raise UnfitValue(f"it is a replay of weight {curated.weight}, which is above 0 and at most 1")
+            raise UnfitValue(f"it is a replay of weight {curated.weight}, which must be above 0 and at most 1")
         if curated.group or curated.kept or curated.rewards:
             raise UnfitValue(
                 "it is a replay, and has bytes, rewards or a choice of trajectories beside its first use's"
@@ -77,8 +77,8 @@ class ReplayChecks:
             raise UnfitValue(f"its oldest version is {curated.min_version}, and that of its first use {min_version}")
         if curated.first_back not in (0, count - first):
             raise UnfitValue(
-                f"it has its first use {curated.first_back} curated records before it, and that is {count - first} "
-                "before it"
+                f"it says that its first use is {curated.first_back} curated records before it, and it is "
+                f"{count - first}"
             )
 
     def _check_limits(self, curated: CuratedGroup) -> None:

@@ -191,7 +191,7 @@ def _policies(archive: Archive, asked: str | None) -> list[str]:
     if not there:
         raise UsageError(f"the archive {archive.root} holds no trajectories: name trajectories.POLICY by --topics")
     if asked is not None and asked not in there:
-        raise UsageError(f"--policy {asked}: of the policies that are archived, {', '.join(there)}, name one")
+        raise UsageError(f"--policy {asked}: the archive has no trajectories of it; it has those of {', '.join(there)}")
     return there if asked is None else [asked]
 
 

@@ -174,7 +174,9 @@ def _refuse_others(request: OfflineRequest, archive: Archive) -> None:
         )
         if changed:
             listed = "".join(f"\n  {line}" for line in changed)
-            raise UsageError(f"{request.data} holds another experiment:{listed}\nName another --data, or remove it")
+            raise UsageError(
+                f"{request.data} holds another experiment:{listed}\nGive another folder by --data, or delete this one"
+            )
     elif there := [name for name in (CURATED, TRAINED) if (request.data / name).exists()]:
         raise UsageError(f"{request.data / there[0]} is there and of no experiment of ours: name another --data")
     write_atomically(path, json.dumps(now, indent=1).encode())

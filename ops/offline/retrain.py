@@ -132,9 +132,11 @@ def stretches(history: History, span: VersionSpan, whose: str) -> list[VersionSt
             f"checkpoints of {', '.join(map(str, sorted(history.checkpoints)))}"
         )
     if not start < (newest if end is None else end) <= newest:
+        if end is None:
+            raise UsageError(f"{whose} has no version after {start}, its checkpoint to begin from: give a lower --from")
         raise UsageError(
-            f"{whose} has nothing to retrain between its checkpoint of version {start} and version "
-            f"{newest if end is None else end}: its newest is {newest}"
+            f"{whose} cannot be trained again up to version {end}: give a --to above {start}, the checkpoint to begin "
+            f"from, and at most {newest}, its newest"
         )
     asked = [batch for batch in history.batches if start < batch.version and (end is None or batch.version <= end)]
     found = []

@@ -183,7 +183,7 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
         ("length_bounds", {"shortest": -1}, "shortest must be 0 or more; got -1"),
         ("repetition", {"run": 0}, "run must be 1 or more; got 0"),
         ("repetition", {"probability": 1.0}, "probability is between 0 and 1"),
-        ("gibberish", {"vocabulary": 100}, "no id of a vocabulary of 100 is above rare_id 100000"),
+        ("gibberish", {"vocabulary": 100}, "rare_id is 100000, and no id of a vocabulary of 100 is above it"),
         ("gibberish", {"vocabulary": 1}, "vocabulary must be 2 or more"),
         ("gibberish", {"vocabulary": 10**6, "offset": math.nan}, "offset must be a finite number"),
         ("scale_rewards", {"clip": -1.0}, "clip must be 0 or more; got -1.0"),

@@ -219,7 +219,9 @@ def _await_stored(storing: Future[Stored | None], given_up: threading.Event | No
     """Return what all processes have stored, in the leader. Raises what one of them raised, or StoreUnavailable."""
     while not wait([storing], LOOK_UP_S).done:
         if given_up is not None and given_up.is_set():
-            raise StoreUnavailable("given up while the processes store their parts of a checkpoint: is the store away?")
+            raise StoreUnavailable(
+                "a checkpoint was given up before all processes had stored their parts: check that the store answers"
+            )
     stored = storing.result()
     assert stored is not None  # noqa: S101 - it is the first process's
     return stored
