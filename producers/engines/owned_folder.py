@@ -31,13 +31,10 @@ class OwnedFolder:
         remove_leftovers(root, prefix, keep_s)
         self.path, self._lock = _make_locked(root, prefix)
 
-    def close(self) -> None:
-        """Remove it. Safe to call twice."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.leave()
-
-    def leave(self) -> None:
-        """Leave it to be read: as if this process had died. Safe to call twice."""
+    def close(self, *, leaves: bool = False) -> None:
+        """Remove it, or leave it to be read, as if this process had died. Safe to call twice."""
+        if not leaves:
+            shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -71,14 +71,10 @@ class ServedEngine:
     ) -> None:
         self.logprob_convention: LogprobConvention = logprob_convention
         self._policies, self._folders, self._logs = {one.name: one for one in policies}, folders, logs
-        self.capabilities = Capabilities(
-            held_versions=min(policy.held_versions for policy in policies),
-            keeps_sessions=True,
-            is_seeded=False,
-        )
+        held = min(policy.held_versions for policy in policies)
+        self.capabilities = Capabilities(held_versions=held, keeps_sessions=True, is_seeded=False)
         self._sessions: LRUCache[tuple[str, int], GenerationServer] = LRUCache(MOST_SESSIONS)
-        self._generated = self._prompts = self._reused = 0
-        self._seen_tokens = 0
+        self._generated = self._prompts = self._reused = self._seen_tokens = 0
         self._swap_s = self._busy_s = 0.0
         self._waiting = 0
         self._over = threading.Event()
@@ -268,10 +264,7 @@ class ServedEngine:
         self._pool.shutdown()
         self._folders.close()
         if self._logs is not None:
-            if any(server.trouble for server in self.list_servers()):
-                self._logs.leave()
-            else:
-                self._logs.close()
+            self._logs.close(leaves=any(server.trouble for server in self.list_servers()))
 
     def list_servers(self) -> list[GenerationServer]:
         """Return the servers of all policies, those for exact versions last of each."""
