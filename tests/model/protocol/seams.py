@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
-from headrace.infra.kafka import clients, group_offsets, run_loop, topic_reader
+from headrace.infra.kafka import clients, cluster_topics, group_offsets, run_loop, topic_reader
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run import revisions, run
+from headrace.infra.run import revisions
 from headrace.ops import swap
 from headrace.producers.rollout import task_intake
 from headrace.schemas import codec, ids
@@ -62,7 +62,8 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(clients, "Consumer", Consumer)
     patch.setattr(clients, "open_admin", lambda _cluster: Admin())
     patch.setattr(group_offsets, "open_admin", lambda _cluster: Admin())
-    patch.setattr(run, "open_admin", lambda _cluster: Admin())
+    patch.setattr(cluster_topics, "open_admin", lambda _cluster: Admin())
+    patch.setattr(cluster_topics, "name_cluster", lambda _cluster: "model")
     patch.setattr(clients, "_fetch_offsets", offsets)
     patch.setattr(topic_reader.TopicReader, "_read_while", follow)
     patch.setattr(topic_reader, "SETTLING_S", -1.0)
