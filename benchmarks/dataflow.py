@@ -32,7 +32,7 @@ from rich.table import Table
 from benchmarks import chains
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
-from headrace.infra.kafka.clients import Connection, RunAddress, open_admin, translate_kafka_errors
+from headrace.infra.kafka.clients import Connection, RunAddress, get_admin, translate_kafka_errors
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.log import configure_logging
 from headrace.infra.recipe.settings import Recipe
@@ -99,7 +99,7 @@ def made_run(bootstrap: str, recipe: Recipe) -> Iterator[RunAddress]:
     try:
         yield address
     finally:
-        admin = open_admin(address.connection)
+        admin = get_admin(address.connection)
         for name, future in admin.delete_topics([spec.name for spec in specs]).items():
             with translate_kafka_errors(f"deleting topic {name}"):
                 future.result()

@@ -49,14 +49,14 @@ class Branch:
     """Run id of the other, and the version of each policy: `arithmetic-1a2b3c4d solver@40`."""
 
 
-def branch(recipe: Recipe, text: str, data: DataFolder) -> Branch:
+def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
     """Copy a version of another run into a data folder; return the recipe that begins with it.
 
     Given again for the same folder, it copies nothing, and needs the other run no more.
 
     Args:
         recipe: Recipe of the run that is to begin.
-        text: The other run and its version; empty for what the folder began with.
+        run_at_version: `RUN@VERSION`, or `RUN@best`; empty for what the folder began with.
         data: Data folder of the run that is to begin.
 
     Raises:
@@ -65,15 +65,15 @@ def branch(recipe: Recipe, text: str, data: DataFolder) -> Branch:
     """
     folder = data.branch
     if not folder.exists():
-        point = BranchPoint.of(text)
+        point = BranchPoint.of(run_at_version)
         if data.read() is not None:
             raise UsageError(
                 f"the run in {data.root} did not begin as a branch: leave out --branch to resume it, or begin another "
                 "run by --set name="
             )
-        _copy(recipe, point, text, folder)
+        _copy(recipe, point, run_at_version, folder)
     began = json.loads((folder / BEGAN).read_text())
-    if text and began["branch"] != text:
+    if run_at_version and began["branch"] != run_at_version:
         raise UsageError(f"the run in {data.root} began with --branch {began['branch']}: give that one, or --set name=")
     return Branch(_begin_at(recipe, folder), began["parent"])
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from headrace.infra.kafka.clients import Connection, Message, fetch_begin_offsets, open_admin, translate_kafka_errors
+from headrace.infra.kafka.clients import (
+    Connection,
+    Message,
+    fetch_begin_offsets,
+    get_admin,
+    translate_kafka_errors,
+)
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.progress import open_progress
 
@@ -45,7 +51,7 @@ class Reading:
 def list_topics(connection: Connection) -> set[str]:
     """Return the topics of a cluster."""
     with translate_kafka_errors("listing topics"):
-        return set(open_admin(connection).list_topics(timeout=10).topics)
+        return set(get_admin(connection).list_topics(timeout=10).topics)
 
 
 def find_shortened(connection: Connection, topics: Iterable[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
 
-from headrace.infra.kafka.clients import Connection, open_admin
+from headrace.infra.kafka.clients import Connection, get_admin
 from headrace.infra.store.store_address import StoreAddress
 from headrace.schemas.ids import now_ms
 
@@ -73,7 +73,7 @@ class ServerProbe:
 def is_kafka_answering(connection: Connection, timeout_s: float = ANSWER_TIMEOUT_S) -> bool:
     """Return whether a broker answers."""
     try:
-        return bool(open_admin(connection).list_topics(timeout=timeout_s).brokers)
+        return bool(get_admin(connection).list_topics(timeout=timeout_s).brokers)
     except KafkaException:
         return False
 

@@ -28,7 +28,7 @@ from headrace.infra.kafka.clients import (
     KafkaAway,
     KafkaRefused,
     fetch_end_offsets,
-    open_admin,
+    get_admin,
     translate_kafka_errors,
 )
 from headrace.infra.kafka.cluster_topics import fetch_topics
@@ -280,7 +280,7 @@ def await_leaders(connection: Connection, patience_s: float = SERVERS_PATIENCE_S
     For some milliseconds it has their new leader epochs before it takes requests for them, and refuses with
     UNKNOWN_LEADER_EPOCH. Raises KafkaAway or KafkaRefused at the end of patience.
     """
-    admin = open_admin(connection)
+    admin = get_admin(connection)
     end = time.monotonic() + patience_s
     while True:
         try:

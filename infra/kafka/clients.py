@@ -345,7 +345,7 @@ SETTLING = {
 SETTLING_S = 5.0
 
 
-def open_admin(connection: Connection) -> AdminClient:
+def get_admin(connection: Connection) -> AdminClient:
     """Return the process's admin client of a cluster.
 
     It is shared, and kept: a fresh one's first question may take 3 s, when librdkafka drops the bootstrap connection
@@ -365,7 +365,7 @@ def name_cluster(connection: Connection) -> str:
 def fetch_partitions(connection: Connection, topic: str) -> int:
     """Return how many partitions a topic has. Raises KafkaAway, or KafkaRefused when there is none of that name."""
     with translate_kafka_errors(f"asking for topic {topic}"):
-        found = open_admin(connection).list_topics(topic, timeout=10).topics[topic]
+        found = get_admin(connection).list_topics(topic, timeout=10).topics[topic]
     if found.error is not None:
         raise KafkaRefused(f"topic {topic} cannot be read: {found.error.str()}; `headrace topics` creates it")
     if not found.partitions:  # whoever took that for the truth would find no past in it, and begin anew
@@ -419,7 +419,7 @@ def _fetch_offsets(
     connection: Connection, partitions: list[tuple[str, int]], spec: OffsetSpec, isolation: IsolationLevel
 ) -> dict[tuple[str, int], int]:
     asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
-    admin = open_admin(connection)
+    admin = get_admin(connection)
     futures = admin.list_offsets(asked, isolation_level=isolation, request_timeout=10) if asked else {}
     found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
     if unknown := [f"{topic}[{partition}]" for (topic, partition), offset in found.items() if offset < 0]:

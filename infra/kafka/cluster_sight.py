@@ -20,7 +20,7 @@ from headrace.infra.kafka.clients import (
     Connection,
     KafkaRefused,
     call_patiently,
-    open_admin,
+    get_admin,
     open_transactional_producer,
 )
 from headrace.infra.kafka.cluster_topics import fetch_topics
@@ -95,7 +95,7 @@ def look_at_cluster(
     brokers = look_at_advertised(connection)
     if any(broker.error for broker in brokers):  # every further question would wait for it
         return SeenCluster(connection.bootstrap, brokers)
-    look = _Look(open_admin(connection))
+    look = _Look(get_admin(connection))
     listed = fetch_topics(connection, REQUEST_S)
     broker = str(next(iter(listed.brokers), 0))
     own = [spec.name for spec in topics if spec.name in listed.topics]

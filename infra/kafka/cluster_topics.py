@@ -15,8 +15,8 @@ from headrace.infra.kafka.clients import (
     call_patiently,
     fetch_end_offsets,
     fetch_stable_ends,
+    get_admin,
     name_cluster,
-    open_admin,
 )
 from headrace.infra.kafka.cluster_entry import ENTRIES
 
@@ -35,7 +35,7 @@ def fetch_topics(connection: Connection, patience_s: float, longest_answer_s: fl
 
     Raises KafkaAway at the end of patience, and NotLetIn at once where the cluster never let this client in.
     """
-    admin, cluster = open_admin(connection), name_cluster(connection)
+    admin, cluster = get_admin(connection), name_cluster(connection)
     waits = Backoff(FIRST_ANSWER_S, longest_answer_s)
 
     def ask() -> ClusterMetadata:

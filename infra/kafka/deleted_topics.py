@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 import structlog
 from confluent_kafka import KafkaException
 
-from headrace.infra.kafka.clients import Connection, KafkaRefused, open_admin
+from headrace.infra.kafka.clients import Connection, KafkaRefused, get_admin
 
 log = structlog.get_logger()
 
@@ -86,7 +86,7 @@ class TopicWatch(threading.Thread):
 
     def _list_topics(self) -> Collection[str] | None:
         try:
-            return open_admin(self._connection).list_topics(timeout=ANSWER_S).topics  # naming one might make it anew
+            return get_admin(self._connection).list_topics(timeout=ANSWER_S).topics  # naming one might make it anew
         except KafkaException:
             return None
 

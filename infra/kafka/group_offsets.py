@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from headrace.infra.kafka.clients import (
     Connection,
     fetch_partitions,
-    open_admin,
+    get_admin,
     open_consumer,
     translate_kafka_errors,
 )
@@ -63,5 +63,5 @@ def delete_before(connection: Connection, offsets: dict[tuple[str, int], int]) -
     """Delete the records below these offsets. Raises KafkaAway or KafkaRefused."""
     asked = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
     with translate_kafka_errors("deleting records that are done with"):
-        for future in open_admin(connection).delete_records(asked, request_timeout=REQUEST_S).values() if asked else ():
+        for future in get_admin(connection).delete_records(asked, request_timeout=REQUEST_S).values() if asked else ():
             future.result()

@@ -14,7 +14,7 @@ from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
     KafkaRefused,
-    open_admin,
+    get_admin,
     translate_kafka_errors,
 )
 from headrace.infra.kafka.cluster_topics import fetch_topics
@@ -38,7 +38,7 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
     send a second copy of a number past the dedupe that saw the first.
     """
     wanted = {spec.name: spec for spec in specs}
-    admin = open_admin(connection)
+    admin = get_admin(connection)
     found = fetch_topics(connection, TOPICS_PATIENCE_S).topics
     missing = [spec for name, spec in wanted.items() if name not in found]
     differences = [
@@ -74,7 +74,7 @@ def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> N
 
 def delete_topics(connection: Connection, names: Iterable[str]) -> None:
     """Delete those of the topics that are there. Raises KafkaAway or KafkaRefused."""
-    admin = open_admin(connection)
+    admin = get_admin(connection)
     found = fetch_topics(connection, TOPICS_PATIENCE_S).topics
     there = [name for name in names if name in found]
     if not there:
@@ -87,7 +87,7 @@ def delete_topics(connection: Connection, names: Iterable[str]) -> None:
 def fetch_topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, str]:
     """Return the ids that Kafka gave topics when they were made (KIP-516): one made anew has another."""
     wanted = TopicCollection(list(names))
-    futures = open_admin(connection).describe_topics(wanted, request_timeout=10)
+    futures = get_admin(connection).describe_topics(wanted, request_timeout=10)
     with translate_kafka_errors("describing topics"):
         return {name: str(future.result().topic_id) for name, future in futures.items()}
 
@@ -106,7 +106,7 @@ def fetch_session_timeout_s(connection: Connection) -> float:
 
     Kafka's default where this client may not ask. Raises KafkaAway.
     """
-    admin = open_admin(connection)
+    admin = get_admin(connection)
     with translate_kafka_errors("listing brokers"):
         brokers = admin.list_topics(timeout=10).brokers
     resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers), 0)))

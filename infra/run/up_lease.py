@@ -17,7 +17,7 @@ from typing import Any, Self
 import structlog
 from confluent_kafka import Consumer, TopicPartition
 
-from headrace.infra.kafka.clients import RunAddress, call_patiently, open_admin, open_consumer
+from headrace.infra.kafka.clients import RunAddress, call_patiently, get_admin, open_consumer
 from headrace.schemas.ids import now_ms
 from headrace.schemas.topics import Topics
 
@@ -73,7 +73,7 @@ class UpLease:
         self._stay.start()
 
         def describe() -> Any:
-            return open_admin(address.connection).describe_consumer_groups([group])[group].result()
+            return get_admin(address.connection).describe_consumer_groups([group])[group].result()
 
         end = time.monotonic() + JOIN_S
         while time.monotonic() < end:

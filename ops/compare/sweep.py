@@ -100,7 +100,7 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
     run_folders = {run.name: run_folder_of(data, run) for run in runs}
     with folder.hold("`headrace compare`"), interrupt_on_signals():
         _check_folder(sweep, folder)
-        source = _source_of(sweep)
+        source = _identify_archive(sweep)
         _check_same(runs, run_folders, source)
         missing = [run for run in runs if run_folders[run.name].result() is None]
         if len(missing) < len(runs):
@@ -150,7 +150,7 @@ def _check_folder(sweep: Sweep, folder: DataFolder) -> None:
         )
 
 
-def _source_of(sweep: Sweep) -> str:
+def _identify_archive(sweep: Sweep) -> str:
     """Return which archive a sweep takes its trajectories from, as it is now; empty where runs are played."""
     return identity(Archive(sweep.archive)) if sweep.archive else ""
 
@@ -190,7 +190,7 @@ class _Playing:
         self, sweep: Sweep, runs: Sequence[SweepRun], folder: DataFolder, data: SweptData, say: ReportLine
     ) -> None:
         self._sweep, self._folder, self._data, self._say = sweep, folder, data, say
-        self._total, self._done, self._source = len(runs), 0, _source_of(sweep)
+        self._total, self._done, self._source = len(runs), 0, _identify_archive(sweep)
         self._runs = runs
         self._servers = None if sweep.archive else Servers(sweep.kafka, sweep.store, folder, say)
         """None where nothing is played."""

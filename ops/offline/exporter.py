@@ -118,7 +118,10 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
     both = (topics.trajectories(name), topics.curated(name))
     topic = next((one for one in both if one in archive.manifest.topics), None)
     if topic is None:
-        raise UsageError(f"the archive {archive.root} holds neither trajectories nor curated groups of policy {name}")
+        raise UsageError(
+            f"the archive {archive.root} holds neither trajectories nor curated groups of policy {name}: archive the "
+            f"run again with --topics {both[0]}"
+        )
     done, tokenizer = Exported(), _tokenizer(archive, name)
     whole = archive.manifest.topics[topic].records
     read = 0

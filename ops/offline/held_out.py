@@ -96,7 +96,7 @@ def play_held_out(
     Raises UsageError for a policy without a folder, one that holds no model, and a recipe that cannot be played here.
     """
     if missing := [policy for policy in recipe.policies if policy not in folders]:
-        raise UsageError(f"policy {missing[0]} of the recipe has no weights: name a folder for each policy")
+        raise UsageError(f"policy {missing[0]} of the recipe has no weights: add --weights {missing[0]}=FOLDER")
     specs = {workflow: build_workflow_spec(recipe, workflow) for workflow in recipe.workflows}
     asked = [(task, spec) for workflow, spec in specs.items() for task in _list_tasks(recipe, workflow, spec)]
     try:

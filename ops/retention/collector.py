@@ -33,7 +33,7 @@ import structlog
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
-from headrace.infra.kafka.clients import Connection, Outgoing, RunAddress, open_admin, translate_kafka_errors
+from headrace.infra.kafka.clients import Connection, Outgoing, RunAddress, get_admin, translate_kafka_errors
 from headrace.infra.kafka.topic_reader import TopicReader, find_whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.progress import open_progress
@@ -255,7 +255,7 @@ def _has_records(connection: Connection, topic: str) -> bool:
 def _read(connection: Connection, runs: Iterable[str], marker: Marker) -> None:
     """Read every topic of these runs, also those of policies and workflows that the recipe has dropped since."""
     with translate_kafka_errors("listing topics"):
-        known = open_admin(connection).list_topics(timeout=10).topics
+        known = get_admin(connection).list_topics(timeout=10).topics
     beginnings = tuple(f"{name}." for name in runs)
     topics = [topic for topic in known if topic.startswith(beginnings)]
     with (

@@ -115,7 +115,7 @@ class Concluder:
                 groups = self._conclude_unplayed(task, Failure(0, *started.refusal))
             if task.purpose != "eval":
                 self.brake.note(failed=all(group.reason == "failed" for group in groups.values()))
-            groups = self.failures.note(task, groups)
+            groups = self.failures.log_and_strip(task, groups)
             reach("rollout.played")  # 1
         finally:
             started.release_slots()
@@ -192,7 +192,7 @@ class Concluder:
                 sent, value = encode_group(group)
             if sent is not group:  # the schema refuses what the workflow gave
                 new = tuple(failure for failure in sent.failures if failure not in group.failures)
-                self.failures.note(task, {group.policy: replace(sent, failures=new)})
+                self.failures.log_and_strip(task, {group.policy: replace(sent, failures=new)})
             if len(value) > inline_limit_bytes:
                 value = encode_claim(sent, await self._put(value))
             records.append(build_outgoing(self.run.topics, sent, value, self.partitions))

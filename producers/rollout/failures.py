@@ -100,15 +100,15 @@ class FailureLog:
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
-    def note(self, task: Task, groups: Mapping[str, TrajectoryGroup]) -> dict[str, TrajectoryGroup]:
+    def log_and_strip(self, task: Task, groups: Mapping[str, TrajectoryGroup]) -> dict[str, TrajectoryGroup]:
         """Return a task's groups; a traceback stays in the first failure of its error alone, and all are logged."""
         logged: dict[tuple[Failure, ...], tuple[Failure, ...]] = {}  # every policy's group holds the same failures
         for group in groups.values():
             if group.failures not in logged:
-                logged[group.failures] = tuple(self._note_failure(task, failure) for failure in group.failures)
+                logged[group.failures] = tuple(self._log_and_strip(task, failure) for failure in group.failures)
         return {policy: replace(group, failures=logged[group.failures]) for policy, group in groups.items()}
 
-    def _note_failure(self, task: Task, failure: Failure) -> Failure:
+    def _log_and_strip(self, task: Task, failure: Failure) -> Failure:
         kind = kind_of(failure)
         if failure.reason not in REPORTED or (kind not in self.counts and len(self.counts) >= MOST_KINDS_OF_WORKER):
             return replace(failure, traceback="")

@@ -9,7 +9,7 @@ import pytest
 from command import UNLEARNED, headrace, processes_of
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.kafka.clients import Connection, open_admin
+from headrace.infra.kafka.clients import Connection, get_admin
 
 SETS = [word for word in UNLEARNED if word != "--set"]
 SWEEP = f"""
@@ -57,7 +57,7 @@ def test_variants_are_run_on_one_kafka_compared_and_not_run_again(tmp_path: Path
     assert again.stderr.strip().startswith("2 of 2 runs are there already")
     assert json.loads((data / "comparison.json").read_text()) == found
     with EmbeddedKafka(data / "kafka", for_a_look=True) as kafka:
-        topics = open_admin(Connection(kafka.bootstrap)).list_topics(timeout=60).topics
+        topics = get_admin(Connection(kafka.bootstrap)).list_topics(timeout=60).topics
     assert not [name for name in topics if name.startswith("tiny-")]
     objects = [path for path in (data / "store" / "data").rglob("*") if path.is_file()]
     assert not [path for path in objects if "tiny-" in str(path.relative_to(data))]

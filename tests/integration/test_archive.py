@@ -27,7 +27,7 @@ from headrace.infra.archive.manifest import ArchiveCorrupt
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka import topic_reader
-from headrace.infra.kafka.clients import Message, Outgoing, open_admin, translate_kafka_errors
+from headrace.infra.kafka.clients import Message, Outgoing, get_admin, translate_kafka_errors
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
@@ -120,7 +120,7 @@ def without_offsets(found: dict[tuple[str, int], list[Message]]) -> dict[tuple[s
 
 def delete_topics(run: Run) -> None:
     """As good as another cluster: what is replayed meets none of the run's topics."""
-    admin = open_admin(run.connection)
+    admin = get_admin(run.connection)
     names = [name for name in admin.list_topics(timeout=60).topics if name.startswith(f"{run.address.run}.")]
     for name, future in admin.delete_topics(names).items():
         with translate_kafka_errors(f"deleting topic {name}"):
@@ -218,7 +218,7 @@ def test_a_full_disk_is_told_and_what_was_archived_stands(
 @pytest.mark.tools
 def test_what_was_deleted_before_it_was_archived_is_told(run: Run, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
-    admin = open_admin(run.connection)
+    admin = get_admin(run.connection)
     cut = admin.delete_records([TopicPartition(run.topics.tasks("sums"), 2, 4)])
     for future in cut.values():
         future.result()

@@ -23,7 +23,7 @@ from stoppable import Component, Start, starter, until
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.errors import FENCED
-from headrace.infra.kafka.clients import Outgoing, open_admin, open_consumer
+from headrace.infra.kafka.clients import Outgoing, get_admin, open_consumer
 from headrace.infra.kafka.topic_reader import PartitionId, read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
@@ -308,7 +308,7 @@ def letters(run: Run) -> list[DeadLetter]:
 def forget(run: Run) -> None:
     """Delete the topics of a run, as its owner may between two runs of one name."""
     names = {spec.name for spec in run.topics.all(("sums",), ("solver",), PARTITIONS)}
-    admin = open_admin(run.connection)
+    admin = get_admin(run.connection)
     for deleted in admin.delete_topics(sorted(names)).values():
         deleted.result(120)
     until(lambda: not names & set(admin.list_topics(timeout=60).topics), "the topics are gone")

@@ -27,7 +27,7 @@ from trained_run import (
     until,
 )
 
-from headrace.infra.kafka.clients import Outgoing, open_admin
+from headrace.infra.kafka.clients import Outgoing, get_admin
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.first_uses import CuratedReplay, find_first_uses
@@ -178,7 +178,7 @@ def test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replay
 
 def shorten(run: Run, offset: int) -> None:
     partition = TopicPartition(run.topics.curated("solver"), 0, offset)
-    for future in open_admin(run.connection).delete_records([partition]).values():
+    for future in get_admin(run.connection).delete_records([partition]).values():
         future.result(120)
 
 

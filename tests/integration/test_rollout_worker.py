@@ -22,7 +22,7 @@ from headrace.envs.payload import problem_to_json
 from headrace.infra.kafka.clients import (
     Message,
     Outgoing,
-    open_admin,
+    get_admin,
     open_consumer,
 )
 from headrace.infra.kafka.topic_reader import read_all
@@ -331,7 +331,7 @@ def test_a_worker_whose_topic_was_deleted_ends_and_says_which_and_what_to_do(
     worker = work(run, "w1", 8, IMPATIENT)
     issue(run, *(task(run, number) for number in range(4)))
     until(lambda: set(numbers(run)) == set(range(4)), "every number")
-    for deleted in open_admin(run.connection).delete_topics([f"{run_name}.{topic}"]).values():
+    for deleted in get_admin(run.connection).delete_topics([f"{run_name}.{topic}"]).values():
         deleted.result(120)
     if topic != "tasks.sums":
         issue(run, task(run, 4))  # its group finds no topic, or is delivered

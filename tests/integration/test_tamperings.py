@@ -16,7 +16,7 @@ from tampered_command import WORDS, done, interrupted, suspended_trainer, wait_f
 from tampering_hand import Hand
 from tamperings import CATALOGUE, FINISHED, LIVE, STOPPED, Tampering, check, named
 
-from headrace.infra.kafka.clients import open_admin, open_producer
+from headrace.infra.kafka.clients import get_admin, open_producer
 from headrace.infra.run.run import Run
 from headrace.ops.audit.report import report
 from headrace.ops.opened_run import open_run
@@ -72,7 +72,7 @@ def test_what_can_be_done_to_a_real_log_is_named_on_a_real_broker(real: tuple[Ru
     for one in (repeated, forged):
         producer.produce(one.topic, one.value, one.key, one.partition, headers=one.headers)
     assert producer.flush(120) == 0
-    cut = open_admin(run.connection).delete_records([TopicPartition(hand.trajectories, 0, 5)])
+    cut = get_admin(run.connection).delete_records([TopicPartition(hand.trajectories, 0, 5)])
     assert all(future.result() for future in cut.values())
     claim = hand.event(0)[1].weights
     assert claim is not None

@@ -11,7 +11,7 @@ from said import say
 from stoppable import until
 
 from headrace.infra.kafka import topic_reader
-from headrace.infra.kafka.clients import Connection, LogTruncated, Outgoing, open_admin, open_consumer
+from headrace.infra.kafka.clients import Connection, LogTruncated, Outgoing, get_admin, open_consumer
 from headrace.infra.kafka.topic_admin import delete_topics, ensure_topics
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all
 from headrace.ops.reading import Reading
@@ -24,7 +24,7 @@ TEN = [b"%d" % number for number in range(10)]
 def of_ten_records(bootstrap: str, topic: str, partition: int) -> Connection:
     """Make a topic whose last partition holds ten records; return the connection to it."""
     connection = Connection(bootstrap)
-    open_admin(connection).create_topics([NewTopic(topic, partition + 1, 1)])[topic].result()
+    get_admin(connection).create_topics([NewTopic(topic, partition + 1, 1)])[topic].result()
     say(connection, *(Outgoing(topic, value, partition=partition) for value in TEN))
     return connection
 
@@ -67,7 +67,7 @@ def test_a_topic_on_which_no_fetch_finds_the_end_is_read_to_the_end_it_had(
 @pytest.mark.kafka
 def test_a_reader_whose_records_were_deleted_goes_on_at_the_first_that_there_is(bootstrap: str, run_name: str) -> None:
     connection = of_ten_records(bootstrap, run_name, 0)
-    open_admin(connection).delete_records([TopicPartition(run_name, 0, 4)])[TopicPartition(run_name, 0)].result()
+    get_admin(connection).delete_records([TopicPartition(run_name, 0, 4)])[TopicPartition(run_name, 0)].result()
 
     assert [message.value for message in read_all(connection, [run_name])] == TEN[4:]
 

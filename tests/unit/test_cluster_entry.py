@@ -114,7 +114,7 @@ def test_a_wrong_password_ends_the_first_question_and_no_later_one(monkeypatch: 
     for module in (clients, cluster_topics):
         monkeypatch.setattr(module, "ENTRIES", entries)
     admin = RefusingAdmin(connection.config()["error_cb"])
-    monkeypatch.setattr(cluster_topics, "open_admin", lambda _: admin)
+    monkeypatch.setattr(cluster_topics, "get_admin", lambda _: admin)
     with pytest.raises(NotLetIn) as raised:
         fetch_topics(connection, 60)
     assert admin.asked == 1

@@ -136,9 +136,9 @@ def test_an_error_stands_once_with_its_traceback_in_log_and_records_and_then_its
     log = FailureLog()
     first, other = raised(own.judge, "7"), raised(own.judge, "8")
     with capture_logs() as lines:
-        groups = log.note(TASK, {"p": TrajectoryGroup(failures=failures(first, 3))})
-        log.note(TASK, {"p": TrajectoryGroup(failures=failures(other, 9)), "q": TrajectoryGroup()})
-        log.note(TASK, {"p": TrajectoryGroup(failures=failures(raised(own.parse, "{"), 1))})
+        groups = log.log_and_strip(TASK, {"p": TrajectoryGroup(failures=failures(first, 3))})
+        log.log_and_strip(TASK, {"p": TrajectoryGroup(failures=failures(other, 9)), "q": TrajectoryGroup()})
+        log.log_and_strip(TASK, {"p": TrajectoryGroup(failures=failures(raised(own.parse, "{"), 1))})
     assert [bool(failure.traceback) for failure in groups["p"].failures] == [True, False, False]
     assert [(line["event"], line["why"].partition(":")[0], line["times"]) for line in lines] == [
         ("episode.failed", "KeyError", 1),
@@ -155,7 +155,7 @@ def test_an_error_stands_once_with_its_traceback_in_log_and_records_and_then_its
 
 def test_the_end_of_a_run_is_no_error() -> None:
     with capture_logs() as lines:
-        FailureLog().note(TASK, {"p": TrajectoryGroup(failures=(Failure(0, "run_end", "the run is over"),))})
+        FailureLog().log_and_strip(TASK, {"p": TrajectoryGroup(failures=(Failure(0, "run_end", "the run is over"),))})
     assert lines == []
     assert group_errors([Failure(0, "run_end"), Failure(1, "version_gone")]) == ()
 

@@ -69,7 +69,7 @@ def test_what_is_no_model_and_what_names_no_policy_is_refused(folder: Path, tmp_
     recipe = load_recipe("arithmetic", SETS)
     with pytest.raises(UsageError, match="config, tokenizer and weights"):
         evaluate(recipe, {"solver": tmp_path})
-    with pytest.raises(UsageError, match="no weights: name a folder"):
+    with pytest.raises(UsageError, match="no weights: add --weights solver=FOLDER"):
         evaluate(recipe, {})
     with pytest.raises(UsageError, match="policies are solver"):
         parse_folders(recipe, [f"judge={folder}"])

@@ -19,7 +19,7 @@ CONNECTION = Connection("127.0.0.1:1")
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
-    monkeypatch.setattr(kafka, "open_admin", lambda _connection: SimpleNamespace(**answers))
+    monkeypatch.setattr(kafka, "get_admin", lambda _connection: SimpleNamespace(**answers))
 
 
 def test_a_topic_without_partitions_is_a_broker_that_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_who_joins_a_run_that_is_not_there_is_told_which_runs_are(monkeypatch: p
         """Take no topic's name: asking for one by its name may create it."""
         return SimpleNamespace(topics=topics)
 
-    monkeypatch.setattr(cluster_topics, "open_admin", lambda _connection: SimpleNamespace(list_topics=list_topics))
+    monkeypatch.setattr(cluster_topics, "get_admin", lambda _connection: SimpleNamespace(list_topics=list_topics))
     address = RunAddress(CONNECTION, "nosuch")
 
     with pytest.raises(NoSuchRun, match=r"no run 'nosuch' on 127\.0\.0\.1:1: there are a, b$"):

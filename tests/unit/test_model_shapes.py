@@ -5,33 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from tiny_models import SMALLEST
 
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError
 from headrace.producers.engines.model_shapes import ModelShapes
 
-CONFIG = transformers.Qwen3Config(
-    vocab_size=8,
-    hidden_size=8,
-    intermediate_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=1,
-    num_key_value_heads=1,
-    head_dim=8,
-    max_position_embeddings=32,
-    tie_word_embeddings=True,
-)
-
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> ModelShapes:
     folder = tmp_path_factory.mktemp("model")
-    CONFIG.save_pretrained(folder)
+    SMALLEST.save_pretrained(folder)
     return ModelShapes(folder)
 
 
 def make_weights() -> dict[str, Tensor]:
-    model = transformers.Qwen3ForCausalLM(CONFIG)
+    model = transformers.Qwen3ForCausalLM(SMALLEST)
     return {
         name: Tensor("F32", tuple(value.shape), memoryview(value.detach().numpy().tobytes()))
         for name, value in model.named_parameters()

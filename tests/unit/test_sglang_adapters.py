@@ -12,7 +12,7 @@ from typing import Any, cast
 import httpx2
 import numpy as np
 import pytest
-import transformers
+from tiny_models import SMALLEST
 
 from headrace.infra.weights.lora import build_adapter_config
 from headrace.infra.weights.tensors import Tensor
@@ -158,18 +158,14 @@ def test_a_server_starts_with_the_base_and_room_for_adapters(tmp_path: Path) -> 
     assert words[words.index("--lora-target-modules") + 1 :] == ["q_proj", "v_proj"]
 
 
+Scene = tuple[AdapterPolicy, dict[str, Server], dict[str, Tensor]]
+"""A policy, its servers by URL, and weights that it can load."""
+
+
 @pytest.fixture
-def scene(tmp_path: Path) -> tuple[AdapterPolicy, dict[str, Server], dict[str, Tensor]]:
+def scene(tmp_path: Path) -> Scene:
     files = tmp_path / "files"
-    transformers.Qwen3Config(
-        vocab_size=8,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=8,
-    ).save_pretrained(files)
+    SMALLEST.save_pretrained(files)
     (files / "adapter_config.json").write_text(json.dumps(build_adapter_config(2, 4, ["q_proj"])))
     servers = {"a": Server(), "b": Server()}
     launch = ServerLaunch("server", lambda _weights, _port: [], lambda url: open_api(servers[url]), 1.0)
@@ -181,18 +177,21 @@ def scene(tmp_path: Path) -> tuple[AdapterPolicy, dict[str, Server], dict[str, T
     return policy, servers, {name.format(key): Tensor("F32", shape, values) for key, shape in shapes.items()}
 
 
+def load_beside_held(policy: AdapterPolicy, weights: dict[str, Tensor], pool: ThreadPoolExecutor) -> None:
+    """Load version 4 while 3 is held."""
+    policy.load(3, weights, pool)
+    policy.hold(3, None)
+    policy.load(4, weights, pool)
+
+
 def list_versions(server: Server) -> list[str]:
     return [name.partition("-")[0] for name in server.adapters]
 
 
-def test_held_versions_are_beside_the_newest_in_every_server_until_they_are_not_needed(
-    scene: tuple[AdapterPolicy, dict[str, Server], dict[str, Tensor]],
-) -> None:
+def test_held_versions_are_beside_the_newest_in_every_server_until_they_are_not_needed(scene: Scene) -> None:
     policy, servers, weights = scene
     with ThreadPoolExecutor(2) as pool:
-        policy.load(3, weights, pool)
-        policy.hold(3, None)
-        policy.load(4, weights, pool)
+        load_beside_held(policy, weights, pool)
         assert [list_versions(server) for server in servers.values()] == [["3", "4"]] * 2
         assert policy.find_held(3) is not None
         assert [policy.is_serving(policy.servers[0], version) for version in (None, 3)] == [True, True]
@@ -207,14 +206,10 @@ def test_held_versions_are_beside_the_newest_in_every_server_until_they_are_not_
         policy.is_serving(policy.servers[0], 3)
 
 
-def test_a_server_that_was_started_again_gets_the_held_versions(
-    scene: tuple[AdapterPolicy, dict[str, Server], dict[str, Tensor]],
-) -> None:
+def test_a_server_that_was_started_again_gets_the_held_versions(scene: Scene) -> None:
     policy, servers, weights = scene
     with ThreadPoolExecutor(2) as pool:
-        policy.load(3, weights, pool)
-        policy.hold(3, None)
-        policy.load(4, weights, pool)
+        load_beside_held(policy, weights, pool)
     first, second = policy.servers
     second.version = None
     first._attached = open_api(servers["a"])  # it has forgotten all
@@ -224,9 +219,7 @@ def test_a_server_that_was_started_again_gets_the_held_versions(
     assert policy.find_held(3) is first
 
 
-def test_what_is_not_the_adapter_of_this_base_is_refused_before_a_server_reads_it(
-    scene: tuple[AdapterPolicy, dict[str, Server], dict[str, Tensor]],
-) -> None:
+def test_what_is_not_the_adapter_of_this_base_is_refused_before_a_server_reads_it(scene: Scene) -> None:
     policy, _, weights = scene
     with ThreadPoolExecutor(2) as pool, pytest.raises(EngineError, match=r"missing .*lora_A"):
         policy.load(3, dict(list(weights.items())[1:]), pool)

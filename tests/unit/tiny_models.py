@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
+import transformers
 
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.learner.model import character_tokenizer
 
+SMALLEST = transformers.Qwen3Config(
+    vocab_size=8,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_position_embeddings=32,
+    tie_word_embeddings=True,
+)
+"""For what reads names and shapes of weights alone."""
 TOKENIZER = character_tokenizer("0123456789+=")
 SHAPE = {
     "architecture": "qwen3",

@@ -34,18 +34,18 @@ class TaskMemory:
 
     def get(self, task_id: str, unseen: float) -> float:
         """Return a task's number, or `unseen`."""
-        return self._numbers.get(_hash_task_id(task_id), unseen)
+        return self._numbers.get(_shorten_task_id(task_id), unseen)
 
     def note(self, task_id: str, number: float) -> None:
         """Remember a number as the newest."""
-        key = _hash_task_id(task_id)
+        key = _shorten_task_id(task_id)
         self._numbers.pop(key, None)  # a key that is set again would keep its old position in the order
         self._numbers[key] = number
         self._forget()
 
     def drop(self, task_id: str) -> None:
         """Forget a task."""
-        self._numbers.pop(_hash_task_id(task_id), None)
+        self._numbers.pop(_shorten_task_id(task_id), None)
 
     def snapshot(self) -> dict[str, float]:
         """Return the numbers by key, noted longest ago first."""
@@ -99,7 +99,7 @@ def list_finite_rewards(outcome: Outcome) -> tuple[float, ...]:
     return tuple(reward for reward in outcome.rewards if math.isfinite(reward))
 
 
-def _hash_task_id(task_id: str) -> str:
+def _shorten_task_id(task_id: str) -> str:
     if len(task_id) <= LONGEST_ID:
         return task_id
     return hashlib.blake2b(task_id.encode(), digest_size=8).hexdigest()

@@ -60,9 +60,9 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Recipe, "from_json", _recipe)
     # the log
     patch.setattr(clients, "Consumer", Consumer)
-    patch.setattr(clients, "open_admin", lambda _cluster: Admin())
-    patch.setattr(group_offsets, "open_admin", lambda _cluster: Admin())
-    patch.setattr(cluster_topics, "open_admin", lambda _cluster: Admin())
+    patch.setattr(clients, "get_admin", lambda _cluster: Admin())
+    patch.setattr(group_offsets, "get_admin", lambda _cluster: Admin())
+    patch.setattr(cluster_topics, "get_admin", lambda _cluster: Admin())
     patch.setattr(cluster_topics, "name_cluster", lambda _cluster: "model")
     patch.setattr(clients, "_fetch_offsets", offsets)
     patch.setattr(topic_reader.TopicReader, "_read_while", follow)
