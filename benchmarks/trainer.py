@@ -33,7 +33,7 @@ from headrace.infra.recipe.settings import TrainerSettings
 from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, cut_minibatches, pack
 from headrace.trainers.learner.attention import enable_packing
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.learner.logprobs import LOGITS_MIB, token_logprobs
+from headrace.trainers.learner.logprobs import LOGITS_MIB, compute_token_logprobs
 from headrace.trainers.learner.model import deterministic, empty_model
 from headrace.trainers.learner.numerics import compute_dtype
 
@@ -169,7 +169,7 @@ def _peak(size: Size, tokens: int, logits_mib: int) -> Peak:
 
 def _logprobs_and_gradient(model: transformers.PreTrainedModel, micro: MicroBatch, logits_mib: int) -> None:
     with deterministic(model.device, model.dtype):
-        logprobs, _ = token_logprobs(model, micro, logits_mib=logits_mib)
+        logprobs, _ = compute_token_logprobs(model, micro, logits_mib=logits_mib)
         torch.autograd.backward(logprobs.sum())
 
 

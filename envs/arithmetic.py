@@ -135,9 +135,9 @@ class Arithmetic:
         self, seed: int, tiers: Sequence[str] = ("sum1",), instruction: str = "", tasks: int | None = None
     ) -> None:
         if isinstance(tiers, str) or not tiers:
-            raise ValueError(f'tiers is a list of at least one name, as in ["sum1"]; got {tiers!r}')
+            raise ValueError(f'tiers must be a list of at least one name, as in ["sum1"]; got {tiers!r}')
         if tasks is not None and (not isinstance(tasks, int) or tasks < 1):
-            raise ValueError(f"tasks is the number of training problems of every tier, at least 1; got {tasks!r}")
+            raise ValueError(f"tasks, the number of training problems of every tier, must be at least 1; got {tasks!r}")
         self._decks = [_Deck(_find_tier(name), seed, tasks) for name in tiers]
         self._instruction = instruction
 

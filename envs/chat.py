@@ -70,7 +70,7 @@ class Chat:
         agent_id: str = "",
     ) -> None:
         if not callable(when_full) and when_full not in ("stop", "drop_oldest"):
-            raise ChatError(f'when_full is "stop", "drop_oldest" or a function, got {when_full!r}')
+            raise ChatError(f'when_full must be "stop", "drop_oldest" or a function, got {when_full!r}')
         self.role = role
         self.tools = check_tools("tools", tools)
         self.rewrites = 0

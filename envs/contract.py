@@ -232,13 +232,13 @@ def check_number(what: str, value: object) -> float:
     if isinstance(value, SupportsFloat) and not isinstance(value, str):
         with suppress(TypeError, ValueError, OverflowError):  # an array of several, a number that is too large
             return float(value)
-    raise TypeError(f"{what} is a number, got {show_value(value)}")
+    raise TypeError(f"{what} must be a number, got {show_value(value)}")
 
 
 def check_tools(what: str, tools: object) -> tuple[Mapping[str, Any], ...]:
     """Return JSON schemas of tools as a tuple. Raises TypeError, naming the index, for what has no name."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
-        raise TypeError(f"{what} is a list of JSON schemas, got {show_value(tools)}")
+        raise TypeError(f"{what} must be a list of JSON schemas, got {show_value(tools)}")
     found = tuple(tools)
     for at, tool in enumerate(found):
         if not isinstance(tool, Mapping) or not isinstance(tool_name(tool), str):
@@ -254,7 +254,7 @@ def tool_name(tool: Mapping[str, Any]) -> Any:
 
 def _check_numbers(what: str, values: object) -> dict[str, float]:
     if not isinstance(values, Mapping):
-        raise TypeError(f"{what} is numbers by name, got {show_value(values)}")
+        raise TypeError(f"{what} must be numbers by name, got {show_value(values)}")
     for name in values:
         if not isinstance(name, str):
             raise TypeError(f"a name in {what} must be a string, got {show_value(name)}")

@@ -116,7 +116,9 @@ class Dataset:
     ) -> None:
         self._seed = seed
         if not isinstance(scorers or {}, Mapping):
-            raise ValueError(f'scorers is scorers by name, as in {{ code = "my_tests:run" }}; got {scorers!r}')  # noqa: TRY004
+            raise ValueError(  # noqa: TRY004 - a bad setting is a ValueError
+                f'scorers must be a table of scorers by name, as in {{ code = "my_tests:run" }}; got {scorers!r}'
+            )
         named_texts = {"split": split, "config": config, "revision": revision, "template": template}
         for name, text in {**named_texts, "instruction": instruction or "", "answer_pattern": answer_pattern}.items():
             _check_text(name, text)
@@ -135,7 +137,7 @@ class Dataset:
         if template and "{problem}" not in template:
             raise ValueError("template lacks {problem}, which stands for the problem")
         if not isinstance(keep, list | tuple) or not all(isinstance(column, str) for column in keep):
-            raise ValueError(f'keep is a list of columns, as in ["tests"]; got {keep!r}')
+            raise ValueError(f'keep must be a list of columns, as in ["tests"]; got {keep!r}')
         if named.scorer and SCORER in keep:
             raise ValueError(
                 f"columns.scorer puts a scorer's name into extra[{SCORER!r}], and keep would put a column there too: "
@@ -300,13 +302,13 @@ def _find_shared(pool: _Pool, own: _Pool) -> np.ndarray[Any, np.dtype[np.bool_]]
 
 def _check_share(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise ValueError(f"{name} is a share, 0 < {name} < 1; got {value!r}")
+        raise ValueError(f"{name}, a share, must be above 0 and below 1; got {value!r}")
     return float(value)
 
 
 def _check_text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{name} is a text; got {value!r}")  # noqa: TRY004 - a bad setting is a ValueError
+        raise ValueError(f"{name} must be a text; got {value!r}")  # noqa: TRY004 - a bad setting is a ValueError
     return value
 
 

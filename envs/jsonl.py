@@ -33,7 +33,7 @@ class JsonLines(Dataset):
         compare: Literal["exact", "math_verify"] = "exact",
     ) -> None:
         if compare not in COMPARISONS:
-            raise ValueError(f"compare is one of {', '.join(COMPARISONS)}; got {compare!r}")
+            raise ValueError(f"compare must be one of {', '.join(COMPARISONS)}; got {compare!r}")
         if compare == "math_verify":
             require_math_verify('compare = "math_verify"')
         super().__init__(seed, path, held_out=held_out, instruction=instruction, scorer=COMPARISONS[compare])

@@ -19,7 +19,7 @@ def check_messages(what: str, messages: object) -> tuple[dict[str, Any], ...]:
     Raises TypeError for what is no message, and for an image, a sound or a file, naming its location.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
-        raise TypeError(f"{what} is a list of messages, got {show_value(messages)}")
+        raise TypeError(f"{what} must be a list of messages, got {show_value(messages)}")
     return tuple(_check_message(f"{what}[{at}]", message) for at, message in enumerate(messages))
 
 

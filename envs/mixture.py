@@ -49,9 +49,9 @@ class Mixture:
     def __init__(self, seed: int, sources: Sequence[Mapping[str, Any]], tiers: Sequence[str] = ()) -> None:
         names = [_name_source(number, source) for number, source in enumerate(sources, start=1)]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"sources are tables with names of their own, at least one; got {', '.join(names)}")
+            raise ValueError(f"sources must be tables with names of their own, at least one; got {', '.join(names)}")
         if isinstance(tiers, str) or set(tiers) - set(names):
-            raise ValueError(f"tiers is a list of names of sources, of {', '.join(names)}; got {tiers!r}")
+            raise ValueError(f"tiers must be a list of names of sources, from {', '.join(names)}; got {tiers!r}")
         self._names = tuple(names)
         chosen = {name: source for name, source in zip(names, sources, strict=True) if not tiers or name in tiers}
         weights = _scale_to_integers({name: source.get("weight", 1) for name, source in chosen.items()})
@@ -135,7 +135,7 @@ def _scale_to_integers(weights: Mapping[str, Any]) -> dict[str, int]:
     """Return whole numbers in the same proportion, as small as can be."""
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise ValueError(f"weight of source {name} is a number above 0; got {weight!r}")
+            raise ValueError(f"weight of source {name} must be a number above 0; got {weight!r}")
     exact = {name: Fraction(str(weight)) for name, weight in weights.items()}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
     whole = {name: int(weight * scale) for name, weight in exact.items()}

@@ -47,7 +47,9 @@ class Scripted:
         if not isinstance(levels, Sequence) or not levels or any(not _is_count(level) for level in levels):
             raise ValueError(f"levels must be a list of integers, 0 or more, as in [0, 0, 1]; got {levels!r}")
         if not _is_count(tasks) or not tasks:
-            raise ValueError(f"tasks is the number of problems of every level that is listed, at least 1; got {tasks}")
+            raise ValueError(
+                f"tasks, the number of problems of every level that is listed, must be at least 1; got {tasks}"
+            )
         self._seed, self._levels, self._tasks = seed, tuple(levels), tasks
 
     def size(self, split: Split) -> int:

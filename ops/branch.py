@@ -102,7 +102,7 @@ def _copy_policy(run: Run, policy: str, version: int | None, out: Path, *, is_wh
     if (out / ADAPTER_WEIGHTS).exists():
         raise UsageError(
             f"policy {policy} of run {run.address.run} is an adapter, and a branch of one is not supported: merge it "
-            "into its base first, and name that folder as policies.NAME.path"
+            "into its base (docs/lora.md has the lines), and name that folder as policies.NAME.path"
         )
     if is_whole and run.recipe.policies[policy].lora is None:
         _copy_optimizer(run, policy, found.version, out)

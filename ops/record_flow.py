@@ -43,7 +43,7 @@ from headrace.schemas.records import (
 )
 from headrace.trainers.messages import TrainerMessages
 from headrace.trainers.trainer import Trainer
-from headrace.trainers.versions.heartbeat import heartbeat
+from headrace.trainers.versions.heartbeat import open_heartbeat
 from headrace.trainers.versions.publisher import VersionAnnouncer
 
 
@@ -118,7 +118,7 @@ WRITES: Mapping[str, tuple[Flow, ...]] = {
         Flow("state", CheckpointPointer, TrainerMessages.build_version),
         Flow("state", StepBegun, TrainerMessages.build_step_begun),
         Flow("weights", WeightsPublished, VersionAnnouncer.build_message),
-        Flow("workers", WorkerStatus, heartbeat),
+        Flow("workers", WorkerStatus, open_heartbeat),
         Flow("dead-letters", DeadLetter, TrainerMessages.build_dead_letter),
     ),
     "compact": (Flow("weights", WeightsPublished, Compactor.merge_due),),

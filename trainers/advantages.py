@@ -360,7 +360,8 @@ def iterate_comparisons(
     """Yield the values of every key, keys in the order in which they begin. For estimators of your own, too."""
     if group_by not in _KEYS or weight not in ("trajectory", "sequence"):
         raise ValueError(
-            f"group_by is one of {', '.join(_KEYS)}, weight trajectory or sequence; got {group_by!r}, {weight!r}"
+            f"group_by must be one of {', '.join(_KEYS)}, and weight trajectory or sequence; got {group_by!r} and "
+            f"{weight!r}"
         )
     indices: dict[tuple[object, ...], list[int]] = {}
     for index, sequence in enumerate(sequences):

@@ -80,7 +80,7 @@ class Intake:
             with self._watch.measure("consume"):
                 found = self._first_uses.complete(message, curated)
             if found is None:
-                empty = PreparedGroup.without_trajectories(curated)
+                empty = PreparedGroup.of_record(curated)
                 return WindowEviction(self._build_waiting(message, curated, empty), "missing")
             with self._watch.measure("decode"):
                 return self._build_waiting(message, curated, self._prepare(found))

@@ -28,7 +28,7 @@ from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
 from headrace.trainers.learner.warm_start import TokenizedExample, WarmStartSettings, describe_measurement, warm_start
-from headrace.trainers.versions.heartbeat import heartbeat
+from headrace.trainers.versions.heartbeat import open_heartbeat
 from headrace.trainers.versions.history import History, read_history, wait_for_examples
 from headrace.trainers.versions.publisher import (
     VersionAnnouncer,
@@ -200,7 +200,7 @@ def _warm_start(
         seed=run.recipe.seed,
     )
     to_learn_from = [example for example in examples if example not in apart]
-    with heartbeat(run, policy, "warming up") as beat:
+    with open_heartbeat(run, policy, "warming up") as beat:
 
         class Reported(KeptWarmStart):
             """Says how far it is, and hears that it shall stop."""

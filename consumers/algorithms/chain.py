@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from headrace.consumers.algorithms.contract import Algorithm, Candidate, Drop, Keep, Replay, Result
-from headrace.consumers.algorithms.degenerate import Watching
+from headrace.consumers.algorithms.degenerate import Flagging
 from headrace.consumers.algorithms.order import find_wrong_order
 from headrace.consumers.algorithms.replay import ReplayMemory
 from headrace.consumers.algorithms.sizes import drop_if_nothing_left
@@ -87,7 +87,7 @@ class Chain:
         """Return how many trajectories were flagged, by algorithm, those that only watch among them."""
         counts: dict[str, int] = {}
         for name, algorithm in self._algorithms:
-            if isinstance(algorithm, Watching):
+            if isinstance(algorithm, Flagging):
                 counts[name] = counts.get(name, 0) + algorithm.flagged
         return counts
 

@@ -13,7 +13,7 @@ from headrace.consumers.algorithms.sizes import keep_or_drop
 from headrace.schemas.records import Sequence, Trajectory
 
 
-class Watching:
+class Flagging:
     """Base of algorithms that leave flagged trajectories out of the loss, or only watch.
 
     What is flagged still counts in the group's statistics. The number flagged so far is in the snapshot; with `monitor`

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from headrace.consumers.algorithms.degenerate import Watching, iterate_generated_stretches
+from headrace.consumers.algorithms.degenerate import Flagging, iterate_generated_stretches
 from headrace.infra.recipe.ranges import at_least, finite
 from headrace.schemas.records import Trajectory
 
 
-class Gibberish(Watching):
+class Gibberish(Flagging):
     """Reject a trajectory with a generated token that is rare and was unlikely.
 
     Rare is an id above `rare_id`, unlikely a log-probability below -log(`vocabulary`) - `offset`. What is flagged is

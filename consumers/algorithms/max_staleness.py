@@ -15,7 +15,7 @@ class MaxStaleness(Stateless):
 
     def __init__(self, limit: int) -> None:
         if limit < 0:
-            raise ValueError(f"limit is a number of versions, 0 or more; got {limit}")
+            raise ValueError(f"limit, a number of versions, must be 0 or more; got {limit}")
         self._limit = limit
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from headrace.consumers.algorithms.degenerate import Watching, iterate_generated_stretches
+from headrace.consumers.algorithms.degenerate import Flagging, iterate_generated_stretches
 from headrace.infra.recipe.ranges import at_least
 from headrace.schemas.records import Sequence, Trajectory
 
 
-class Repetition(Watching):
+class Repetition(Flagging):
     """Reject a trajectory in which `run` consecutive generated tokens each have probability > `probability`.
 
     A token that was not generated breaks a run. What is flagged is left out of the loss and still counts in the group's
@@ -21,7 +21,7 @@ class Repetition(Watching):
     def __init__(self, run: int = 3000, probability: float = 0.99, *, monitor: bool = False) -> None:
         at_least(1, run=run)
         if not 0 < probability < 1:
-            raise ValueError(f"probability is between 0 and 1; got {probability}")
+            raise ValueError(f"probability must be between 0 and 1; got {probability}")
         super().__init__("repetition", monitor=monitor)
         self._run = run
         self._sure = float(np.float32(math.log(probability)))

@@ -51,12 +51,14 @@ class ReplayMemory:
 
     def __init__(self, ratio: float, capacity: int, max_uses: int, max_staleness: int) -> None:
         if not 0 <= ratio < 1:
-            raise ValueError(f"ratio is a share of all groups, from 0 to below 1; got {ratio}")
+            raise ValueError(f"ratio, a share of all groups, must be from 0 to below 1; got {ratio}")
         at_least(1, capacity=capacity)
         at_least(2, max_uses=max_uses)
         at_least(0, max_staleness=max_staleness)
         if capacity > LARGEST_CAPACITY:
-            raise ValueError(f"capacity is at most {LARGEST_CAPACITY:,}, which a snapshot can hold; got {capacity}")
+            raise ValueError(
+                f"capacity must be at most {LARGEST_CAPACITY:,}, which a snapshot can hold; got {capacity}"
+            )
         self._credit = ratio / (1 - ratio)
         self._capacity = capacity
         self._max_uses = max_uses

@@ -52,11 +52,11 @@ def _read_source(key: str, given: Any, source: Source) -> Source:
     if isinstance(given, str):
         given = {"path": given, "split": source.split}
     if not isinstance(given, Mapping) or not given or set(given) - KEYS:
-        raise ValueError(f"{key} is a path, or a table of {', '.join(sorted(KEYS))}; got {given!r}")
+        raise ValueError(f"{key} must be a path, or a table of {', '.join(sorted(KEYS))}; got {given!r}")
     settings = {"path": source.path, "config": source.config, "revision": source.revision, **given}
     for name, value in settings.items():
         if not isinstance(value, str):
-            raise ValueError(f"{key}.{name} is a text; got {value!r}")  # noqa: TRY004 - a bad setting is a ValueError
+            raise ValueError(f"{key}.{name} must be a text; got {value!r}")  # noqa: TRY004 - a bad setting is a ValueError
     found = Source(**settings)
     if found == source:
         raise ValueError(f"{key} names what is trained on: give another path or split, or a share")

@@ -87,7 +87,7 @@ class Judge:
         max_tokens: int = 512,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"url begins with http:// or https://; got {url!r}")
+            raise ValueError(f"url must begin with http:// or https://; got {url!r}")
         if "{completion}" not in prompt:
             raise ValueError("prompt lacks {completion}, which stands for what is to be judged")
         if key and not read_environment(key):

@@ -37,11 +37,11 @@ def read_columns(columns: Any) -> Columns:
     names = [one.name for one in fields(Columns)]
     if not isinstance(columns, Mapping) or set(columns) - set(names):
         raise ValueError(
-            f'columns names the columns of {", ".join(names)}, as in {{ problem = "question" }}; got {columns!r}'
+            f'columns must name the columns of {", ".join(names)}, as in {{ problem = "question" }}; got {columns!r}'
         )
     for name, column in columns.items():
         if not isinstance(column, str) or not (column or name != "problem"):
-            raise ValueError(f"columns.{name} is the name of a column, got {column!r}")
+            raise ValueError(f"columns.{name} must be the name of a column, got {column!r}")
     return Columns(**columns)
 
 

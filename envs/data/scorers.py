@@ -53,7 +53,7 @@ def build_scorer(spec: str | Mapping[str, Any]) -> Scorer:
     table: Any = {"use": spec} if isinstance(spec, str) else spec
     if not isinstance(table, Mapping) or not isinstance(name := table.get("use"), str):
         raise ValueError(  # noqa: TRY004 - a bad setting of an environment is a ValueError
-            f'a scorer is a name or a table with `use`, as in {{ use = "numeric" }}; got {spec!r}'
+            f'a scorer must be a name or a table with `use`, as in {{ use = "numeric" }}; got {spec!r}'
         )
     settings = {key: value for key, value in table.items() if key != "use"}
     build = find_named("scorer", name, SCORERS)
@@ -87,7 +87,7 @@ def _build_exact() -> Scorer:
 def _build_numeric(tolerance: float = 0.0) -> Scorer:
     """Compare numbers: |given - answer| <= tolerance * |answer|."""
     if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance is a share of the answer and must be from 0 to below 1; got {tolerance!r}")
+        raise ValueError(f"tolerance, a share of the answer, must be from 0 to below 1; got {tolerance!r}")
 
     def is_near(given: str, gold: str) -> bool:
         left, right = parse_number(given), parse_number(gold)

@@ -27,7 +27,7 @@ def is_plain_file_name(name: str) -> bool:
     return _FILE_NAME.fullmatch(name) is not None
 
 
-def write_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+def encode_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """One safetensors file; equal input gives equal bytes.
 
     `metadata` is HF_METADATA unless given: transformers refuses files that do not name their framework.

@@ -68,7 +68,7 @@ class AuditedLog:
 
     def ask(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
         """Return how far groups are."""
-        return commits.ask(self._run, groups)
+        return commits.fetch_committed(self._run, groups)
 
     def revisions(self) -> list[tuple[str, RecipeRevision]]:
         """Return the run's records on the recipe topic, oldest first, with their positions."""

@@ -54,7 +54,7 @@ class Committed:
     end: Mapping[PartitionId, int]
 
 
-def ask(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]:
+def fetch_committed(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]:
     """Ask the broker; groups continue meanwhile, so a commit lies between a begin before and an end after it."""
     found = {}
     for group in groups:

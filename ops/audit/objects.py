@@ -240,5 +240,5 @@ def _policy_variant(record: WeightsPublished | CheckpointPointer) -> str:
 def _open_labelled(event: WeightsPublished, path: Path) -> Delta:
     delta = open_delta(path)
     if not is_labelled(delta.header, event):
-        raise WeightsError(f"its delta is labelled {delta.header.label}, which is not what the record says of it")
+        raise WeightsError(f"its delta is labelled {delta.header.label}, and its record says something else")
     return delta

@@ -11,7 +11,7 @@ import torch
 
 from headrace.ops.offline.archived_start import Start
 from headrace.producers.engines.contract import Generation
-from headrace.trainers.learner.logprobs import answer_logprobs
+from headrace.trainers.learner.logprobs import compute_answer_logprobs
 
 NOISE = 0.25
 """Of the second set, in standard deviations of each matrix: it speaks otherwise, and its numbers stay finite."""
@@ -75,7 +75,7 @@ class WeightPair:
         self, prompt: Sequence[int], made: Generation, temperature: float, parity: int
     ) -> npt.NDArray[np.float32]:
         self._choose(parity)
-        return answer_logprobs(self._learner.model, prompt, made.ids, temperature)
+        return compute_answer_logprobs(self._learner.model, prompt, made.ids, temperature)
 
     @torch.no_grad()
     def _choose(self, parity: int) -> None:

@@ -25,7 +25,7 @@ from headrace.producers.engines.contract import (
     check_request,
 )
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.learner.logprobs import answer_logprobs
+from headrace.trainers.learner.logprobs import compute_answer_logprobs
 
 
 class GivenAnswers:
@@ -78,7 +78,8 @@ class GivenAnswers:
         prompt, sampling = check_request(ids, sampling, vocabulary=limits.vocabulary, context=context)
         whole = [*next(self._given[policy]), *sampling.stop_ids[:1]]
         said = np.array(whole[: sampling.max_tokens], np.int32)
-        logprobs = answer_logprobs(self._learners[policy].model, prompt.tolist(), said, sampling.temperature or 1.0)
+        model = self._learners[policy].model
+        logprobs = compute_answer_logprobs(model, prompt.tolist(), said, sampling.temperature or 1.0)
         return Generation(said, logprobs, ((0, said.size),), "stop" if len(whole) == said.size else "length")
 
     def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None:

@@ -199,8 +199,11 @@ def _shadow(recipe: Recipe, policies: list[str], variant: str) -> list[str]:
     """Return the shadow of that name. Raises UsageError."""
     found = [one for one in recipe.shadow_variants if variant_of(one) == variant and policy_of(one) in policies]
     if not found:
-        there = ", ".join(recipe.shadow_variants) or "none"
-        raise UsageError(f"--variant {variant}: the run has no such shadow of {', '.join(policies)}; it has {there}")
+        there = [variant_of(one) for one in recipe.shadow_variants if policy_of(one) in policies]
+        raise UsageError(
+            f"--variant {variant}: {' and '.join(policies)} has no shadow of that name; its shadows: "
+            f"{', '.join(there) or 'none'}"
+        )
     return found
 
 

@@ -156,7 +156,9 @@ def _target(archive: Archive, newest: RecipeRevision, into: str | None, data: Pa
     if into is not None:
         address = parse_run(into)
         if address.run != run:
-            raise UsageError(f"--into {into}: the archive is of run {run}, whose name its records' topics have")
+            raise UsageError(
+                f"--into {into}: records of run {run} go only into a run of that name: end the address in /{run}"
+            )
         yield Target(address.connection, parse_store(newest) if recipe.store.endpoint else None)
         return
     folder = DataFolder(data or Path())

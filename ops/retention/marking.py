@@ -97,7 +97,7 @@ class Marker:
             if not self._fold_version(message):
                 self._fold_evaluation(message)
                 self._check_schema(message.value)
-                self._look_through(message.value)
+                self._mark_named_objects(message.value)
         except SchemaError as error:
             where = name_offset(message)
             raise Unreadable(
@@ -147,7 +147,7 @@ class Marker:
             self._versions[name].add(ref)
         self._named.update((set(OBJECT_NAME.findall(value)) - by_version) & self._objects.keys())
 
-    def _look_through(self, value: bytes) -> None:
+    def _mark_named_objects(self, value: bytes) -> None:
         for name in OBJECT_NAME.findall(value):
             if name in self._objects:
                 self._named.add(name)

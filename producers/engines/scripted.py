@@ -66,7 +66,7 @@ class ScriptedSettings:
             )
         if min(self.tokens) < SHORTEST or self.seconds_per_token < 0:
             raise EngineError(
-                f"tokens are at least {SHORTEST} and seconds_per_token at least 0; got {list(self.tokens)} and "
+                f"tokens must be at least {SHORTEST} and seconds_per_token at least 0; got {list(self.tokens)} and "
                 f"{self.seconds_per_token}"
             )
 

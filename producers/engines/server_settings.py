@@ -152,7 +152,7 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
     """Raise EngineError for a value of another kind than the default's."""
     if isinstance(default, tuple):
         if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-            raise EngineError(f'{name} is a list of strings, as in ["--tp", "2"]; got {value!r}')
+            raise EngineError(f'{name} must be a list of strings, as in ["--tp", "2"]; got {value!r}')
     elif isinstance(value, bool) or not isinstance(
         value, (int, float) if isinstance(default, float) else type(default)
     ):

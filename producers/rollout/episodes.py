@@ -180,7 +180,9 @@ def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
         raise TypeError(f"a workflow returns a RoleTrajectory by role, got {type(episode).__name__} {episode!r:.60}")
     for role, played in episode.items():
         if not isinstance(played, RoleTrajectory):
-            raise TypeError(f"what the workflow returns for {role} is a RoleTrajectory, got {type(played).__name__}")
+            raise TypeError(
+                f"what the workflow returns for {role} must be a RoleTrajectory; got {type(played).__name__}"
+            )
     if unknown := set(episode) - set(roles):
         raise ValueError(f"the workflow returned roles {sorted(unknown)}; the recipe gives it {sorted(roles)}")
     for role, played in episode.items():

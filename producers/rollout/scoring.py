@@ -77,7 +77,7 @@ class LimitedScoring:
         found: Any = self._environment.score(problem, text)
         if not hasattr(found, "reward"):
             where = locate_function(self._environment.score)
-            what = f"what `score` of environment {self.name}{where} returns, where it is no Score(reward, parts),"
+            what = f"what `score` of environment {self.name}{where} returns, if not a Score(reward, parts),"
             found = Score(check_number(what, found))
         _refuse_infinite(self.name, found)
         return cast("Score", found)

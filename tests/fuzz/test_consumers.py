@@ -41,7 +41,7 @@ from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoreEr
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
-from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import WeightsError, hash_weights
 from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import Pulse
@@ -464,7 +464,7 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
     from headrace.infra.weights.tensors import Tensor
 
     base, new = ({"a": Tensor("F32", (2,), memoryview(bytes([n] * 8)))} for n in (0, 1))
-    anchor, delta = write_safetensors(base), encode_delta(base, new, Label("solver", 0, 2, 3))
+    anchor, delta = encode_safetensors(base), encode_delta(base, new, Label("solver", 0, 2, 3))
     claims = SHELF.shelve(anchor, "weights"), SHELF.shelve(delta, "weights")
     whole = WeightsPublished("run-1", "solver", version=2, weights_hash=hash_weights(base), weights=claims[0])
     change = WeightsPublished(

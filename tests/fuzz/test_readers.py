@@ -34,7 +34,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.recipe_file import list_shipped_recipes, load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import parse_store, read_revision
-from headrace.infra.weights.tensor_file import read_metadata, read_safetensors, write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors, read_metadata, read_safetensors
 from headrace.infra.weights.tensors import Tensor, WeightsError, hash_weights
 from headrace.producers.task_ledger import TaskLedger
 from headrace.schemas import codec
@@ -196,7 +196,7 @@ def test_altered_indices_of_checkpoints_are_read_or_refused(fuzz: Fuzz) -> None:
 
 
 def test_altered_weights_are_read_or_refused_and_whatever_is_read_can_be_hashed(fuzz: Fuzz) -> None:
-    valid = write_safetensors(tensors())
+    valid = encode_safetensors(tensors())
 
     def check(data: bytes) -> None:
         with suppress(WeightsError):

@@ -15,7 +15,7 @@ from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, join
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
-from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import hash_weights
 from headrace.schemas import codec
 from headrace.schemas.records import NamedObject, RecipeRevision, WeightsPublished
@@ -81,7 +81,7 @@ def publish(run: Run, version: int, *, corrupt: bool = False) -> None:
     tokenizer = character_tokenizer(ALPHABET)
     model = build_model(TINY_MODEL, tokenizer, seed=version)
     weights = round_to_bf16({name: tensor.detach() for name, tensor in model.named_parameters()})
-    claim = run.put(write_safetensors(weights), "weights")
+    claim = run.put(encode_safetensors(weights), "weights")
     if corrupt:
         claim = replace(claim, key=f"{claim.key}-gone")
     files = tuple(

@@ -21,7 +21,7 @@ from headrace.infra.run.run import Run, read_revisions
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
-from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
 from headrace.ops.plain_json import plain
@@ -115,7 +115,7 @@ class Made:
         tensor = Tensor("BF16", (4, 2), memoryview(bytes([version] * 16)))
         before = Tensor("BF16", (4, 2), memoryview(bytes([max(version - 1, 0)] * 16)))
         name, run_id = f"weights {version}", self.run.run_id
-        data = write_safetensors({"w": tensor})
+        data = encode_safetensors({"w": tensor})
         if version == AS_DELTA:
             data = encode_delta({"w": before}, {"w": tensor}, Label("solver", 0, version - 1, version))
         self.objects[name] = self.run.put(data, "weights")

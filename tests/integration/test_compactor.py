@@ -28,7 +28,7 @@ from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.merging import merge_deltas
 from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
-from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
 from headrace.ops.compaction.compactor import compact
@@ -63,7 +63,7 @@ class Published:
         return {"w": Tensor("BF16", (VALUES,), memoryview(self._items.tobytes()))}
 
     def anchor(self) -> None:
-        self._publish(write_safetensors(self.tensors), self.tensors, kind=ANCHOR)
+        self._publish(encode_safetensors(self.tensors), self.tensors, kind=ANCHOR)
 
     def deltas(self, count: int) -> None:
         for _ in range(count):

@@ -32,7 +32,7 @@ from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.paths import ANCHOR, DELTA
-from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
 from headrace.ops.plain_json import plain
@@ -88,7 +88,7 @@ class Scene:
         return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)
 
     def whole(self, number: int, weights: Weights) -> Version:
-        return self._version(number, weights, write_safetensors(weights), files=self.files)
+        return self._version(number, weights, encode_safetensors(weights), files=self.files)
 
     def delta(self, on: Version, data: bytes | None = None, **changes: object) -> Version:
         """The next version, as what changed, or as the bytes that are given."""
@@ -234,7 +234,7 @@ def missing(scene: Scene, good: Version) -> Row:
 
 
 def whole_of_other_weights(scene: Scene, good: Version) -> Row:
-    other = write_safetensors(moved(good.weights, 77))
+    other = encode_safetensors(moved(good.weights, 77))
     version = scene._version(good.number + 1, moved(good.weights, good.number), other)
     scene.lay(version)
     return Row(version, "as was recorded", "where the record says")

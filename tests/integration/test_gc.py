@@ -30,7 +30,7 @@ from headrace.infra.store import object_store
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
-from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.report import report
 from headrace.ops.figures.weights_history import weights_history
@@ -88,7 +88,7 @@ class Made:
         is_anchor = version % ANCHOR_EVERY == 0
         result, base = hash_weights(held), hash_weights(before)
         if is_anchor:
-            data, suffix = write_safetensors(held), ".safetensors"
+            data, suffix = encode_safetensors(held), ".safetensors"
         else:
             label = Label("solver", 0, version - 1, version)
             data, suffix = encode_delta(before, held, label, hashes=(base, result)), ".delta"

@@ -255,7 +255,7 @@ def test_a_group_to_which_no_baseline_was_given_is_refused() -> None:
         (partial(grpo, std="unbiased"), "std is sample or population, not 'unbiased'"),
         (partial(grpo, eps=-1), "eps must be 0 or more; got -1"),
         (partial(grpo, eps=float("nan")), "eps must be a finite number"),
-        (partial(grpo, group_by="role"), "group_by is one of task, task"),
+        (partial(grpo, group_by="role"), "group_by must be one of task, task"),
         (partial(grpo, weight="token"), "weight trajectory or sequence"),
         (partial(reinforce_pp, gamma=1.5), "gamma must be from 0 to 1; got 1.5"),
         (partial(gae, lam=-0.1), "lam must be from 0 to 1"),

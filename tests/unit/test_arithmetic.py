@@ -141,14 +141,14 @@ def test_tasks_limit_what_every_tier_trains_on_and_nothing_else() -> None:
         assert prompts(env, split, 700) == prompts(whole, split, 700)
     assert Arithmetic(1, ["gcd"], tasks=10**6).size("train") == Arithmetic(1, ["gcd"]).size("train")
     for wrong in (0, 2.5):
-        with pytest.raises(ValueError, match=f"tasks is the number .*got {wrong}"):
+        with pytest.raises(ValueError, match=f"tasks, the number .*got {wrong}"):
             Arithmetic(1, tasks=wrong)  # type: ignore[arg-type]
 
 
 def test_a_tier_that_there_is_not_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="no tier 'sum_1'; did you mean 'sum1'"):
         Arithmetic(1, ["sum_1"])
-    with pytest.raises(ValueError, match="tiers is a list"):
+    with pytest.raises(ValueError, match="tiers must be a list"):
         Arithmetic(1, "sum1")
-    with pytest.raises(ValueError, match="tiers is a list"):
+    with pytest.raises(ValueError, match="tiers must be a list"):
         Arithmetic(1, [])

@@ -8,7 +8,7 @@ from some_cases import named
 
 from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, pack, pad
 from headrace.trainers.learner.attention import PACKED_ATTENTION, PackingError, enable_packing
-from headrace.trainers.learner.logprobs import token_logprobs
+from headrace.trainers.learner.logprobs import compute_token_logprobs
 from headrace.trainers.learner.model import deterministic
 
 SHAPE = {
@@ -62,7 +62,7 @@ def sequences(seed: int = 0) -> list[TrainingSequence]:
 def evaluated(model: transformers.PreTrainedModel, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities, and the gradient of a sum over them in which every token weighs differently."""
     model.zero_grad()
-    logprobs, _ = token_logprobs(model, micro)
+    logprobs, _ = compute_token_logprobs(model, micro)
     torch.autograd.backward((logprobs * torch.linspace(-1, 1, len(logprobs)).to(logprobs)).sum())
     gradients = [parameter.grad.ravel() for parameter in model.parameters() if parameter.grad is not None]
     return logprobs.detach(), torch.cat(gradients)
@@ -89,19 +89,21 @@ def test_what_one_packed_sequence_says_changes_no_bit_of_the_others() -> None:
     for index in range(len(mine)):
         micro = pack(mine)
         changed = pack([*mine[:index], others[index], *mine[index + 1 :]])
-        before, _ = token_logprobs(model, micro)
-        after, _ = token_logprobs(model, changed)
+        before, _ = compute_token_logprobs(model, micro)
+        after, _ = compute_token_logprobs(model, changed)
         same, moved = micro.sequences != index, changed.sequences == index
         assert torch.equal(before[torch.from_numpy(same)], after[torch.from_numpy(changed.sequences != index)])
-        alone, _ = token_logprobs(model, pack([others[index]]))
+        alone, _ = compute_token_logprobs(model, pack([others[index]]))
         torch.testing.assert_close(after[torch.from_numpy(moved)], alone, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
     ("architecture", "options", "message"),
     [
-        pytest.param("lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of conv", marks=pytest.mark.numerics),
-        pytest.param("nemotron", {}, "other states when it is packed", marks=pytest.mark.numerics),
+        pytest.param(
+            "lfm2", {"layer_types": ["conv", "full_attention"]}, "does not support: conv", marks=pytest.mark.numerics
+        ),
+        pytest.param("nemotron", {}, "if it is packed behind another", marks=pytest.mark.numerics),
         ("doge", {}, "a mask of its own"),
     ],
 )
@@ -125,7 +127,7 @@ def test_a_model_that_is_deaf_to_the_packing_or_to_its_window_is_refused(monkeyp
         return without
 
     monkeypatch.setattr(type(windowed.model.layers[0].self_attn), "forward", deaf("packing"))
-    with pytest.raises(PackingError, match="other states when it is packed"):
+    with pytest.raises(PackingError, match="if it is packed behind another"):
         enable_packing(windowed)
     monkeypatch.undo()
     for layer in windowed.model.layers:

@@ -15,7 +15,7 @@ from headrace.infra.run.retired import Retired
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, ObjectStore
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
-from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.ops.audit.objects import ObjectChecks
 from headrace.schemas import codec
@@ -54,7 +54,7 @@ class Scene:
         return ClaimCheck("main", key, hashlib.sha256(data).hexdigest(), len(data))
 
     def anchor(self, version: int) -> WeightsPublished:
-        claim = self.put(f"{version}", write_safetensors(weights(version)))
+        claim = self.put(f"{version}", encode_safetensors(weights(version)))
         return WeightsPublished(policy="p", version=version, weights_hash=hash_weights(weights(version)), weights=claim)
 
     def delta(self, base: int, version: int, data: bytes | None = None, **changes: object) -> WeightsPublished:
@@ -105,7 +105,7 @@ DAMAGE: list[tuple[Callable[[Scene], object], str]] = [
     (redone(lambda scene: scene.objects["2"][:-9]), "the delta object is torn or was altered"),
     (
         redone(lambda _: encode_delta(weights(0), weights(2), Label("p", 0, 1, 2))),
-        "is not what the record says of it",
+        "and its record says something else",
     ),
     (
         redone(lambda _: encode_delta(weights(1), weights(2), Label("p", 0, 1, 3))),

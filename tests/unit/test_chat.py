@@ -231,5 +231,5 @@ def test_a_first_prompt_that_is_too_long_and_an_unknown_policy_are_refused(tmp_p
     with pytest.raises(ChatError, match="too long for the model's context of 20 tokens"):
         play(Chat(actor, "solver", [SYSTEM, ASKED]))
     unknown: Any = "forget"
-    with pytest.raises(ChatError, match="when_full is"):
+    with pytest.raises(ChatError, match="when_full must be"):
         Chat(actor, "solver", [ASKED], when_full=unknown)

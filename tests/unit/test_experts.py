@@ -10,7 +10,7 @@ from tiny_models import EXPERTS, SHAPE, TOKENIZER
 from transformers.core_model_loading import revert_weight_conversion
 
 from headrace.infra.weights.experts import split_by_files
-from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.producers.engines.causal_lm import CausalLM
 from headrace.producers.engines.contract import EngineError
 from headrace.trainers.learner.model import ModelError, build_model, round_to_bf16, save_model_files, to_torch
@@ -43,7 +43,7 @@ def test_a_published_folder_is_read_by_plain_transformers_and_by_the_engine(tmp_
     assert again == published, "memory that is used again"
     for name, content in save_model_files(model, TOKENIZER).items():
         (tmp_path / name).write_bytes(content)
-    (tmp_path / "model.safetensors").write_bytes(write_safetensors(published))
+    (tmp_path / "model.safetensors").write_bytes(encode_safetensors(published))
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     for (name, weight), expected in zip(read.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(weight, expected.to(torch.bfloat16)), name

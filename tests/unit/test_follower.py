@@ -18,7 +18,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_sources import WeightObjects
 from headrace.infra.store.object_store import ObjectMissing, StoreUnavailable
-from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.producers.engines.contract import Engine, EngineError, EngineStats, VersionGone
 from headrace.producers.rollout.pauses import Pauses
@@ -93,7 +93,7 @@ class Scene:
 
     def publish(self, version: int, **changes: Any) -> None:
         tensors = {"w": Tensor("F32", (1,), memoryview(version.to_bytes(4, "little")))}
-        data = write_safetensors(tensors)
+        data = encode_safetensors(tensors)
         key = f"weights/{version}"
         self.store.objects[key] = data
         claim = ClaimCheck("main", key, hashlib.sha256(data).hexdigest(), len(data))

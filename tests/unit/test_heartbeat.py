@@ -36,11 +36,11 @@ def test_a_trainer_takes_its_heartbeat_back_when_the_long_work_is_done(monkeypat
     monkeypatch.setattr(heartbeat, "open_producer", lambda *_given: log)
     run = cast("Run", cast("Any", log))
 
-    with heartbeat.heartbeat(run, "solver", "resuming"):
+    with heartbeat.open_heartbeat(run, "solver", "resuming"):
         pass
     assert log.written == [], "nothing written, nothing to take back"
 
-    with heartbeat.heartbeat(run, "solver", "warming up") as beat:
+    with heartbeat.open_heartbeat(run, "solver", "warming up") as beat:
         beat("exact match 0.12")
     (said, key), end = log.written
     status = codec.decode(said or b"", WorkerStatus)

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, pad
-from headrace.trainers.learner.logprobs import token_logprobs
+from headrace.trainers.learner.logprobs import compute_token_logprobs
 
 VOCABULARY = 20_000
 ROWS = 2**20 // (4 * VOCABULARY)
@@ -50,7 +50,7 @@ def evaluated(
 ) -> list[torch.Tensor]:
     """Log-probabilities, entropies and the gradient of a sum over both."""
     model.zero_grad()
-    logprobs, entropies = token_logprobs(model, micro, logits_mib=logits_mib, entropy_gradient=entropy_gradient)
+    logprobs, entropies = compute_token_logprobs(model, micro, logits_mib=logits_mib, entropy_gradient=entropy_gradient)
     weights = torch.linspace(-1, 1, len(logprobs))
     loss = (logprobs * weights).sum()
     if entropy_gradient:
@@ -101,7 +101,7 @@ def test_the_gradients_of_parts_are_summed_in_fp32_where_the_weights_are_bf16() 
     gradients = []
     for logits_mib in (256, 1):
         model.zero_grad()
-        logprobs, _ = token_logprobs(model, micro, logits_mib=logits_mib)
+        logprobs, _ = compute_token_logprobs(model, micro, logits_mib=logits_mib)
         torch.autograd.backward(logprobs.sum())
         gradients.append(model.lm_head.weight.grad.float())
     for gradient in gradients:

@@ -32,7 +32,7 @@ from headrace.schemas.records import NamedObject
 from headrace.trainers.batches.batch import TrainingSequence, pad
 from headrace.trainers.learner.checkpoint import CheckpointError, decode_checkpoint, encode_checkpoint
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.learner.logprobs import token_logprobs
+from headrace.trainers.learner.logprobs import compute_token_logprobs
 from headrace.trainers.learner.lora import Adapter, _Merged, load_base
 from headrace.trainers.learner.model import ModelError, build_model, load_model, save_model_files, to_torch
 
@@ -73,7 +73,7 @@ def step(learner: Learner, version: int) -> None:
 
 def logprobs(model: transformers.PreTrainedModel, sequences: list[TrainingSequence]) -> torch.Tensor:
     with torch.no_grad():
-        return token_logprobs(model, pad(sequences))[0]
+        return compute_token_logprobs(model, pad(sequences))[0]
 
 
 def with_weights(named: dict[str, Tensor]) -> transformers.PreTrainedModel:

@@ -363,7 +363,7 @@ def test_kl_in_the_reward_lowers_advantages_without_a_gradient_of_its_own() -> N
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        ({"use": "m2po", "variant": "cup"}, "variant is one of cap, cap_exact, cap_suffix, mask"),
+        ({"use": "m2po", "variant": "cup"}, "variant must be one of cap, cap_exact, cap_suffix, mask"),
         ({"use": "m2po", "floor_low": 1.0}, "floor_low"),
         ({"use": "gspo", "form": "word"}, "form must be sequence or token"),
         ({"use": "gmpo", "clip_low": -1}, "clip_low and clip_high must be at least 0"),
@@ -378,7 +378,7 @@ def test_kl_in_the_reward_lowers_advantages_without_a_gradient_of_its_own() -> N
         ({"use": "decoupled_ppo", "behaviour_metric": "k3", "behaviour_action": "clamp"}, "cannot go with k3"),
         ({"use": "decoupled_ppo", "behaviour_lower": 6}, "behaviour_lower 6 is above"),
         ({"correction": {"use": "tis", "level": "word"}}, "level must be token or sequence"),
-        ({"correction": {"use": "rejection", "level": "word"}}, "level is one of token, sequence, geometric"),
+        ({"correction": {"use": "rejection", "level": "word"}}, "level must be one of token, sequence, geometric"),
         ({"correction": {"use": "veto", "high": 3}}, "no option 'high'; it takes low"),
         ({"kl": {"place": "reward", "unbiased": True}}, "unbiased is of the loss"),
     ],

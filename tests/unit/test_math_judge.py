@@ -77,7 +77,7 @@ def test_exact_comparison_is_the_default_and_the_extra_is_named_where_it_is_miss
 ) -> None:
     exact = JsonLines(1, a_file(tmp_path))
     assert exact.score(exact.problem("train", 0), r"\boxed{X}").reward == 0
-    with pytest.raises(ValueError, match="compare is one of exact, math_verify; got 'sympy'"):
+    with pytest.raises(ValueError, match="compare must be one of exact, math_verify; got 'sympy'"):
         JsonLines(1, a_file(tmp_path), compare="sympy")  # type: ignore[arg-type]  # the test's point
     monkeypatch.setattr(math_judge, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"make install EXTRAS=math"):

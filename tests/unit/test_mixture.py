@@ -112,11 +112,11 @@ def test_the_sources_are_tiers_of_which_some_can_be_asked() -> None:
         ({"sources": []}, "at least one"),
         ({"sources": ["arithmetic"]}, "source 1 is not a table with `use`"),
         ({"sources": [{"use": "arithmetic"}, {"use": "arithmetic"}]}, "names of their own"),
-        ({"sources": [{**EASY, "weight": 0}]}, "weight of source easy is a number above 0; got 0"),
+        ({"sources": [{**EASY, "weight": 0}]}, "weight of source easy must be a number above 0; got 0"),
         ({"sources": [{**EASY, "weight": "3"}]}, "weight of source easy"),
         ({"sources": [{**EASY, "weight": 0.333333333}, {**HARD, "weight": 0.7}]}, "take simpler ones"),
         ({"sources": [EASY, {"use": "arithmetic", "name": "b", "tiers": ["sum_1"]}]}, "source b: .*no tier 'sum_1'"),
-        ({"sources": [EASY], "tiers": ["harder"]}, "tiers is a list of names of sources, of easy"),
+        ({"sources": [EASY], "tiers": ["harder"]}, "tiers must be a list of names of sources, from easy"),
     ],
 )
 def test_sources_that_cannot_be_mixed_are_refused(settings: dict[str, Any], words: str) -> None:

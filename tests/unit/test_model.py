@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SHAPE, TOKENIZER
 
 from headrace.infra.errors import UsageError
-from headrace.infra.weights.tensor_file import read_safetensors, write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors, read_safetensors
 from headrace.trainers.learner.model import (
     ModelError,
     build_model,
@@ -40,7 +40,7 @@ def test_the_published_folder_is_read_by_plain_transformers(tmp_path: Path) -> N
     published = round_to_bf16(dict(model.named_parameters()))
     for name, content in save_model_files(model, TOKENIZER).items():
         (tmp_path / name).write_bytes(content)
-    (tmp_path / "model.safetensors").write_bytes(write_safetensors(published))
+    (tmp_path / "model.safetensors").write_bytes(encode_safetensors(published))
     assert "lm_head.weight" not in published
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -49,7 +49,7 @@ def test_the_published_folder_is_read_by_plain_transformers(tmp_path: Path) -> N
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert read.dtype is torch.bfloat16
     for name, weight in read.named_parameters():
-        assert torch.equal(weight, to_torch(read_safetensors(write_safetensors(published))[name]))
+        assert torch.equal(weight, to_torch(read_safetensors(encode_safetensors(published))[name]))
     again, _ = load_model(tmp_path)
     assert again.dtype is torch.float32
 

@@ -59,7 +59,7 @@ def test_what_is_no_number_is_refused_by_name() -> None:
             (lambda: Score(1, {"used": value}), r"Score\.parts\['used'\]"),  # noqa: B023
             (lambda: RoleTrajectory(value, ()), r"RoleTrajectory\.reward"),  # noqa: B023
         ):
-            with pytest.raises(TypeError, match=f"^{name} is a number, got "):
+            with pytest.raises(TypeError, match=f"^{name} must be a number, got "):
                 make()
 
 
@@ -67,13 +67,13 @@ def test_what_is_no_part_no_sequence_and_no_text_is_refused_by_name() -> None:
     wrong: Any = 3
     with pytest.raises(TypeError, match=r"a name in Score\.parts must be a string, got int 3"):
         Score(1, {wrong: 1})
-    with pytest.raises(TypeError, match=r"^Score\.parts is numbers by name, got int 3"):
+    with pytest.raises(TypeError, match=r"^Score\.parts must be numbers by name, got int 3"):
         Score(1, wrong)
     with pytest.raises(TypeError, match=r"holds sequences, got Transcript: call its sequence\(\)"):
         RoleTrajectory(1, (Transcript("solver"),))  # type: ignore[arg-type]  # the test's point
     with pytest.raises(TypeError, match="is several sequences, got one Sequence"):
         RoleTrajectory(1, Sequence())  # type: ignore[arg-type]  # the test's point
-    with pytest.raises(TypeError, match=r"^Sequence\.reward is a number, got str 'high'"):
+    with pytest.raises(TypeError, match=r"^Sequence\.reward must be a number, got str 'high'"):
         RoleTrajectory(1, (Sequence(reward="high"),))  # type: ignore[arg-type]  # the test's point
     for field in ("task_id", "prompt", "answer", "tier"):
         or_messages = " or messages" if field == "prompt" else ""
@@ -100,7 +100,7 @@ def test_a_number_is_a_score_without_parts_and_what_is_no_score_is_refused() -> 
     problem = Problem("t", "p")
     assert [scoring(number).score(problem, "") for number in NUMBERS.values()] == [Score(1.0)] * len(NUMBERS)
     assert scoring(Score(0.5, {"a": 1})).score(problem, "") == Score(0.5, {"a": 1.0})
-    said = r"`score` of environment own \(.*test_own_values.py:\d+\) returns, .* is a number, got NoneType None"
+    said = r"`score` of environment own \(.*test_own_values.py:\d+\) returns, if not a Score.* must be a number, got NoneType None"
     with pytest.raises(TypeError, match=said):
         scoring(None).score(problem, "")
 
@@ -187,10 +187,10 @@ def test_terms_alone_are_a_loss_without_metrics() -> None:
 
 def test_what_no_loss_may_give_is_refused_by_name_before_anything_is_trained() -> None:
     for give, said in (
-        ("vector", r"metric 'mine' of the loss is one number, a sum over tokens, got a tensor of \[2\]"),
-        ("text", "metric 'mine' of the loss is one number, a sum over tokens, got str 'much'"),
+        ("vector", r"metric 'mine' of the loss must be one number, a sum over tokens, got a tensor of \[2\]"),
+        ("text", "metric 'mine' of the loss must be one number, a sum over tokens, got str 'much'"),
         ("learner's", "metric 'loss' of the loss has a name that the learner gives itself"),
-        ("scalar", r"the terms of a loss are one for each of the 2 tokens, got \[\]"),
+        ("scalar", r"the terms of a loss must be one for each of the 2 tokens; got \[\]"),
         ("list", r"a loss returns TokenLoss\(terms, metrics\), or terms alone, got list"),
     ):
         with pytest.raises(UsageError, match=rf"^trainer\.loss: {said}"):

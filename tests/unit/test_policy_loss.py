@@ -171,7 +171,7 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
         ({"kl": {"weight": math.inf}}, "kl: weight must be"),
         ({"use": "m2po", "budget": math.nan}, r"loss, m2po: budget is not a number \(nan\)"),
         ({"use": "sapo", "tau_positive": math.inf}, "sapo: tau must be above 0 and finite"),
-        ({"use": "dppo", "threshold": -2.0}, "dppo: threshold bounds a change in probability"),
+        ({"use": "dppo", "threshold": -2.0}, "dppo: threshold, a bound of the change in probability"),
         ({"correction": {"use": "icepop", "low": 5.0, "high": 0.2}}, "icepop: low 5.0 is above high 0.2"),
         ({"correction": {"use": "rejection", "high": 0.5}}, "rejection: low 2.0 is above high 0.5"),
         ({"use": "headrace.trainers.losses:nothing"}, "loss: module headrace.trainers.losses has no 'nothing'"),

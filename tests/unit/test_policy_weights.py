@@ -16,7 +16,7 @@ from headrace.infra.weights.folder import files_of
 from headrace.infra.weights.merging import merge_deltas
 from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NO_BASE, Link, find_cheapest
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
-from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished
 
@@ -76,7 +76,7 @@ class Scene:
 
     def anchor(self, version: int) -> None:
         event = WeightsPublished(policy="p", version=version, kind=ANCHOR, weights_hash=hash_weights(weights(version)))
-        self.put(f"anchor-{version}", write_safetensors(weights(version)), event)
+        self.put(f"anchor-{version}", encode_safetensors(weights(version)), event)
 
     def delta(self, base: int, version: int, data: bytes | None = None, epoch: int = 0, kind: str = DELTA) -> None:
         label = Label("p", epoch, base, version)
@@ -273,7 +273,7 @@ def test_an_anchor_that_is_not_what_its_record_says_is_refused_though_a_delta_le
     with pytest.raises(BadWeights, match="anchor of version 0"):
         scene.bring(2)
     event = scene.events["anchor-0"]
-    scene.put("anchor-0", write_safetensors(weights(5)), event)
+    scene.put("anchor-0", encode_safetensors(weights(5)), event)
     with pytest.raises(BadWeights, match="as was recorded"):
         scene.bring(2)
 

@@ -28,7 +28,7 @@ from headrace.trainers.batches.batch import BatchError, TrainingSequence, pack, 
 from headrace.trainers.batches.groups import DecodedGroup, decode_routing, prepare_group
 from headrace.trainers.learner.checkpoint import decode_checkpoint, encode_checkpoint
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.learner.logprobs import token_logprobs
+from headrace.trainers.learner.logprobs import compute_token_logprobs
 from headrace.trainers.learner.model import build_model
 
 LAYERS, EXPERTS, PER_TOKEN = 2, 8, 2
@@ -230,8 +230,8 @@ def test_replay_of_what_the_routers_choose_anyway_changes_no_bit(
 ) -> None:
     one, micro = learner(**REPLAY), layout(training_sequences(recorded))
     with torch.no_grad(), one._passes.routers.follow_engine(micro, torch.device("cpu")):
-        replayed, _ = token_logprobs(one.model, micro)
-    plain, _ = token_logprobs(one.model, micro)
+        replayed, _ = compute_token_logprobs(one.model, micro)
+    plain, _ = compute_token_logprobs(one.model, micro)
     assert torch.equal(replayed, plain)
 
 
@@ -253,7 +253,7 @@ def test_replay_keeps_to_the_engines_experts_where_other_weights_choose_others(
         seen.clear()
         micro = pack([sequence])
         with torch.no_grad(), one._passes.routers.follow_engine(micro, torch.device("cpu")):
-            token_logprobs(one.model, micro)
+            compute_token_logprobs(one.model, micro)
         assert sequence.routing is not None
         np.testing.assert_array_equal(torch.stack(seen, 1).numpy(), sequence.routing)
     for hook in hooks:

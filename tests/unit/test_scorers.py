@@ -207,7 +207,7 @@ def test_a_judge_is_asked_no_more_often_than_its_rate(endpoint: Endpoint) -> Non
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"url": "host/v1"}, "url begins with http"),
+        ({"url": "host/v1"}, "url must begin with http"),
         ({"prompt": "Is it right?"}, r"prompt lacks \{completion\}"),
         ({"rate": -1}, "rate and budget 0 or more"),
         ({"modell": "m"}, "unexpected keyword argument 'modell'"),

@@ -99,7 +99,7 @@ def test_what_it_cannot_read_is_refused_with_what_to_do() -> None:
     [
         ({"tokens": [4]}, "must have the same number of values"),
         ({"tokens": [], "difficulties": []}, "must have the same number of values"),
-        ({"tokens": [4, 1]}, "tokens are at least 2"),
+        ({"tokens": [4, 1]}, "tokens must be at least 2"),
         ({"seconds_per_token": -1.0}, "seconds_per_token at least 0"),
         ({"latency": 1.0}, "latency.*it takes rate, difficulties, tokens, seconds_per_token"),
         ({"tokens": 4}, "scripted: "),
@@ -115,7 +115,7 @@ def test_settings_that_it_does_not_take_are_refused(settings: dict[str, object],
     [
         ("arithmetic", "scriptd", "no 'scriptd'; take one of scripted, torch"),
         ("arithmetic", "scripted", "workflows.sums asks problems of arithmetic, and engine scripted"),
-        ("efficient-data/edf", '{ use = "scripted", tokens = [1, 4] }', "tokens are at least 2"),
+        ("efficient-data/edf", '{ use = "scripted", tokens = [1, 4] }', "tokens must be at least 2"),
         ("arithmetic", '{ use = "torch", tokens = [4] }', "engine torch takes no settings"),
     ],
 )
@@ -161,5 +161,5 @@ def test_only_the_right_digit_alone_is_right() -> None:
 
 @pytest.mark.parametrize("settings", [{"levels": []}, {"levels": [-1]}, {"levels": 2}, {"levels": [0.5]}, {"tasks": 0}])
 def test_settings_that_the_questions_do_not_take_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"levels must be a list|tasks is the number"):
+    with pytest.raises(ValueError, match=r"levels must be a list|tasks, the number of problems"):
         Scripted(seed=1, **settings)  # type: ignore[arg-type]

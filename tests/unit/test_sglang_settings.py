@@ -31,7 +31,7 @@ def refusal(engine: str, *words: str) -> str:
         ("serves=2", "unexpected keyword argument 'serves'; it takes python, servers, evaluation_servers"),
         ('servers="two"', "servers is a whole number, got 'two'"),
         ("servers=0", "servers is 0, which is too few"),
-        ('arguments="--tp 2"', "arguments is a list of strings"),
+        ('arguments="--tp 2"', "arguments must be a list of strings"),
         ('urls=["host:30000"]', "a server is named by http://HOST:PORT, got 'host:30000'"),
         ('evaluation_urls=["http://h:1"]', "evaluation_urls go with urls"),
         ("evaluation_servers=0", "set evaluation_servers (or evaluation_urls) for one, or evaluate.every = 0"),

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from group_checkpoints import Folder
 
-from headrace.infra.weights.tensor_file import read_safetensors, write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors, read_safetensors
 from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas.records import NamedObject
 from headrace.trainers.learner.backends.shards import read_parts, store_parts
@@ -122,9 +122,9 @@ def test_a_part_that_holds_something_else_than_its_index_says_is_an_error(folder
     index, found = stored(folder, group)
     held = part_of(folder, found.parts[0])
     held["masters/3@0"] = replace(held["masters/3@0"], shape=(50, 2))
-    other = folder.put(write_safetensors(held), "checkpoints")
+    other = folder.put(encode_safetensors(held), "checkpoints")
     with pytest.raises(CheckpointError, match="does not hold 'masters/3@0' as F32"):
         read_parts(folder.run, index, (replace(found.parts[0], claim=other),), room(), None)
-    torn = folder.put(write_safetensors(held)[:-1], "checkpoints")
+    torn = folder.put(encode_safetensors(held)[:-1], "checkpoints")
     with pytest.raises(WeightsError):
         read_parts(folder.run, index, (replace(found.parts[0], claim=torn),), room(), None)

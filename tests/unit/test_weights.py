@@ -10,7 +10,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.infra.weights.tensor_file import read_metadata, read_safetensors, write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors, read_metadata, read_safetensors
 from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, hash_weights
 
 
@@ -39,14 +39,14 @@ tensors = st.builds(
     )
 )
 def test_what_is_written_is_read_back(named: dict[str, Tensor]) -> None:
-    data = write_safetensors(named, {"k": "v"})
+    data = encode_safetensors(named, {"k": "v"})
     assert read_safetensors(data) == named
     assert read_metadata(data) == {"k": "v"}
     assert hash_weights(read_safetensors(data)) == hash_weights(named)
 
 
 def test_the_safetensors_library_reads_our_file_and_we_read_its() -> None:
-    theirs = dict(safetensors.deserialize(write_safetensors(NAMED)))  # type: ignore[no-untyped-call]  # untyped there
+    theirs = dict(safetensors.deserialize(encode_safetensors(NAMED)))  # type: ignore[no-untyped-call]  # untyped there
     assert {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in theirs.items()} == {
         name: (one.dtype, one.shape) for name, one in NAMED.items()
     }
@@ -60,8 +60,8 @@ def test_the_safetensors_library_reads_our_file_and_we_read_its() -> None:
 
 
 def test_the_file_does_not_depend_on_the_order_of_names_and_keeps_tensors_aligned() -> None:
-    data = write_safetensors(NAMED)
-    assert data == write_safetensors(dict(reversed(NAMED.items())))
+    data = encode_safetensors(NAMED)
+    assert data == encode_safetensors(dict(reversed(NAMED.items())))
     address = np.frombuffer(data, np.uint8).ctypes.data
     for one in read_safetensors(data).values():
         if one.data.nbytes:
@@ -83,7 +83,7 @@ def test_the_hash_sees_every_part_of_a_tensor(other: dict[str, Tensor]) -> None:
 
 
 def test_a_file_cut_anywhere_is_refused() -> None:
-    data = write_safetensors(NAMED)
+    data = encode_safetensors(NAMED)
     for end in range(len(data)):
         with pytest.raises(WeightsError):
             read_safetensors(data[:end])

@@ -16,7 +16,7 @@ from headrace.infra.weights import folder as folders
 from headrace.infra.weights import offline
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.folder import HASH_KEY, INDEX, SINGLE, open_weights, write_weights
-from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import Tensor, WeightsError, hash_weights
 
 SHAPES = {"embed": (50, 16), "norm": (16,), "head": (16, 50)}
@@ -187,7 +187,7 @@ def test_a_shard_does_not_speak_for_all_of_them(tmp_path: Path) -> None:
     write_weights(named, tmp_path, "", shard_bytes=40)
     first = {"t0": named["t0"]}
     metadata = {"format": "pt", HASH_KEY: hash_weights(first)}
-    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(write_safetensors(first, metadata))
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(encode_safetensors(first, metadata))
     assert offline.verify(tmp_path) == offline.Verified("weights", hash_weights(named), promised=False)
 
 

@@ -45,7 +45,7 @@ class PreparedGroup:
     """Whether they are taken: they depend on no other group of the batch."""
 
     @classmethod
-    def without_trajectories(cls, curated: CuratedGroup) -> PreparedGroup:
+    def of_record(cls, curated: CuratedGroup) -> PreparedGroup:
         """Return a replay of which only the record is left: it can be evicted, and never trained on."""
         return cls(DecodedGroup(curated, TrajectoryGroup()), (), ())
 

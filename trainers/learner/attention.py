@@ -62,13 +62,13 @@ def enable_packing(model: transformers.PreTrainedModel) -> None:
     strange = set(getattr(config, "layer_types", None) or ()) - _KINDS
     if strange:
         raise PackingError(
-            f"{config.model_type} has layers of {', '.join(sorted(strange))}, which packing does not know"
+            f"{config.model_type} has layers that packing does not support: {', '.join(sorted(strange))}"
         )
     before = model.config._attn_implementation  # noqa: SLF001 - transformers names it so in its own documentation
     if before == PACKED_ATTENTION:
         return
     if before != "sdpa" or not model._supports_attention_backend:  # noqa: SLF001 - its way to ask
-        raise PackingError(f"{config.model_type} attends by its own code ({before}), which knows no packed sequences")
+        raise PackingError(f"{config.model_type} has attention code of its own ({before}), without packed sequences")
     transformers.AttentionInterface.register(PACKED_ATTENTION, attend)
     AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
     model.set_attn_implementation(PACKED_ATTENTION)
@@ -171,11 +171,13 @@ def _try_out(model: transformers.PreTrainedModel, config: transformers.PreTraine
     try:
         packed = base(input_ids=ids[None], position_ids=positions[None], use_cache=False, **packing.inputs())
     except TypeError as error:
-        raise PackingError(f"{config.model_type} takes no packed sequences: {error}") from error
+        raise PackingError(f"{config.model_type} cannot take packed sequences: {error}") from error
     alone = base(input_ids=ids[None, first:], use_cache=False).last_hidden_state[0].float()
     distance = float((packed.last_hidden_state[0, first:].float() - alone).abs().max())
     if not distance <= _NEAR * float(alone.abs().max()):
-        raise PackingError(f"{config.model_type} gives a sequence other states when it is packed behind another one")
+        raise PackingError(
+            f"{config.model_type} computes other hidden states for a sequence if it is packed behind another"
+        )
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or _KINDS
     if window and "sliding_attention" in kinds and window not in packing.windows:

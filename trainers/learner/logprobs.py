@@ -21,7 +21,7 @@ LOGITS_MIB = 256
 _Scores: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
-def token_logprobs(
+def compute_token_logprobs(
     model: transformers.PreTrainedModel,
     micro: MicroBatch,
     *,
@@ -60,7 +60,7 @@ def token_logprobs(
 
 
 @torch.no_grad()
-def answer_logprobs(
+def compute_answer_logprobs(
     model: transformers.PreTrainedModel, prompt: Sequence[int], answer: npt.NDArray[np.int32], temperature: float
 ) -> npt.NDArray[np.float32]:
     """Return float32[T]: the log-probabilities that a model gives to the T tokens of an answer to a prompt."""
@@ -68,21 +68,21 @@ def answer_logprobs(
     mask = np.arange(ids.size) >= len(prompt)
     blank = np.zeros(ids.size, np.float32)
     one = TrainingSequence(ids, mask, blank, np.where(mask, 0, -1).astype(np.int32), 0.0, temperature)
-    logprobs, _ = token_logprobs(model, pad([one]))
+    logprobs, _ = compute_token_logprobs(model, pad([one]))
     found: npt.NDArray[np.float32] = logprobs.float().cpu().numpy()
     return found
 
 
 class TokenScorer(torch.nn.Module):
-    """`token_logprobs` of a model, as a module: what shards a model's weights watches the calls of modules."""
+    """`compute_token_logprobs` of a model, as a module: what shards a model's weights watches the calls of modules."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, micro: MicroBatch, logits_mib: int, entropy_gradient: bool) -> _Scores:
-        """Return `token_logprobs`."""
-        return token_logprobs(self.model, micro, logits_mib=logits_mib, entropy_gradient=entropy_gradient)
+        """Return `compute_token_logprobs`."""
+        return compute_token_logprobs(self.model, micro, logits_mib=logits_mib, entropy_gradient=entropy_gradient)
 
     def try_packing(self) -> str:
         """Let the model pack from now on; return why it cannot, empty when it can."""

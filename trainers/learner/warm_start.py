@@ -23,7 +23,7 @@ import transformers
 
 from headrace.infra.errors import UsageError
 from headrace.trainers.batches.batch import TrainingSequence, cut_micro_batches, pad
-from headrace.trainers.learner.logprobs import token_logprobs
+from headrace.trainers.learner.logprobs import compute_token_logprobs
 from headrace.trainers.learner.model import deterministic, encode, encode_completion
 
 log = structlog.get_logger()
@@ -232,7 +232,7 @@ class _Student:
         self._optimizer.zero_grad()
         with deterministic(self._model.device, torch.float32):
             for cut in cut_micro_batches(batch, self._settings.tokens_per_micro_batch):
-                logprobs, _ = token_logprobs(self._model, pad(cut))
+                logprobs, _ = compute_token_logprobs(self._model, pad(cut))
                 torch.autograd.backward(-logprobs.sum() / tokens)
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0, foreach=False)
         self._optimizer.step()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from headrace.infra.errors import UsageError
-from headrace.trainers.losses.tokens import Count, Totals, sequence_sums, totals_of
+from headrace.trainers.losses.tokens import Count, Totals, sum_sequences, totals_of
 
 
 def token_mean(terms: Tensor, sequences: Tensor, kept: Tensor | None = None, totals: Totals | None = None) -> Tensor:
@@ -29,8 +29,8 @@ def sequence_mean(terms: Tensor, sequences: Tensor, kept: Tensor | None = None, 
     """
     totals = totals or totals_of(sequences, kept)
     counted = terms.new_ones(terms.shape) if kept is None else kept.to(terms.dtype)
-    lengths = sequence_sums(counted, sequences).clamp(min=1)
-    return (sequence_sums(terms, sequences) / lengths).sum() / _clamp_to_one(totals.sequences)
+    lengths = sum_sequences(counted, sequences).clamp(min=1)
+    return (sum_sequences(terms, sequences) / lengths).sum() / _clamp_to_one(totals.sequences)
 
 
 def sequence_sum(terms: Tensor, sequences: Tensor, kept: Tensor | None = None, totals: Totals | None = None) -> Tensor:

@@ -22,10 +22,10 @@ from headrace.trainers.losses.metrics import largest
 from headrace.trainers.losses.tokens import (
     MAX_LOG_RATIO,
     TrainedTokens,
+    broadcast_sequence_any,
+    broadcast_sequence_mean,
+    broadcast_sequence_sum,
     log_ratio,
-    per_sequence_any,
-    per_sequence_mean,
-    per_sequence_sum,
 )
 
 
@@ -73,21 +73,21 @@ def rejection(
         low: None: 1 / high.
     """
     if level not in _REJECTION_HIGH:
-        raise UsageError(f"rejection: level is one of {', '.join(_REJECTION_HIGH)}, got {level!r}")
+        raise UsageError(f"rejection: level must be one of {', '.join(_REJECTION_HIGH)}, got {level!r}")
     high = _check_positive("rejection", "high", _REJECTION_HIGH[level] if high is None else high)
     low, high = _check_range("rejection", 1 / high if low is None else low, high)
     log_weights = _raw_log_weights(tokens)
     if level == "sequence":
-        log_weights = per_sequence_sum(log_weights, tokens)
+        log_weights = broadcast_sequence_sum(log_weights, tokens)
     elif level == "geometric":
-        log_weights = per_sequence_mean(log_weights, tokens)
+        log_weights = broadcast_sequence_mean(log_weights, tokens)
     return Correction(None, ~is_within(log_weights, math.log(low), math.log(high)))
 
 
 def veto(tokens: TrainedTokens, *, low: float = 1e-4) -> Correction:
     """Reject every sequence in which the w of any token, unclamped, is below `low`: 1e-4 to 1e-6."""
     return Correction(
-        None, per_sequence_any(_raw_log_weights(tokens) < math.log(_check_positive("veto", "low", low)), tokens)
+        None, broadcast_sequence_any(_raw_log_weights(tokens) < math.log(_check_positive("veto", "low", low)), tokens)
     )
 
 
@@ -130,7 +130,7 @@ def log_weights_of(tokens: TrainedTokens) -> Tensor:
 
 def perplexity_ratio(tokens: TrainedTokens) -> Tensor:
     """Of each token's sequence, (product of w)^(-1 / L) = perplexity under pi_prox / under pi_b: float[N]."""
-    return (-per_sequence_mean(log_weights_of(tokens), tokens)).exp()
+    return (-broadcast_sequence_mean(log_weights_of(tokens), tokens)).exp()
 
 
 def _raw_log_weights(tokens: TrainedTokens) -> Tensor:
@@ -143,7 +143,7 @@ def _weights(tokens: TrainedTokens, level: str) -> Tensor:
         return log_weights_of(tokens).exp()
     if level != "sequence":
         raise UsageError(f"correction: level must be token or sequence; got {level!r}")
-    return per_sequence_sum(_raw_log_weights(tokens), tokens).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return broadcast_sequence_sum(_raw_log_weights(tokens), tokens).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def _check_range(name: str, low: float, high: float) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from headrace.infra.errors import UsageError
 from headrace.trainers.losses.correction import is_within, weight_metrics
 from headrace.trainers.losses.metrics import clip_metrics, ratio_metrics
 from headrace.trainers.losses.ppo import apply_dual_clip, surrogate
-from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio, per_sequence_mean
+from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, broadcast_sequence_mean, log_ratio
 
 
 def decoupled_ppo(  # noqa: PLR0913 - each is a key of the recipe
@@ -86,10 +86,10 @@ def behaviour_weights(
         raise UsageError(f"behaviour_action clamp holds the ratio to its bounds: it cannot go with {metric}")
     if level == "sequence":
         if metric == "ratio":
-            log_weights = per_sequence_mean(log_weights, tokens)
+            log_weights = broadcast_sequence_mean(log_weights, tokens)
             found = log_weights.exp()
         else:
-            found = per_sequence_mean(_METRICS[metric](log_weights), tokens)
+            found = broadcast_sequence_mean(_METRICS[metric](log_weights), tokens)
     else:
         found = _METRICS[metric](log_weights)
     low, high = (-torch.inf if bounds[0] is None else bounds[0]), (torch.inf if bounds[1] is None else bounds[1])

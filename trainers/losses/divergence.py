@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headrace.trainers.losses.tokens import sequence_indices, sequence_sums
+from headrace.trainers.losses.tokens import number_sequences, sum_sequences
 
 MAX_LOG_GAP = 10.0
 
@@ -34,9 +34,9 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
 def cost_to_go(values: Tensor, sequences: Tensor) -> Tensor:
     """Sum float[N] `values` from each token to the end of its sequence: float[N]; `sequences` as in TrainedTokens."""
     exact = values.double()
-    indices = sequence_indices(sequences)
+    indices = number_sequences(sequences)
     before = exact.cumsum(0) - exact
-    ends = sequence_sums(exact, sequences).cumsum(0)
+    ends = sum_sequences(exact, sequences).cumsum(0)
     return (ends[indices] - before).to(values.dtype)
 
 

@@ -92,7 +92,9 @@ def m2po_bounds(
 ) -> M2Bounds:
     """Find the bounds from all tokens of a minibatch; parameters as of `m2po`."""
     if variant not in VARIANTS or budget < 0:
-        raise UsageError(f"m2po: variant is one of {', '.join(VARIANTS)}, budget at least 0; got {variant}, {budget}")
+        raise UsageError(
+            f"m2po: variant must be one of {', '.join(VARIANTS)}, and budget at least 0; got {variant} and {budget}"
+        )
     if not (0 <= floor_low < 1 and floor_high >= 0):
         raise UsageError(f"m2po: floor_low must be in 0..1 and floor_high at least 0, got {floor_low}, {floor_high}")
     if variant == "mask" and (floor_low or floor_high):

@@ -8,7 +8,7 @@ from torch import Tensor
 from headrace.infra.errors import UsageError
 from headrace.trainers.losses.metrics import clip_metrics, ratio_metrics
 from headrace.trainers.losses.ppo import check_clip, surrogate
-from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio, per_sequence_mean
+from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, broadcast_sequence_mean, log_ratio
 
 
 def gspo(
@@ -28,10 +28,10 @@ def gspo(
     """
     check_clip(clip_low, clip_high)
     delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs)
-    log_mean = per_sequence_mean(delta, tokens)
+    log_mean = broadcast_sequence_mean(delta, tokens)
     if form == "sequence":
         ratio = log_mean.exp()
-        advantages = per_sequence_mean(tokens.advantages, tokens)
+        advantages = broadcast_sequence_mean(tokens.advantages, tokens)
     elif form == "token":
         ratio = (log_mean.detach() + delta - delta.detach()).exp()
         advantages = tokens.advantages
@@ -51,7 +51,7 @@ def gmpo(tokens: TrainedTokens, *, clip_low: float = 0.4, clip_high: float = 0.4
         raise UsageError(f"gmpo: clip_low and clip_high must be at least 0, got {clip_low} and {clip_high}")
     delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs)
     clipped = _clip_far_side(delta, tokens.advantages, clip_low, clip_high)
-    terms = -per_sequence_mean(tokens.advantages, tokens) * per_sequence_mean(clipped, tokens).exp()
+    terms = -broadcast_sequence_mean(tokens.advantages, tokens) * broadcast_sequence_mean(clipped, tokens).exp()
     above = ((tokens.advantages > 0) & (delta > clip_high)).sum().double()
     below = ((tokens.advantages < 0) & (delta < -clip_low)).sum().double()
     shares = {"clip_fraction_low": below, "clip_fraction_high": above, "clip_fraction": below + above}

@@ -76,7 +76,7 @@ class TrainedTokens:
         if len(set(shapes.values())) != 1 or self.logprobs.ndim != 1:
             raise UsageError(f"the vectors of trained tokens must all be [N], and are {shapes}")
         if self.sequences.device.type == "cpu":
-            begun = self.sequences[sequence_begins(self.sequences)].sort().values
+            begun = self.sequences[mark_sequence_begins(self.sequences)].sort().values
             twice = begun[1:][begun[1:] == begun[:-1]]
             if twice.numel():
                 raise UsageError(f"the tokens of sequence {int(twice[0])} are not adjacent")
@@ -147,7 +147,9 @@ def check_loss_terms(found: Any, tokens: TrainedTokens) -> tuple[Tensor, dict[st
         raise UsageError(f"a loss returns TokenLoss(terms, metrics), or terms alone, got {type(given).__name__}")
     if not isinstance(given.terms, Tensor) or given.terms.shape != tokens.logprobs.shape:
         shape = list(given.terms.shape) if isinstance(given.terms, Tensor) else type(given.terms).__name__
-        raise UsageError(f"the terms of a loss are one for each of the {tokens.logprobs.numel()} tokens, got {shape}")
+        raise UsageError(
+            f"the terms of a loss must be one for each of the {tokens.logprobs.numel()} tokens; got {shape}"
+        )
     metrics = {name: _metric(name, value, given.terms) for name, value in given.metrics.items()}
     return given.terms, metrics, given.rejected
 
@@ -160,7 +162,7 @@ def _metric(name: str, value: Any, terms: Tensor) -> Tensor:
     if isinstance(value, SupportsFloat) and not isinstance(value, Tensor):
         return torch.full((), float(value), dtype=torch.float64, device=terms.device)
     what = f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__} {value!r:.60}"
-    raise UsageError(f"metric {name!r} of the loss is one number, a sum over tokens, got {what}")
+    raise UsageError(f"metric {name!r} of the loss must be one number, a sum over tokens, got {what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,49 +195,49 @@ def totals_of(sequences: Tensor, kept: Tensor | None = None, all_sequences: Coun
         kept: Tokens that count; None: all.
         all_sequences: Where some sequences have no trained token; None: as many as are named in `sequences`.
     """
-    begins = sequence_begins(sequences)
+    begins = mark_sequence_begins(sequences)
     there = begins.sum()
     every = there if all_sequences is None else all_sequences
     if kept is None:
         return Totals(sequences.numel(), there, every)
-    alive = torch.zeros_like(sequences).index_add_(0, sequence_indices(sequences), kept.to(sequences.dtype))
+    alive = torch.zeros_like(sequences).index_add_(0, number_sequences(sequences), kept.to(sequences.dtype))
     return Totals(kept.sum(), (alive > 0).sum(), every)
 
 
-def sequence_begins(sequences: Tensor) -> Tensor:
+def mark_sequence_begins(sequences: Tensor) -> Tensor:
     """Return bool[N]: True at the first token of each sequence."""
     begins = torch.ones_like(sequences, dtype=torch.bool)
     begins[1:] = sequences[1:] != sequences[:-1]
     return begins
 
 
-def sequence_indices(sequences: Tensor) -> Tensor:
+def number_sequences(sequences: Tensor) -> Tensor:
     """Return int64[N]: 0 for the tokens of the first sequence that is there, 1 for those of the second, ..."""
-    return sequence_begins(sequences).cumsum(0) - 1
+    return mark_sequence_begins(sequences).cumsum(0) - 1
 
 
-def sequence_sums(values: Tensor, sequences: Tensor) -> Tensor:
+def sum_sequences(values: Tensor, sequences: Tensor) -> Tensor:
     """Return float[N]: entry k is the sum of float[N] `values` over the k-th sequence; entries after the last are 0.
 
     One entry per token, not per sequence: the size is then known without asking the device.
     """
-    return torch.zeros_like(values).index_add(0, sequence_indices(sequences), values)
+    return torch.zeros_like(values).index_add(0, number_sequences(sequences), values)
 
 
-def per_sequence_sum(values: Tensor, tokens: TrainedTokens) -> Tensor:
+def broadcast_sequence_sum(values: Tensor, tokens: TrainedTokens) -> Tensor:
     """Sum float[N] `values` over the kept tokens of each token's sequence: float[N]."""
     counted = values if tokens.kept is None else torch.where(tokens.kept, values, torch.zeros_like(values))
-    return sequence_sums(counted, tokens.sequences)[sequence_indices(tokens.sequences)]
+    return sum_sequences(counted, tokens.sequences)[number_sequences(tokens.sequences)]
 
 
-def per_sequence_mean(values: Tensor, tokens: TrainedTokens) -> Tensor:
+def broadcast_sequence_mean(values: Tensor, tokens: TrainedTokens) -> Tensor:
     """Return the mean of float[N] `values` over the kept tokens of each token's sequence, 0 of none: float[N]."""
-    return per_sequence_sum(values, tokens) / per_sequence_sum(torch.ones_like(values), tokens).clamp(min=1)
+    return broadcast_sequence_sum(values, tokens) / broadcast_sequence_sum(torch.ones_like(values), tokens).clamp(min=1)
 
 
-def per_sequence_any(flags: Tensor, tokens: TrainedTokens) -> Tensor:
+def broadcast_sequence_any(flags: Tensor, tokens: TrainedTokens) -> Tensor:
     """Return whether any kept token of each token's sequence has its flag, bool[N] of bool[N]."""
-    return per_sequence_sum(flags.to(tokens.behaviour_logprobs.dtype), tokens) > 0
+    return broadcast_sequence_sum(flags.to(tokens.behaviour_logprobs.dtype), tokens) > 0
 
 
 def log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:

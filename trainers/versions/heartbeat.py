@@ -16,7 +16,7 @@ from headrace.schemas.records import WorkerStatus
 
 
 @contextmanager
-def heartbeat(run: Run, policy_variant: str, state: str) -> Iterator[Callable[[str], None]]:
+def open_heartbeat(run: Run, policy_variant: str, state: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that writes a heartbeat: a sentence on how far the trainer is, and `state`, what it is doing.
 
     At the end a null record deletes the heartbeat: from then on the versions show that the trainer works.

@@ -22,7 +22,7 @@ from headrace.trainers.learner.checkpoint import CheckpointError
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.numerics import list_differences
 from headrace.trainers.versions.batch_offsets import BatchOffsets
-from headrace.trainers.versions.heartbeat import heartbeat
+from headrace.trainers.versions.heartbeat import open_heartbeat
 from headrace.trainers.versions.history import History, read_history, read_waiting_groups
 from headrace.trainers.versions.publisher import Base, VersionAnnouncer, VersionUploader
 from headrace.trainers.versions.remake import hash_learner, load_learner_at, remake
@@ -66,7 +66,7 @@ def resume(run: Run, policy_variant: str, history: History, stop: threading.Even
     learner = _load_newest_checkpoint(run, policy_variant, history, history.files)
     if learner.version < max(history.checkpoints):
         history = read_history(run, policy_variant)  # it needs batches before those that were read
-    with heartbeat(run, policy_variant, "resuming") as beat:
+    with open_heartbeat(run, policy_variant, "resuming") as beat:
         _train_again(run, policy_variant, learner, history, _Progress(policy_variant, stop, beat))
     if learner.version < published.version:
         raise LineageBroken(f"{run.topics.batches(policy_variant)} holds no version {learner.version + 1}")

@@ -25,7 +25,7 @@ class TaskMemory:
 
     def __init__(self, most: int = REMEMBER) -> None:
         if most < 1:
-            raise ValueError(f"remember is a number of tasks, at least 1; got {most}")
+            raise ValueError(f"remember, a number of tasks, must be at least 1; got {most}")
         self._most = most
         self._numbers: dict[str, float] = {}
 
@@ -69,7 +69,9 @@ class SuccessRates:
 
     def __init__(self, decay: float, prior: float, success_above: float, remember: int = REMEMBER) -> None:
         if not 0 <= decay < 1:
-            raise ValueError(f"decay is the share of itself that an average keeps, 0 <= decay < 1; got {decay}")
+            raise ValueError(
+                f"decay, the share of itself that an average keeps, must be from 0 to below 1; got {decay}"
+            )
         within(0, 1, prior=prior)
         self._decay, self._prior, self._above = decay, prior, success_above
         self._rates = TaskMemory(remember)

@@ -86,8 +86,8 @@ def hash_learner(learner: Learner) -> str:
 
 
 @contextmanager
-def heartbeat(*_: object) -> Iterator[Any]:
-    """Stand in for `heartbeat`."""
+def open_heartbeat(*_: object) -> Iterator[Any]:
+    """Stand in for `open_heartbeat`."""
     yield lambda _text: None
 
 

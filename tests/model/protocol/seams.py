@@ -83,7 +83,7 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resume, "load_learner_at", learner.load_learner_at)
     patch.setattr(resume, "remake", learner.remake)
     patch.setattr(resume, "hash_learner", learner.hash_learner)
-    patch.setattr(resume, "heartbeat", learner.heartbeat)
+    patch.setattr(resume, "open_heartbeat", learner.open_heartbeat)
     patch.setattr(start, "pin_threads", lambda: None)
     patch.setattr(start, "check_loss", lambda *_: None)
     patch.setattr(start, "_count_parameters", lambda _model: 0)
