@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from headrace.trainers.learner.model import ModelError, build_model, load_model,
 
 SETTINGS = TrainerSettings(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=1e-2)
 LORA = Lora(rank=4, alpha=8, targets=("q_proj", "mlp.down_proj"))
+PAGE = (Path(__file__).parents[2] / "docs" / "lora.md").read_text()
 PUBLISH = ("adapter", "merged")
 ADAPTED = {f"model.layers.{layer}.{name}" for layer in (0, 1) for name in ("self_attn.q_proj", "mlp.down_proj")}
 
@@ -304,14 +306,22 @@ def test_an_adapter_on_a_mixture_of_experts_has_its_base_as_hugging_face_files_h
     assert hash_weights(back.snapshot_weights()) == hash_weights(learner.snapshot_weights())
 
 
-def test_an_exported_adapter_is_a_folder_that_transformers_reads(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+def test_an_exported_adapter_is_a_folder_that_transformers_reads_and_the_page_merges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learner, adapter = made()
     step(learner, 1)
     published = learner.snapshot_weights()
-    write_adapter(published, written(adapter, tmp_path) / ADAPTER_WEIGHTS, hash_weights(published))
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    monkeypatch.chdir(tmp_path)
+    Path("EXPORTED").mkdir()
+    write_adapter(published, written(adapter, Path("EXPORTED")) / ADAPTER_WEIGHTS, hash_weights(published))
+    (lines,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(lines, {})  # noqa: S102 - the page's own
     sequences = batch(3)
-    torch.testing.assert_close(logprobs(learner.model, sequences), logprobs(model, sequences), atol=1e-6, rtol=0)
+    for folder in ("EXPORTED", "MERGED"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        torch.testing.assert_close(logprobs(learner.model, sequences), logprobs(model, sequences), atol=1e-5, rtol=0)
 
 
 # --------------------------------------------------------------------------------------------------- what goes wrong
