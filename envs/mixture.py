@@ -61,9 +61,9 @@ class Mixture:
             self.example = self._example  # so that a mixture gives examples just when all its sources do
 
     def size(self, split: Split) -> int | None:
-        """Return after how many draws each source was asked as a whole; None when one has no end, 0 when one is empty.
+        """Return how many draws it takes until every problem of every source has come.
 
-        Smaller sources, by their weights, have come round again by then.
+        By then some sources have begun again. None if a source has no end, 0 if one is empty.
         """
         sizes = [source.environment.size(split) for source in self._sources]
         if None in sizes:
