@@ -212,10 +212,14 @@ async def _swap_under(
 
 
 def measure_admission(engine: ServedEngine, seconds: float) -> list[Admitted]:
-    return [asyncio.run(_admit(engine, workload, fixed, seconds)) for workload in STOPS for fixed in (*FIXED, 0)]
+    return [
+        asyncio.run(_measure_one_admission(engine, workload, fixed, seconds))
+        for workload in STOPS
+        for fixed in (*FIXED, 0)
+    ]
 
 
-async def _admit(engine: ServedEngine, workload: str, fixed: int, seconds: float) -> Admitted:
+async def _measure_one_admission(engine: ServedEngine, workload: str, fixed: int, seconds: float) -> Admitted:
     [server, *_] = engine.list_servers()
     server.gate.admission = Admission(fixed)
     sampling = Sampling(max_tokens=LONGEST, stop_ids=tuple(range(4, 4 + STOPS[workload])))

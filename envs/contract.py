@@ -265,7 +265,10 @@ def _check_numbers(what: str, values: object) -> dict[str, float]:
 def _check_sequence(value: object) -> records.Sequence:
     if not isinstance(value, records.Sequence):
         hint = ": call its sequence()" if hasattr(value, "sequence") else ""
-        raise TypeError(f"RoleTrajectory.sequences holds sequences, got {type(value).__name__}{hint}")
+        raise TypeError(
+            "RoleTrajectory.sequences must hold objects of headrace.schemas.records.Sequence, got "
+            f"{type(value).__name__}{hint}"
+        )
     reward = None if value.reward is None else check_number("Sequence.reward", value.reward)
     baseline = None if value.baseline is None else check_number("Sequence.baseline", value.baseline)
     if reward is value.reward and baseline is value.baseline:

@@ -267,8 +267,8 @@ class Dataset:
             examples = f", {len(warm)} for worked examples" if self._warm_start else ""
             raise TaskFileError(
                 f"{self._source}: {len(pool.firsts)} different problems split by held_out = {asked} leave {len(train)} "
-                f"to train on and {' + '.join(map(str, counts))} to evaluate on{examples}; give more problems or "
-                "another held_out (0 for no evaluation)"
+                f"to train on and {' + '.join(map(str, counts))} to evaluate on{examples}; give more problems, or "
+                f"another held_out (0 for no evaluation){' or warm_start' if self._warm_start else ''}"
             )
 
     def _read_pool(self, source: Source) -> _Pool:

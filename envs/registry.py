@@ -92,8 +92,8 @@ def check_first_problem(environment: Environment) -> None:
         )
     if size != 0 and not isinstance(given, Problem):
         raise ValueError(
-            f"environment {environment.name}: `problem` returns a Problem of headrace.envs.contract, got "
-            f"{show_value(given)}"
+            f"environment {environment.name}: `problem` must return a Problem of headrace.envs.contract; "
+            f"problem('train', 0) returned {show_value(given)}"
         )
     if isinstance(given, Problem):
         try:

@@ -62,7 +62,8 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
             event.version for event in versions if not retired.has_version(name, WEIGHTS, event.version)
         )
         raise UsageError(
-            f"`headrace gc` has retired the weights of version {target.version} of policy {name}: there are {there}"
+            f"`headrace gc` has retired the weights of version {target.version} of policy {name}: take a version "
+            f"that is left: {there}"
         )
     beside = [event.files for event in versions if event.files and event.version <= target.version][-1:]
     files = choose_files_to_serve(beside[0]) if beside else ()

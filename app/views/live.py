@@ -80,7 +80,7 @@ class LivePage:
         self._lag = LagMeter(run)
         self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
-        self._figures = self._fold.figures({}, 0)
+        self._figures = self._fold.compute_figures({}, 0)
         live = console.is_terminal and not plain
         self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
 
@@ -102,7 +102,7 @@ class LivePage:
     def _begin(self) -> None:
         """Report the state of a resumed run, and show it from now on."""
         self._begun = True
-        figures = self._fold.figures({}, 0)
+        figures = self._fold.compute_figures({}, 0)
         if figures.versions:
             self._say(describe_resumed(self._run.recipe, figures))
         if figures.in_force is not None:
@@ -168,7 +168,7 @@ class LivePage:
     def standstill(self) -> str:
         """What keeps the run from its next version, also before that is overdue; empty once it has ended."""
         now = now_ms()
-        found = self._fold.figures(self._lag.newest, now)
+        found = self._fold.compute_figures(self._lag.newest, now)
         standstill = self._fold.standstill(found, self._around(), now, at_once=True)
         return "" if standstill is None else standstill.sentence
 
@@ -195,13 +195,13 @@ class LivePage:
         began, worked = time.monotonic(), time.thread_time()
         now = now_ms()
         self._lag.positions = self._fold.trainer_positions
-        around, found = self._around(), self._fold.figures(self._lag.newest, now)
+        around, found = self._around(), self._fold.compute_figures(self._lag.newest, now)
         self._figures = replace(found, standstill=self._fold.standstill(found, around, now))
         self._tell_swap(self._figures)
         self._tell_errors(self._figures.errors)
         for advice in self._figures.advice:
             self._tell_once((advice.policy, advice.name), advice.sentence, "yellow")
-        if self._live is None and (words := self._standstill_news.word(self._figures.standstill, began)):
+        if self._live is None and (words := self._standstill_news.take_sentence(self._figures.standstill, began)):
             self._say(words, "bold red" if self._standstill_news.cause == "failing" else "none")
         moment = Moment(
             recipe=self._run.recipe,
@@ -229,8 +229,8 @@ class StandstillNews:
         self._policy = ""
         self._well_since_s = math.inf
 
-    def word(self, found: Standstill | None, now_s: float) -> str:
-        """Return what to say now; empty for nothing new."""
+    def take_sentence(self, found: Standstill | None, now_s: float) -> str:
+        """Return what to say now, each sentence once; empty for nothing new."""
         if found is not None:
             self._well_since_s = math.inf
             is_new = (found.policy, found.cause) != (self._policy, self.cause)

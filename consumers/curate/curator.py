@@ -148,8 +148,8 @@ class CuratorPartition:
         self._clock = -1
         self._replayable = ReplayableGroups(context.run_id, context.policy)
         self._chains = RevisionChains(context)
-        self.is_last_unread = False
-        """Whether the message that was handled last could not be read."""
+        self.is_last_refused = False
+        """Whether the message that was handled last was refused, and became a dead letter."""
         self._failures = 0
         """Groups in a row over which the chain failed."""
 
@@ -159,7 +159,7 @@ class CuratorPartition:
         A message that was sent back is not a repetition if a dead letter concluded its number; where that was
         forgotten it becomes another dead letter. To a shadow, which concludes no number by one, it is a repetition.
         """
-        self.is_last_unread = False
+        self.is_last_refused = False
         try:
             stamp = self._read_stamp(message)
         except MessageRefused as refused:
@@ -269,7 +269,7 @@ class CuratorPartition:
         return outgoing
 
     def _build_dead_letter(self, message: Message, refused: MessageRefused) -> list[Outgoing]:
-        self.is_last_unread = True
+        self.is_last_refused = True
         return self._messages.build_dead_letter(message, refused.refusal)
 
     @property

@@ -135,7 +135,7 @@ def _parse_line(line: bytes, where: str) -> Row:
     except json.JSONDecodeError as error:
         raise TaskFileError(f"{where}: not JSON ({error.msg} at column {error.colno}); {JSONL_REMEDY}") from error
     except _NotANumber as error:
-        raise TaskFileError(f"{where}: {error} is not a number of JSON; give every answer a value") from error
+        raise TaskFileError(f"{where}: {error} is not JSON: write a number, a text or null in its place") from error
     except _Doubled as error:
         raise TaskFileError(f"{where}: {str(error)!r:.60} is there twice in one object: keep the right one") from error
     except RecursionError as error:

@@ -201,7 +201,10 @@ class _Allowance:
             now = time.monotonic()
             turn = max(now, self._next)
             if turn >= end:
-                raise JudgeAway(f"the judge's rate leaves no request within {end - now:.1f} s")
+                raise JudgeAway(
+                    f"the judge's `rate` allows no further request within the {end - now:.1f} s that are left: raise "
+                    "`rate` or `limit_s`"
+                )
             self._next = turn + self._gap_s
             self._taken += 1
         time.sleep(turn - now)

@@ -233,7 +233,7 @@ class Supervisor:
     def _report(self, child: Child, life: _Life, reported: set[str]) -> None:
         """Have a death reported with the error that its log ends with: the first, and those of another error."""
         path = self.logs / f"{child.name}.log"
-        error = self._read_error(child, life)
+        error = self._note_error(child, life)
         kind = f"{life.exit_code} {re.sub('[0-9]+', '', error)}"
         if kind in reported:
             return
@@ -241,8 +241,8 @@ class Supervisor:
         ends = f" ends with: {life.error}" if error else ""
         self._news.put(f"{child.name} died (exit code {life.exit_code}) and is started again; its log {path}{ends}")
 
-    def _read_error(self, child: Child, life: _Life) -> str:
-        """Return what the log of a life that ended says last, and keep it with its location."""
+    def _note_error(self, child: Child, life: _Life) -> str:
+        """Keep what the log of a life that ended says last, with its location; return it without."""
         lines = read_lines(self.logs / f"{child.name}.log", life.log_begin)
         error = find_last_error(lines)
         location = find_own_location(lines)
@@ -309,7 +309,7 @@ class Supervisor:
             marked = [n for n, line in enumerate(lines) if line.startswith(ERROR_MARK)]
             sentence = "\n".join(lines[marked[-1] :]).removeprefix(ERROR_MARK) if marked else "\n".join(lines)
             return Misused(f"{child.name}: {sentence}")
-        self._read_error(child, life)
+        self._note_error(child, life)
         why = f" ({life.error})" if life.error else ""
         shown = "\n".join(f"  {line}" for line in lines)
         return GaveUp(

@@ -198,7 +198,7 @@ class GroupConsumer:
         held.position, held.handled = message.offset + 1, True
         outgoing = list(held.state.handle(message))
         self._turn_bytes += sum(len(one.value) for one in outgoing)
-        if held.state.is_last_unread:
+        if held.state.is_last_refused:
             held.snapshot_due = 0.0
         return outgoing
 

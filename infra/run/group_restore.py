@@ -39,8 +39,8 @@ class PartitionState(Protocol):
     """The memory of one input partition: a function of its records in order, without I/O or a clock."""
 
     @property
-    def is_last_unread(self) -> bool:
-        """Whether the record that was handled last could not be read."""
+    def is_last_refused(self) -> bool:
+        """Whether the record that was handled last was refused, and became a dead letter."""
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
         """Take in one record; return what follows."""

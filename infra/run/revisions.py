@@ -103,8 +103,9 @@ def plan_revision(
         raise UsageError(
             f"run {address.run} has another recipe (revision {newest.revision}):\n"
             + "\n".join(f"  {line}" for line in differing)
-            + "\nGo on with the old recipe, its plug-ins and its data, record the new one as a revision of this run by "
-            "--new-recipe, begin another run by --data or --set name=, or remove this one by `headrace clean`"
+            + "\nChoose one: go on with the old recipe, its plug-ins and its data; record the new recipe as a revision "
+            "of this run (--new-recipe); begin another run (--data or --set name=); or remove this run "
+            "(`headrace clean`)"
         )
     if differing:
         _refuse_other_adapters(old, recipe)

@@ -119,7 +119,7 @@ class WholeAudit:
         if not offline:
             self._end_evaluations(parts, there, scope)
             self._check_commits(there)
-        found = self.fold.account.audit(scope, self._positions(asked, there))
+        found = self.fold.account.audit(scope, self._find_reader_positions(asked, there))
         again = [*parts.batches, *parts.outcomes, *parts.groups, *parts.tasks]
         named = with_record_names(self.run, found.problems, self.log.read_uncounted(_select_existing(again, there)))
         return _build_report(self, found, named, drained=drained)
@@ -132,7 +132,7 @@ class WholeAudit:
             [*self._groups(there), *(g for g in commits.evaluation_groups(self.run) if g.topic in there)]
         )
         self._fold_messages(self.log.read(_select_existing(parts.batches, there), "batches"))
-        self.fold.account.known.reached = self._positions(asked, there)
+        self.fold.account.known.reached = self._find_reader_positions(asked, there)
         self.fold.account.known.answered = {
             group.component.removeprefix(CURATOR_KEY.decode()): {p: commit.offset for p, commit in one.commits.items()}
             for group, one in asked.items()
@@ -231,7 +231,7 @@ class WholeAudit:
 
     # ------------------------------------------------------------------------------------------------------- positions
 
-    def _positions(self, asked: AskedGroups, there: set[str]) -> dict[PartitionId, int]:
+    def _find_reader_positions(self, asked: AskedGroups, there: set[str]) -> dict[PartitionId, int]:
         """Return how far the readers of groups were: curators by their commits, trainers by their batches."""
         topics, positions = self.run.topics, {}
         if asked:

@@ -131,10 +131,10 @@ async def check_cancelling(subject: Subject) -> str:
     before = subject.engine.stats()
     most = Sampling(max_tokens=subject.most_tokens)
     task = asyncio.create_task(subject.generate(subject.draw_prompt(6), most))
-    await subject.until(lambda now: now.running + now.waiting > before.running + before.waiting or task.done())
+    await subject.wait_until(lambda now: now.running + now.waiting > before.running + before.waiting or task.done())
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await subject.until(lambda now: now.running + now.waiting <= before.running + before.waiting)
+    await subject.wait_until(lambda now: now.running + now.waiting <= before.running + before.waiting)
     return "nothing runs afterwards"
 
 

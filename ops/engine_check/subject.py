@@ -107,7 +107,7 @@ class Subject:
             )
         return Gaps(gap, float(other.mean()))
 
-    async def until(self, holds: Callable[[EngineStats], bool]) -> None:
+    async def wait_until(self, holds: Callable[[EngineStats], bool]) -> None:
         """Wait for what `stats` tell: an engine has no event for it."""
         while not holds(self.engine.stats()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -176,7 +176,7 @@ class Figures:
         made = sorted(self._versions.made_ms[policy].items())
         return {version: (at_ms - self._began_ms) / 1000 for version, at_ms in made}
 
-    def figures(self, lag: Mapping[str, int], now_ms: int) -> RunFigures:
+    def compute_figures(self, lag: Mapping[str, int], now_ms: int) -> RunFigures:
         """Return the figures of what was taken in so far.
 
         Args:
@@ -318,7 +318,7 @@ def figures(run: Run) -> tuple[Figures, RunFigures]:
     fold = Figures(run.run_id, run.recipe)
     for message in read_all(run.connection, fold.topics):
         fold.fold_message(message)
-    return fold, fold.figures(lags(run, fold.trainer_positions), now_ms())
+    return fold, fold.compute_figures(lags(run, fold.trainer_positions), now_ms())
 
 
 def lags(run: Run, trainer_positions: Mapping[PartitionId, int]) -> dict[str, int]:

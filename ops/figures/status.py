@@ -48,7 +48,7 @@ def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
     found = replace(found, parent=run.parent, environments=run.environments_at(run.revision))
     now = now_ms()
     if not rests:
-        found = replace(found, standstill=_standstill(run, fold, found, Surroundings(began_ms), now))
+        found = replace(found, standstill=_find_standstill(run, fold, found, Surroundings(began_ms), now))
     elif found.state == "running":
         found = replace(found, state="stopped")
     gone = [(rests or now - worker.updated_ms > FRESH_MS) and worker.state != "stopped" for worker in found.workers]
@@ -59,7 +59,7 @@ def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
     return Status(found, tuple(gone), wasted_is_all)
 
 
-def _standstill(run: Run, fold: Figures, found: RunFigures, around: Surroundings, now: int) -> Standstill | None:
+def _find_standstill(run: Run, fold: Figures, found: RunFigures, around: Surroundings, now: int) -> Standstill | None:
     """Return what keeps a run from its next version; only where something does, the store is asked."""
     standstill = fold.standstill(found, around, now)
     if standstill is None:

@@ -131,7 +131,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> Summary:
     for message in read_all(run.connection, fold.topics):
         fold.fold_message(message)
         pulse.fold_message(message)
-    figures = fold.figures({}, 0)
+    figures = fold.compute_figures({}, 0)
     proof, rates, feed = audit(run, drained=True), pulse.mean_rates(), run.recipe.feed
     fates = discards(run, None).policies
     policies = {

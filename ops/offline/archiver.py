@@ -262,7 +262,8 @@ def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Read
         refuse_lost_tail(run.connection, positions)
     except LogTruncated as error:
         raise KafkaRefused(
-            f"the cluster has lost what {writer.location} holds; give another folder by --out. {error}"
+            f"the end of what {writer.location} holds is gone from the cluster: archive what is left to another place "
+            f"by --out. {error}"
         ) from error
     found = _Reading(fetch_end_offsets(run.connection, partition_ids))
     for partition_id, begin in fetch_begin_offsets(run.connection, partition_ids).items():

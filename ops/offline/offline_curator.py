@@ -189,7 +189,10 @@ def _policies(archive: Archive, asked: str | None) -> list[str]:
     begin = archive.topics.trajectories("")
     there = sorted(name.removeprefix(begin) for name in archive.manifest.topics if name.startswith(begin))
     if not there:
-        raise UsageError(f"the archive {archive.root} holds no trajectories: name trajectories.POLICY by --topics")
+        raise UsageError(
+            f"the archive {archive.root} holds no trajectories: copy them into it by `headrace archive --topics "
+            "trajectories.POLICY`"
+        )
     if asked is not None and asked not in there:
         raise UsageError(f"--policy {asked}: the archive has no trajectories of it; it has those of {', '.join(there)}")
     return there if asked is None else [asked]

@@ -95,7 +95,10 @@ class EngineActor:
         )
         self.tokens += len(made.ids)
         if made.finish_reason == "cancelled":
-            raise OutOfTime(f"the episode's time was over after {len(made.ids)} tokens of call {self.calls}")
+            raise OutOfTime(
+                f"the episode's time (rollout.episode_limit_s) was over after {len(made.ids)} tokens of call "
+                f"{self.calls}"
+            )
         kept = find_stop(made.ids, sampling.stop, self.tokenizer) if sampling.stop else None
         if kept is not None:
             made = cut_generation(made, kept)

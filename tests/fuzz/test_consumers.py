@@ -577,7 +577,7 @@ def test_the_page_shows_whatever_was_said(fuzz: Fuzz) -> None:
         figures.fold_message(message)
         pulse.fold_message(message)
         if message.offset % 50 == 0:
-            now = figures.figures({}, 10**12)
+            now = figures.compute_figures({}, 10**12)
             json.dumps(plain(now))
             chart([point.reward for point in now.rewards["solver"]], 60, 8)
             chart([result.avg_at_k for result in now.evals], 60, 8)

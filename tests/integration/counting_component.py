@@ -22,7 +22,7 @@ from headrace.infra.stopwatch import Stopwatch
 class Counter:
     """One partition: `key count` out for every key in, counted since the beginning of the partition."""
 
-    is_last_unread = False
+    is_last_refused = False
 
     def __init__(self, partition_id: PartitionId, out: str) -> None:
         self.partition_id, self.out, self.count = partition_id, out, 0

@@ -141,7 +141,7 @@ def test_a_group_of_a_version_that_is_not_published_is_dead_and_moves_nothing() 
     letter = handled(state, group(4, version=904))
     assert (letter.reason, letter.number) == ("time_travel", 4)
     assert "904, and no such version is published" in letter.detail
-    assert state.is_last_unread, "a snapshot follows, so that a restore does not decide anew"
+    assert state.is_last_refused, "a snapshot follows, so that a restore does not decide anew"
     assert len(list(state.handle(message(group(8, version=3))))) == 2, "the clock did not move"
     assert asked == [3, 904], "what is no newer than the clock is published"
 
@@ -161,7 +161,7 @@ def test_a_group_of_a_number_that_was_never_issued_concludes_nothing_and_is_no_f
         letter = handled(state, group(8))
         assert (letter.reason, letter.number, letter.stream, letter.headers) == ("not_issued", -1, "", {})
         assert (letter.topic, letter.partition, letter.offset) == (TOPIC, 0, 0), "a replay finds by that what it was"
-        assert state.is_last_unread, "a snapshot follows, so that a restore does not decide anew"
+        assert state.is_last_refused, "a snapshot follows, so that a restore does not decide anew"
         issued.add(8)
         assert len(list(state.handle(message(group(8))))) == 2, "what was forged before is no repetition of it"
 
@@ -277,7 +277,7 @@ def test_a_group_over_which_an_algorithm_fails_is_dead_and_the_next_one_is_kept(
     assert (dead.reason, dead.number, dead.component) == ("algorithm_failed", 4, "curate.solver")
     assert "Picky failed: ZeroDivisionError: rewards of nobody (" in dead.detail
     assert "test_curation.py:" in dead.detail
-    assert state.is_last_unread, "a snapshot follows: what it did before it failed is not done again otherwise"
+    assert state.is_last_refused, "a snapshot follows: what it did before it failed is not done again otherwise"
     mended.restore(state.snapshot())
     assert handled(state, group(0)).verdict == "kept"
     outcome, _ = read(list(mended.handle(sent_back(message(group(4), offset=1)))))
@@ -330,9 +330,9 @@ def test_what_a_shadow_cannot_read_it_concludes_as_the_policy_does_and_without_a
         (letter,) = read(list(beside.handle(sent)))
         assert isinstance(letter, DeadLetter)
         assert (letter.number >= 0) == bool(reasons), "what concludes a number here concludes it there"
-        assert (state.is_last_unread, beside.is_last_unread) == (True, True)
+        assert (state.is_last_refused, beside.is_last_refused) == (True, True)
         state.handle(message(group(4)))
-        assert not state.is_last_unread
+        assert not state.is_last_refused
 
 
 def test_what_is_sent_back_is_a_repetition_to_a_shadow() -> None:

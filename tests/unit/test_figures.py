@@ -47,7 +47,7 @@ class Log:
         self.figures.fold_message(self.messages[-1])
 
     def read(self, now_ms: int = NOW) -> RunFigures:
-        return self.figures.figures({}, now_ms)
+        return self.figures.compute_figures({}, now_ms)
 
     def fed(self, **body: Any) -> None:
         self.say(TOPICS.state, Snapshot(run_id="r", body=json.dumps(body).encode()), b"feed")

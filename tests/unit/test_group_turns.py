@@ -16,7 +16,7 @@ from headrace.infra.run.group_restore import Membership, Restored
 class Counting:
     """Counts what it handles."""
 
-    is_last_unread = False
+    is_last_refused = False
 
     def __init__(self) -> None:
         self.count = 0

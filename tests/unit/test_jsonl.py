@@ -69,7 +69,7 @@ def test_a_number_as_answer_and_empty_lines_and_a_byte_order_mark_are_taken(tmp_
         ('{"problem": "p", "answer": true}', "`answer` must be a non-empty string"),
         ('{"problem": " ", "answer": "7"}', "`problem` must be a non-empty string"),
         ("{}", "the line has nothing"),
-        ('{"problem": "p", "answer": NaN}', "NaN is not a number of JSON"),
+        ('{"problem": "p", "answer": NaN}', "NaN is not JSON: write a number"),
         ('{"problem": "p", "answer": "7", "answer": "8"}', "'answer' is there twice in one object"),
         ('{"problem": "\\ud800", "answer": "7"}', "`problem` holds half of a character"),
         ('{"problem": "p", "answer": ' + "9" * 5000 + "}", "a number of 5000 characters"),

@@ -48,7 +48,7 @@ class InMemory:
 class Summing:
     """Writes the running sum of what it reads; of a number that it has read before nothing follows."""
 
-    is_last_unread = False
+    is_last_refused = False
 
     def __init__(self) -> None:
         self.seen: list[int] = []

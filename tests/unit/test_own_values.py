@@ -69,7 +69,7 @@ def test_what_is_no_part_no_sequence_and_no_text_is_refused_by_name() -> None:
         Score(1, {wrong: 1})
     with pytest.raises(TypeError, match=r"^Score\.parts must be numbers by name, got int 3"):
         Score(1, wrong)
-    with pytest.raises(TypeError, match=r"holds sequences, got Transcript: call its sequence\(\)"):
+    with pytest.raises(TypeError, match=r"must hold objects of .*, got Transcript: call its sequence\(\)"):
         RoleTrajectory(1, (Transcript("solver"),))  # type: ignore[arg-type]  # the test's point
     with pytest.raises(TypeError, match="is several sequences, got one Sequence"):
         RoleTrajectory(1, Sequence())  # type: ignore[arg-type]  # the test's point

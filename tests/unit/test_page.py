@@ -167,7 +167,7 @@ def moment(recipe: Recipe) -> Moment:
     log.say(topics.workers, worker, key=b"rollout-sums-0")
     lasting = ChildState("running", 1, 1, None)
     restarted = ChildState("running", 2, 3, -9, "KeyError: 'x' at own.py:5 in loss")
-    found = figures.figures({f"{recipe.name}.tasks.sums": 12}, NOW_MS)
+    found = figures.compute_figures({f"{recipe.name}.tasks.sums": 12}, NOW_MS)
     processes = {"feed": lasting, "train-solver": restarted}
     return Moment(recipe, found, pulse, pulse.rates(NOW_MS), 75, NOW_MS, processes)
 
@@ -200,7 +200,7 @@ def test_before_the_first_reward_page_and_line_say_what_a_worker_waits_for(recip
     for name, detail in (("rollout-sums-0", ""), ("rollout-sums-1", why)):
         worker = WorkerStatus(run_id=RUN_ID, worker=name, state=state, detail=detail, updated_ms=NOW_MS)
         log.say(recipe.topics.workers, worker, key=name.encode())
-    moment = Moment(recipe, figures.figures({}, NOW_MS), pulse, pulse.rates(NOW_MS), 75, NOW_MS, {})
+    moment = Moment(recipe, figures.compute_figures({}, NOW_MS), pulse, pulse.rates(NOW_MS), 75, NOW_MS, {})
     for shown in (drawn(page(moment)), line(moment)):
         assert f"(rollout-sums-1 waits: {why})" in shown
 
@@ -239,7 +239,7 @@ def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -
     figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
     log = Log(figures, pulse)
     log.say(recipe.topics.dead_letters, DeadLetter(run_id=RUN_ID, reason="undecodable"))
-    found = figures.figures({}, NOW_MS)
+    found = figures.compute_figures({}, NOW_MS)
     moment = Moment(recipe, found, pulse, pulse.rates(NOW_MS), 0, NOW_MS, {})
     words = "1 dead letter not tied to a task (1 undecodable)"
     assert plain(found)["unnumbered_letters"] == {"undecodable": 1}
@@ -247,7 +247,7 @@ def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -
         assert words in shown
 
     log.say(recipe.topics.dead_letters, DeadLetter(run_id=RUN_ID, reason="redriven", redrives=0))
-    assert "dead letter" not in drawn(status_table(status_of(figures.figures({}, NOW_MS))))
+    assert "dead letter" not in drawn(status_table(status_of(figures.compute_figures({}, NOW_MS))))
 
 
 def test_a_pipe_gets_the_same_in_one_line(moment: Moment) -> None:
@@ -265,7 +265,7 @@ def test_a_run_that_has_nothing_to_show_says_what_it_is_at(recipe: Recipe) -> No
 
     def moment(now_ms: int = NOW_MS) -> Moment:
         running = {"feed": ChildState("running", 1, 1, None)}
-        return Moment(recipe, figures.figures({}, now_ms), pulse, pulse.rates(now_ms), 0, now_ms, running)
+        return Moment(recipe, figures.compute_figures({}, now_ms), pulse, pulse.rates(now_ms), 0, now_ms, running)
 
     assert "version -/80 (components start, then the supervised warm start)" in line(moment())
     assert "starting" in drawn(page(moment()))

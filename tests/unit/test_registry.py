@@ -146,8 +146,8 @@ def test_what_is_no_environment_is_refused_in_a_sentence_that_says_what_it_lacks
     for name, why in {
         "Share": "`size` returns how many problems there are, or None for no end; got float 3.0",
         "Negative": "`size` returns .* got int -1",
-        "Mapped": r"`problem` returns a Problem of headrace\.envs\.contract, got dict",
-        "Nothing": "`problem` returns .* got NoneType None",
+        "Mapped": r"`problem` must return a Problem of headrace\.envs\.contract; problem\('train', 0\) returned dict",
+        "Nothing": "`problem` must return .* returned NoneType None",
         "Unplain": "problem 't' is not plain JSON .*type set",
         "Lacking": r"gives no first problem: KeyError: 'question' at wrong_worlds\.py:\d+ in problem",
     }.items():

@@ -200,7 +200,7 @@ def test_a_judge_is_asked_no_more_often_than_its_rate(endpoint: Endpoint) -> Non
     assert time.monotonic() - began >= 4 / 20
     slow = build_scorer({"use": "judge", "url": endpoint.url, "model": "m", "rate": 0.01, "limit_s": 1})
     slow.score(PROBLEM, "1")
-    with pytest.raises(ConnectionError, match="rate leaves no request within"):
+    with pytest.raises(ConnectionError, match="`rate` allows no further request within"):
         slow.score(PROBLEM, "2")
 
 

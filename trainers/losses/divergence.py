@@ -17,17 +17,17 @@ def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
 
     Unbiased as a value; as a loss its gradient is log pi's, 0 in expectation: use k2 or k3 there.
     """
-    return _gap(logprobs, reference)
+    return _clamp_gap(logprobs, reference)
 
 
 def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
     """Take x^2 / 2, x clamped to +-10: float[N] of float[N]."""
-    return _gap(logprobs, reference).square() / 2
+    return _clamp_gap(logprobs, reference).square() / 2
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     """Take e^-x - 1 + x, x clamped to +-10: float[N] of float[N]; never negative."""
-    gap = _gap(logprobs, reference)
+    gap = _clamp_gap(logprobs, reference)
     return torch.expm1(-gap) + gap
 
 
@@ -40,7 +40,7 @@ def cost_to_go(values: Tensor, sequences: Tensor) -> Tensor:
     return (ends[indices] - before).to(values.dtype)
 
 
-def _gap(logprobs: Tensor, reference: Tensor) -> Tensor:
+def _clamp_gap(logprobs: Tensor, reference: Tensor) -> Tensor:
     """Return x; where the clamp holds it, no gradient."""
     gap = logprobs - reference
     return torch.where(gap.abs() > MAX_LOG_GAP, gap.detach().clamp(-MAX_LOG_GAP, MAX_LOG_GAP), gap)
