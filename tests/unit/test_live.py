@@ -260,4 +260,4 @@ def test_lines_tell_a_standstill_once_and_its_end_only_when_it_lasts() -> None:
         (25, found("server"), "because of server"),
         (26, well, "versions come again"),
     ]
-    assert [news.word(one, now_s) for now_s, one, _ in looks] == [told for _, _, told in looks]
+    assert [news.take_sentence(one, now_s) for now_s, one, _ in looks] == [told for _, _, told in looks]
