@@ -29,11 +29,22 @@ from headrace.infra.run.run import Run
 from headrace.infra.run.up_lease import Holder
 from headrace.infra.store.store_address import StoreAddress
 from headrace.ops.cluster_checks import ClusterUnfit, Wanted, needs_of
+from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import RecipeRevision, WorkerStatus
 
 PAGE = Path(__file__).parents[2] / "docs" / "processes.md"
 BY_SUPERVISORS = re.compile(r"--(slot|name) \S+")
+ADDRESS = RunAddress(Connection("k:1"), "arithmetic")
+
+
+def stand_in_servers(*, has_embedded_kafka: bool = False) -> Any:
+    return SimpleNamespace(
+        connection=ADDRESS.connection,
+        has_embedded_kafka=has_embedded_kafka,
+        has_embedded_store=True,
+        store_address=None,
+    )
 
 
 def words(recipe: str, *sets: str) -> set[str]:
@@ -74,9 +85,8 @@ def test_nothing_is_made_on_a_cluster_that_cannot_carry_the_run(monkeypatch: pyt
         "ensure_topics": lambda *_: pytest.fail("topics were made"),
     }.items():
         monkeypatch.setattr(beginning, name, stand_in)
-    servers: Any = SimpleNamespace(connection=Connection("k:1"), has_embedded_kafka=False, store_address=None)
     with pytest.raises(ClusterUnfit):
-        beginning.begin_or_join(servers, recipe, lambda _: None, new_recipe=False)
+        beginning.begin_or_join(stand_in_servers(), recipe, lambda _: None, new_recipe=False)
     assert asked == [needs_of(recipe, beginning.read_topic_specs(None, recipe))]
 
 
@@ -91,18 +101,86 @@ def test_a_run_that_another_up_has_taken_is_refused_before_anything_of_it_is_wri
         "ensure_topics": lambda *_: pytest.fail("topics were made"),
     }.items():
         monkeypatch.setattr(beginning, name, stand_in)
-    servers: Any = SimpleNamespace(connection=Connection("k:1"), has_embedded_kafka=False, store_address=None)
     hers = Holder("her-host", "/her/folder", 1_700_000_000_000)
     with pytest.raises(RunOfAnother, match="on her-host, in /her/folder, since 2023-11-14 22:13:20 UTC") as told:
-        beginning.begin_or_join(servers, recipe, lambda _: None, new_recipe=False, hold=lambda _: [hers])
+        beginning.begin_or_join(stand_in_servers(), recipe, lambda _: None, new_recipe=False, hold=lambda _: [hers])
     assert told.value.exit_code == 2
+
+
+def test_a_run_that_another_data_folder_began_is_refused_before_anything_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe, hers = load_recipe("arithmetic"), codec.encode(RecipeRevision(run_id="hers"))
+    run: Any = SimpleNamespace(run_id="hers", topics=recipe.topics, address=ADDRESS)
+    for name, stand_in in {
+        "read_first_revision": lambda _: hers,
+        "refuse_unfit": lambda *_: None,
+        "join": lambda _: run,
+        "read_records": lambda *_: [],
+        "read_known_revisions": lambda _: [RecipeRevision(run_id="hers", created_ms=1_700_000_000_000)],
+        "plan_revision": lambda *_, **__: pytest.fail("it was planned"),
+    }.items():
+        monkeypatch.setattr(beginning, name, stand_in)
+    for own_run_id in (None, "his"):
+        with pytest.raises(RunOfAnother, match="begun 2023-11-14 22:13:20 UTC from another data folder"):
+            beginning.begin_or_join(stand_in_servers(), recipe, lambda _: None, new_recipe=False, own_run_id=own_run_id)
+
+
+def test_of_two_that_begin_a_run_at_the_same_moment_the_later_one_is_refused_and_rights_on_new_topics_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe, order = load_recipe("arithmetic"), list[object]()
+    specs = beginning.read_topic_specs(None, recipe)
+    runs = [SimpleNamespace(run_id=one, topics=recipe.topics, address=ADDRESS) for one in ("his", "hers")]
+
+    def make_topics(*_: object) -> bool:
+        order.append("topics are made")
+        return True
+
+    for name, stand_in in {
+        "read_first_revision": lambda _: None,
+        "refuse_unfit": lambda _connection, wanted: order.append(wanted),
+        "plan_revision": lambda *_, **__: RecipeRevision(run_id="his"),
+        "ensure_topics": make_topics,
+        "write_revision": lambda *_: order.append("it is written"),
+        "join": lambda _: runs.pop(0),
+        "read_records": lambda *_: [],
+        "read_known_revisions": lambda _: [RecipeRevision(run_id="hers", created_ms=1_700_000_000_000)],
+    }.items():
+        monkeypatch.setattr(beginning, name, stand_in)
+
+    def begin() -> Run:
+        return beginning.begin_or_join(
+            stand_in_servers(), recipe, lambda _: None, new_recipe=False, remember=order.append
+        )
+
+    assert begin().run_id == "his"
+    assert order == [needs_of(recipe, specs), "topics are made", Wanted(specs), "his", "it is written"]
+    with pytest.raises(RunOfAnother, match="from another data folder; it is not running"):
+        begin()
+
+
+def test_of_a_run_on_a_broker_of_ours_what_became_of_its_topics_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, mine = load_recipe("arithmetic"), codec.encode(RecipeRevision(run_id="mine", state_partitions=3))
+    asked = list[Wanted]()
+
+    def refuse(_connection: Connection, wanted: Wanted) -> None:
+        asked.append(wanted)
+        raise ClusterUnfit("a topic has another size")
+
+    monkeypatch.setattr(beginning, "read_first_revision", lambda _: mine)
+    monkeypatch.setattr(beginning, "refuse_unfit", refuse)
+    servers = stand_in_servers(has_embedded_kafka=True)
+    with pytest.raises(ClusterUnfit):
+        beginning.begin_or_join(servers, recipe, lambda _: None, new_recipe=False, own_run_id="mine")
+    assert asked == [Wanted(recipe.topic_specs_with(3))]
 
 
 def test_a_run_from_another_data_folder_is_refused_with_who_runs_it_since_when_and_from_where(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recipe, alive = load_recipe("arithmetic"), list[WorkerStatus]()
-    run: Any = SimpleNamespace(run_id="hers", topics=recipe.topics, address=RunAddress(Connection("k:1"), "arithmetic"))
+    run: Any = SimpleNamespace(run_id="hers", topics=recipe.topics, address=ADDRESS)
     monkeypatch.setattr(beginning, "read_records", lambda *_: alive)
     monkeypatch.setattr(beginning, "read_known_revisions", lambda _: [RecipeRevision(created_ms=1_700_000_000_000)])
 

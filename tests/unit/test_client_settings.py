@@ -10,6 +10,7 @@ import pytest
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka import client_settings
 from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.recipe.recipe_file import load_recipe
@@ -100,6 +101,19 @@ def test_settings_that_need_others_are_looked_at_together() -> None:
     check_client_settings({"acks": "all", "enable.auto.commit": "false"}, "recipe")
 
 
+def test_what_librdkafka_says_of_settings_together_is_not_quoted_where_it_holds_a_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def find_fault(client: dict[str, str]) -> str | None:
+        return f"neither {SECRET} nor me" if len(client) > 1 else None
+
+    monkeypatch.setattr(client_settings, "_find_fault", find_fault)
+    with pytest.raises(UsageError, match=r"sasl\.username, sasl\.mechanism together: neither .* nor me$"):
+        check_client_settings({"sasl.username": "me", "sasl.mechanism": "PLAIN"}, "recipe")
+    with pytest.raises(UsageError, match=r"sasl\.username, sasl\.password together$"):
+        check_client_settings({"sasl.username": "me", "sasl.password": SECRET}, "recipe")
+
+
 def test_settings_of_a_recipe_and_of_the_environment_have_to_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     half = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN"}
     monkeypatch.delenv("HEADRACE_KAFKA_CLIENT", raising=False)
@@ -130,8 +144,14 @@ def test_a_run_cannot_be_opened_with_settings_of_which_no_client_can_be_made(
     ("key", "value"),
     [
         ("sasl.password", SECRET),
-        ("ssl.key.pem", SECRET),
+        ("sasl.oauthbearer.config", SECRET),
+        ("sasl.oauthbearer.client.secret", SECRET),
         ("sasl.oauthbearer.client.credentials.client.secret", SECRET),
+        ("sasl.oauthbearer.assertion.private.key.passphrase", SECRET),
+        ("sasl.oauthbearer.assertion.private.key.pem", SECRET),
+        ("ssl.key.password", SECRET),
+        ("ssl.key.pem", SECRET),
+        ("ssl.keystore.password", SECRET),
         ("sasl.oauthbearer.token.endpoint.url", f"https://me:{SECRET}@host/token"),
     ],
 )

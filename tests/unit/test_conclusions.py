@@ -17,10 +17,10 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreUnavailable
 from headrace.producers.engines.contract import EngineError, Generation
 from headrace.producers.rollout import conclusions
-from headrace.producers.rollout.admission import Admission
+from headrace.producers.rollout.admission import MOST_UNDELIVERED, Admission
 from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext
-from headrace.producers.rollout.failure_brake import LENIENT
+from headrace.producers.rollout.failure_brake import LENIENT, LONGEST_S, FailureBrake
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.started_task import StartedTask
@@ -97,15 +97,22 @@ def test_a_request_that_the_engine_refuses_is_a_failed_group() -> None:
     assert (works.tally.episodes_failed, works.tally.groups_done, slots.taken) == (2, 1, 0)
 
 
-def test_groups_that_all_fail_slow_what_is_trained_on_and_no_evaluation() -> None:
-    works, _ = concluder(dead=False)
-    gate = Admission(
+def admission_to(works: Concluder) -> Admission:
+    """Return a gate that has room for eight episodes, and weights and recipe for every task."""
+    return Admission(
         cast("Any", None),
         cast("Any", SimpleNamespace(versions=dict)),
         cast("Any", SimpleNamespace(ended="", recipes={0: recipe()}, find_stale=lambda _: [])),
         works,
         Slots(8),
     )
+
+
+def test_groups_that_all_fail_slow_what_is_trained_on_and_no_evaluation() -> None:
+    works, _ = concluder(dead=False)
+    now_s = 0.0
+    works.brake = FailureBrake(lambda: now_s)
+    gate = admission_to(works)
 
     async def fail() -> None:
         for _ in range(LENIENT + 1):
@@ -117,6 +124,20 @@ def test_groups_that_all_fail_slow_what_is_trained_on_and_no_evaluation() -> Non
     asyncio.run(fail())
     assert gate.admit(task) is None
     assert gate.admit(replace(task, purpose="eval")) is not None
+    now_s = LONGEST_S
+    assert gate.admit(task) is not None
+    assert gate.admit(task) is None, "one at a time"
+
+
+def test_while_many_groups_are_not_delivered_no_task_is_started() -> None:
+    works, _ = concluder(dead=False)
+    gate, task = admission_to(works), started(Slots(8)).task
+    assert task is not None
+    works.delivering = MOST_UNDELIVERED
+    assert gate.admit(task) is None
+    assert gate.admit(replace(task, purpose="eval")) is None
+    works.delivering -= 1
+    assert gate.admit(task) is not None
 
 
 def test_a_dead_engine_ends_the_worker_and_concludes_nothing() -> None:

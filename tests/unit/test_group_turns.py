@@ -11,6 +11,7 @@ from headrace.infra.kafka.clients import Connection, Message
 from headrace.infra.run import group_consumer
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.run.group_restore import Membership, Restored
+from headrace.infra.stopwatch import Stopwatch
 
 
 class Counting:
@@ -38,20 +39,26 @@ def test_a_slow_algorithm_costs_short_turns_and_the_committed_offset_always_move
             now_s += each_s
             return super().handle(message)
 
-    nothing = SimpleNamespace(subscribe=lambda *_, **__: None)
-    monkeypatch.setattr(group_consumer, "open_consumer", lambda *_: nothing)
+    messages = [Message("in", 0, offset, b"", b"") for offset in range(6)]
+
+    def consume(most: int, _timeout_s: float) -> list[Message]:
+        taken = messages[:most]
+        del messages[:most]
+        return taken
+
+    kafka = SimpleNamespace(subscribe=lambda *_, **__: None, consume=consume, consumer_group_metadata=lambda: None)
+    monkeypatch.setattr(group_consumer, "open_consumer", lambda *_: kafka)
+    monkeypatch.setattr(group_consumer, "take_good_messages", lambda raw, _doing: raw)
     monkeypatch.setattr(group_consumer.time, "monotonic", lambda: now_s)
     member = GroupConsumer(Membership(Connection("k:1"), "curate.p", "r", "g", ("in",), "state"), lambda _: state)
     member._hold(("in", 0), Restored(Slow(), 0, 0, -1))
-    messages = [Message("in", 0, offset, b"", b"") for offset in range(6)]
-    committed, lengths = 0, []
-    while messages:
-        member._left, member._turn_began, member._turn_bytes = [], float("inf"), 0
-        for message in messages:
+    committed, lengths, watch = 0, list[int](), Stopwatch()
+    while committed < 6:
+        for message in member.poll(watch):
             member.handle(message)
         offsets = member.offsets([])
-        assert offsets is not None
+        assert offsets is not None, "the committed offset moves"
         [position] = offsets.positions
         lengths.append(position.offset - committed)
-        committed, messages = position.offset, list(member._left)
-    assert (lengths, committed) == (turns, 6)
+        committed = position.offset
+    assert lengths == turns

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 from rich.console import Console
 
 from headrace.app.launcher import launcher
+from headrace.app.launcher.beginning import RunOfAnother
 from headrace.app.launcher.components import components_of
 from headrace.app.launcher.drained import GROUPS_DRAIN_S, Drain, RunPage, groups_drain_s, is_drained
 from headrace.app.launcher.launcher import UpRequest
 from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.kafka.clients import Connection
+from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.process.supervisor import ChildState, GaveUp
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Named, Rollout
 from headrace.infra.run.run import Run
+from headrace.infra.run.up_lease import Holder
 from headrace.ops.recipe_check import check_names
 
 ADDRESS = "kafka://127.0.0.1:9092/demo"
@@ -102,6 +105,42 @@ def test_a_run_that_an_error_stops_says_how_to_go_on_if_it_had_begun(
     with pytest.raises(HeadraceError, match="5 times"):
         launcher.up(request, Console(file=told))
     assert (f"resume with:\n  {again}\n" in told.getvalue()) is begun
+
+
+def test_up_holds_a_run_on_a_shared_cluster_until_it_ends_and_starts_nothing_before_it_may_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = list[object]()
+
+    class Lease:
+        def __init__(self, holder: Holder) -> None:
+            self.holder = holder
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            order.append("it is free")
+
+        def take(self, address: RunAddress) -> list[Holder]:
+            order.append(str(address))
+            return [self.holder]
+
+    def begin_or_join(*_: object, hold: Callable[[RunAddress], list[Holder]], **__: object) -> Run:
+        order.extend(one.folder for one in hold(RunAddress(Connection("k:1"), "demo")))
+        raise RunOfAnother("somebody runs it")
+
+    servers = SimpleNamespace(has_embedded_kafka=False, has_embedded_store=False, connection=Connection("k:1"))
+    for name in ("claim", "fetch", "start", "stop"):
+        setattr(servers, name, lambda *_: None)
+    monkeypatch.setattr(launcher, "Servers", lambda *_: servers)
+    monkeypatch.setattr(launcher, "UpLease", Lease)
+    monkeypatch.setattr(launcher, "begin_or_join", begin_or_join)
+    monkeypatch.setattr(launcher.Launcher, "_start_components", lambda _: pytest.fail("components were started"))
+    request = UpRequest(load_recipe("arithmetic", ['kafka.bootstrap="k:1"', 'store.endpoint="s:1"']), tmp_path / "run")
+    with pytest.raises(RunOfAnother):
+        launcher.up(request, Console(file=io.StringIO()))
+    assert order == ["kafka://k:1/demo", str(tmp_path / "run"), "it is free"]
 
 
 def test_the_drain_at_the_end_of_a_run_outlasts_the_session_of_a_dead_worker() -> None:

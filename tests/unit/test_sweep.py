@@ -63,6 +63,8 @@ class Scene:
     scripts: dict[str, str]
     said: list[str] = field(default_factory=list)
     begun: list[str] = field(default_factory=list)
+    settings: list[str] = field(default_factory=list)
+    """What runs are told of their servers on their command lines."""
     servers: list[FakeServers] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
 
@@ -126,8 +128,9 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         made.servers.append(FakeServers(*words))
         return made.servers[-1]
 
-    def scripted(run: SweepRun, run_folder: RunFolder, _shared: Sequence[str], archive: str = "") -> list[str]:
+    def scripted(run: SweepRun, run_folder: RunFolder, settings: Sequence[str], archive: str = "") -> list[str]:
         made.begun.append(run.name)
+        made.settings += settings
         code = f"import os, signal, sys, time\n{made.scripts[run.variant]}"
         return [sys.executable, "-c", code, str(run_folder.folder)]
 
@@ -269,10 +272,13 @@ def test_a_sweep_that_is_stopped_stops_its_run_in_order_and_begins_no_other(
     assert scene.said == []
 
 
-def test_secrets_go_by_the_environment(scene: Scene) -> None:
+def test_secrets_go_by_the_environment_and_on_no_command_line(scene: Scene) -> None:
     wanted = (KAFKA_CLIENT_VARIABLE, ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE)
     scene.scripts["a"] = f"print(*[os.environ[name] for name in {wanted!r}])\nsys.exit(1)"
     assert scene.play()["s-a-1"].failed == '{"security.protocol": "SSL"} key secret'
+    assert {setting.partition("=")[0] for setting in scene.settings} == {
+        "kafka.bootstrap", "store.endpoint", "store.bucket", "store.secure", "store.region",
+    }  # fmt: skip
 
 
 def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: Path) -> None:
