@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 JOIN_S = 15.0
 """How long it may take to be a member; a group's first one waits for its coordinator."""
+ANSWER_S = 3.0
+"""For one answer: a coordinator that is not there yet gives none, and is asked again."""
 LEAVE_S = 2.0
 PAUSE_S = 0.1
 
@@ -73,7 +75,8 @@ class UpLease:
         self._stay.start()
 
         def describe() -> Any:
-            return get_admin(address.connection).describe_consumer_groups([group])[group].result()
+            admin = get_admin(address.connection)
+            return admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group].result()
 
         end = time.monotonic() + JOIN_S
         while time.monotonic() < end:
