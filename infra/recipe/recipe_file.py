@@ -40,6 +40,8 @@ WORDS = {
 """Our words for kinds of pydantic's faults."""
 MOST_SHOWN = 80
 """Characters of a wrong value that an error quotes."""
+CLIENT = ["kafka", "client"]
+"""The table whose values no message shows: one may be a secret."""
 Table = dict[str, Any]
 KeyPath = tuple[str | int, ...]
 
@@ -245,6 +247,8 @@ def _set(draft: Draft, word: str) -> None:
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise UsageError(f"{SET} {word}: write {SET} table.key=value, as in {SET} trainer.steps=40")
+    if keys[:2] == CLIENT:
+        word = f"{path}=…"  # what is given may be a secret in the wrong form
     table: Any = draft.table
     for depth in range(len(keys)):
         _check_name(draft, keys[: depth + 1], word)
@@ -364,7 +368,13 @@ def _describe_fault(error: ErrorDetails) -> str:
     fault = WORDS.get(error["type"]) or error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     fault = fault.replace("Input should be", "must be", 1).partition(", unable to parse")[0]
     # Our own sentence may leave out a part, as the password of an address.
-    is_said = isinstance(error["input"], Mapping) or fault.startswith("holds ") or repr(error["input"])[:40] in fault
+    is_secret = [*location[:2]] == CLIENT
+    is_said = (
+        is_secret
+        or isinstance(error["input"], Mapping)
+        or fault.startswith("holds ")
+        or repr(error["input"])[:40] in fault
+    )
     given = "" if is_said else f", got {_cut(repr(error['input']))}"
     return f"`{where}` {fault}{given}{_name_location(location)}" if where else fault
 

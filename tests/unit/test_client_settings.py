@@ -163,6 +163,25 @@ def test_a_recipe_with_a_secret_is_refused_with_the_way_to_give_it(key: str, val
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("", [f"kafka.client.sasl.password={SECRET}"]),
+        (f'[kafka]\nclient = "sasl.password={SECRET}"', []),
+        (f'[kafka]\nclient = ["sasl.password={SECRET}"]', []),
+        (f'[kafka.client]\nsasl.password = "{SECRET}"', []),
+        (f'[kafka]\nbootstrap = "me:{SECRET}@host:9092"', []),
+        (f'[kafka]\nbootstrap = "sasl://me:{SECRET}@host:9092"', []),
+    ],
+)
+def test_a_secret_in_the_wrong_form_is_refused_and_not_quoted(table: str, words: list[str], tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(f'extends = "arithmetic"\n{table}\n')
+    with pytest.raises(UsageError, match=r"kafka\.(client|bootstrap)") as caught:
+        load_recipe(str(recipe), words)
+    assert SECRET not in str(caught.value)
+
+
 def test_a_run_of_an_older_build_with_a_secret_in_its_recipe_is_gone_on_with_and_never_shows_it() -> None:
     new = load_recipe("arithmetic")
     plain = json.loads(new.to_json())
