@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.advertised import Advertised, look_at_advertised
@@ -24,7 +24,7 @@ from headrace.infra.kafka.clients import (
     open_transactional_producer,
 )
 from headrace.infra.kafka.cluster_topics import fetch_topics
-from headrace.infra.kafka.group_offsets import REQUEST_S
+from headrace.infra.kafka.group_offsets import REQUEST_S, await_coordinator
 from headrace.schemas.topics import TopicSpec
 
 TRANSACTION_S = 15.0
@@ -95,7 +95,7 @@ def look_at_cluster(
     brokers = look_at_advertised(connection)
     if any(broker.error for broker in brokers):  # every further question would wait for it
         return SeenCluster(connection.bootstrap, brokers)
-    look = _Look(get_admin(connection))
+    look = _Look(connection)
     listed = fetch_topics(connection, REQUEST_S)
     broker = str(next(iter(listed.brokers), 0))
     own = [spec.name for spec in topics if spec.name in listed.topics]
@@ -127,8 +127,9 @@ def _try_transaction(connection: Connection, transactional_id: str) -> None:
 class _Look:
     """Asks, and keeps why there was no answer."""
 
-    def __init__(self, admin: AdminClient) -> None:
-        self.admin = admin
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.admin = get_admin(connection)
         self.refused: dict[str, str] = {}
 
     def ask(self, what: str, call: Any) -> Any:
@@ -174,6 +175,7 @@ class _Look:
             )
             return asked[name].result()
 
+        await_coordinator(self.connection, name, COORDINATOR_S)
         try:
             one = call_patiently(describe, f"looking at group {name}", COORDINATOR_S)
         except KafkaRefused as error:

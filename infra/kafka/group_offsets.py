@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaException, TopicPartition
 
 from headrace.infra.kafka.clients import (
+    AWAY_ERRORS,
     Connection,
     fetch_partitions,
     get_admin,
@@ -57,6 +58,23 @@ def fetch_commits(connection: Connection, group: str, topics: Iterable[str]) -> 
         for tp in found
         if tp.error is None and tp.offset >= 0
     }
+
+
+def await_coordinator(connection: Connection, group: str, timeout_s: float) -> None:
+    """Return when a group's coordinator answers: only then may an admin client ask about the group.
+
+    Asked by a consumer that never joins, as in `fetch_commits`. An admin client that asks earlier, as on a cluster
+    that never had a group, may lose its question, and abort the whole process when a connection breaks much later.
+    Raises KafkaException where nobody answers in time; a refusal is an answer.
+    """
+    consumer = open_consumer(connection, "coordinator", group)
+    try:
+        consumer.committed([TopicPartition(group, 0)], timeout=timeout_s)  # of a topic that need not be there
+    except KafkaException as error:
+        if error.args[0].code() in AWAY_ERRORS:
+            raise
+    finally:
+        consumer.close()
 
 
 def delete_before(connection: Connection, offsets: dict[tuple[str, int], int]) -> None:

@@ -18,6 +18,7 @@ import structlog
 from confluent_kafka import Consumer, TopicPartition
 
 from headrace.infra.kafka.clients import RunAddress, call_patiently, get_admin, open_consumer
+from headrace.infra.kafka.group_offsets import await_coordinator
 from headrace.schemas.ids import now_ms
 from headrace.schemas.topics import Topics
 
@@ -79,6 +80,7 @@ class UpLease:
             return admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group].result()
 
         end = time.monotonic() + JOIN_S
+        call_patiently(lambda: await_coordinator(address.connection, group, ANSWER_S), f"looking for {group}", JOIN_S)
         while time.monotonic() < end:
             described = call_patiently(describe, f"looking at group {group}", JOIN_S)
             members = [member.client_id for member in described.members]

@@ -16,6 +16,8 @@ from headrace.infra.kafka.cluster_sight import SeenGroup, SeenTopic, look_at_clu
 from headrace.schemas.topics import TopicSpec
 
 THERE, MISSING, UNMAKEABLE = TopicSpec("t.there", 2), TopicSpec("t.missing", 1), TopicSpec("t.unmakeable", 1)
+ANSWERING: list[str] = []
+"""Groups whose coordinator was waited for."""
 TOPICS = (THERE, MISSING, UNMAKEABLE)
 
 
@@ -64,6 +66,7 @@ class Admin:
             type=SimpleNamespace(name="CLASSIC"),
             authorized_operations=may("DESCRIBE"),
         )
+        assert [name for name in names if name in ANSWERING] == names, "a coordinator answers before that is asked"
         return {name: answer(group if name == "t.seen" else KafkaError.GROUP_AUTHORIZATION_FAILED) for name in names}
 
 
@@ -82,6 +85,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     )
     monkeypatch.setattr(cluster_sight, "look_at_advertised", lambda _: (Advertised("k", 1),))
     monkeypatch.setattr(cluster_sight, "get_admin", lambda _: Admin())
+    monkeypatch.setattr(cluster_sight, "await_coordinator", lambda _, group, __: ANSWERING.append(group))
     monkeypatch.setattr(cluster_sight, "fetch_topics", lambda *_: listed)
     monkeypatch.setattr(cluster_sight, "open_transactional_producer", open_producer)
     return found

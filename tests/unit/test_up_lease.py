@@ -24,10 +24,12 @@ class Group:
     def __init__(self) -> None:
         self.members: list[str] = []
         self.asked: list[str] = []
+        self.asked_for: list[str] = []
         self.lets_in_after = 0
         """Questions for its members before anybody becomes one."""
 
     def describe_consumer_groups(self, names: list[str], *, request_timeout: float) -> dict[str, Any]:
+        assert self.asked_for, "the admin client asks nothing before there is a coordinator"
         assert request_timeout <= 5, "an answer that does not come is asked for again in time"
         self.asked += names
         described = SimpleNamespace(members=[SimpleNamespace(client_id=one) for one in self.members])
@@ -53,6 +55,7 @@ class Group:
 def group(monkeypatch: pytest.MonkeyPatch) -> Group:
     made = Group()
     monkeypatch.setattr(up_lease, "get_admin", lambda _: made)
+    monkeypatch.setattr(up_lease, "await_coordinator", lambda *_: made.asked_for.append("coordinator"))
     monkeypatch.setattr(up_lease, "open_consumer", made.open_member)
     monkeypatch.setattr(up_lease, "PAUSE_S", 0.001)
     return made
