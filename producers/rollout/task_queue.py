@@ -34,7 +34,7 @@ def read_task(value: bytes, run_id: str) -> Task:
     if not 1 <= task.n_asked <= MOST_EPISODES or longest > LONGEST_NAME or task.number < 0:
         detail = (
             f"a task must have a number of at least 0, 1 to {MOST_EPISODES} episodes and names of at most "
-            f"{LONGEST_NAME} characters; got number {task.number}, {task.n_asked} episodes, a name of {longest} characters"
+            f"{LONGEST_NAME} characters; got number {task.number}, {task.n_asked} episodes, a name of {longest}"
         )
         raise MessageRefused("unusable", detail)
     return task
