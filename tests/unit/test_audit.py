@@ -573,7 +573,7 @@ def test_beyond_a_hundred_problems_are_only_counted() -> None:
 CHAIN: list[tuple[dict[str, Any], str]] = [
     ({"version": 3, "base_hash": "other"}, "trained from weights other, but the version before it is w2: {}3 and {}4"),
     ({"version": 3, "base_hash": ""}, "trained from weights without a hash, but the version before it is w2: {}3 and"),
-    ({"version": 3, "epoch": 2}, "version 3 of solver is of epoch 2, the version before of 0: {}4"),
+    ({"version": 3, "epoch": 2}, "version 3 of solver is of epoch 2, but the version before of 0: {}4"),
     ({"version": 5}, "no batch record names versions 3 to 4 of solver: {}4 follows"),
     ({"version": 2}, "version 2 of solver was trained twice: {}3 and {}4"),
 ]
@@ -728,7 +728,7 @@ def test_a_delta_on_other_weights_than_those_of_the_version_that_it_names_breaks
     assert [what.partition(" of solver is a delta of ")[2] for what in says(log.audit(STILL))] == [
         f"epoch 0 on w2, but version 3, {names} w3 of epoch 0: {partition}@4",
         f"epoch 1 on w4, but version 4, {names} w4 of epoch 0: {partition}@5",
-        f"epoch 1 on w6, and version 6, {names} not published: {partition}@6",
+        f"epoch 1 on w6, but version 6, {names} not published: {partition}@6",
     ]
 
 

@@ -114,7 +114,7 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
     ),
     (
         lambda scene: (scene.results.append(EvalResult("other")), result(scene, 1, run_id="other")),
-        ["2 evaluations of sums are answered", f"{NAME.format(1)} is answered, and has no result"],
+        ["2 evaluations of sums are answered", f"{NAME.format(1)} is answered, but has no result"],
     ),
 ]
 
