@@ -163,7 +163,7 @@ def _list_offsets(base: int, found: Mapping[str, str]) -> set[int]:
         begin, _, end = part.partition("-")
         run = range(base + int(begin), base + int(end or begin) + 1)
         if len(run) + len(offsets) > MOST_DONE:
-            raise ValueError(f"{part} are more tasks than one partition can have behind an unfinished one")
+            raise ValueError(f"the commit metadata names more than {MOST_DONE} finished tasks, up to {part}")
         offsets.update(run)
     return offsets
 

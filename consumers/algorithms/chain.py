@@ -133,7 +133,10 @@ class Chain:
         states = state["chain"]
         ours, theirs = [name for name, _ in self._algorithms], [name for name, _ in states]
         if ours != theirs:
-            raise ChainError(f"a snapshot of the chain {theirs} does not fit {ours}; load the chain of its revision")
+            raise ChainError(
+                f"the snapshot holds the state of the algorithms {theirs}, but this chain has {ours}: load the chain "
+                "of the snapshot's recipe revision"
+            )
         for (_, algorithm), (_, own) in zip(self._algorithms, states, strict=True):
             algorithm.restore(own)
 
@@ -152,7 +155,7 @@ def _describe(error: Exception) -> str:
 def _check_verdict(name: str, results: Sequence[Result]) -> Keep | Drop:
     verdicts = [result for result in results if isinstance(result, _VERDICT)]
     if len(verdicts) != 1:
-        raise ChainError(f"algorithm {name} returned {len(verdicts)} verdicts for one group: one Keep or Drop is due")
+        raise ChainError(f"algorithm {name} must return exactly one Keep or Drop for a group; got {len(verdicts)}")
     return verdicts[0]
 
 
@@ -170,7 +173,7 @@ def load_chain(named: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) ->
         [_find_shipped_name(name, algorithm) for (name, _), algorithm in zip(named, built, strict=True)]
     )
     if wrong:
-        raise UnknownAlgorithm(f"the chain's order: {wrong}")
+        raise UnknownAlgorithm(f"the order of the chain is wrong: {wrong}")
     return Chain([(name, algorithm) for (name, _), algorithm in zip(named, built, strict=True)])
 
 
@@ -203,5 +206,8 @@ def _load(where: str, name: str, settings: Mapping[str, Any], seed: int) -> Algo
         raise UnknownAlgorithm(f"{where}: {error}") from error
     lacking = [name for name in ("process", "snapshot", "restore") if not callable(getattr(algorithm, name, None))]
     if lacking:
-        raise UnknownAlgorithm(f"{where}: it has no {' and no '.join(lacking)}; see docs/own-data-algorithm.md")
+        raise UnknownAlgorithm(
+            f"{where}: an algorithm must have the methods process, snapshot and restore; this one lacks "
+            f"{' and '.join(lacking)} (see docs/own-data-algorithm.md)"
+        )
     return cast("Algorithm", algorithm)

@@ -79,7 +79,9 @@ class Candidate:
         """
         shaped, count = tuple(rewards), len(self.group.trajectories)
         if len(shaped) != count:
-            raise ValueError(f"{len(shaped)} rewards for {count} trajectories: each member has one, kept or not")
+            raise ValueError(
+                f"there must be one reward for each of the {count} trajectories, kept or not; got {len(shaped)}"
+            )
         return self.with_rewards((*shaped, *self.rewards[count:]))
 
     def shaped(self, rewards: Iterable[float]) -> Candidate:

@@ -25,7 +25,7 @@ class Gibberish(Flagging):
         finite(offset=offset)
         if rare_id >= vocabulary - 1:
             raise ValueError(
-                f"rare_id is {rare_id}, and no id of a vocabulary of {vocabulary} is above it: give a smaller rare_id"
+                f"rare_id must be below {vocabulary - 1}, the last id of a vocabulary of {vocabulary}; got {rare_id}"
             )
         super().__init__("gibberish", monitor=monitor)
         self._rare_id = rare_id

@@ -18,9 +18,11 @@ class LengthBounds(Stateless):
     def __init__(self, shortest: int = 0, longest: int = 0) -> None:
         at_least(0, shortest=shortest, longest=longest)
         if not shortest and not longest:
-            raise ValueError("give shortest, longest or both, in generated tokens; longest = 0 means no bound")
+            raise ValueError(
+                "shortest or longest, numbers of generated tokens, must be above 0; both are 0, so there is no bound"
+            )
         if longest and longest < shortest:
-            raise ValueError(f"longest {longest} is below shortest {shortest}")
+            raise ValueError(f"longest must be at least shortest, which is {shortest}; got {longest}")
         self._shortest = shortest
         self._longest = longest
 

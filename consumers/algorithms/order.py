@@ -32,8 +32,8 @@ def find_wrong_order(names: Sequence[str]) -> str:
 def _explain_order(earlier: str, later: str) -> str:
     if earlier in REPLAYS:
         if later in REPLAYS:
-            return "both would count the uses of one group; take one of them"
-        return "what it drops or changes would be replayed as it was; put the replay last"
+            return "a chain may have only one replay; take one of them"
+        return f"{earlier} would replay groups as they are before {later}; put the replay last"
     if earlier == later or ":" in earlier:
         return ""
     return _explain_not_yet(earlier, later)
@@ -42,9 +42,9 @@ def _explain_order(earlier: str, later: str) -> str:
 def _explain_not_yet(earlier: str, later: str) -> str:
     if later in FIRST and earlier not in FIRST[: FIRST.index(later)]:
         what = "whether failed episodes count" if later == "failures" else "what is malformed"
-        return f"{what} must be known before anything looks at the group"
+        return f"{what} must be known before other algorithms see the group; put {later} before {earlier}"
     if later in SHAPING and earlier in DOWN_SAMPLING:
-        return "a subset is chosen by shaped rewards"
+        return f"{earlier} must choose by the shaped rewards; put {later} before it"
     if later == "length_bounds" and earlier in GROUP_SHAPING:
-        return "rewards would have been compared with those of members that it takes out"
+        return f"{earlier} would use the rewards of trajectories that {later} takes out; put {later} before it"
     return ""

@@ -23,7 +23,7 @@ class Overlong(Stateless):
         above(0, factor=factor)
         one_of(("shape", "mask"), action=action)
         if buffer > limit:
-            raise ValueError(f"buffer {buffer} is longer than limit {limit}")
+            raise ValueError(f"buffer must be at most limit, which is {limit}; got {buffer}")
         self._limit = limit
         self._buffer = limit // 5 if buffer < 0 else buffer
         self._factor = factor

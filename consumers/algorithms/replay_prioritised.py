@@ -45,7 +45,10 @@ class ReplayPrioritised(ReplayMemory):
         within(0, LARGEST_ALPHA, alpha=alpha)
         within(0, 1, beta=beta)
         if epsilon**alpha == 0:
-            raise ValueError(f"epsilon ** alpha is nothing to a float with epsilon {epsilon} and alpha {alpha}")
+            raise ValueError(
+                f"epsilon ** alpha must be above 0, but is rounded to 0 for epsilon = {epsilon} and alpha = {alpha}: "
+                "raise epsilon or lower alpha"
+            )
         self._alpha = alpha
         self._beta = beta
         self._anneal_versions = anneal_versions

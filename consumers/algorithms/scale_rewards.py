@@ -19,7 +19,7 @@ class ScaleRewards(Stateless):
         finite(bias=bias, scale=scale)
         at_least(0, clip=clip)
         if scale == 0:
-            raise ValueError("scale is not 0, which would make all rewards equal")
+            raise ValueError("scale must not be 0, as all rewards would be equal")
         self._bias = bias
         self._scale = scale
         self._clip = clip or math.inf

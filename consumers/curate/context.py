@@ -50,7 +50,9 @@ def find_recipe(recipes: Mapping[int, Recipe], revision: int, policy_variant: st
     Raises UnknownRevision.
     """
     if revision not in recipes:
-        raise UnknownRevision(f"recipe revision {revision} is not among the {len(recipes)} that are known")
+        raise UnknownRevision(
+            f"recipe revision {revision} is not known; the newest known one is {max(recipes, default='none')}"
+        )
     since = (recipes[known] for known in sorted(recipes) if known >= revision)
     later = (recipe for recipe in since if policy_variant in recipe.policy_variants)
     return next(later, recipes[revision])

@@ -202,7 +202,9 @@ class CuratorPartition:
         log.error("algorithm.failed", stream=stamp.stream, number=stamp.number, why=str(error))
         self._failures += 1
         if self._failures >= MOST_FAILURES:
-            raise ChainError(f"{self._failures} groups in a row are dead, the last as {error}") from error
+            raise ChainError(
+                f"the chain failed on {self._failures} groups in a row; the last error: {error}"
+            ) from error
         self._dedupe.mark_dead(stamp.stream, stamp.number)
         return self._build_dead_letter(message, MessageRefused("algorithm_failed", str(error)))
 
@@ -218,20 +220,34 @@ class CuratorPartition:
         if is_issued is not None and not is_issued(message, stamp):
             raise MessageRefused(NOT_ISSUED, f"number {stamp.number} of stream {stamp.stream!r} was never issued")
         if not self._dedupe.has_room(stamp.stream, stamp.number):
-            raise MessageRefused("misrouted", f"number {stamp.number} of {stamp.stream} is one gap too many")
+            raise MessageRefused(
+                "misrouted",
+                f"number {stamp.number} of stream {stamp.stream!r} is refused: partition {self._partition} already has "
+                "too many gaps between numbers, or too many streams",
+            )
         return stamp
 
     def _read_group(self, message: Message, stamp: Stamp) -> TrajectoryGroup:
         value = message.value
         if len(value) > LARGEST_INLINE_GROUP:
-            raise MessageRefused("unusable", f"a group of {len(value)} bytes inline: put it behind a claim check")
+            raise MessageRefused(
+                "unusable",
+                f"a group inside its record may have at most {LARGEST_INLINE_GROUP} bytes; got {len(value)}: put the "
+                "trajectories into the object store, and a claim check into the record",
+            )
         group = fetch_trajectories(decode_record(value, TrajectoryGroup), self._context.fetch)
         ours = (self._context.run_id, stamp.stream, stamp.number, self._context.policy, stamp.revision)
         if (group.run_id, group.stream, group.number, group.policy, group.revision) != ours:
-            raise MessageRefused("undecodable", "the headers name another group, or revision, than the record")
+            raise MessageRefused(
+                "undecodable", "the headers and the value of the record name different groups or recipe revisions"
+            )
         names = max(len(group.task_id), len(group.tier), len(group.reason))
         if names > LONGEST_NAME or len(group.trajectories) > MOST_EPISODES:
-            raise MessageRefused("unusable", f"{len(group.trajectories)} trajectories, a name of {names} characters")
+            raise MessageRefused(
+                "unusable",
+                f"a group may have at most {MOST_EPISODES} trajectories, and names of {LONGEST_NAME} characters; got "
+                f"{len(group.trajectories)} trajectories and a name of {names} characters",
+            )
         self._refuse_time_travel(message, group)
         try:
             self._chains.of(group.revision)
@@ -248,9 +264,12 @@ class CuratorPartition:
         version, is_published = group.head_version, self._context.is_published
         if is_published is None:
             if version > max(self._clock, 0) + LARGEST_LEAP:
-                raise MessageRefused(TIME_TRAVEL, f"head_version {version} at clock {self._clock}")
+                raise MessageRefused(
+                    TIME_TRAVEL,
+                    f"head_version {version} is more than {LARGEST_LEAP} versions ahead of clock {self._clock}",
+                )
         elif version > self._clock and not is_published(message, group):
-            raise MessageRefused(TIME_TRAVEL, f"head_version {version}, and no such version is published")
+            raise MessageRefused(TIME_TRAVEL, f"head_version is {version}, but no such version is published")
 
     def _build_messages(self, results: Sequence[Result], group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
         """Return the records of what the chain made of a group, which came in the bytes `value`. Raises ChainError."""

@@ -102,7 +102,7 @@ class Dedupe:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take what `snapshot` returned. Raises ValueError for anything else."""
         if not isinstance(state, Mapping):
-            raise ValueError(f"no dedupe snapshot: {state!r:.80}")  # noqa: TRY004 - what is wrong is the value
+            raise ValueError(f"a dedupe snapshot must be a mapping of streams; got {state!r:.80}")  # noqa: TRY004 - what is wrong is the value
         for stream, known in state.items():
             runs, dead = (known.get("runs"), known.get("dead")) if isinstance(known, Mapping) else (None, None)
             if (

@@ -58,15 +58,19 @@ class Evaluator:
         """Return the group of a message, with its trajectories. Raises MessageRefused."""
 
         def describe(group: TrajectoryGroup) -> str:
-            found = f"a group of run id {group.run_id!r} and policy {group.policy!r}"
-            return f"{found}, expected {self.run.run_id!r} and {policy!r}"
+            found = f"the group is of run id {group.run_id!r} and policy {group.policy!r}"
+            return f"{found}; expected {self.run.run_id!r} and {policy!r}"
 
         group = decode_own(value, TrajectoryGroup, self.run.run_id, describe)
         if group.policy != policy:
             raise MessageRefused("other_run", describe(group))
         group = fetch_trajectories(group, self.run.get_group)
         if not 0 <= group.n_asked <= MOST_EPISODES or len(group.trajectories) > MOST_EPISODES:
-            raise MessageRefused("undecodable", f"{len(group.trajectories)} trajectories of {group.n_asked} asked for")
+            raise MessageRefused(
+                "undecodable",
+                f"n_asked must be 0 to {MOST_EPISODES}, and so must the number of trajectories; got n_asked = "
+                f"{group.n_asked} and {len(group.trajectories)} trajectories",
+            )
         return group
 
     def _build_messages(self, result: EvalResult | None) -> list[Outgoing]:

@@ -12,7 +12,9 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     Source: Chen et al. (arXiv 2107.03374). Raises ValueError unless 0 <= right <= samples and 1 <= k <= samples.
     """
     if not 0 <= right <= samples or not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} needs 0 <= right <= samples and 1 <= k <= samples; got {right} of {samples}")
+        raise ValueError(
+            f"pass@{k} needs 0 <= right <= samples and 1 <= k <= samples; got right = {right}, samples = {samples}"
+        )
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
@@ -20,7 +22,7 @@ def mean_pass_at_k(counts: Iterable[tuple[int, int]], k: int) -> float:
     """Average pass@k over problems, each (samples, right). Raises ValueError when there are none."""
     estimates = [pass_at_k(samples, right, k) for samples, right in counts]
     if not estimates:
-        raise ValueError(f"pass@{k} of no problems is not defined")
+        raise ValueError(f"the mean of pass@{k} needs at least one problem; got none")
     return math.fsum(estimates) / len(estimates)
 
 

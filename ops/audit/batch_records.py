@@ -40,23 +40,26 @@ class BatchRecords:
         before, self._before = self._before, facts
         name = f"version {facts.version} of {self._variant}"
         if before is not None and before.epoch == facts.epoch and before.fingerprint != facts.fingerprint:
-            self._wrong.append(f"{name} has another fingerprint than the version before, in one epoch: {facts.where}")
+            self._wrong.append(
+                f"{name} has another numerics fingerprint than the version before it, but the same epoch: {facts.where}"
+            )
         if before is not None and facts.revision < before.revision:
             self._wrong.append(
-                f"{name} was trained under recipe revision {facts.revision}, and the version before under "
-                f"{before.revision}: {facts.where}"
+                f"{name} was trained under recipe revision {facts.revision}, but the version before it under the later "
+                f"one {before.revision}: {facts.where}"
             )
         known = 0 <= facts.revision < len(self._trainers)
         trainer = self._trainers[facts.revision] if known else None
         if trainer is None:
             self._wrong.append(
-                f"{name} was trained under recipe revision {facts.revision}, which is not there: {facts.where}"
+                f"{name} was trained under recipe revision {facts.revision}, which is missing or does not name "
+                f"{self._variant}: {facts.where}"
             )
             return
         if facts.groups > trainer.groups_per_batch:
             self._wrong.append(
-                f"{name} was trained from a batch of {facts.groups} groups, and recipe revision {facts.revision} has "
-                f"{trainer.groups_per_batch}: {facts.where}"
+                f"{name} was trained from a batch of {facts.groups} groups, but trainer.groups_per_batch of recipe "
+                f"revision {facts.revision} is {trainer.groups_per_batch}: {facts.where}"
             )
         if facts.version % trainer.checkpoint_every == 0 or facts.version == trainer.steps:
             self._checkpoints[facts.version] = facts.where
@@ -70,7 +73,7 @@ class BatchRecords:
         yield from self._wrong
         there = set(checkpoints)
         if self._before is not None and 0 not in there:
-            yield f"version 0 of {self._variant} has no checkpoint, and it is kept for ever"
+            yield f"version 0 of {self._variant} has no checkpoint, but that one is never deleted"
         for version, where in self._checkpoints.items():
             if version not in there:
-                yield f"version {version} of {self._variant} has no checkpoint, and its recipe asks for one: {where}"
+                yield f"version {version} of {self._variant} has no checkpoint, but its recipe asks for one: {where}"

@@ -77,7 +77,7 @@ def _conclusions(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, M
     yield "is dead, and was trained or discarded too", page.died & (trained | discarded)
     yield "was discarded without a reason", page.mask(NO_REASON)
     yield "was evicted by the trainer more than once", page.mask(EVICTED_TWICE)
-    yield "was evicted by the trainer as another verdict than its outcome has ({reason})", page.mask(ODD_VERDICT)
+    yield "was evicted by the trainer with another verdict than its outcome has ({reason})", page.mask(ODD_VERDICT)
     yield "was concluded, and never issued", page.concluded & ~page.is_below(issued)
     yield "was trained, and no outcome says that it was kept", trained & ~page.mask(KEPT)
     yield "was evicted by the trainer, and no outcome says so", evicted & ~discarded & ~page.died
@@ -101,8 +101,8 @@ def _groups(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]
     silent = due & ~page.mask(KEPT | DISCARDED | CURATED) & ~page.died
     yield "was read by the curators, and nothing says what became of it", silent & (not scope.drained)
     yield "has a curated record, and no outcome says that it was kept", curated & due & ~kept & (not scope.still)
-    yield "has an outcome that says other things of its group than its workers did", page.mask(ODD_FACTS)
-    yield "is not where the batch that trained it says", page.mask(MISPLACED)
+    yield "has an outcome that does not match any group that its workers produced", page.mask(ODD_FACTS)
+    yield "is at another offset than the batch that trained it says", page.mask(MISPLACED)
     yield "has more than one curated record", page.mask(CURATED_TWICE)
     yield "was kept, and there is no curated record of it", kept & ~curated
     if not page.use:

@@ -89,7 +89,7 @@ def _compare_with_snapshots(
         if newest is None:
             if commit is not None and _snapshot_offset(commit) >= 0:
                 offset = _snapshot_offset(commit)
-                yield f"group {group.name} restores {name} from snapshot {offset}, and there is none in state"
+                yield f"group {group.name} restores {name} from snapshot {offset}, but `state` has no snapshot of it"
             continue
         try:
             snapshot = codec.decode(newest.value, Snapshot)
@@ -100,16 +100,16 @@ def _compare_with_snapshots(
         if snapshot.run_id != run_id:
             yield f"the snapshot {name_offset(newest)} of {name} is of run {snapshot.run_id!r:.60}"
         elif commit is None:
-            yield f"group {group.name} has lost its offset of {name}, where it has been up to {position}"
+            yield f"group {group.name} has no committed offset of {name}, but a snapshot of offset {position}"
         elif commit.offset < position:
             yield (
-                f"group {group.name} has committed offset {commit.offset} of {name}, and its "
-                f"snapshot {name_offset(newest)} is of {position}"
+                f"group {group.name} has committed offset {commit.offset} of {name}, but its "
+                f"snapshot {name_offset(newest)} is of the later offset {position}"
             )
         elif _snapshot_offset(commit) < newest.offset:
             yield (
-                f"group {group.name} restores {name} from snapshot {_snapshot_offset(commit)}, and "
-                f"{name_offset(newest)} is newer: written without the offset that belongs to it"
+                f"group {group.name} restores {name} from snapshot {_snapshot_offset(commit)}, but "
+                f"{name_offset(newest)} is newer: it was written without committing its offset"
             )
 
 

@@ -65,7 +65,10 @@ def check_curated(message: Message, store: ObjectStore | None) -> tuple[CuratedG
 def _check_rewards(curated: CuratedGroup, group: TrajectoryGroup) -> None:
     members = len(group.trajectories)
     if len(curated.rewards) != members or any(not 0 <= index < members for index in curated.kept):
-        raise UnfitValue(f"it keeps {curated.kept} and has {len(curated.rewards)} rewards, of {members} trajectories")
+        raise UnfitValue(
+            f"it must have a reward for each of its {members} trajectories, and keep only such; it has "
+            f"{len(curated.rewards)} rewards and keeps {curated.kept}"
+        )
     odd = [index for index in curated.kept if not math.isfinite(curated.rewards[index])]
     if odd:
         raise UnfitValue(f"the rewards of its kept trajectories {odd} are not finite")
@@ -104,7 +107,7 @@ def _check_versions(trajectories: Sequence[Trajectory], stamp: Stamp, *, has_all
         for sequence in trajectory.sequences:
             if int(sequence.version_runs[1::2].sum()) != len(sequence.ids):
                 raise UnfitValue(
-                    f"its versions are of {sequence.version_runs[1::2].sum()} tokens, and it has {len(sequence.ids)}"
+                    f"a sequence has {len(sequence.ids)} tokens, but versions of {sequence.version_runs[1::2].sum()}"
                 )
     found = find_version_range(trajectories)
     if found != (stamp.min_version, stamp.max_version):

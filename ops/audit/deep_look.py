@@ -155,8 +155,8 @@ class DeepLook:
         deadline = self._account.flights[policy_variant].deadline(curated.revision, curated.min_version)
         if not curated.use and deadline is not None and curated.deadline_version != deadline:
             raise UnfitValue(
-                f"its deadline is version {curated.deadline_version}, and its oldest token and the staleness bound of "
-                f"recipe revision {curated.revision} give {deadline}"
+                f"its deadline must be version {deadline}, by its oldest token and the max_staleness of recipe "
+                f"revision {curated.revision}; it is {curated.deadline_version}"
             )
         if not variant_of(policy_variant):
             numbers.check_deadline(*identity, curated.deadline_version)
@@ -169,7 +169,7 @@ class DeepLook:
         left_out, rejected = len(group.trajectories) - len(curated.kept), self._rejected.pop((variant, *identity), 0)
         is_known = bool(self._account.numbers[variant].pages.bits_of(*identity, 0)[curated.number & LOW] & KEPT)
         if is_known and not curated.use and group.claim is None and left_out != rejected:
-            raise UnfitValue(f"it leaves out {left_out} trajectories, and outcomes say so of {rejected}")
+            raise UnfitValue(f"it leaves out {left_out} trajectories, but outcomes say so of {rejected}")
 
     def _match_facts(self, group: TrajectoryGroup) -> None:
         digest = _digest(repr(outcome_facts_of_group(group)).encode())
@@ -187,7 +187,7 @@ class DeepLook:
             self._tasks.set_digest(one.stream, one.number, digest)
         elif known != digest:
             raise UnfitValue(
-                f"it is of task {one.task_id!r:.60}, and another record of {one.stream}:{one.number} is of another"
+                f"it is of task {one.task_id!r:.60}, but another record of {one.stream}:{one.number} names another task"
             )
 
     def _match(self, message: Message) -> None:

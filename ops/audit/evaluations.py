@@ -191,7 +191,7 @@ class Evaluations:
             for page in pages.iterate():
                 foreign = (page.mask(PRODUCED) | page.died) & ~page.is_below(self._issued.get(page.stream, 0))
                 for at in np.flatnonzero(foreign):
-                    yield f"eval.{page.stream}:{page.first + at} of {policy} was answered, and never issued"
+                    yield f"eval.{page.stream}:{page.first + at} of {policy} was answered or is dead, but never issued"
 
     def _find_lost(self, *, drained: bool) -> Iterator[str]:
         for workflow, issued in self._issued.items():
@@ -210,23 +210,23 @@ class Evaluations:
             asked = issued // self._size if self._size else 0
             there = sum(one.results for one in own)
             if there < asked and all(one.answered == issued for one in own):
-                yield f"{asked} evaluations of {workflow} are answered, and there are results of {there}"
+                yield f"{asked} evaluations of {workflow} are answered, but only {there} have a result"
 
     def _find_wrong(self, *, still: bool) -> Iterator[str]:
         """In a deep audit, results that are not what the answers give."""
         for key, (expected, ends) in sorted(self._expected.items()):
             found = self._results.get(key)
             if found is None and all(end <= self._read.get(name, 0) for name, end in ends.items()):
-                yield f"{_name(key)} is answered, and has no result"
+                yield f"{_name(key)} is answered, but has no result"
             elif found is not None and found.has_reward and not 0 <= found.avg_at_k <= 1:
-                yield f"{_name(key)} has a mean success of {found.avg_at_k}, which is between 0 and 1"
+                yield f"{_name(key)} has a mean success of {found.avg_at_k}; it must be from 0 to 1"
             elif found is not None and (
                 differing := _describe_differences(expected, found, self._fields_to_compare(key, found))
             ):
-                yield f"{_name(key)} has another result than its answers give: {differing}"
+                yield f"{_name(key)} has a result that differs from its answers (answers -> result): {differing}"
         if still and self._expected:
             for key in sorted(self._results.keys() - self._expected.keys()):
-                yield f"{_name(key)} has a result, and not all its answers are there"
+                yield f"{_name(key)} has a result, but not all its answers are there"
 
     def _fields_to_compare(self, key: EvaluationKey, found: EvalResult) -> tuple[str, ...]:
         """Return the fields in which a result must be what the answers give.

@@ -71,7 +71,7 @@ class Flight:
         waiting, room = numbers.count_waiting(), most.waiting[policy_variant]
         if waiting > room:
             what = (
-                f"{waiting} groups of {policy_variant} were read by its trainer and neither trained nor evicted, and "
+                f"{waiting} groups of {policy_variant} were read by its trainer and neither trained nor evicted, but "
                 f"its window and the batches under way hold at most {room}: {waiting - room} are lost"
             )
             found.append((waiting - room, what))
@@ -79,7 +79,7 @@ class Flight:
         flying = numbers.open_below(issued) if policy_variant in most.open else 0
         if flying > room:
             what = (
-                f"{flying} numbers of {policy_variant} are in flight, and the feeder lets at most {room} be open: "
+                f"{flying} numbers of {policy_variant} are in flight, but the feeder lets at most {room} be open: "
                 f"{flying - room} are lost"
             )
             found.append((flying - room, what))

@@ -131,7 +131,9 @@ class AuditFold:
         """`_owner`. Raises HeaderError for a record of this run that is on the topic of another policy or shadow."""
         owner = self._owner(topic, policy, variant)
         if not owner:
-            raise HeaderError(f"it is of policy {policy_variant_of(policy, variant or ''):.60}, whose topic is another")
+            raise HeaderError(
+                f"it is of policy {policy_variant_of(policy, variant or ''):.60}, but on the topic of another policy"
+            )
         return owner
 
     def _fold_outcome(self, message: Message) -> bool:
@@ -189,7 +191,7 @@ class AuditFold:
         if run_id != self._run_header or is_eval(stream):
             return False
         if message.topic != self.recipe.topics.tasks(stream):
-            raise HeaderError(f"it is a task of stream {stream!r:.60}, which is another's")
+            raise HeaderError(f"it is a task of stream {stream!r:.60}, but on the topic of another stream")
         self.account.task(stream, number, (message.topic, message.partition, message.offset))
         self.account.revisions.see(message.topic, stream, number, revision)
         return True
@@ -211,9 +213,9 @@ class AuditFold:
         """Return the policy and the headers of a group of this run. Raises HeaderError."""
         run_id, policy, group = read_group_headers(message)
         if run_id != self._run_header:
-            raise HeaderError(f"it is of run {run_id!r:.60}")
+            raise HeaderError(f"it is of run id {run_id!r:.60}, not of this run")
         if policy != self._policies[message.topic]:
-            raise HeaderError(f"it is of policy {policy!r:.60}, whose topic is another")
+            raise HeaderError(f"it is of policy {policy!r:.60}, but on the topic of another policy")
         if message.topic in self.curated:  # of trajectories a copy may be anybody's, and the curator's word is judged
             self.account.revisions.see(message.topic, group.stream, group.number, group.revision)
         return policy, group

@@ -318,9 +318,7 @@ class PolicyNumbers:
                 page = self.pages.page(stream, 0, index)
                 lost = page.is_below(end) & ~page.concluded & ~page.mask(PLAYED | TASK_WAITS)
                 found.add(
-                    self._name_problems(
-                        page, lost, "is in flight, and neither a task to be played nor a group is there"
-                    ),
+                    self._name_problems(page, lost, "is in flight, but has neither a task to be played nor a group"),
                     _sum(lost),
                 )
         return found

@@ -103,13 +103,13 @@ class ObjectChecks:
             return
         if found != event.weights_hash:
             yield (
-                f"{name} its object {event.weights.key} has weights_hash {found} where the record says "
+                f"{name} its object {event.weights.key} has weights_hash {found}, but the record says "
                 f"{event.weights_hash}"
             )
         if policy_variant in self._lost and not was_lost:
             why = (
-                "its delta is read and not applied, nor are those after it up to the next anchor: the weights before "
-                "it are not available"
+                "its delta cannot be applied, nor can those after it up to the next anchor: the weights before it are "
+                "not available"
             )
             self._of_versions.append(((policy_variant, WEIGHTS, event.base_version), f"{name} {why}"))
 
@@ -117,11 +117,11 @@ class ObjectChecks:
         """Yield what differs where whole weights have other files beside them than those before."""
         names = {file.name for file in event.files}
         if names and (missing := sorted(NEEDED - names)):
-            yield f"{', '.join(missing)} is not among its files, without which no worker can serve it"
+            yield f"it lacks {', '.join(missing)}, which workers need to serve it"
         before = self._files.setdefault(_policy_variant(event), names)
         if names != before:
             here, there = (", ".join(sorted(some)) for some in (names, before))
-            yield f"its files are {here}, and those of the whole weights before {there}"
+            yield f"its files are {here}, but the whole weights before it have {there}"
         self._files[_policy_variant(event)] = names
 
     def _hash_of(self, event: WeightsPublished, claim: ClaimCheck) -> str:
@@ -200,7 +200,7 @@ class ObjectChecks:
         except (StoreError, WeightsError, ValueError, AttributeError):
             return
         if found != version:
-            yield f"it holds version {found}"
+            yield f"it holds version {found} instead"
 
     def find_unretired(self, read_retired: Callable[[], Retired]) -> Iterator[str]:
         """Yield what is wrong with objects of versions, when all were checked, but for those that were retired.
@@ -240,5 +240,5 @@ def _policy_variant(record: WeightsPublished | CheckpointPointer) -> str:
 def _open_labelled(event: WeightsPublished, path: Path) -> Delta:
     delta = open_delta(path)
     if not is_labelled(delta.header, event):
-        raise WeightsError(f"its delta is labelled {delta.header.label}, and its record says something else")
+        raise WeightsError(f"its delta is labelled {delta.header.label}, which differs from its record")
     return delta

@@ -34,7 +34,7 @@ def recipe_problems(
         number = revision.revision
         if number not in first:
             if number != len(first):
-                yield f"recipe revision {number} follows revision {len(first) - 1}, and those between are gone: {where}"
+                yield f"recipe revision {number} follows {len(first) - 1}, so those between are missing: {where}"
             first[number] = where, revision
             continue
         before, known = first[number]
@@ -43,7 +43,7 @@ def recipe_problems(
         first[number] = before, _with_sources(known, revision)
     for stream, spans in begins.items():
         for number in sorted({number for number, _ in spans} - first.keys()):
-            yield f"numbers of {stream} were issued under recipe revision {number}, and no record says what it is"
+            yield f"numbers of {stream} were issued under recipe revision {number}, which the recipe topic lacks"
 
 
 def end_problems(records: Sequence[tuple[str, RecipeRevision]], newest: Mapping[str, tuple[int, int]]) -> Iterator[str]:
@@ -62,7 +62,7 @@ def end_problems(records: Sequence[tuple[str, RecipeRevision]], newest: Mapping[
     if last.ended == "steps" and not last.source:
         for policy, (version, steps) in newest.items():
             if version < steps:
-                yield f"the run has ended with all its steps, and {policy} is at version {version} of {steps}: {where}"
+                yield f"the run is marked as done with all steps, but {policy} is at {version} of {steps}: {where}"
 
 
 def schema_problems(revisions: Iterable[RecipeRevision], seen: Mapping[bytes, str]) -> Iterator[str]:

@@ -53,7 +53,10 @@ class ReplayChecks:
             counts, oldest = self._page(curated, partition)
             counts[curated.number & LOW], oldest[curated.number & LOW] = count, curated.min_version
         if curated.weight != 1 or curated.first_back:
-            raise UnfitValue("it is a first use, and has the weight or the way back of a replay")
+            raise UnfitValue(
+                "it is a first use, so its weight must be 1 and its first_back 0; they are "
+                f"{curated.weight} and {curated.first_back}"
+            )
 
     def _page(self, curated: CuratedGroup, partition: int) -> tuple[array[int], array[int]]:
         key = (curated.stream, partition, curated.number >> PAGE_BITS)
@@ -63,22 +66,22 @@ class ReplayChecks:
 
     def _check(self, curated: CuratedGroup, partition: int, count: int) -> None:
         if not 0 < curated.weight <= 1:
-            raise UnfitValue(f"it is a replay of weight {curated.weight}, which must be above 0 and at most 1")
+            raise UnfitValue(f"the weight of a replay must be above 0 and at most 1; it is {curated.weight}")
         if curated.group or curated.kept or curated.rewards:
             raise UnfitValue(
-                "it is a replay, and has bytes, rewards or a choice of trajectories beside its first use's"
+                "it is a replay, so `group`, `rewards` and `kept` must be empty: those of its first use count"
             )
         self._check_limits(curated)
         counts, oldest = self._page(curated, partition)
         first, min_version = counts[curated.number & LOW], oldest[curated.number & LOW]
         if first < 0:
-            raise UnfitValue("it is a replay, and no first use stands before it on its partition")
+            raise UnfitValue("it is a replay, but no first use comes before it on its partition")
         if curated.min_version != min_version:
-            raise UnfitValue(f"its oldest version is {curated.min_version}, and that of its first use {min_version}")
+            raise UnfitValue(f"its oldest version is {curated.min_version}, but that of its first use is {min_version}")
         if curated.first_back not in (0, count - first):
             raise UnfitValue(
-                f"it says that its first use is {curated.first_back} curated records before it, and it is "
-                f"{count - first}"
+                f"it says that its first use is {curated.first_back} curated records before it, but that is "
+                f"{count - first} before it"
             )
 
     def _check_limits(self, curated: CuratedGroup) -> None:
@@ -88,13 +91,13 @@ class ReplayChecks:
             return
         if curated.use >= limits.max_uses:
             raise UnfitValue(
-                f"it is use {curated.use}, and the chain of recipe revision {curated.revision} asks for a group "
-                f"{limits.max_uses} times"
+                f"it is use {curated.use}, but in the chain of recipe revision {curated.revision} a group has at most "
+                f"{limits.max_uses} uses, the first being use 0"
             )
         if curated.deadline_version != curated.min_version + limits.max_staleness:
             raise UnfitValue(
-                f"its deadline is version {curated.deadline_version}, and its oldest token and the replay of recipe "
-                f"revision {curated.revision} give {curated.min_version + limits.max_staleness}"
+                f"its deadline must be version {curated.min_version + limits.max_staleness}, by its oldest token and "
+                f"the replay of recipe revision {curated.revision}; it is {curated.deadline_version}"
             )
 
 

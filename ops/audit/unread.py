@@ -57,7 +57,7 @@ class Unread:
                 end = positions.get((topic, partition))
                 if end is None or offset < end:
                     why = self._whys.get((topic, partition, offset), "it cannot be read")
-                    what = f"{topic}[{partition}]@{offset} cannot be used, and no dead letter says so: {why}"
+                    what = f"{topic}[{partition}]@{offset} cannot be used, but has no dead letter: {why}"
                     found.add([AuditProblem(what)], 1)
                 at = page.find(UNREAD, at + 1)
         return found

@@ -84,7 +84,7 @@ class WeightsChain:
         """Record that the deltas between two versions are there as one, which is reported after both are published."""
         if final:
             self.broken.add_sentence(
-                f"{link.where} is a merged delta of {self.policy}, and is marked as the last version"
+                f"{link.where} is a merged delta of {self.policy}, so it must not be marked as the last version"
             )
         for which, weights in ((base_version, link.base), (version, link.result)):
             event = self._event(which)
@@ -92,7 +92,7 @@ class WeightsChain:
                 found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
                 self.broken.add_sentence(
                     f"the merged delta of versions {base_version} to {version} of {self.policy} takes version {which} "
-                    f"for {_shorten(weights)} of epoch {link.epoch}, and it {found}: {link.where}"
+                    f"for {_shorten(weights)} of epoch {link.epoch}, but that {found}: {link.where}"
                 )
 
     def find_positions_past_end(self, ends: Mapping[tuple[str, int], int]) -> Iterator[str]:
@@ -100,7 +100,7 @@ class WeightsChain:
         for partition, offset in self._positions.items():
             end = ends.get((self._curated, partition), offset)
             if offset > end:
-                yield f"the trainer's position on {self._curated}[{partition}] is {offset}, and that ends at {end}"
+                yield f"the trainer's position on {self._curated}[{partition}] is {offset}, but its end is {end}"
 
     def fold_anchor(self, offset: int) -> None:
         """Record the offset of whole weights."""
@@ -113,7 +113,9 @@ class WeightsChain:
         """
         nearest = self._anchor if version is None else self._anchors.get(version, -1)
         if 0 <= offset != nearest >= 0:
-            self.broken.add_sentence(f"{where} names offset {offset} as its anchor's, and the nearest is at {nearest}")
+            self.broken.add_sentence(
+                f"{where} names offset {offset} as its anchor, but the nearest anchor is at {nearest}"
+            )
 
     def fold_whole(self, version: int, link: ChainLink) -> None:
         """Record that a version's weights are there once more, whole, which comes after the version."""
@@ -122,7 +124,7 @@ class WeightsChain:
             found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
             self.broken.add_sentence(
                 f"the whole weights of version {version} of {self.policy} are {_shorten(link.result)} of epoch "
-                f"{link.epoch}, and it {found}: {link.where}"
+                f"{link.epoch}, but that version {found}: {link.where}"
             )
 
     def checkpoint(self, version: int, link: ChainLink) -> None:
@@ -226,11 +228,11 @@ class WeightsChain:
             name = f"version {version} of {self.policy}"
             if link.epoch == before.epoch and link.base != before.result:
                 yield (
-                    f"{name} was trained from weights {_shorten(link.base)}, and the version before it is "
+                    f"{name} was trained from weights {_shorten(link.base)}, but the version before it is "
                     f"{_shorten(before.result)}: {before.where} and {link.where}"
                 )
             elif link.epoch not in (before.epoch, before.epoch + 1):
-                yield f"{name} is of epoch {link.epoch}, the version before of {before.epoch}: {link.where}"
+                yield f"{name} is of epoch {link.epoch}, but the version before of {before.epoch}: {link.where}"
 
     def _find_loose(self) -> Iterator[str]:
         """Deltas on other weights than those of the version that they name."""
@@ -242,7 +244,7 @@ class WeightsChain:
                 )
                 yield (
                     f"version {version} of {self.policy} is a delta of epoch {link.epoch} on {_shorten(link.base)}, "
-                    f"and version {base}, which it names, {found}: {link.where}"
+                    f"but version {base}, which it names, {found}: {link.where}"
                 )
 
     def _find_left_out(self, *, still: bool, over: bool) -> Iterator[str]:
@@ -250,10 +252,10 @@ class WeightsChain:
         published, newest = max(self._events, default=-1), max(self._batches, default=-1)
         for version, link in sorted(self._checkpoints.items()):
             if version not in self._events and (still or version < published):
-                yield f"version {version} of {self.policy} has a checkpoint and is not published: {link.where}"
+                yield f"version {version} of {self.policy} has a checkpoint, but is not published: {link.where}"
         if over and newest > published and newest not in self._checkpoints:
             where = self._batches[newest].where
-            yield f"version {newest} of {self.policy} is the last one and is not published: {where}"
+            yield f"version {newest} of {self.policy} is the last one, but is not published: {where}"
 
     def _event(self, version: int) -> ChainLink | None:
         """Return what a version was published as last; None for one that is not."""

@@ -226,7 +226,7 @@ class WholeAudit:
         if self.deep is not None:
             self.deep.objects = None
         self.broken.add_sentence(
-            f"the object store is unreachable, so no object is checked (--no-store leaves it out): {why}"
+            f"the object store cannot be read, so no further object is checked (--no-store leaves it out): {why}"
         )
 
     # ------------------------------------------------------------------------------------------------------- positions

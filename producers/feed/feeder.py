@@ -21,7 +21,7 @@ from headrace.envs.registry import load_environment
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
-from headrace.infra.kafka.decoding import MessageRefused, Refusal, decode_own
+from headrace.infra.kafka.decoding import LARGEST_LEAP, MessageRefused, Refusal, decode_own
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.recipe.plug_in_sources import check_sources, feeder_plug_ins
@@ -96,9 +96,13 @@ class Feeder:
         """Return the record of a message. Raises MessageRefused."""
         record = decode_own(value, kind, self.run.run_id)
         if kind is not DeadLetter and record.policy not in self.run.recipe.policies:
-            raise MessageRefused("misrouted", f"policy {record.policy[:80]!r} is none of this run's")
+            raise MessageRefused("misrouted", f"this run has no policy {record.policy[:80]!r}")
         if self.state.is_leap(record):
-            raise MessageRefused("time_travel", f"version {record.version} is not the next one")
+            raise MessageRefused(
+                "time_travel",
+                f"version {record.version} of policy {record.policy} is more than {LARGEST_LEAP} versions ahead of the "
+                "newest that the feeder knows",
+            )
         return record
 
     def _follow(self, revision: RecipeRevision | None) -> None:
@@ -111,7 +115,9 @@ class Feeder:
             return
         recipe = Recipe.from_json(revision.recipe)
         if not is_chain_change(self.state.recipe, recipe):
-            raise MustRestart(f"revision {revision.revision} of the recipe changes more than its chain")
+            raise MustRestart(
+                f"recipe revision {revision.revision} changes more than the chain: the feeder must start again"
+            )
         check_sources(revision.plug_ins, feeder_plug_ins(recipe))
         self.state.swap(revision, recipe)
         log.info("chain.swapped", revision=revision.revision, begins=dict(self.state.pacing.next))

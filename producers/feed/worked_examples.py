@@ -64,13 +64,16 @@ def find_first_environment(recipe: Recipe, policy: str, environments: Mapping[st
     """
     workflow = next((name for name in environments if policy in recipe.policies_of(name)), None)
     if workflow is None:
-        raise UsageError(f"policies.{policy}.warm_start needs worked examples, and no workflow names {policy}: drop it")
+        raise UsageError(
+            f"policies.{policy}.warm_start needs the worked examples of an environment, but no workflow uses policy "
+            f"{policy}: remove warm_start"
+        )
     found = environments[workflow]
     if not isinstance(found, GivesExamples):
         raise UsageError(
-            f"policies.{policy}.warm_start needs worked examples, and environment "
-            f"{recipe.workflows[workflow].env.use!r} of workflow {workflow} gives none: name a trained checkpoint "
-            "as `path` and drop warm_start, or take an environment with a method `example`"
+            f"policies.{policy}.warm_start needs worked examples, but environment "
+            f"{recipe.workflows[workflow].env.use!r} of workflow {workflow} gives none: use an environment with a "
+            f"method `example`, or remove warm_start and set policies.{policy}.path to a trained model"
         )
     return found
 

@@ -96,8 +96,8 @@ class EngineActor:
         self.tokens += len(made.ids)
         if made.finish_reason == "cancelled":
             raise OutOfTime(
-                f"the episode's time (rollout.episode_limit_s) was over after {len(made.ids)} tokens of call "
-                f"{self.calls}"
+                f"the episode reached its time limit (rollout.episode_limit_s) in call {self.calls}, after "
+                f"{len(made.ids)} tokens"
             )
         kept = find_stop(made.ids, sampling.stop, self.tokenizer) if sampling.stop else None
         if kept is not None:
@@ -124,9 +124,9 @@ class EngineActor:
 def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
     """Return texts that end a generation. Raises TypeError for a bare text, ValueError for an empty one."""
     if isinstance(stop, str):
-        raise TypeError(f"stop is several texts, got one: write stop=[{stop!r}]")
+        raise TypeError(f"stop must be a list of texts, got one text: write stop=[{stop!r}]")
     if "" in stop:
-        raise ValueError("a text in stop is empty, so it would end every generation")
+        raise ValueError("stop must not have an empty text, as it would end every generation at once")
     return tuple(stop)
 
 

@@ -177,14 +177,18 @@ def _build_actors(task: Task, sample: int, spec: WorkflowSpec, context: RolloutC
 def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
     """Return what a workflow returned. Raises TypeError or ValueError, naming role and value."""
     if not isinstance(episode, Mapping):
-        raise TypeError(f"a workflow returns a RoleTrajectory by role, got {type(episode).__name__} {episode!r:.60}")
+        raise TypeError(
+            f"a workflow must return a mapping of role to RoleTrajectory; got {type(episode).__name__} {episode!r:.60}"
+        )
     for role, played in episode.items():
         if not isinstance(played, RoleTrajectory):
             raise TypeError(
                 f"what the workflow returns for {role} must be a RoleTrajectory; got {type(played).__name__}"
             )
     if unknown := set(episode) - set(roles):
-        raise ValueError(f"the workflow returned roles {sorted(unknown)}; the recipe gives it {sorted(roles)}")
+        raise ValueError(
+            f"the workflow returned roles {sorted(unknown)}, which its recipe does not name; it names {sorted(roles)}"
+        )
     for role, played in episode.items():
         rewards = [played.reward, *(s.reward for s in played.sequences if s.reward is not None)]
         if not all(map(math.isfinite, rewards)):

@@ -73,8 +73,8 @@ class ScoreThreads:
         if self.stuck >= MOST_STUCK:
             self._room.release()
             raise ScoreTimeLimit(
-                f"{self.stuck} scores of environment {self._scorer} never came back, and no further one is begun: give "
-                "it a time limit of its own"
+                f"{self.stuck} score calls of environment {self._scorer} still run after their time limit, so no "
+                "further one is started: give the scorer a time limit of its own"
             )
         loop = asyncio.get_running_loop()
         call = _Call(function, loop.create_future(), self._idle.pop() if self._idle else _ScoreThread())

@@ -95,7 +95,7 @@ def _refuse_infinite(scorer: str, score: Any) -> None:
     }
     for what, number in numbers.items():
         if not math.isfinite(number):
-            raise ValueError(f"environment {scorer} gives {number} as {what} of a score, which must be finite")
+            raise ValueError(f"{what} in a score of environment {scorer} must be finite; got {number}")
 
 
 @contextmanager

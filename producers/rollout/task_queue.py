@@ -29,10 +29,13 @@ REVISION_PATIENCE_S = 30.0
 
 def read_task(value: bytes, run_id: str) -> Task:
     """Return the task of a message. Raises MessageRefused for one that cannot be played."""
-    task = decode_own(value, Task, run_id, lambda task: f"the task is of run {task.run_id}, this is {run_id}")
+    task = decode_own(value, Task, run_id, lambda task: f"the task is of run id {task.run_id}; expected {run_id}")
     longest = max(len(task.stream), len(task.task_id), len(task.tier))
     if not 1 <= task.n_asked <= MOST_EPISODES or longest > LONGEST_NAME or task.number < 0:
-        detail = f"number {task.number}, {task.n_asked} episodes, a name of {longest} characters"
+        detail = (
+            f"a task must have a number of at least 0, 1 to {MOST_EPISODES} episodes and names of at most "
+            f"{LONGEST_NAME} characters; got number {task.number}, {task.n_asked} episodes, a name of {longest}"
+        )
         raise MessageRefused("unusable", detail)
     return task
 

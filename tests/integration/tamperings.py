@@ -154,7 +154,7 @@ def t11_task_of_a_stream_that_there_is_not(hand: Hand) -> None:
     hand.append(like, task, key=b"ghost:0", headers=hand.renumber(like, stream="ghost", number=0))
 
 
-@tampering("is in flight, and neither a task to be played nor a group is there", STOPPED)
+@tampering("is in flight, but has neither a task to be played nor a group", STOPPED)
 def t3_number_that_is_nowhere(hand: Hand) -> None:
     hand.change_body(b"feed", lambda body: body["next"].update(sums=body["next"]["sums"] + 1))
 
@@ -236,14 +236,14 @@ def c4_curated_record_repeated(hand: Hand) -> None:
     hand.append(hand.about(hand.curated, hand.trained[0].number)[0])
 
 
-@tampering("is not where the batch that trained it says")
+@tampering("is at another offset than the batch that trained it says")
 def c5_curated_records_reordered(hand: Hand) -> None:
     one = hand.about(hand.curated, hand.trained[0].number)[0]
     found = hand.run.messages[one.topic, one.partition]
     hand.exchange(one, found[found.index(one) - 1])
 
 
-@tampering("its deadline is version")
+@tampering("its deadline must be version")
 def c8_deadline_later_than_the_bound(hand: Hand) -> None:
     message, curated = hand.curated_record()
     hand.put(message, replace(curated, deadline_version=curated.deadline_version + 10))
@@ -278,13 +278,13 @@ def o9b_outcome_of_an_eviction_removed(hand: Hand) -> None:
     hand.remove(hand.outcome(hand.evicted[2].number, "train")[0])
 
 
-@tampering("has an outcome that says other things of its group")
+@tampering("has an outcome that does not match any group")
 def o12_facts_of_an_outcome_altered(hand: Hand) -> None:
     message, outcome = hand.outcome(hand.dropped)
     hand.put(message, replace(outcome, rewards=tuple(reward + 1 for reward in outcome.rewards)))
 
 
-@tampering("cannot be used, and no dead letter says so")
+@tampering("cannot be used, but has no dead letter")
 def o17_outcome_that_is_none(hand: Hand) -> None:
     hand.put(hand.outcome(hand.dropped)[0], value=bytes(40))
 
@@ -322,7 +322,7 @@ def b17_oldest_batches_gone(hand: Hand) -> None:
 # -------------------------------------------------------------------------------------------------------------- weights
 
 
-@tampering("is the last one and is not published|has a checkpoint and is not published", FINISHED)
+@tampering("is the last one, but is not published|has a checkpoint, but is not published", FINISHED)
 def w1_last_version_not_published(hand: Hand) -> None:
     hand.remove(hand.event(max(hand.versions))[0])
 
@@ -358,10 +358,10 @@ tampering.altered("w17d_claim_taken_away", "names no object", lambda hand: hand.
 # ---------------------------------------------------------------------------------------------------------- evaluations
 
 
-tampering.add("v1_result_removed", "is answered, and has no result", lambda hand: hand.remove(hand.all(hand.evals)[0]))
+tampering.add("v1_result_removed", "is answered, but has no result", lambda hand: hand.remove(hand.all(hand.evals)[0]))
 
 
-@tampering("has another result than its answers give")
+@tampering("has a result that differs from its answers")
 def v3_result_altered(hand: Hand) -> None:
     message, result = hand.decoded(hand.evals, EvalResult)[0]
     hand.put(message, replace(result, avg_at_k=result.avg_at_k + 0.1))
@@ -398,7 +398,7 @@ def s2_next_number_raised(hand: Hand) -> None:
     hand.change_body(b"feed", lambda body: body["next"].update(sums=body["next"]["sums"] + 3))
 
 
-@tampering("committed offset .* and its snapshot|where it has been|snapshot")
+@tampering("committed offset .* but its snapshot|no committed offset|snapshot")
 def s6_position_of_a_snapshot_altered(hand: Hand) -> None:
     message, snapshot = hand.newest(b"curate.")
     [(partition_id, offset)] = snapshot.positions.items()

@@ -78,7 +78,7 @@ def swapped_number(hand: Hand) -> int:
     raise AssertionError("nothing of revision 1 was trained")
 
 
-@rich("under recipe revision 1, and no record says what it is|those between are gone")
+@rich("under recipe revision 1, which the recipe topic lacks|those between are missing")
 def sw1_second_revision_removed(hand: Hand) -> None:
     hand.remove(*(m for m, r in hand.decoded(hand.recipe, RecipeRevision) if r.revision == 1))
 
@@ -103,7 +103,7 @@ def sw12_begin_of_a_revision_altered(hand: Hand) -> None:
     hand.change_body(b"feed", lambda body: body["revisions"]["sums"].__setitem__(-1, [1, hand.end - 1]))
 
 
-@rich("does not belong on this partition|no worker produced it|says other things")
+@rich("does not belong on this partition|no worker produced it|does not match any group")
 def sw15_partitions_of_another_number(hand: Hand) -> None:
     hand.change_recipes(lambda recipe: recipe["kafka"].update(partitions=8), only=1)
 

@@ -288,5 +288,5 @@ def test_a_store_that_does_not_answer_is_a_problem_and_not_a_crash(made: Made) -
     found = plain(report(replace(made.run, store_address=nowhere), rests=True))
     assert (found["ok"], found["weights_chain_ok"], found["store"]) == (False, False, "away")
     assert [problem.partition(" (")[0] for problem in found["problems"]] == [
-        "the object store is unreachable, so no object is checked"
+        "the object store cannot be read, so no further object is checked"
     ]

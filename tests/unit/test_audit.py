@@ -441,7 +441,7 @@ def test_more_in_flight_than_the_feeder_lets_be_open_are_lost_unless_they_were_s
 
     assert found(most).ok
     lost = found(most + 2)
-    told = f"{most + 2} numbers of solver are in flight, and the feeder lets at most {most} be open: 2 are lost"
+    told = f"{most + 2} numbers of solver are in flight, but the feeder lets at most {most} be open: 2 are lost"
     assert (says(lost), lost.lost) == ([told], 2)
     assert found(most + 2, before=most).ok, "issued while the audit read what was concluded"
     assert found(most + 1, reason="redriven", redrives=0).ok, "a number that was sent back is open beside the others"
@@ -533,7 +533,7 @@ def test_the_outcome_of_an_eviction_has_its_verdict() -> None:
     log.batch(-1, evictions=(Eviction(GroupUse("sums", 7), "surplus"),))
     log.outcome(7, "expired", "expired", component="train")
     assert says(log.audit(STILL)) == [
-        "sums:7 of solver was evicted by the trainer as another verdict than its outcome has (expired)"
+        "sums:7 of solver was evicted by the trainer with another verdict than its outcome has (expired)"
     ]
 
 
@@ -571,9 +571,9 @@ def test_beyond_a_hundred_problems_are_only_counted() -> None:
 
 
 CHAIN: list[tuple[dict[str, Any], str]] = [
-    ({"version": 3, "base_hash": "other"}, "trained from weights other, and the version before it is w2: {}3 and {}4"),
-    ({"version": 3, "base_hash": ""}, "trained from weights without a hash, and the version before it is w2: {}3 and"),
-    ({"version": 3, "epoch": 2}, "version 3 of solver is of epoch 2, the version before of 0: {}4"),
+    ({"version": 3, "base_hash": "other"}, "trained from weights other, but the version before it is w2: {}3 and {}4"),
+    ({"version": 3, "base_hash": ""}, "trained from weights without a hash, but the version before it is w2: {}3 and"),
+    ({"version": 3, "epoch": 2}, "version 3 of solver is of epoch 2, but the version before of 0: {}4"),
     ({"version": 5}, "no batch record names versions 3 to 4 of solver: {}4 follows"),
     ({"version": 2}, "version 2 of solver was trained twice: {}3 and {}4"),
 ]
@@ -591,7 +591,7 @@ def test_a_version_that_does_not_follow_from_the_one_before_breaks_the_chain() -
     log.issued()
     log.weights(0, weights_hash="begin")
     log.batch(1)
-    assert "trained from weights w0, and the version before it is begin" in says(log.audit())[0], "version 1 too"
+    assert "trained from weights w0, but the version before it is begin" in says(log.audit())[0], "version 1 too"
 
 
 def test_a_new_epoch_begins_from_any_weights_at_the_next_version() -> None:
@@ -619,7 +619,7 @@ def test_a_new_epoch_may_begin_by_an_anchor_of_the_newest_version_from_whose_wei
         log.batch(6, epoch=1, base_hash="others")
         assert [what.split(":")[0] for what in says(log.audit(STILL))] == [
             "version 3 of solver was published twice",
-            "version 6 of solver was trained from weights others, and the version before it is w5",
+            "version 6 of solver was trained from weights others, but the version before it is w5",
         ]
 
 
@@ -628,7 +628,7 @@ def test_the_batch_after_an_anchor_that_begins_an_epoch_begins_from_its_weights(
     log.weights(2, epoch=1, weights_hash="elsewhere")
     log.batch(3, epoch=1)
     (said,) = says(log.audit(STILL))
-    assert said.startswith("version 3 of solver was trained from weights w2, and the version before it is elsewhere")
+    assert said.startswith("version 3 of solver was trained from weights w2, but the version before it is elsewhere")
 
 
 def test_an_event_and_a_checkpoint_say_what_the_batch_says() -> None:
@@ -670,11 +670,11 @@ def test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_na
     name = "the merged delta of versions 0 to"
     partition = "t.weights.solver[0]"
     assert says(found) == [
-        f"{name} 2 of solver takes version 0 for w1 of epoch 0, and it is w0 of epoch 0: {partition}@5",
-        f"{name} 1 of solver takes version 1 for w2 of epoch 0, and it is w1 of epoch 0: {partition}@6",
-        f"{name} 4 of solver takes version 4 for w4 of epoch 0, and it is not published: {partition}@7",
-        f"{name} 1 of solver takes version 0 for w0 of epoch 1, and it is w0 of epoch 0: {partition}@8",
-        f"{name} 1 of solver takes version 1 for w1 of epoch 1, and it is w1 of epoch 0: {partition}@8",
+        f"{name} 2 of solver takes version 0 for w1 of epoch 0, but that is w0 of epoch 0: {partition}@5",
+        f"{name} 1 of solver takes version 1 for w2 of epoch 0, but that is w1 of epoch 0: {partition}@6",
+        f"{name} 4 of solver takes version 4 for w4 of epoch 0, but that is not published: {partition}@7",
+        f"{name} 1 of solver takes version 0 for w0 of epoch 1, but that is w0 of epoch 0: {partition}@8",
+        f"{name} 1 of solver takes version 1 for w1 of epoch 1, but that is w1 of epoch 0: {partition}@8",
     ]
 
 
@@ -688,9 +688,9 @@ def test_weights_that_are_there_whole_once_more_publish_no_version_and_must_agre
     log.weights(4, kind="whole")
     name, partition = "the whole weights of version", "t.weights.solver[0]"
     assert says(log.audit(STILL)) == [
-        f"{name} 2 of solver are w1 of epoch 0, and it is w2 of epoch 0: {partition}@5",
-        f"{name} 2 of solver are w2 of epoch 1, and it is w2 of epoch 0: {partition}@6",
-        f"{name} 4 of solver are w4 of epoch 0, and it is not published: {partition}@7",
+        f"{name} 2 of solver are w1 of epoch 0, but that version is w2 of epoch 0: {partition}@5",
+        f"{name} 2 of solver are w2 of epoch 1, but that version is w2 of epoch 0: {partition}@6",
+        f"{name} 4 of solver are w4 of epoch 0, but that version is not published: {partition}@7",
     ]
 
 
@@ -698,14 +698,16 @@ def test_versions_with_a_checkpoint_and_the_last_one_may_not_be_left_out() -> No
     log = clean()
     log.batch(3)
     log.checkpoint(3)
-    assert says(log.audit(STILL)) == ["version 3 of solver has a checkpoint and is not published: t.state[0]@3"]
+    assert says(log.audit(STILL)) == ["version 3 of solver has a checkpoint, but is not published: t.state[0]@3"]
     assert log.audit(WHOLE).ok, "its event may have come after events were read"
     log.batch(4)
     log.weights(4)
     assert [what for what in says(log.audit(WHOLE)) if "checkpoint" in what]
     log.batch(5)
     assert not [what for what in says(log.audit(STILL)) if "last" in what], "the next trainer publishes what follows"
-    assert "version 5 of solver is the last one and is not published: t.batches.solver[0]@6" in says(log.audit(DRAINED))
+    assert "version 5 of solver is the last one, but is not published: t.batches.solver[0]@6" in says(
+        log.audit(DRAINED)
+    )
     log.weights(5)
     assert not [what for what in says(log.audit(DRAINED)) if "last" in what]
 
@@ -724,9 +726,9 @@ def test_a_delta_on_other_weights_than_those_of_the_version_that_it_names_breaks
     log.weights(7, epoch=1, kind="delta", base_version=6, base_hash="w6")
     names, partition = "which it names, is", "t.weights.solver[0]"
     assert [what.partition(" of solver is a delta of ")[2] for what in says(log.audit(STILL))] == [
-        f"epoch 0 on w2, and version 3, {names} w3 of epoch 0: {partition}@4",
-        f"epoch 1 on w4, and version 4, {names} w4 of epoch 0: {partition}@5",
-        f"epoch 1 on w6, and version 6, {names} not published: {partition}@6",
+        f"epoch 0 on w2, but version 3, {names} w3 of epoch 0: {partition}@4",
+        f"epoch 1 on w4, but version 4, {names} w4 of epoch 0: {partition}@5",
+        f"epoch 1 on w6, but version 6, {names} not published: {partition}@6",
     ]
 
 
@@ -780,7 +782,7 @@ def test_what_is_on_the_topic_of_another_policy_is_named() -> None:
         log.messages.append(replace(message, topic=f"{kind}.{other}", offset=offsets[kind]))
     found = says(log.audit(STILL))
     assert len(found) == 5
-    assert all("whose topic is another" in what for what in found)
+    assert all("but on the topic of another policy" in what for what in found)
     variant = clean()
     variant.weights(1, variant="free", kind="merged", base_version=0)
     assert len(says(variant.audit(STILL))) == 1
@@ -791,7 +793,7 @@ def test_the_trainers_positions_are_within_what_it_reads() -> None:
     chain, partition_id = fold.account.chains["solver"], (TOPICS.curated("solver"), 0)
     assert list(chain.find_positions_past_end({partition_id: 5})) == []
     assert list(chain.find_positions_past_end({partition_id: 4})) == [
-        "the trainer's position on t.curated.solver[0] is 5, and that ends at 4"
+        "the trainer's position on t.curated.solver[0] is 5, but its end is 4"
     ]
 
 
@@ -804,7 +806,7 @@ def test_a_delta_names_the_nearest_anchor_and_the_last_version_is_marked_as_such
         log.batch(version)
     log.weights(last, kind="delta", base_version=3, base_hash="w3", anchor_offset=2)
     assert says(log.audit(STILL)) == [
-        "t.weights.solver[0]@3 names offset 0 as its anchor's, and the nearest is at 2",
+        "t.weights.solver[0]@3 names offset 0 as its anchor, but the nearest anchor is at 2",
         "the last version of solver is not marked as final: t.weights.solver[0]@4",
     ]
 
@@ -821,8 +823,8 @@ def test_a_merged_delta_names_the_anchor_that_its_version_had_and_is_never_the_l
     log.weights(3, anchor_offset=4, **merged)
     log.weights(3, anchor_offset=2, final=True, **merged)
     assert says(log.audit(STILL)) == [
-        "t.weights.solver[0]@6 names offset 4 as its anchor's, and the nearest is at 2",
-        "t.weights.solver[0]@7 is a merged delta of solver, and is marked as the last version",
+        "t.weights.solver[0]@6 names offset 4 as its anchor, but the nearest anchor is at 2",
+        "t.weights.solver[0]@7 is a merged delta of solver, so it must not be marked as the last version",
     ]
 
 
@@ -842,7 +844,7 @@ def test_a_number_in_flight_is_lost_that_the_workers_are_past_and_of_which_no_gr
     assert says(live(clean(), passed=8, reached=0)) == []
     found = live(clean(), passed=9, reached=0)
     assert found.lost == 1
-    assert says(found) == ["sums:8 of solver is in flight, and neither a task to be played nor a group is there"]
+    assert says(found) == ["sums:8 of solver is in flight, but has neither a task to be played nor a group"]
 
 
 def test_what_the_curators_have_read_has_an_answer_also_while_a_run_goes_on() -> None:
@@ -867,9 +869,9 @@ def test_what_cannot_be_read_needs_a_letter_that_names_its_offset() -> None:
     log.say(TOPICS.trajectories("solver"), b"", headers=[("run_id", b"r")])
     log.produced(8, run_id="other")
     records = [(message.topic, message.offset) for message in log.messages[-3:]]
-    reasons = ("not an Avro single-object message", "header 'policy' is missing", "it is of run b'other'")
+    reasons = ("not an Avro single-object message", "header 'policy' is missing", "it is of run id b'other'")
     for what, (topic, offset), reason in zip(says(log.audit(STILL)), records, reasons, strict=True):
-        assert what.startswith(f"{topic}[0]@{offset} cannot be used, and no dead letter says so: {reason}")
+        assert what.startswith(f"{topic}[0]@{offset} cannot be used, but has no dead letter: {reason}")
     for topic, offset in records:
         log.letter(topic=topic, offset=offset)
     assert log.audit(STILL).ok

@@ -54,10 +54,13 @@ SAYS: list[tuple[Callable[[Case], Case], str]] = [
         lambda case: of(moved(case, 1), positions={f"{TOPIC}[0]": 1}),
         COMMITTED.format(1) + "which holds 2 to 9",
     ),
-    (lambda case: moved(case, 5), COMMITTED.format(5) + "and its snapshot t.state[0]@5 is of 6"),
-    (lambda case: replace(case, commit=None), f"has lost its offset of {TOPIC}[0], where it has been up to 6"),
-    (lambda case: replace(case, snapshot=None), f"restores {TOPIC}[0] from snapshot 5, and there is none in state"),
-    (lambda case: replace(case, at=7), f"restores {TOPIC}[0] from snapshot 5, and t.state[0]@7 is newer"),
+    (lambda case: moved(case, 5), COMMITTED.format(5) + "but its snapshot t.state[0]@5 is of the later offset 6"),
+    (lambda case: replace(case, commit=None), f"has no committed offset of {TOPIC}[0], but a snapshot of offset 6"),
+    (
+        lambda case: replace(case, snapshot=None),
+        f"restores {TOPIC}[0] from snapshot 5, but `state` has no snapshot of it",
+    ),
+    (lambda case: replace(case, at=7), f"restores {TOPIC}[0] from snapshot 5, but t.state[0]@7 is newer"),
     (lambda case: of(case, run_id="other"), f"the snapshot t.state[0]@5 of {TOPIC}[0] is of run 'other'"),
     (lambda case: of(case, positions={}), f"the snapshot t.state[0]@5 of {TOPIC}[0] cannot be read: '{TOPIC}[0]'"),
 ]

@@ -203,7 +203,7 @@ def letter(offset: int, value: bytes) -> Callable[[Scene], None]:
     return lambda scene: scene.letters.append(said)
 
 
-OTHERS = "sums:0 of solver has an outcome that says other things of its group than its workers did"
+OTHERS = "sums:0 of solver has an outcome that does not match any group that its workers produced"
 SAYS: list[tuple[Callable[[Scene], None], str]] = [
     (other_reward, OTHERS),
     (replaced("outcomes", 0, task_id="q9"), OTHERS),
@@ -212,28 +212,43 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
         altered_afterwards,
         "sums:1 .* has a curated record whose group is none of those that its workers produced",
     ),
-    (put("positions", 0, (0, 7)), "sums:1 of solver is not where the batch that trained it says"),
-    (put("positions", 1, (0, 7)), "sums:1 of solver , use 1, is not where the batch that trained it says"),
-    (replaced("first", deadline_version=8), r"curated.*@0 .* its deadline is version 8, .* recipe revision 0 give 7"),
+    (put("positions", 0, (0, 7)), "sums:1 of solver is at another offset than the batch that trained it says"),
+    (put("positions", 1, (0, 7)), "sums:1 of solver , use 1, is at another offset than the batch that trained it says"),
+    (
+        replaced("first", deadline_version=8),
+        r"curated.*@0 .* its deadline must be version 7, .* recipe revision 0; it is 8",
+    ),
     (put("versions", 1, 11), "sums:1 of solver , use 1, was trained after its deadline"),
-    (replaced("again", deadline_version=10), "its deadline is version 10, .* the replay of recipe revision 0 give 9"),
-    (replaced("again", min_version=4, deadline_version=10), "its oldest version is 4, and that of its first use 3"),
-    (replaced("again", weight=5.0), "it is a replay of weight 5.0, which must be above 0 and at most 1"),
-    (replaced("again", kept=(1,)), "it is a replay, and has bytes, rewards or a choice of trajectories"),
-    (replaced("again", first_back=2), "it says that its first use is 2 curated records before it, and it is 1"),
-    (replaced("again", number=5), "it is a replay, and no first use stands before it on its partition"),
-    (replaced("again", use=2), "it is use 2, and the chain of recipe revision 0 asks for a group 2 times"),
-    (replaced("first", weight=0.5), "it is a first use, and has the weight or the way back of a replay"),
+    (
+        replaced("again", deadline_version=10),
+        "its deadline must be version 9, .* the replay of recipe revision 0; it is 10",
+    ),
+    (replaced("again", min_version=4, deadline_version=10), "its oldest version is 4, but that of its first use is 3"),
+    (replaced("again", weight=5.0), "the weight of a replay must be above 0 and at most 1; it is 5.0"),
+    (replaced("again", kept=(1,)), "it is a replay, so `group`, `rewards` and `kept` must be empty"),
+    (
+        replaced("again", first_back=2),
+        "it says that its first use is 2 curated records before it, but that is 1 before it",
+    ),
+    (replaced("again", number=5), "it is a replay, but no first use comes before it on its partition"),
+    (replaced("again", use=2), "it is use 2, but in the chain of recipe revision 0 a group has at most 2 uses"),
+    (
+        replaced("first", weight=0.5),
+        "it is a first use, so its weight must be 1 and its first_back 0; they are 0.5 and 0",
+    ),
     (
         lambda scene: claimed(scene, worker="another"),
         "the group in the object store does not match the record that points to it",
     ),
-    (task_of_another, "it is of task 'q0', and another record of sums:0 is of another"),
+    (task_of_another, "it is of task 'q0', but another record of sums:0 names another task"),
     (other_use, r"its headers say use, recipe revision and oldest version \(0, 0, 3\), its value \(2, 0, 3\)"),
-    (replaced("first", kept=(0, 2)), r"it keeps \(0, 2\) and has 2 rewards, of 2 trajectories"),
+    (
+        replaced("first", kept=(0, 2)),
+        r"each of its 2 trajectories, and keep only such; it has 2 rewards and keeps \(0, 2\)",
+    ),
     (replaced("first", rewards=(math.nan, 0.0)), r"the rewards of its kept trajectories \[0\] are not finite"),
-    (replaced("first", kept=(0, 1)), "it leaves out 0 trajectories, and outcomes say so of 1"),
-    (longer_runs, "its versions are of 4 tokens, and it has 3"),
+    (replaced("first", kept=(0, 1)), "it leaves out 0 trajectories, but outcomes say so of 1"),
+    (longer_runs, "a sequence has 3 tokens, but versions of 4"),
     (
         put("stamps", TOPICS.trajectories("solver"), {"min_version": 2}),
         r"its tokens are of versions \(3, 3\), and its headers say \(2, 3\)",

@@ -82,11 +82,11 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
     ),
     (
         lambda scene: scene.answers.update({9: answer(9, 1.0, 0.0)}),
-        ["eval.sums:9 of solver was answered, and never issued"],
+        ["eval.sums:9 of solver was answered or is dead, but never issued"],
     ),
     (
         lambda scene: scene.letters.append(DeadLetter("r", policy="solver", stream=STREAM, number=9)),
-        ["eval.sums:9 of solver was answered, and never issued"],
+        ["eval.sums:9 of solver was answered or is dead, but never issued"],
     ),
     (
         lambda scene: scene.tasks.append(9),
@@ -94,7 +94,7 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
     ),
     (
         lambda scene: scene.results.pop(),
-        ["2 evaluations of sums are answered, and there are results of 1", f"{NAME.format(1)} is answered"],
+        ["2 evaluations of sums are answered, but only 1 have a result", f"{NAME.format(1)} is answered"],
     ),
     (
         lambda scene: scene.results.append(scene.results[0]),
@@ -102,19 +102,19 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
     ),
     (
         lambda scene: result(scene, 1, avg_at_k=2.0),
-        [f"{NAME.format(1)} has a mean success of 2.0, which is between 0 and 1"],
+        [f"{NAME.format(1)} has a mean success of 2.0; it must be from 0 to 1"],
     ),
     (
         lambda scene: result(scene, 1, avg_at_k=1.0),
-        [f"{NAME.format(1)} has another result than its answers give: avg_at_k 0.5 -> 1.0"],
+        [f"{NAME.format(1)} has a result that differs from its answers (answers -> result): avg_at_k 0.5 -> 1.0"],
     ),
     (
         lambda scene: scene.results.append(replace(scene.results[1], version=7)),
-        [f"{NAME.format(7)} has a result, and not all its answers are there"],
+        [f"{NAME.format(7)} has a result, but not all its answers are there"],
     ),
     (
         lambda scene: (scene.results.append(EvalResult("other")), result(scene, 1, run_id="other")),
-        ["2 evaluations of sums are answered", f"{NAME.format(1)} is answered, and has no result"],
+        ["2 evaluations of sums are answered", f"{NAME.format(1)} is answered, but has no result"],
     ),
 ]
 
@@ -170,10 +170,10 @@ def test_where_a_version_played_along_in_another_evaluation_nobody_knows_which_a
     scene.answers = {number: replace(answer(number, 1.0, 0.0), asked_version=0) for number in range(2)}
     scene.answers |= {number: replace(answer(number, 1.0, 1.0), asked_version=0) for number in (2, 3)}
     scene.results = [replace(scene.results[0], avg_at_k=0.75)]
-    assert [what for what in scene.said() if "another result" in what] == []
+    assert [what for what in scene.said() if "differs from its answers" in what] == []
     scene.results[0] = replace(scene.results[0], samples=3)
-    assert [what for what in scene.said() if "another result" in what] == [
-        "the evaluation of version 0 of solver on sums has another result than its answers give: samples 2 -> 3"
+    assert [what for what in scene.said() if "differs from its answers" in what] == [
+        f"{NAME.format(0)} has a result that differs from its answers (answers -> result): samples 2 -> 3"
     ]
 
 

@@ -21,7 +21,7 @@ from headrace.ops.audit.objects import ObjectChecks
 from headrace.schemas import codec
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, WeightsPublished
 
-STRETCH = "its delta is read and not applied, nor are those after it up to the next anchor"
+STRETCH = "its delta cannot be applied, nor can those after it up to the next anchor"
 
 
 def weights(version: int) -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ DAMAGE: list[tuple[Callable[[Scene], object], str]] = [
     (redone(lambda scene: scene.objects["2"][:-9]), "the delta object is torn or was altered"),
     (
         redone(lambda _: encode_delta(weights(0), weights(2), Label("p", 0, 1, 2))),
-        "and its record says something else",
+        "which differs from its record",
     ),
     (
         redone(lambda _: encode_delta(weights(1), weights(2), Label("p", 0, 1, 3))),
@@ -170,5 +170,5 @@ def test_config_and_tokenizer_are_beside_an_anchor(tmp_path: Path) -> None:
     assert scene.said() == []
     scene.events = {0: replace(scene.events[0], files=files[:1])}
     assert next(what.partition(": ")[2] for what in scene.said()) == (
-        "tokenizer.json is not among its files, without which no worker can serve it"
+        "it lacks tokenizer.json, which workers need to serve it"
     )

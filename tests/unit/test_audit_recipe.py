@@ -36,14 +36,14 @@ def test_a_revision_has_one_content() -> None:
             [replace(FIRST, plug_ins={"new": "b" * 64}), replace(FIRST, plug_ins={"new": "d" * 64})],
             [f"{two} (plug-in new: source {'b' * 12} -> {'d' * 12}): @0 and @2"],
         ),
-        ([replace(FIRST, revision=2)], ["recipe revision 2 follows revision 0, and those between are gone: @1"]),
+        ([replace(FIRST, revision=2)], ["recipe revision 2 follows 0, so those between are missing: @1"]),
     ):
         assert list(recipe_problems(records(FIRST, *more), {"sums": [[0, 0]]})) == says
 
 
 def test_a_revision_under_which_numbers_were_issued_is_there() -> None:
     [what] = recipe_problems(records(FIRST), {"sums": [[0, 0], [1, 10]]})
-    assert what == "numbers of sums were issued under recipe revision 1, and no record says what it is"
+    assert what == "numbers of sums were issued under recipe revision 1, which the recipe topic lacks"
 
 
 def test_a_run_ends_once_and_with_all_its_steps_where_it_says_so() -> None:
@@ -51,7 +51,7 @@ def test_a_run_ends_once_and_with_all_its_steps_where_it_says_so() -> None:
     assert list(end_problems(records(FIRST, ended), {"solver": (9, 9)})) == []
     assert list(end_problems(records(FIRST, replace(FIRST, ended="solved")), {"solver": (3, 9)})) == []
     [short] = end_problems(records(FIRST, ended), {"solver": (3, 9)})
-    assert short == "the run has ended with all its steps, and solver is at version 3 of 9: @1"
+    assert short == "the run is marked as done with all steps, but solver is at 3 of 9: @1"
     [twice] = end_problems(records(FIRST, ended, replace(FIRST, ended="solved")), {"solver": (9, 9)})
     assert twice == "the run has ended in two ways under recipe revision 0: @1 and @2"
 
@@ -78,10 +78,19 @@ def test_a_batch_is_as_its_recipe_has_it() -> None:
         ({"version": 2},),
         ({"version": 2, "groups": 16},),
         ({"version": 2, "epoch": 1, "fingerprint": {"torch": "3"}},),
-        ({"version": 2, "fingerprint": {"torch": "3"}}, "has another fingerprint than the version before"),
-        ({"version": 2, "revision": 9}, "was trained under recipe revision 9, which is not there"),
-        ({"version": 2, "groups": 33}, "was trained from a batch of 33 groups, and recipe revision 0 has 32"),
-        ({"version": RECIPE.trainer.checkpoint_every}, "has no checkpoint, and its recipe asks for one"),
+        (
+            {"version": 2, "fingerprint": {"torch": "3"}},
+            "has another numerics fingerprint than the version before it, but the same epoch",
+        ),
+        (
+            {"version": 2, "revision": 9},
+            "was trained under recipe revision 9, which is missing or does not name solver",
+        ),
+        (
+            {"version": 2, "groups": 33},
+            "was trained from a batch of 33 groups, but trainer.groups_per_batch of recipe revision 0 is 32",
+        ),
+        ({"version": RECIPE.trainer.checkpoint_every}, "has no checkpoint, but its recipe asks for one"),
     ):
         found = list(batches({}, more).problems([0]))
         assert len(found) == len(says), more
@@ -93,9 +102,11 @@ def test_no_version_is_trained_under_an_older_revision_than_the_one_before() -> 
     for version, revision in enumerate((0, 1, 1, 0), 1):
         found.fold_batch(BatchFacts(version, 0, revision, 32, {}, "@0"))
     [what] = found.problems([0])
-    assert what == ("version 4 of solver was trained under recipe revision 0, and the version before under 1: @0")
+    assert what == (
+        "version 4 of solver was trained under recipe revision 0, but the version before it under the later one 1: @0"
+    )
 
 
 def test_version_nought_has_a_checkpoint_for_ever() -> None:
     assert list(batches().problems([])) == []
-    assert list(batches({}).problems([])) == ["version 0 of solver has no checkpoint, and it is kept for ever"]
+    assert list(batches({}).problems([])) == ["version 0 of solver has no checkpoint, but that one is never deleted"]

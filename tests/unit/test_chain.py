@@ -96,7 +96,9 @@ def test_replays_come_beside_the_verdict_even_of_a_group_dropped_later() -> None
 
 def test_an_algorithm_without_exactly_one_verdict_is_named() -> None:
     for answers in ((Replay(GroupUse()),), (Drop("a"), Drop("b"))):
-        with pytest.raises(ChainError, match=r"algorithm broken returned [02] verdicts"):
+        with pytest.raises(
+            ChainError, match=r"algorithm broken must return exactly one Keep or Drop for a group; got [02]"
+        ):
             Chain([("broken", Counting(*answers))]).process(candidate(1.0, 0.0), 3)
 
 
@@ -111,7 +113,7 @@ def test_a_chain_goes_on_from_its_snapshot() -> None:
 
 
 def test_a_snapshot_of_another_chain_is_refused() -> None:
-    with pytest.raises(ChainError, match="does not fit"):
+    with pytest.raises(ChainError, match="but this chain has"):
         load_chain(DEFAULT[:2]).restore(load_chain(DEFAULT).snapshot())
 
 
@@ -123,11 +125,13 @@ def test_an_order_that_makes_an_algorithm_wrong_is_refused() -> None:
         ("validate", "failures", "whether failed episodes count must be known"),
         ("drop_zero_variance", "failures", "must be known before"),
         ("overlong", "validate", "what is malformed must be known"),
-        ("pods", "scale_rewards", "a subset is chosen by shaped rewards"),
-        ("random_m", "overlong", "a subset is chosen by shaped rewards"),
-        ("kimi_length", "length_bounds", "compared with those of members that it takes out"),
+        ("pods", "scale_rewards", "pods must choose by the shaped rewards"),
+        ("random_m", "overlong", "random_m must choose by the shaped rewards"),
+        ("kimi_length", "length_bounds", "the rewards of trajectories that length_bounds takes out"),
     ):
-        with pytest.raises(UnknownAlgorithm, match=f"the chain's order: {second} cannot come after {first}: .*{why}"):
+        with pytest.raises(
+            UnknownAlgorithm, match=f"the order of the chain is wrong: {second} cannot come after {first}: .*{why}"
+        ):
             load_chain([(name, NEEDED.get(name, {})) for name in (first, second)])
 
 
@@ -178,19 +182,19 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
         ("failures", {"policy": "drop"}, "policy must be one of drop_group, keep_survivors, count_as_zero; got 'drop'"),
         ("drop_zero_variance", {"epsilon": -1.0}, "epsilon must be 0 or more"),
         ("drop_zero_variance", {"epsilon": math.inf}, "epsilon must be a finite number; got inf"),
-        ("length_bounds", {}, "give shortest, longest or both"),
-        ("length_bounds", {"shortest": 5, "longest": 4}, "longest 4 is below shortest 5"),
+        ("length_bounds", {}, "shortest or longest, numbers of generated tokens, must be above 0"),
+        ("length_bounds", {"shortest": 5, "longest": 4}, "longest must be at least shortest, which is 5; got 4"),
         ("length_bounds", {"shortest": -1}, "shortest must be 0 or more; got -1"),
         ("repetition", {"run": 0}, "run must be 1 or more; got 0"),
         ("repetition", {"probability": 1.0}, "probability must be between 0 and 1"),
-        ("gibberish", {"vocabulary": 100}, "rare_id is 100000, and no id of a vocabulary of 100 is above it"),
+        ("gibberish", {"vocabulary": 100}, "rare_id must be below 99, the last id of a vocabulary of 100; got 100000"),
         ("gibberish", {"vocabulary": 1}, "vocabulary must be 2 or more"),
         ("gibberish", {"vocabulary": 10**6, "offset": math.nan}, "offset must be a finite number"),
         ("scale_rewards", {"clip": -1.0}, "clip must be 0 or more; got -1.0"),
-        ("scale_rewards", {"scale": 0.0}, "scale is not 0, which would make all rewards equal"),
+        ("scale_rewards", {"scale": 0.0}, "scale must not be 0, as all rewards would be equal"),
         ("scale_rewards", {"bias": math.nan}, "bias must be a finite number; got nan"),
         ("overlong", {"limit": 0}, "limit must be 1 or more; got 0"),
-        ("overlong", {"limit": 10, "buffer": 11}, "buffer 11 is longer than limit 10"),
+        ("overlong", {"limit": 10, "buffer": 11}, "buffer must be at most limit, which is 10; got 11"),
         ("overlong", {"limit": 10, "factor": -1.0}, "factor must be above 0"),
         ("overlong", {"limit": 10, "action": "drop"}, "action must be one of shape, mask; got 'drop'"),
         ("linear_length", {"output": -0.1}, "output must be 0 or more"),
@@ -215,9 +219,9 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
         ("replay_prioritised", {"alpha": 11.0}, "alpha must be from 0 to 10; got 11.0"),
         ("replay_prioritised", {"beta": 1.5}, "beta must be from 0 to 1; got 1.5"),
         ("replay_prioritised", {"epsilon": 0.0}, "epsilon must be above 0; got 0.0"),
-        (f"{ours}.contract:Stateless", {}, "Stateless: it has no process; see docs/own-data-algorithm.md"),
+        (f"{ours}.contract:Stateless", {}, r"this one lacks process \(see docs/own-data-algorithm.md\)"),
         (f"{ours}.sizes:SMALLEST_GROUP", {}, "is neither a function nor a class but 2"),
-        ("builtins:object", {}, "it has no process and no snapshot and no restore"),
+        ("builtins:object", {}, "lacks process and snapshot and restore"),
         ("builtins:dict", {}, "no signature found for builtin type"),
         ("no_such_module:Name", {}, "there is no module no_such_module"),
         (f"{ours}.validate:Nothing", {}, f"module {ours}.validate has no 'Nothing'"),

@@ -140,7 +140,7 @@ def test_a_group_of_a_version_that_is_not_published_is_dead_and_moves_nothing() 
     state.handle(message(group(0, version=3)))
     letter = handled(state, group(4, version=904))
     assert (letter.reason, letter.number) == ("time_travel", 4)
-    assert "904, and no such version is published" in letter.detail
+    assert "904, but no such version is published" in letter.detail
     assert state.is_last_refused, "a snapshot follows, so that a restore does not decide anew"
     assert len(list(state.handle(message(group(8, version=3))))) == 2, "the clock did not move"
     assert asked == [3, 904], "what is no newer than the clock is published"
@@ -291,7 +291,9 @@ def test_an_algorithm_that_fails_over_one_group_after_the_other_ends_the_curator
         list(now_and_then.handle(message(group(4 * offset), offset=offset)))  # which ends nothing
     for offset in range(MOST_FAILURES - 1):
         assert len(list(state.handle(message(group(4 * offset), offset=offset)))) == 1
-    with pytest.raises(ChainError, match=r"8 groups in a row are dead, the last as .*rewards of nobody") as caught:
+    with pytest.raises(
+        ChainError, match=r"the chain failed on 8 groups in a row; the last error: .*rewards of nobody"
+    ) as caught:
         list(state.handle(message(group(4 * MOST_FAILURES), offset=MOST_FAILURES)))
     assert caught.value.exit_code == 2, "the supervisor does not start it again"
 

@@ -280,7 +280,7 @@ def test_roles_of_one_policy_share_a_trajectory_and_keep_their_own_rewards_and_p
 
 def test_what_is_no_episode_is_a_failure_that_names_it() -> None:
     for returned, said in (
-        (None, "TypeError: a workflow returns a RoleTrajectory by role, got NoneType None"),
+        (None, "TypeError: a workflow must return a mapping of role to RoleTrajectory; got NoneType None"),
         ({"solver": Score(1)}, "TypeError: what the workflow returns for solver must be a RoleTrajectory; got Score"),
         ({"solver": RoleTrajectory(np.inf, ())}, "ValueError: the rewards of solver must be finite, got [inf]"),
         ({"solver": RoleTrajectory(1, (records.Sequence(reward=np.nan),))}, "ValueError: the rewards of solver must"),

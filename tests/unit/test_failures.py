@@ -254,7 +254,7 @@ def test_an_error_that_says_that_a_server_cannot_be_reached_is_nobodys_fault() -
 
 def test_other_errors_are_failures() -> None:
     for error in (
-        OutOfTime("the episode's time was over"),
+        OutOfTime("the episode reached its time limit"),
         ScoreTimeLimit("the environment did not score within 5 s"),
         raised_from(TimeoutError(), asyncio.CancelledError()),
         FileNotFoundError(2, "No such file"),

@@ -120,7 +120,7 @@ def test_whole_numbers_are_shaped_rewards_and_one_verdict_needs_no_list() -> Non
     assert isinstance(kept, Keep)
     record = build_curated(kept.candidate, b"", 1)
     assert codec.decode(codec.encode(record), CuratedGroup).rewards == (1.0, 0.0)
-    with pytest.raises(ValueError, match="1 rewards for 2 trajectories: each member has one"):
+    with pytest.raises(ValueError, match="one reward for each of the 2 trajectories, kept or not; got 1"):
         Candidate.of(group).with_shaped_rewards([1])
 
 

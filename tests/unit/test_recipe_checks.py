@@ -134,7 +134,7 @@ def test_what_the_feeder_would_refuse_is_refused_at_the_start() -> None:
     cold = sums_recipe(
         policies={"solver": scripted}, workflows={"sums": {"env": "scripted", "policies": {"solver": "solver"}}}
     )
-    assert [one for one in sentences(cold) if "needs worked examples, and environment 'scripted'" in one]
+    assert [one for one in sentences(cold) if "needs worked examples, but environment 'scripted'" in one]
 
 
 def test_an_engine_of_the_users_own_is_imported_where_workers_start() -> None:

@@ -66,7 +66,7 @@ def test_a_reward_that_does_not_count_leaves_priorities_numbers() -> None:
     again = [one for number in range(20) for one in step(replay, number, rewards=(math.nan, 1.0, 0.0))]
     assert len(again) == 20
     assert all(0 < one.weight <= 1 for one in again)
-    with pytest.raises(ValueError, match="nothing to a float"):
+    with pytest.raises(ValueError, match="is rounded to 0"):
         ReplayPrioritised(epsilon=1e-40, alpha=10.0)
 
 

@@ -201,8 +201,8 @@ def test_what_is_no_next_use_of_a_group_that_was_kept_is_refused() -> None:
     for number, use, weight, rewards, words in (
         (8, 1, 1.0, (1.0, 0.0), "never kept that group"),
         (4, 1, 1.0, (1.0, 1.0), "never kept that group"),
-        (4, 2, 1.0, (1.0, 0.0), "but the next is use 1"),
-        (4, 0, 1.0, (1.0, 0.0), "but the next is use 1"),
+        (4, 2, 1.0, (1.0, 0.0), "but the next use of that group is 1"),
+        (4, 0, 1.0, (1.0, 0.0), "but the next use of that group is 1"),
         (4, 1, 0.0, (1.0, 0.0), "weight 0"),
         (4, 1, float("nan"), (1.0, 0.0), "weight nan"),
     ):

@@ -144,7 +144,7 @@ def test_with_too_many_scores_stuck_none_is_begun() -> None:
     async def ask() -> None:
         threads = ScoreThreads("own", 1, 5)
         threads.stuck = MOST_STUCK
-        with pytest.raises(ScoreTimeLimit, match="64 scores of environment own never came back"):
+        with pytest.raises(ScoreTimeLimit, match="64 score calls of environment own still run after their time limit"):
             await threads.run(lambda: 1)
 
     asyncio.run(ask())
@@ -173,8 +173,8 @@ def test_a_score_that_stops_every_thread_ends_the_process_with_its_stack(tmp_pat
 @pytest.mark.parametrize(
     ("score", "says"),
     [
-        (Score(float("nan")), "environment own gives nan as the reward of a score"),
-        (Score(1.0, {"length": float("inf")}), "environment own gives inf as part 'length' of a score"),
+        (Score(float("nan")), "the reward in a score of environment own must be finite; got nan"),
+        (Score(1.0, {"length": float("inf")}), "part 'length' in a score of environment own must be finite; got inf"),
     ],
 )
 def test_a_score_that_is_no_finite_number_names_its_environment(score: Score, says: str) -> None:

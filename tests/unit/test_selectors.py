@@ -327,7 +327,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=f"^feed.selector, filter_solved: {sentence}"):
             load_selector(Named.model_validate({"use": "filter_solved", setting: "many"}), 1)
-    with pytest.raises(ValueError, match="one of hard, normal, easy above 0"):
+    with pytest.raises(ValueError, match="one of hard, normal and easy above 0"):
         Pools(1, hard=0, normal=0, easy=0)
-    with pytest.raises(UsageError, match="needs an environment with tiers"):
+    with pytest.raises(UsageError, match="needs an environment that has tiers"):
         Tiers(1).choose(())

@@ -81,7 +81,10 @@ class Greso:
         shares = ("p_easy", "p_hard", "target_easy", "target_hard", "p_min", "p_max", "floor_easy", "floor_hard")
         within(0, 1, **{name: getattr(self, name) for name in shares})
         if not (self.p_min <= min(self.p_easy, self.p_hard) and max(self.p_easy, self.p_hard) <= self.p_max):
-            raise ValueError(f"p_easy and p_hard begin within p_min = {self.p_min} and p_max = {self.p_max}")
+            raise ValueError(
+                f"p_easy and p_hard must be from p_min ({self.p_min}) to p_max ({self.p_max}); got {self.p_easy} and "
+                f"{self.p_hard}"
+            )
         at_least(0, step=self.step)
         if self.pass_size is not None:
             at_least(1, pass_size=self.pass_size)

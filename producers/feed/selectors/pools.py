@@ -36,7 +36,10 @@ class Pools:
     def __post_init__(self) -> None:
         pools = (self.hard, self.normal, self.easy)
         if min(*pools, self.unseen) < 0 or not max(pools) > 0:
-            raise ValueError(f"weights must be 0 or more, and one of hard, normal, easy above 0; got {pools}")
+            raise ValueError(
+                "hard, normal, easy and unseen must be 0 or more, and one of hard, normal and easy above 0; got "
+                f"{self.hard}, {self.normal}, {self.easy} and {self.unseen}"
+            )
         if not self.hard_up_to < self.normal_up_to:
             raise ValueError(f"hard_up_to ({self.hard_up_to}) must be below normal_up_to ({self.normal_up_to})")
         self.means = TaskMemory(self.remember)

@@ -42,7 +42,7 @@ class Tiers(AcceptAll):
     def choose(self, tiers: Sequence[str]) -> str:
         """Return the tier of the next problem. Raises UsageError when the environment has none."""
         if not tiers:
-            raise UsageError("feed.selector tiers needs an environment with tiers, as arithmetic and mixture have")
+            raise UsageError('feed.selector "tiers" needs an environment that has tiers, such as arithmetic or mixture')
         newest = next((index for index, tier in enumerate(tiers) if tier not in self.passed), len(tiers) - 1)
         if newest and self.draws.next() < self.floor:
             return tiers[int(self.draws.next() * newest)]
