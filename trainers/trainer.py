@@ -272,7 +272,7 @@ class Trainer:
 
     def rewind(self) -> None:
         """Raise MustRestart: the learner ran ahead of the log, and comes back from its checkpoint."""
-        raise MustRestart(f"trainer of {self.policy_variant} starts again from its newest checkpoint")
+        raise MustRestart(f"the trainer of {self.policy_variant} starts again from its newest checkpoint")
 
     # ------------------------------------------------------------------------------------------------------- the end
 
