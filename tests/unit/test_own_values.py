@@ -67,11 +67,11 @@ def test_what_is_no_part_no_sequence_and_no_text_is_refused_by_name() -> None:
     wrong: Any = 3
     with pytest.raises(TypeError, match=r"a name in Score\.parts must be a string, got int 3"):
         Score(1, {wrong: 1})
-    with pytest.raises(TypeError, match=r"^Score\.parts must be numbers by name, got int 3"):
+    with pytest.raises(TypeError, match=r"^Score\.parts must be a dict of numbers by name, got int 3"):
         Score(1, wrong)
     with pytest.raises(TypeError, match=r"must hold objects of .*, got Transcript: call its sequence\(\)"):
         RoleTrajectory(1, (Transcript("solver"),))  # type: ignore[arg-type]  # the test's point
-    with pytest.raises(TypeError, match="is several sequences, got one Sequence"):
+    with pytest.raises(TypeError, match="must be a list of sequences, got Sequence"):
         RoleTrajectory(1, Sequence())  # type: ignore[arg-type]  # the test's point
     with pytest.raises(TypeError, match=r"^Sequence\.reward must be a number, got str 'high'"):
         RoleTrajectory(1, (Sequence(reward="high"),))  # type: ignore[arg-type]  # the test's point
