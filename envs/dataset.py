@@ -133,10 +133,7 @@ class Dataset:
         built |= {name: build_scorer(spec) for name, spec in (scorers or {}).items()}
         self._warm_start = _check_share("warm_start", warm_start) if named.solution else 0.0
         if self._held_out_share + self._warm_start >= 1:
-            raise ValueError(
-                "held_out and warm_start must add up to less than 1, so that problems to train on are left; got "
-                f"{self._held_out_share} and {self._warm_start}"
-            )
+            raise ValueError(f"held_out + warm_start must be below 1, got {self._held_out_share} + {self._warm_start}")
         if template and "{problem}" not in template:
             raise ValueError("template must contain {problem}, the placeholder for the problem")
         if not isinstance(keep, list | tuple) or not all(isinstance(column, str) for column in keep):

@@ -361,7 +361,10 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
         ({"held_out": {"file": 1}}, "held_out.file must be a path"),
         ({"held_out": {"math": "a.jsonl"}}, "held_out.math names the training data itself"),
         ({"held_out": "a.jsonl"}, "held_out names the training data itself"),
-        ({"columns": {"solution": "s"}, "held_out": 0.5, "warm_start": 0.5}, "must add up to less than 1"),
+        (
+            {"columns": {"solution": "s"}, "held_out": 0.5, "warm_start": 0.5},
+            r"held_out \+ warm_start must be below 1, got 0\.5 \+ 0\.5",
+        ),
         ({"columns": {"solution": "s"}, "warm_start": 0}, "warm_start, a share"),
         ({"template": "problem"}, r"template must contain \{problem\}"),
         ({"keep": "tests"}, "keep must be a list"),

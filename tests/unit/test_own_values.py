@@ -76,7 +76,7 @@ def test_what_is_no_part_no_sequence_and_no_text_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"^Sequence\.reward must be a number, got str 'high'"):
         RoleTrajectory(1, (Sequence(reward="high"),))  # type: ignore[arg-type]  # the test's point
     for field in ("task_id", "prompt", "answer", "tier"):
-        or_messages = " or messages" if field == "prompt" else ""
+        or_messages = " or a list of messages" if field == "prompt" else ""
         with pytest.raises(TypeError, match=rf"^Problem\.{field} must be a string{or_messages}, got int 3"):
             Problem(**{"task_id": "t", "prompt": "p", field: wrong})
 

@@ -117,5 +117,5 @@ def _check_cover(name: str, cut: Cut) -> None:
     covered = sum(math.prod(piece.sizes) for piece in cut.pieces) == math.prod(cut.shape)
     if not (inside and apart and covered):
         raise CheckpointError(
-            f"the index of a checkpoint is malformed: the pieces of {name[:80]!r} overlap, or do not cover the tensor"
+            f"the index of a checkpoint is malformed: the pieces of {name[:80]!r} must cover the tensor exactly once"
         )
