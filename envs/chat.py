@@ -210,8 +210,8 @@ class Chat:
         text = self._actor.render(messages, tools=self.tools, template_arguments=self._template_arguments)
         if hidden := [name for name in map(tool_name, self.tools) if name not in text]:
             raise ChatError(
-                f"the chat template of this policy does not show the tools {', '.join(hidden)}: take a template that "
-                "does, or describe them in the prompt"
+                f"the chat template of this policy does not show the tools {', '.join(hidden)}: use a template that "
+                "shows tools, or describe them in the prompt"
             )
         return text
 

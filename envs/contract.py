@@ -55,7 +55,7 @@ class Problem:
             refuse_half_characters("Problem.prompt", self.prompt)
         else:
             if isinstance(self.prompt, Mapping) or not isinstance(self.prompt, Iterable):
-                raise TypeError(f"Problem.prompt must be a string or messages, got {show_value(self.prompt)}")
+                raise TypeError(f"Problem.prompt must be a string or a list of messages, got {show_value(self.prompt)}")
             object.__setattr__(self, "prompt", check_messages("Problem.prompt", self.prompt))
         object.__setattr__(self, "tools", check_tools("Problem.tools", self.tools))
 
@@ -221,7 +221,7 @@ class RoleTrajectory:
         object.__setattr__(self, "parts", _check_numbers("RoleTrajectory.parts", self.parts))
         given: Any = self.sequences
         if not isinstance(given, Iterable):
-            raise TypeError(f"RoleTrajectory.sequences is several sequences, got one {type(given).__name__}")
+            raise TypeError(f"RoleTrajectory.sequences must be a list of sequences, got {type(given).__name__}")
         object.__setattr__(self, "sequences", tuple(map(_check_sequence, given)))
 
 
@@ -254,7 +254,7 @@ def tool_name(tool: Mapping[str, Any]) -> Any:
 
 def _check_numbers(what: str, values: object) -> dict[str, float]:
     if not isinstance(values, Mapping):
-        raise TypeError(f"{what} must be numbers by name, got {show_value(values)}")
+        raise TypeError(f"{what} must be a dict of numbers by name, got {show_value(values)}")
     for name in values:
         if not isinstance(name, str):
             raise TypeError(f"a name in {what} must be a string, got {show_value(name)}")

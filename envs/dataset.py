@@ -133,15 +133,15 @@ class Dataset:
         built |= {name: build_scorer(spec) for name, spec in (scorers or {}).items()}
         self._warm_start = _check_share("warm_start", warm_start) if named.solution else 0.0
         if self._held_out_share + self._warm_start >= 1:
-            raise ValueError("held_out and warm_start are shares of the problems, and leave none to train on")
+            raise ValueError(f"held_out + warm_start must be below 1, got {self._held_out_share} + {self._warm_start}")
         if template and "{problem}" not in template:
-            raise ValueError("template lacks {problem}, which stands for the problem")
+            raise ValueError("template must contain {problem}, the placeholder for the problem")
         if not isinstance(keep, list | tuple) or not all(isinstance(column, str) for column in keep):
             raise ValueError(f'keep must be a list of columns, as in ["tests"]; got {keep!r}')
         if named.scorer and SCORER in keep:
             raise ValueError(
-                f"columns.scorer puts a scorer's name into extra[{SCORER!r}], and keep would put a column there too: "
-                "give that column another name"
+                f"keep must not list {SCORER!r} beside columns.scorer, which already stores the scorer's name in "
+                f"extra[{SCORER!r}]: rename that column"
             )
         if not named.answer and any(one.needs_answer for one in built.values()):
             raise ValueError(
@@ -205,7 +205,7 @@ class Dataset:
         first, last = deck.pool.digests[pool_index].tolist()
         record = self._read_row(rows, number)
         if hash_text(record.problem) != first.to_bytes(8, "big") + last.to_bytes(8, "big"):
-            raise TaskFileError(f"{rows.name_row(number)} was changed since it was first read: start again")
+            raise TaskFileError(f"{rows.name_row(number)} was changed since it was first read: restart this process")
         return f"{first:016x}", deck.tier, record
 
     def _read_row(self, rows: Rows, number: int) -> Record:
@@ -316,4 +316,4 @@ def _compile(pattern: str) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern) if pattern else None
     except re.error as error:
-        raise ValueError(f"answer_pattern is no regular expression: {error}") from error
+        raise ValueError(f"answer_pattern is not a valid regular expression: {error}") from error

@@ -32,7 +32,7 @@ def find_version(environment: Environment) -> str:
     except Exception as error:
         raise UsageError(
             f"environment {environment.name}: its `version` cannot be recorded ({type(error).__name__}: {error} at "
-            f"{locate_error(error)}): make it a text, or leave it out"
+            f"{locate_error(error)}): make it a string, or leave it out"
         ) from error
     if isinstance(own, str) and own:
         return own

@@ -60,7 +60,9 @@ def refuse_half_characters(what: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"{text[error.start]!r} at index {error.start}"
-        raise ValueError(f"{what} holds half of a character ({half}): write the whole one") from error
+        raise ValueError(
+            f"{what} holds half of a character ({half}), a lone surrogate: write the whole character"
+        ) from error
 
 
 def show_value(value: object) -> str:

@@ -49,7 +49,10 @@ class Mixture:
     def __init__(self, seed: int, sources: Sequence[Mapping[str, Any]], tiers: Sequence[str] = ()) -> None:
         names = [_name_source(number, source) for number, source in enumerate(sources, start=1)]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"sources must be tables with names of their own, at least one; got {', '.join(names)}")
+            raise ValueError(
+                "sources must be one or more tables, each with another name (key `name`); got the names "
+                f"{', '.join(names) or 'none'}"
+            )
         if isinstance(tiers, str) or set(tiers) - set(names):
             raise ValueError(f"tiers must be a list of names of sources, from {', '.join(names)}; got {tiers!r}")
         self._names = tuple(names)
@@ -143,14 +146,17 @@ def _scale_to_integers(weights: Mapping[str, Any]) -> dict[str, int]:
     found = {name: weight // divisor for name, weight in whole.items()}
     if sum(found.values()) > MOST_DRAWS:
         given = ", ".join(map(str, weights.values()))
-        raise ValueError(f"weights {given}: take simpler ones, as 3 and 1 or 0.7 and 0.3")
+        raise ValueError(
+            f"the weights {given}, scaled to whole numbers, must not add up to more than {MOST_DRAWS}: use simpler "
+            "ones, such as 3 and 1, or 0.7 and 0.3"
+        )
     return found
 
 
 def _name_source(number: int, source: Any) -> str:
     if not isinstance(source, Mapping) or not isinstance(source.get("use"), str):
         raise ValueError(  # noqa: TRY004 - a bad setting of an environment is a ValueError
-            f'source {number} is not a table with `use`, as in {{ use = "arithmetic", weight = 3 }}'
+            f'source {number} must be a table with `use`, as in {{ use = "arithmetic", weight = 3 }}; got {source!r}'
         )
     return str(source.get("name", source["use"]))
 

@@ -43,7 +43,9 @@ def problem_from_json(text: str) -> Problem:
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"payload is not JSON: {type(error).__name__}: {error}") from error
     if not isinstance(plain, dict) or set(plain) - set(FIELDS) or not {"task_id", "prompt"} <= set(plain):
-        raise PayloadError(f"payload is not a problem, an object with {', '.join(FIELDS)}: {text[:80]!r}")
+        raise PayloadError(
+            f"payload must be a JSON object with task_id, prompt and no keys but {', '.join(FIELDS)}; got {text[:80]!r}"
+        )
     wrong = [name for name, value in plain.items() if not isinstance(value, JSON_TYPES.get(name, str))]
     if wrong:
         raise PayloadError(f"payload has a value of the wrong type in {', '.join(wrong)}: {text[:80]!r}")

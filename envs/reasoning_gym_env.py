@@ -57,7 +57,10 @@ class ReasoningGym:
                     answer="" if entry["answer"] is None else str(entry["answer"]),
                     extra={"item": item},
                 )
-        raise ValueError(f"{self.name}: none of {ATTEMPTS} items falls into split {split!r}; its questions are too few")
+        raise ValueError(
+            f"{self.name}: none of {ATTEMPTS} drawn items belongs to split {split!r}: the dataset may have too few "
+            "different questions"
+        )
 
     def score(self, problem: Problem, text: str) -> Score:
         """Judge the last box, or the whole text where there is none, by the library's scorer.
@@ -81,7 +84,9 @@ class ReasoningGym:
         """
         problem = self.problem("warm_start", index)
         if not problem.answer:
-            raise ValueError(f"{self.name} gives no answers to learn from: a warm start needs another dataset")
+            raise ValueError(
+                f"{self.name} has no answer to {problem.task_id}: a warm start needs a dataset with answers"
+            )
         return WorkedExample(problem.text, f"\\boxed{{{problem.answer}}}")
 
     def _draw_item(self, item: int) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def load_workflow(name: str) -> Workflow:
     """Return a workflow by its shipped name or as `package.module:name`. Raises UnknownEnvironment."""
     workflow = _find_plug_in("workflow", name, WORKFLOWS)
     if not inspect.iscoroutinefunction(workflow):
-        raise UnknownEnvironment(f"workflow {name} is not an async function of (problem, env, actors)")
+        raise UnknownEnvironment(f"workflow {name} must be an async function of (problem, env, actors)")
     return cast("Workflow", workflow)
 
 
@@ -84,11 +84,11 @@ def check_first_problem(environment: Environment) -> None:
     except Exception as error:
         if is_unreachable(error):
             raise
-        raise ValueError(f"environment {environment.name} gives no first problem: {_describe(error)}") from error
+        raise ValueError(f"environment {environment.name} cannot give its first problem: {_describe(error)}") from error
     if size is not None and (isinstance(size, bool) or not isinstance(size, SupportsIndex) or index(size) < 0):
         raise ValueError(
-            f"environment {environment.name}: `size` returns how many problems there are, or None for no end; got "
-            f"{show_value(size)}"
+            f"environment {environment.name}: `size` must return the number of problems, or None if they never end; "
+            f"got {show_value(size)}"
         )
     if size != 0 and not isinstance(given, Problem):
         raise ValueError(
@@ -111,8 +111,8 @@ def check_characters(environment: Environment, policy: str, alphabet: str) -> No
     lacking = {character for number in asked for character in environment.problem("train", number).text} - set(alphabet)
     if lacking:
         raise ValueError(
-            f"environment {environment.name} asks with characters that policies.{policy}.alphabet lacks: "
-            f"{''.join(sorted(lacking))!r}; add them to it"
+            f"problems of environment {environment.name} have characters that are not in policies.{policy}.alphabet: "
+            f"add {''.join(sorted(lacking))!r} to it"
         )
 
 
@@ -126,13 +126,13 @@ def _check_contract(name: str, environment: Any) -> None:
             )
         if inspect.iscoroutinefunction(found):
             raise EnvironmentSettingsError(
-                f"environment {name}: `{method}` is async, and nobody awaits it: make it a plain function (`score` "
-                "runs in a thread of its own, and may take its time)"
+                f"environment {name}: `{method}` must not be async: make it a plain function (`score` runs in a thread "
+                "of its own, so it may take long)"
             )
     if not isinstance(own := getattr(environment, "name", None), str) or not own:
         raise EnvironmentSettingsError(
-            f"environment {name}: its `name` must be a text, as records have it, got {show_value(own)}: write "
-            f'`name = "…"` into the class'
+            f"environment {name}: its `name` must be a non-empty string, got {show_value(own)}: write "
+            f'`name = "…"` in the class'
         )
     try:
         refuse_half_characters("its `name`", own)

@@ -59,13 +59,15 @@ class Transcript:
         Raises TranscriptError when nothing precedes it (no token predicts it), or when its parts differ in length.
         """
         if not self._ids:
-            raise TranscriptError("a sequence cannot begin with a generation: nothing would predict its first token")
+            raise TranscriptError(
+                "a sequence must begin with a prompt: no token would predict the first token of a generation"
+            )
         length = len(generation.ids)
         counted = sum(count for _, count in generation.version_runs)
         if not len(generation.logprobs) == counted == length:
             raise TranscriptError(
-                f"a generation of {length} tokens has {len(generation.logprobs)} log-probabilities and versions for "
-                f"{counted}",
+                f"a generation must have a log-probability and a version per token: it has {length} tokens, "
+                f"{len(generation.logprobs)} log-probabilities and {counted} versions",
             )
         if generation.routing is not None:
             self._route(generation.routing, length)
@@ -96,8 +98,8 @@ class Transcript:
         """Keep the experts of tokens that no earlier generation recorded: those that predicted the token after it."""
         if len(routing) != len(self._ids) + length - 1:
             raise TranscriptError(
-                f"a generation of {length} tokens after {len(self._ids)} has the experts of {len(routing)}, not of "
-                "all but the last: go on from `ids`",
+                "a generation with routing must have the experts of all tokens of the sequence but the last, "
+                f"{len(self._ids) + length - 1} here; got {len(routing)}. Was it generated from this sequence's `ids`?",
             )
         self._routing.append(routing[sum(map(len, self._routing)) :])
 

@@ -117,7 +117,7 @@ def grpo(
     """
     ddof = {"sample": 1, "population": 0}.get(std)
     if ddof is None:
-        raise ValueError(f"std is sample or population, not {std!r}")
+        raise ValueError(f'std must be "sample" or "population", got {std!r}')
     at_least(0, eps=eps)
     return _apply_by_key(
         sequences, group_by, weight, lambda key: (key.values - key.values.mean()) / (key.values.std(ddof=ddof) + eps)
@@ -301,7 +301,10 @@ def generalized_advantage(
     critic = np.zeros_like(each) if values is None else np.asarray(values, np.float64)
     chosen = np.ones(each.shape, np.bool_) if mask is None else np.asarray(mask, np.bool_)
     if each.ndim != 1 or not each.shape == critic.shape == chosen.shape:
-        raise ValueError(f"rewards {each.shape}, values {critic.shape} and mask {chosen.shape} must be one [T]")
+        raise ValueError(
+            f"rewards, values and mask must be vectors of the same length, got shapes {each.shape}, {critic.shape} "
+            f"and {chosen.shape}"
+        )
     advantages, returns = np.zeros_like(each), np.zeros_like(each)
     if chosen.any():
         moved = np.bincount(np.maximum(np.cumsum(chosen) - 1, 0), each, minlength=int(chosen.sum()))
@@ -360,8 +363,8 @@ def iterate_comparisons(
     """Yield the values of every key, keys in the order in which they begin. For estimators of your own, too."""
     if group_by not in _KEYS or weight not in ("trajectory", "sequence"):
         raise ValueError(
-            f"group_by must be one of {', '.join(_KEYS)}, and weight trajectory or sequence; got {group_by!r} and "
-            f"{weight!r}"
+            f"group_by must be one of {', '.join(_KEYS)}, and weight must be trajectory or sequence; got "
+            f"group_by = {group_by!r} and weight = {weight!r}"
         )
     indices: dict[tuple[object, ...], list[int]] = {}
     for index, sequence in enumerate(sequences):
@@ -453,20 +456,18 @@ def _check_sequences(sequences: RewardedSequences) -> list[RewardedSequence]:
         sequence if isinstance(sequence, RewardedSequence) else RewardedSequence(index, "", float(sequence))
         for index, sequence in enumerate(sequences)
     ]
-    _check_finite("rewards", [sequence.reward for sequence in known], "mend the environment's scorer")
-    _check_finite(
-        "baselines", [m.baseline for m in known if m.baseline is not None], "mend the workflow that gives them"
-    )
+    _check_finite("rewards", [sequence.reward for sequence in known], "check the environment's scorer")
+    _check_finite("baselines", [m.baseline for m in known if m.baseline is not None], "check the workflow")
     for sequence in known:
         for what, values in (("token rewards", sequence.token_rewards), ("token values", sequence.token_values)):
             if values is None:
                 continue
             if values.shape != (sequence.length,):
                 raise RewardError(
-                    f"{what} of shape {values.shape} for a sequence of {sequence.length} generated tokens; give one "
-                    "per generated token"
+                    f"a sequence must have one number per generated token in its {what}: it has {sequence.length} "
+                    f"generated tokens and {what} of shape {values.shape}"
                 )
-            _check_finite(what, values, "mend what gives them")
+            _check_finite(what, values, "check what computes them")
     return known
 
 
@@ -474,15 +475,15 @@ def _check_finite(what: str, numbers: npt.ArrayLike, remedy: str) -> None:
     values = np.asarray(numbers, np.float64)
     wrong = values[~(np.abs(values) < _LARGEST)]
     if wrong.size:
-        raise RewardError(f"a group's {what} must be finite and below {_LARGEST:g}, got {wrong[:_SHOWN]}: {remedy}")
+        raise RewardError(f"a group's {what} must be finite and within ±{_LARGEST:g}, got {wrong[:_SHOWN]}: {remedy}")
 
 
 def _check_baselines(sequences: Sequence[RewardedSequence]) -> None:
     bare = {sequence.group for sequence in sequences} - {m.group for m in sequences if m.baseline is not None}
     if bare:
         raise RewardError(
-            "the advantage `given` needs baselines, and the workflow gave none to a whole group: set `baseline` on its "
-            "sequences, or compare within the group, as with `dr_grpo`"
+            "the advantage `given` needs a baseline in every group, but no sequence of a group has one: set `baseline` "
+            "in the workflow, or use an advantage that compares within the group, such as `dr_grpo`"
         )
 
 

@@ -31,12 +31,17 @@ def prepare_checked_group(
     """
     tokenizer = decoded.trajectory_group.tokenizer_hash
     if tokenizer and tokenizer != tokenizer_hash():
-        raise BatchError(f"its tokens are of tokenizer {tokenizer[:16]!r}, which is not this policy's")
+        raise BatchError(
+            f"the group was generated with another tokenizer (BLAKE3 {tokenizer[:16]}…) than this policy's: check that "
+            "the engine serves this policy"
+        )
     ready = compute_or_check_advantages(prepare_group(decoded), settings)
     if not any(sequence.mask.any() for sequence in ready.sequences):
-        raise BatchError("it has no token to train on")
+        raise BatchError("the group has no token to train on")
     for sequence in ready.sequences:
         limits.check(sequence)
     if ready.newest > newest_version:
-        raise BatchError(f"it has tokens of version {ready.newest}, and {newest_version} is the newest there is")
+        raise BatchError(
+            f"the group has tokens of version {ready.newest}, but the trainer's newest version is {newest_version}"
+        )
     return ready

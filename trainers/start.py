@@ -69,9 +69,8 @@ def begin_or_resume(
         return resumed
     if history.published is not None or history.last is not None:
         raise NoCheckpoint(
-            f"{policy_variant} has been trained, and {run.topics.state} holds no checkpoint of it: was the topic "
-            "shortened? "
-            "Beginning again would publish other weights under versions that are there; begin a new run"
+            f"{policy_variant} already has versions, but {run.topics.state} holds no checkpoint of it: were records of "
+            "this topic deleted? The trainer cannot resume; begin a new run"
         )
     if variant_of(policy_variant):
         return _begin_shadow(run, policy_variant, writer, stop)
@@ -144,7 +143,9 @@ def _publish_first(
     pointer = store_checkpoint(run, policy_variant, learner, WindowMark(learner.version, 0, event.weights_hash), stop)
     if read_history(run, policy_variant) != History():
         # Beginning over an existing past would destroy the run: a second look costs a tenth of a second.
-        raise MustRestart(f"the past of {policy_variant} was not to be seen at first, and is there")
+        raise MustRestart(
+            f"records of an earlier trainer of {policy_variant} have appeared: the trainer starts again, to resume"
+        )
     announcer.announce(writer, event, pointer)
     log.info(
         "policy.started",

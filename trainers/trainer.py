@@ -143,7 +143,7 @@ class Trainer:
         if self._has_group(key):  # without its headers the dead letter concludes nothing: the other record does
             unnamed = replace(message, headers=[])
             return self._messages.build_dead_letter(
-                unnamed, Refusal("unusable", f"another record of {key} is here, and not trained yet")
+                unnamed, Refusal("unusable", f"another record of {key} is already waiting or being trained")
             )
         self.scheduler.add_group(found)
         return ()
@@ -272,7 +272,7 @@ class Trainer:
 
     def rewind(self) -> None:
         """Raise MustRestart: the learner ran ahead of the log, and comes back from its checkpoint."""
-        raise MustRestart(f"trainer of {self.policy_variant} starts again from its newest checkpoint")
+        raise MustRestart(f"the trainer of {self.policy_variant} starts again from its newest checkpoint")
 
     # ------------------------------------------------------------------------------------------------------- the end
 

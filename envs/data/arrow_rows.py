@@ -128,12 +128,14 @@ def open_saved(folder: Path, split: str, columns: Sequence[str]) -> ArrowRows:
             folder /= split
         files = [folder / one["filename"] for one in json.loads((folder / SAVED).read_text())["_data_files"]]
         if not files:
-            raise TaskFileError(f"{folder}: its {SAVED} names no file of rows")
+            raise TaskFileError(f"{folder}: its {SAVED} lists no data file")
         table = pa.concat_tables([pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files])
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, TaskFileError):
             raise
-        raise TaskFileError(f"{folder} is no folder that `datasets` saved: {_read_first_line(error)}") from error
+        raise TaskFileError(
+            f"{folder} cannot be read as a folder written by save_to_disk of `datasets`: {_read_first_line(error)}"
+        ) from error
     return ArrowRows(str(folder), table, columns, lambda: _hash_files(files))
 
 
@@ -150,7 +152,7 @@ def open_hub(repository: str, config: str, split: str, revision: str, columns: S
     except Exception as error:
         raise TaskFileError(
             f"cannot load {name}, split {split!r}: {type(error).__name__}: {_read_first_line(error)}. Without a "
-            "network it must be in the cache of `datasets` (HF_HOME) on this machine; or save it elsewhere by "
+            "network it must be in the cache of `datasets` (HF_HOME) on this machine; or save it elsewhere with "
             "save_to_disk and give that folder as `path`"
         ) from error
     if found._indices is not None:  # noqa: SLF001 - a selection is no table of its own

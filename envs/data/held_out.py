@@ -25,8 +25,8 @@ def read_held_out(held_out: Any, source: Source) -> float | dict[str, Source]:
         return {"": _read_source("held_out", held_out, source)}
     if isinstance(held_out, bool) or not isinstance(held_out, int | float) or not 0 <= held_out < 1:
         raise ValueError(
-            f"held_out is a share, 0 <= held_out < 1, a path, a table of path and split, or such by name; "
-            f"got {held_out!r}"
+            "held_out must be a share (0 <= held_out < 1), a path, a table such as { path = …, split = … }, or a table "
+            f"of several of these by name; got {held_out!r}"
         )
     return float(held_out)
 
@@ -44,7 +44,7 @@ def interleave_sets(sizes: Sequence[int]) -> tuple[Numbers, Numbers]:
 
 def _check_name(name: Any) -> str:
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"a name of a set in held_out must be a string that is not empty; got {name!r}")
+        raise ValueError(f"the name of a set in held_out must be a non-empty string; got {name!r}")
     return name
 
 
@@ -59,5 +59,5 @@ def _read_source(key: str, given: Any, source: Source) -> Source:
             raise ValueError(f"{key}.{name} must be a text; got {value!r}")  # noqa: TRY004 - a bad setting is a ValueError
     found = Source(**settings)
     if found == source:
-        raise ValueError(f"{key} names what is trained on: give another path or split, or a share")
+        raise ValueError(f"{key} names the training data itself: give another path or split, or a share")
     return found

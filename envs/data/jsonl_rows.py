@@ -137,9 +137,11 @@ def _parse_line(line: bytes, where: str) -> Row:
     except _NotANumber as error:
         raise TaskFileError(f"{where}: {error} is not JSON: write a number, a text or null in its place") from error
     except _Doubled as error:
-        raise TaskFileError(f"{where}: {str(error)!r:.60} is there twice in one object: keep the right one") from error
+        raise TaskFileError(
+            f"{where}: the key {str(error)!r:.60} occurs more than once in an object: keep one of them"
+        ) from error
     except RecursionError as error:
-        raise TaskFileError(f"{where}: not JSON that can be read: lists in lists, too deep") from error
+        raise TaskFileError(f"{where}: the JSON cannot be read: it is nested too deeply") from error
     if not isinstance(found, dict):
         kind = "a number" if isinstance(found, Written) else type(found).__name__
         raise TaskFileError(f"{where}: expected an object with `problem` and `answer`, got {kind}; {JSONL_REMEDY}")

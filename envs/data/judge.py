@@ -89,11 +89,16 @@ class Judge:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://; got {url!r}")
         if "{completion}" not in prompt:
-            raise ValueError("prompt lacks {completion}, which stands for what is to be judged")
+            raise ValueError("prompt must contain {completion}, the placeholder for the text to judge")
         if key and not read_environment(key):
-            raise ValueError(f"the environment variable {key}, which `key` names, is not set")
+            raise ValueError(
+                f"`key` must name an environment variable that holds the API key: {key} is not set or empty"
+            )
         if most <= 0 or limit_s <= 0 or rate < 0 or budget < 0:
-            raise ValueError("most and limit_s must be above 0, rate and budget 0 or more")
+            raise ValueError(
+                "most and limit_s must be above 0, and rate and budget 0 or more; got "
+                f"most = {most}, limit_s = {limit_s}, rate = {rate}, budget = {budget}"
+            )
         self._url, self._model, self._prompt, self._key = f"{url.rstrip('/')}/chat/completions", model, prompt, key
         self._most, self._limit_s, self._max_tokens = most, limit_s, max_tokens
         self._allowance = _Allowance(rate, budget)
@@ -117,7 +122,9 @@ class Judge:
     def _read_verdict(self, reply: str) -> Score:
         verdicts = list(_VERDICT_TEXT.finditer(reply))
         if not verdicts:
-            raise JudgeError(f"judge {self._model} gave neither yes, no nor a number: {reply[-200:]!r}")
+            raise JudgeError(
+                f"judge {self._model} must answer yes, no or a number; its reply ends with {reply[-200:]!r}"
+            )
         last = verdicts[-1][0].lower()
         mark = float(last == "yes") if last in {"yes", "no"} else min(max(float(last) / self._most, 0.0), 1.0)
         return Score(mark, {"judged": mark})
@@ -166,8 +173,8 @@ class JudgeAway(ConnectionError):
 def _explain_status(url: str, error: urllib.error.HTTPError) -> Exception:
     said = error.read(400).decode(errors="replace").strip()
     if error.code not in BUSY and error.code < 500:
-        return JudgeError(f"judge {url} refuses: HTTP {error.code}: {said}")
-    away = JudgeAway(f"judge {url} has no time: HTTP {error.code}: {said}")
+        return JudgeError(f"judge {url} refused the request: HTTP {error.code}: {said}")
+    away = JudgeAway(f"judge {url} is busy or failing: HTTP {error.code}: {said}")
     with suppress(ValueError):  # a date, which is rare
         away.retry_after_s = float(error.headers.get("Retry-After") or 0)
     return away
@@ -177,7 +184,7 @@ def _read_reply(url: str, content: bytes) -> str:
     try:
         said: Any = json.loads(content)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise JudgeError(f"judge {url} gave no chat completion: {content[:200]!r}") from error
+        raise JudgeError(f"judge {url} did not answer with a chat completion: {content[:200]!r}") from error
     return said if isinstance(said, str) else ""
 
 
@@ -195,15 +202,13 @@ class _Allowance:
         """Wait for a request's turn. Raises JudgeAway where that is after `end`, JudgeError beyond the budget."""
         with self._lock:
             if self._budget and self._taken >= self._budget:
-                raise JudgeError(
-                    f"the judge's budget of {self._budget} requests of this worker is used up: raise `budget`"
-                )
+                raise JudgeError(f"this worker has used up the judge's `budget` of {self._budget} requests: raise it")
             now = time.monotonic()
             turn = max(now, self._next)
             if turn >= end:
                 raise JudgeAway(
-                    f"the judge's `rate` allows no further request within the {end - now:.1f} s that are left: raise "
-                    "`rate` or `limit_s`"
+                    f"the judge's `rate` allows no further request in the remaining {end - now:.1f} s: raise `rate` or "
+                    "`limit_s`"
                 )
             self._next = turn + self._gap_s
             self._taken += 1

@@ -37,7 +37,7 @@ def read_columns(columns: Any) -> Columns:
     names = [one.name for one in fields(Columns)]
     if not isinstance(columns, Mapping) or set(columns) - set(names):
         raise ValueError(
-            f'columns must name the columns of {", ".join(names)}, as in {{ problem = "question" }}; got {columns!r}'
+            f'columns must be a table with keys {", ".join(names)}, as in {{ problem = "question" }}; got {columns!r}'
         )
     for name, column in columns.items():
         if not isinstance(column, str) or not (column or name != "problem"):
@@ -112,13 +112,15 @@ class Layout:
                 refuse_half_characters("it", value)
             return make_plain(value)
         except ValueError as error:
-            raise RowFault(f"`{name}`, {value!r:.60}, cannot be kept, as a task is JSON: {error}") from error
+            raise RowFault(
+                f"`{name}` is {value!r:.60}, which a task cannot hold, because a task is JSON: {error}"
+            ) from error
 
     def _read_scorer(self, row: Row, unit: str) -> str:
         name = _read_label(row, self.columns.scorer, unit)
         if name and name not in self.scorers:
             known = ", ".join(sorted(filter(None, self.scorers)))
-            raise RowFault(f"there is no scorer {name!r:.60}; `scorers` of the recipe has {known}")
+            raise RowFault(f"there is no scorer {name!r:.60}; the recipe's `scorers` are {known}")
         return name
 
     def _read_answer(self, row: Row, scorer: Scorer, unit: str) -> str:
@@ -126,12 +128,12 @@ class Layout:
         if self.answer_pattern is not None:
             found = list(self.answer_pattern.finditer(answer))
             if not found:
-                raise RowFault(f"answer_pattern finds nothing in {answer[-60:]!r}")
+                raise RowFault(f"answer_pattern does not match in the answer, which ends with {answer[-60:]!r}")
             answer = (found[-1][1 if self.answer_pattern.groups else 0] or "").strip()
         if scorer.is_boxed:
             answer = _strip_box(answer)
         if scorer.needs_answer and not answer.strip():
-            raise RowFault(f"the answer in `{self.columns.answer}` is empty, as any empty one would be right")
+            raise RowFault(f"the answer in `{self.columns.answer}` is empty: then an empty completion would be right")
         if fault := scorer.find_fault(answer):
             raise RowFault(f"the answer {answer!r:.60} {fault}")
         return answer
@@ -161,12 +163,12 @@ def _read_text(row: Row, field: str, column: str, unit: str) -> str:
     value = find_value(row, column)
     if field == "answer" and isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
-            raise RowFault(f"`{column}` is {value}, as where a value is missing; give every {unit} an answer")
+            raise RowFault(f"`{column}` is {value}, perhaps because the value is missing: give every {unit} an answer")
         value = repr(value)
     if isinstance(value, str) and value.strip() and (field == "answer" or not isinstance(value, Written)):
         _refuse_half(column, value)
         return str(value)
-    hint = "" if value is not None else f'; columns = {{ {field} = "…" }} names another'
+    hint = "" if value is not None else f'; to use another column, set columns = {{ {field} = "…" }}'
     raise RowFault(f"`{column}` must be a non-empty string, got {value!r:.60}; the {unit} has {_list_names(row)}{hint}")
 
 
@@ -184,9 +186,9 @@ def _strip_box(answer: str) -> str:
     """
     bare = find_last_boxed(answer) if "\\boxed" in answer else answer
     if bare is None or find_last_boxed(f"{BOXED}{bare}}}") != bare:
-        raise RowFault(f"the answer {answer!r:.60} has a brace without its other one, so no box can hold it")
+        raise RowFault(f"the answer {answer!r:.60} has unbalanced braces, so that \\boxed cannot hold it")
     if len(bare) > LONGEST_NUMBER and bare.strip("+-").replace(".", "", 1).isdigit():
         raise RowFault(
-            f"the answer is a number of {len(bare)} characters, and numbers of up to {LONGEST_NUMBER} are compared"
+            f"the answer is a number of {len(bare)} characters; only numbers of up to {LONGEST_NUMBER} can be compared"
         )
     return bare

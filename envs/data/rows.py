@@ -83,7 +83,7 @@ def make_plain(value: Any) -> Any:
         case list() | tuple():
             return [make_plain(one) for one in value]
         case float() if not math.isfinite(value):
-            raise ValueError(f"the number {value}")
+            raise ValueError(f"JSON has no number {value}")
         case str() | int() | float() | None:
             return value
-    raise ValueError(f"a {type(value).__name__}")
+    raise ValueError(f"JSON has no value of type {type(value).__name__}")

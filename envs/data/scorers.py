@@ -94,7 +94,7 @@ def _build_numeric(tolerance: float = 0.0) -> Scorer:
         return left is not None and right is not None and abs(left - right) <= tolerance * abs(right)
 
     def find_fault(answer: str) -> str:
-        return "" if parse_number(answer) is not None else "is no number"
+        return "" if parse_number(answer) is not None else "is not a number"
 
     return Scorer(partial(_compare_boxed, is_near), BOX_INSTRUCTION, is_boxed=True, find_fault=find_fault)
 
@@ -126,7 +126,7 @@ def _build_regex(pattern: str = "") -> Scorer:
         try:
             re.compile(answer)
         except re.error as error:
-            return f"is no regular expression ({error})"
+            return f"is not a valid regular expression ({error})"
         return ""
 
     return Scorer(
@@ -137,7 +137,7 @@ def _build_regex(pattern: str = "") -> Scorer:
 
 def _wrap_function(name: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Scorer:
     if inspect.iscoroutinefunction(function):
-        raise ValueError(f"scorer {name}: a scorer is a plain function, not an async one: it runs in a thread")
+        raise ValueError(f"scorer {name}: the function must not be async: a scorer runs in a thread")
     try:
         inspect.signature(function).bind("problem", "text", **settings)
     except TypeError as error:

@@ -48,8 +48,8 @@ class Source:
         chosen = {"split"} if (_find_path(self.path) / SAVED_SPLITS).is_file() else set()
         if idle := [key for key in DEFAULTS if key not in chosen and given.get(key, DEFAULTS[key]) != DEFAULTS[key]]:
             named = " and ".join(f"{where}{key} = {given[key]!r}" for key in idle)
-            has = "has splits alone" if chosen else "is not made of splits"
-            raise TaskFileError(f"{self.path}: {named} would change nothing, as this {has}: leave it out")
+            has = "folder has only splits" if chosen else "is neither a folder with splits nor a data set of the hub"
+            raise TaskFileError(f"{self.path}: {named} would have no effect, because this {has}: leave it out")
 
     def open_rows(self, columns: Sequence[str]) -> Rows:
         """Open it; `columns` are those that are read. Raises TaskFileError."""
@@ -74,13 +74,17 @@ class Source:
 def _find_path(given: str) -> Path:
     """Return a file or folder of this machine. Raises TaskFileError for what cannot be one."""
     if _ELSEWHERE.match(given):
-        raise TaskFileError(f"{given} is on another machine: fetch it, and name the file here (or `{HUB}owner/name`)")
+        raise TaskFileError(
+            f"{given} is not a path on this machine: download it and give the local path, or write {HUB}owner/name"
+        )
     if not given or "\0" in given:
-        raise TaskFileError(f"path {given!r} names no file")
+        raise TaskFileError(f"path must name a file or a folder, got {given!r}")
     try:
         path = Path(given).expanduser()
     except RuntimeError as error:
         raise TaskFileError(f"{given}: {error}; give the path without ~") from error
     if not path.exists() and _HUB_NAME.fullmatch(given):
-        raise TaskFileError(f"there is no {given} here; for the data set of the hub of that name write {HUB}{given}")
+        raise TaskFileError(
+            f"there is no file or folder {given}; if you mean the data set of that name on the hub, write {HUB}{given}"
+        )
     return path

@@ -15,7 +15,9 @@ async def single_turn(problem: Problem, env: Environment, actors: Mapping[str, A
     Raises ValueError when the recipe gives it several roles.
     """
     if len(actors) != 1:
-        raise ValueError(f"workflow single_turn has one role, the recipe's `policies` gives it {sorted(actors)}")
+        raise ValueError(
+            f"workflow single_turn needs exactly one role in the recipe's `policies`, got {sorted(actors)}"
+        )
     [(role, actor)] = actors.items()
     chat = Chat.of_problem(actor, role, problem)
     await chat.generate()

@@ -33,7 +33,10 @@ async def solver_verifier(problem: Problem, env: Environment, actors: Mapping[st
     roles are not `solver` and `verifier`.
     """
     if set(actors) != {SOLVER, VERIFIER}:
-        raise ValueError(f"workflow solver_verifier has the roles solver and verifier, not {sorted(actors)}")
+        raise ValueError(
+            "workflow solver_verifier needs the roles solver and verifier in the recipe's `policies`, got "
+            f"{sorted(actors)}"
+        )
     attempt, first, sequence = await _solve(problem, env, actors[SOLVER])
     sequences = [sequence]
     output, verdict, judgement = await _verify(problem, attempt, first, actors[VERIFIER])

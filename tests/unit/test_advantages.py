@@ -234,7 +234,10 @@ def test_a_reward_that_is_not_finite_is_refused() -> None:
     ("member", "why"),
     [
         (RewardedSequence(0, "", 1.0, baseline=float("nan")), "baselines must be finite"),
-        (RewardedSequence(0, "", 1.0, length=2, token_rewards=np.zeros(3)), r"shape \(3,\) for a sequence of 2"),
+        (
+            RewardedSequence(0, "", 1.0, length=2, token_rewards=np.zeros(3)),
+            r"2 generated tokens and token rewards of shape \(3,\)",
+        ),
         (RewardedSequence(0, "", 1.0, length=1, token_values=np.array([np.inf])), "token values must be finite"),
     ],
 )
@@ -245,18 +248,18 @@ def test_what_no_advantage_follows_from_is_refused(member: RewardedSequence, why
 
 def test_a_group_to_which_no_baseline_was_given_is_refused() -> None:
     sequences = [RewardedSequence(0, "", 1.0, baseline=0.5), *group(1, 0, index=1)]
-    with pytest.raises(RewardError, match="gave none to a whole group"):
+    with pytest.raises(RewardError, match="no sequence of a group has one"):
         given(sequences)
 
 
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (partial(grpo, std="unbiased"), "std is sample or population, not 'unbiased'"),
+        (partial(grpo, std="unbiased"), 'std must be "sample" or "population", got \'unbiased\''),
         (partial(grpo, eps=-1), "eps must be 0 or more; got -1"),
         (partial(grpo, eps=float("nan")), "eps must be a finite number"),
         (partial(grpo, group_by="role"), "group_by must be one of task, task"),
-        (partial(grpo, weight="token"), "weight trajectory or sequence"),
+        (partial(grpo, weight="token"), "weight must be trajectory or sequence"),
         (partial(reinforce_pp, gamma=1.5), "gamma must be from 0 to 1; got 1.5"),
         (partial(gae, lam=-0.1), "lam must be from 0 to 1"),
         (partial(gae, length_adaptive=0), "length_adaptive must be above 0"),

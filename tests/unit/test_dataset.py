@@ -164,7 +164,7 @@ def test_a_split_of_what_has_none_is_refused_by_its_key(tmp_path: Path) -> None:
         ("held_out.split = 'test'", {"held_out": {"split": "test"}}),
     )
     for named, given in chosen:
-        with pytest.raises(TaskFileError, match=re.escape(f"a.jsonl: {named} would change nothing")):
+        with pytest.raises(TaskFileError, match=re.escape(f"a.jsonl: {named} would have no effect")):
             Dataset(1, path, columns=COLUMNS, **given).read_data()
     assert Dataset(1, path, columns=COLUMNS, held_out={"path": own, "split": "train"}).size("held_out") == 10
 
@@ -212,12 +212,12 @@ def test_an_answer_is_found_in_its_column_by_a_pattern(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", [{"problem": "p", "answer": "Half of 144 is 72.\n#### 72"}])
     pattern = r"####\s*(.+)"
     assert Dataset(1, path, held_out=0, answer_pattern=pattern).problem("train", 0).answer == "72"
-    with pytest.raises(TaskFileError, match=r"a\.jsonl:1: answer_pattern finds nothing"):
+    with pytest.raises(TaskFileError, match=r"a\.jsonl:1: answer_pattern does not match"):
         Dataset(1, path, held_out=0, answer_pattern="=(.)").read_data()
     path = written(tmp_path / "b.jsonl", [{"problem": "p", "answer": "#### "}])
     with pytest.raises(TaskFileError, match=r"b\.jsonl:1: the answer in `answer` is empty"):
         Dataset(1, path, held_out=0, answer_pattern="#### (.*)").read_data()
-    with pytest.raises(ValueError, match="answer_pattern is no regular expression"):
+    with pytest.raises(ValueError, match="answer_pattern is not a valid regular expression"):
         Dataset(1, path, answer_pattern="(")
 
 
@@ -232,9 +232,9 @@ def test_an_answer_is_found_in_its_column_by_a_pattern(tmp_path: Path) -> None:
             "no column 'level'.* has 'problem', 'answer'",
         ),
         ({"problem": "p", "answer": "1"}, {"keep": ["tests"]}, "no column 'tests'.* has 'problem', 'answer'"),
-        ({"problem": "p", "answer": "seven"}, {"scorer": "numeric"}, "the answer 'seven' is no number"),
+        ({"problem": "p", "answer": "seven"}, {"scorer": "numeric"}, "the answer 'seven' is not a number"),
         ({"problem": ["p"], "answer": "1"}, {}, r"`problem` must be a non-empty string, got \['p'\]"),
-        ({"problem": "p", "answer": "("}, {"scorer": "regex"}, "is no regular expression"),
+        ({"problem": "p", "answer": "("}, {"scorer": "regex"}, "is not a valid regular expression"),
         ({"problem": "p", "answer": "1", "kind": "odd"}, {"columns": {"scorer": "kind"}}, "no scorer 'odd'"),
     ],
 )
@@ -261,8 +261,12 @@ def test_one_problem_with_two_answers_is_refused_and_with_one_is_taken_once(tmp_
 @pytest.mark.parametrize(
     ("row", "settings", "words"),
     [
-        ('{"problem": "p", "answer": "1", "x": 1e999}', {"keep": ["x"]}, "`x`, '1e999', cannot be kept, .*number inf"),
-        ('{"problem": "p", "answer": "1", "x": ' + "9" * 5000 + "}", {"keep": ["x"]}, "`x`, '9999.* cannot be kept"),
+        (
+            '{"problem": "p", "answer": "1", "x": 1e999}',
+            {"keep": ["x"]},
+            "`x` is '1e999', which a task cannot hold, .*no number inf",
+        ),
+        ('{"problem": "p", "answer": "1", "x": ' + "9" * 5000 + "}", {"keep": ["x"]}, "`x` is '9999.* cannot hold"),
         (
             r'{"problem": "p", "answer": "1", "x": "\ud800"}',
             {"keep": ["x"], "template": "{problem} {x}"},
@@ -298,7 +302,11 @@ def test_what_parquet_may_hold_and_no_problem_can_is_named_by_file_and_row(tmp_p
         ),
         (["problem", "answer"], [torn, texts], "row 2: not UTF-8"),
         (["problem", "answer", "answer"], [texts, texts, texts], "several columns are called 'answer'"),
-        (["problem", "answer", "x"], [texts, texts, pa.array([b"", b""])], "row 1: `x`.* cannot be kept, .* a bytes"),
+        (
+            ["problem", "answer", "x"],
+            [texts, texts, pa.array([b"", b""])],
+            "row 1: `x`.* cannot hold, .* no value of type bytes",
+        ),
     ):
         parquet.write_table(pa.Table.from_arrays(columns, names), tmp_path / "a.parquet")
         with pytest.raises(TaskFileError, match=rf"a\.parquet.*{words}"):
@@ -313,7 +321,7 @@ def test_what_parquet_may_hold_and_no_problem_can_is_named_by_file_and_row(tmp_p
     with pytest.raises(TaskFileError, match=r"2\.parquet: no column 'answer'"):
         Dataset(1, str(tmp_path / "b"), held_out=0).read_data()
     (tmp_path / "b" / "state.json").write_text('{"_data_files": []}')
-    with pytest.raises(TaskFileError, match=r"b: its state\.json names no file of rows"):
+    with pytest.raises(TaskFileError, match=r"b: its state\.json lists no data file"):
         Dataset(1, str(tmp_path / "b"), held_out=0).read_data()
 
 
@@ -341,24 +349,27 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
     [
         (
             {"columns": {"question": "problem"}},
-            "columns must name the columns of problem, answer, tier, solution, scorer",
+            "columns must be a table with keys problem, answer, tier, solution, scorer",
         ),
         ({"columns": {"problem": ""}}, "columns.problem must be the name of a column"),
         ({"columns": {"answer": ""}}, "the scorer needs an answer to compare with"),
-        ({"held_out": True}, "held_out is a share"),
+        ({"held_out": True}, "held_out must be a share"),
         (
             {"held_out": {"file": "x", "split": "y"}},
             "held_out must be a path, or a table of config, path, revision, split",
         ),
         ({"held_out": {"file": 1}}, "held_out.file must be a path"),
-        ({"held_out": {"math": "a.jsonl"}}, "held_out.math names what is trained on"),
-        ({"held_out": "a.jsonl"}, "held_out names what is trained on"),
-        ({"columns": {"solution": "s"}, "held_out": 0.5, "warm_start": 0.5}, "leave none to train on"),
+        ({"held_out": {"math": "a.jsonl"}}, "held_out.math names the training data itself"),
+        ({"held_out": "a.jsonl"}, "held_out names the training data itself"),
+        (
+            {"columns": {"solution": "s"}, "held_out": 0.5, "warm_start": 0.5},
+            r"held_out \+ warm_start must be below 1, got 0\.5 \+ 0\.5",
+        ),
         ({"columns": {"solution": "s"}, "warm_start": 0}, "warm_start, a share"),
-        ({"template": "problem"}, r"template lacks \{problem\}"),
+        ({"template": "problem"}, r"template must contain \{problem\}"),
         ({"keep": "tests"}, "keep must be a list"),
         ({"keep": [5]}, "keep must be a list"),
-        ({"keep": ["scorer"], "columns": {"scorer": "judge"}}, "give that column another name"),
+        ({"keep": ["scorer"], "columns": {"scorer": "judge"}}, "rename that column"),
         ({"instruction": 5}, "instruction must be a text"),
         ({"template": 5}, "template must be a text"),
         ({"scorers": ["exact"]}, "scorers must be a table of scorers by name"),
@@ -385,11 +396,11 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], word
         ("rows.jsonl", '{"problem": "p"}'.encode("utf-16"), r"rows\.jsonl:1: not UTF-8.*UTF-16.*iconv"),
         ("rows.jsonl", '{"problem": "café"}'.encode("latin1"), r"rows\.jsonl:1: not UTF-8.*iconv -f LATIN1"),
         ("rows.jsonl", b"\x1f\x8b\x08", r"rows\.jsonl:1: not UTF-8.*compressed.*\.jsonl\.gz"),
-        ("s3://bucket/rows.jsonl", b"", "is on another machine"),
-        ("https://host/rows.jsonl", b"", "is on another machine"),
+        ("s3://bucket/rows.jsonl", b"", "is not a path on this machine"),
+        ("https://host/rows.jsonl", b"", "is not a path on this machine"),
         ("openai/gsm8k", b"", "write hub:openai/gsm8k"),
-        ("", b"", "names no file"),
-        ("a\0b", b"", "names no file"),
+        ("", b"", "must name a file or a folder"),
+        ("a\0b", b"", "must name a file or a folder"),
         ("~nosuchuser/rows.jsonl", b"", "give the path without ~"),
     ],
 )

@@ -70,12 +70,12 @@ def test_a_number_as_answer_and_empty_lines_and_a_byte_order_mark_are_taken(tmp_
         ('{"problem": " ", "answer": "7"}', "`problem` must be a non-empty string"),
         ("{}", "the line has nothing"),
         ('{"problem": "p", "answer": NaN}', "NaN is not JSON: write a number"),
-        ('{"problem": "p", "answer": "7", "answer": "8"}', "'answer' is there twice in one object"),
+        ('{"problem": "p", "answer": "7", "answer": "8"}', "the key 'answer' occurs more than once"),
         ('{"problem": "\\ud800", "answer": "7"}', "`problem` holds half of a character"),
         ('{"problem": "p", "answer": ' + "9" * 5000 + "}", "a number of 5000 characters"),
         (r'{"problem": "p", "answer": "\\boxed{}"}', "the answer in `answer` is empty"),
-        (r'{"problem": "p", "answer": "\\boxed{5"}', "a brace without its other one"),
-        ('{"problem": "p", "answer": "}5{"}', "a brace without its other one"),
+        (r'{"problem": "p", "answer": "\\boxed{5"}', "has unbalanced braces"),
+        ('{"problem": "p", "answer": "}5{"}', "has unbalanced braces"),
     ],
 )
 def test_a_malformed_line_is_named_by_its_number(tmp_path: Path, line: str, sentence: str) -> None:

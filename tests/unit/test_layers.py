@@ -51,5 +51,5 @@ def test_a_model_without_layers_to_arrange_is_refused(wanted: dict[str, bool], n
     model: Any = torch.nn.Linear(2, 2)
     model.config = SimpleNamespace(model_type="line")
     arrange_layers(model, checkpointing=False, compiled=False)
-    with pytest.raises(UsageError, match=f"line has no layers that trainer.{name} knows"):
+    with pytest.raises(UsageError, match=f"line has no layers that trainer.{name} supports"):
         arrange_layers(model, **{"checkpointing": False, "compiled": False, **wanted})

@@ -272,7 +272,7 @@ def test_a_model_that_cannot_be_packed_is_padded_and_says_so() -> None:
     with structlog.testing.capture_logs() as logs:
         one = Learner(model, SETTINGS)
     assert [entry["event"] for entry in logs] == ["learner.pads"]
-    assert "has attention code of its own (eager)" in logs[0]["reason"]
+    assert "uses attention code of its own (eager)" in logs[0]["reason"]
     assert one.step(batch(1), 1)["optimizer_steps"] == 3
 
 
@@ -287,12 +287,12 @@ def test_a_batch_of_one_token_makes_a_version(*, packing: bool) -> None:
 
 def test_a_sequence_that_is_longer_than_the_context_or_of_another_vocabulary_makes_no_version() -> None:
     one = Learner(build_model({**SHAPE, "max_position_embeddings": 9}, TOKENIZER, seed=1), SETTINGS)
-    with pytest.raises(BatchError, match=r"10 tokens from id .* this model has 14 ids and 9 positions"):
+    with pytest.raises(BatchError, match=r"10 tokens with ids from .* takes ids from 0 to 13 and at most 9 tokens"):
         one.step(batch(1), 1)
     one = learner()
     strange = batch(1)
     strange[3].ids[2] = 14
-    with pytest.raises(BatchError, match="to 14: this model has 14 ids"):
+    with pytest.raises(BatchError, match="to 14; the trainer's model takes ids from 0 to 13"):
         one.step(strange, 1)
     assert one.version == 0
 
@@ -347,14 +347,14 @@ def test_what_a_version_draws_depends_on_its_number_and_the_seed_alone() -> None
 
 
 def test_a_version_out_of_order_is_refused() -> None:
-    with pytest.raises(UsageError, match="at version 0 and cannot make version 2"):
+    with pytest.raises(UsageError, match="at version 0, so it can only make 1 next; got 2"):
         learner().step(batch(1), 2)
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing() -> None:
     one = learner()
     before = b"".join(encode_checkpoint(one.trained.copy()))
-    with pytest.raises(CheckpointError, match="another model"):
+    with pytest.raises(CheckpointError, match="does not fit the model"):
         one.load_state(Learner(tiny(hidden=16), SETTINGS).trained.copy())
     assert b"".join(encode_checkpoint(one.trained.copy())) == before
 

@@ -120,7 +120,7 @@ def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(loss: dict[str, 
 
 def test_a_part_without_the_bounds_of_its_minibatch_is_refused() -> None:
     objective, tokens = objective_of("m2po"), random_tokens(1)
-    with pytest.raises(UsageError, match="bounds of the whole minibatch are missing"):
+    with pytest.raises(UsageError, match="needs the bounds of the whole minibatch"):
         objective.compute_loss_share(tokens, Totals(22, 7, 7))
 
 

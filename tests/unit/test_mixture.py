@@ -109,12 +109,12 @@ def test_the_sources_are_tiers_of_which_some_can_be_asked() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"sources": []}, "at least one"),
-        ({"sources": ["arithmetic"]}, "source 1 is not a table with `use`"),
-        ({"sources": [{"use": "arithmetic"}, {"use": "arithmetic"}]}, "names of their own"),
+        ({"sources": []}, "one or more tables"),
+        ({"sources": ["arithmetic"]}, "source 1 must be a table with `use`"),
+        ({"sources": [{"use": "arithmetic"}, {"use": "arithmetic"}]}, "each with another name"),
         ({"sources": [{**EASY, "weight": 0}]}, "weight of source easy must be a number above 0; got 0"),
         ({"sources": [{**EASY, "weight": "3"}]}, "weight of source easy"),
-        ({"sources": [{**EASY, "weight": 0.333333333}, {**HARD, "weight": 0.7}]}, "take simpler ones"),
+        ({"sources": [{**EASY, "weight": 0.333333333}, {**HARD, "weight": 0.7}]}, "use simpler ones"),
         ({"sources": [EASY, {"use": "arithmetic", "name": "b", "tiers": ["sum_1"]}]}, "source b: .*no tier 'sum_1'"),
         ({"sources": [EASY], "tiers": ["harder"]}, "tiers must be a list of names of sources, from easy"),
     ],

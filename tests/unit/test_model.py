@@ -73,7 +73,10 @@ def change_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Calla
 
 UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "not there": (shutil.rmtree, "there is no folder .* never downloaded: fetch it, as by `hf download"),
+    "not there": (
+        shutil.rmtree,
+        "there is no folder .* never downloads a model: download it, for example by `hf download",
+    ),
     "a layer missing": (change_weights(lambda held: held.pop(UP)), rf"lacks 1 of the weights .* such as '{UP}'"),
     "another shape": (
         change_weights(lambda held: held.update({NORM: torch.ones(3)})),
@@ -90,7 +93,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "quantised": (change_json("config.json", quantization_config={"quant_method": "fp8"}), r"is quantised \(fp8\)"),
     "own code": (
         change_json("config.json", model_type="mine", auto_map={"AutoConfig": "code.Config"}),
-        "it has Python code of its own, which is not run",
+        r"it has Python code of its own \(auto_map\), which Headrace does not run",
     ),
     "a kind of another type": (change_json("config.json", vocab_size="x"), "that transformers reads: "),
     "no tokenizer": (
@@ -99,7 +102,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no template": (
         lambda folder: (folder / "chat_template.jinja").write_text("{% for"),
-        "chat template .* no template",
+        "chat template .* not a valid Jinja template",
     ),
 }
 
@@ -133,7 +136,7 @@ def test_a_model_is_the_same_for_a_seed_and_leaves_the_random_state_alone() -> N
     [
         ({"architecture": "qwen33"}, "qwen33"),
         ({"hiden_size": 64}, "did you mean 'hidden_size'"),
-        ({"vocab_size": 5}, "not made for each other"),
+        ({"vocab_size": 5}, "use the tokenizer that came with the model"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(change: dict[str, object], message: str) -> None:

@@ -67,16 +67,16 @@ def test_what_is_no_part_no_sequence_and_no_text_is_refused_by_name() -> None:
     wrong: Any = 3
     with pytest.raises(TypeError, match=r"a name in Score\.parts must be a string, got int 3"):
         Score(1, {wrong: 1})
-    with pytest.raises(TypeError, match=r"^Score\.parts must be numbers by name, got int 3"):
+    with pytest.raises(TypeError, match=r"^Score\.parts must be a dict of numbers by name, got int 3"):
         Score(1, wrong)
     with pytest.raises(TypeError, match=r"must hold objects of .*, got Transcript: call its sequence\(\)"):
         RoleTrajectory(1, (Transcript("solver"),))  # type: ignore[arg-type]  # the test's point
-    with pytest.raises(TypeError, match="is several sequences, got one Sequence"):
+    with pytest.raises(TypeError, match="must be a list of sequences, got Sequence"):
         RoleTrajectory(1, Sequence())  # type: ignore[arg-type]  # the test's point
     with pytest.raises(TypeError, match=r"^Sequence\.reward must be a number, got str 'high'"):
         RoleTrajectory(1, (Sequence(reward="high"),))  # type: ignore[arg-type]  # the test's point
     for field in ("task_id", "prompt", "answer", "tier"):
-        or_messages = " or messages" if field == "prompt" else ""
+        or_messages = " or a list of messages" if field == "prompt" else ""
         with pytest.raises(TypeError, match=rf"^Problem\.{field} must be a string{or_messages}, got int 3"):
             Problem(**{"task_id": "t", "prompt": "p", field: wrong})
 
@@ -189,9 +189,9 @@ def test_what_no_loss_may_give_is_refused_by_name_before_anything_is_trained() -
     for give, said in (
         ("vector", r"metric 'mine' of the loss must be one number, a sum over tokens, got a tensor of \[2\]"),
         ("text", "metric 'mine' of the loss must be one number, a sum over tokens, got str 'much'"),
-        ("learner's", "metric 'loss' of the loss has a name that the learner gives itself"),
-        ("scalar", r"the terms of a loss must be one for each of the 2 tokens; got \[\]"),
-        ("list", r"a loss returns TokenLoss\(terms, metrics\), or terms alone, got list"),
+        ("learner's", "metric 'loss' of the loss has a name that the learner uses itself"),
+        ("scalar", r"the terms of a loss must be a tensor of one number per token, 2 here; got \[\]"),
+        ("list", r"a loss must return TokenLoss\(terms, metrics\), or the tensor of terms alone; got list"),
     ):
         with pytest.raises(UsageError, match=rf"^trainer\.loss: {said}"):
             loss_that_gives(give)

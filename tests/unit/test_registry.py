@@ -37,7 +37,7 @@ def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch
     assert load_workflow("my_worlds:play").__name__ == "play"
     with pytest.raises(UnknownEnvironment, match=r"module my_worlds has no 'Yours' \(.*my_worlds\.py\)"):
         load_environment("my_worlds:Yours", 3, {})
-    with pytest.raises(UnknownEnvironment, match="not_async is not an async function"):
+    with pytest.raises(UnknownEnvironment, match="not_async must be an async function"):
         load_workflow("my_worlds:not_async")
     with pytest.raises(EnvironmentSettingsError, match="unexpected keyword argument 'dept'; it takes depth"):
         load_environment("my_worlds:Mine", 3, {"dept": 2})
@@ -131,10 +131,10 @@ def test_what_is_no_environment_is_refused_in_a_sentence_that_says_what_it_lacks
     (tmp_path / "wrong_worlds.py").write_text(WRONG_WORLDS)
     monkeypatch.syspath_prepend(tmp_path)
     for name, why in {
-        "Nameless": "`name` must be a text.* got NoneType None: write `name =",
-        "Numbered": "`name` must be a text.* got int 5",
+        "Nameless": "`name` must be a non-empty string.* got NoneType None: write `name =",
+        "Numbered": "`name` must be a non-empty string.* got int 5",
         "Unjudged": "has no method `score`; an environment has size, problem, score and a `name`",
-        "Awaited": "`score` is async, and nobody awaits it: make it a plain function",
+        "Awaited": "`score` must not be async: make it a plain function",
         "Missing": r"KeyError: 'data' at wrong_worlds\.py:\d+ in __init__",
         "Ended": r"SystemExit: no licence at wrong_worlds\.py",
         "nothing": "NoneType None has no method `size`",
@@ -144,12 +144,12 @@ def test_what_is_no_environment_is_refused_in_a_sentence_that_says_what_it_lacks
     with pytest.raises(ConnectionRefusedError):
         load_environment("wrong_worlds:Away", 1, {})
     for name, why in {
-        "Share": "`size` returns how many problems there are, or None for no end; got float 3.0",
-        "Negative": "`size` returns .* got int -1",
+        "Share": "`size` must return the number of problems, or None if they never end; got float 3.0",
+        "Negative": "`size` must return .* got int -1",
         "Mapped": r"`problem` must return a Problem of headrace\.envs\.contract; problem\('train', 0\) returned dict",
         "Nothing": "`problem` must return .* returned NoneType None",
         "Unplain": "problem 't' is not plain JSON .*type set",
-        "Lacking": r"gives no first problem: KeyError: 'question' at wrong_worlds\.py:\d+ in problem",
+        "Lacking": r"cannot give its first problem: KeyError: 'question' at wrong_worlds\.py:\d+ in problem",
     }.items():
         with pytest.raises(ValueError, match=f"^environment right.*{why}"):
             check_first_problem(load_environment(f"wrong_worlds:{name}", 1, {}))

@@ -65,7 +65,7 @@ def test_a_function_of_ones_own_judges_with_settings_and_what_was_kept_of_the_ro
     assert [env.score(problem, text).reward for text in ("assert", "other")] == [0.5, 0]
     with pytest.raises(ValueError, match=r"scorer .*own: got an unexpected keyword argument 'by'"):
         build_scorer({"use": "headrace.envs.permutation:own", "by": 1})
-    with pytest.raises(ValueError, match="not an async one"):
+    with pytest.raises(ValueError, match="must not be async"):
         build_scorer("headrace.envs.permutation:own_async")
     with pytest.raises(UsageError, match="scorer: no 'exakt'; take one of exact"):
         build_scorer("exakt")
@@ -139,7 +139,7 @@ def test_a_judge_is_asked_with_the_key_of_the_environment_and_its_last_word_coun
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"use": "judge", "url": endpoint.url, "model": "m", "key": "MY_JUDGE_KEY"}
-    with pytest.raises(ValueError, match="environment variable MY_JUDGE_KEY, which `key` names, is not set"):
+    with pytest.raises(ValueError, match=r"environment variable .* MY_JUDGE_KEY is not set"):
         build_scorer(settings)
     monkeypatch.setenv("MY_JUDGE_KEY", "secret")
     scorer = build_scorer({**settings, "prompt": "{problem}|{answer}|{completion}", "most": 10})
@@ -160,7 +160,7 @@ def test_a_verdict_is_asked_for_once_also_by_another_process(endpoint: Endpoint,
         Score(1.0, {"judged": 1.0})
     ] * 3
     assert len(endpoint.asked) == 1
-    with pytest.raises(JudgeError, match="budget of 1 requests of this worker is used up"):
+    with pytest.raises(JudgeError, match="used up the judge's `budget` of 1 requests"):
         first.score(PROBLEM, "43")
 
 
@@ -171,7 +171,7 @@ def test_a_judge_that_is_busy_is_asked_again_and_one_that_stays_away_is_a_pause(
     assert len(endpoint.asked) == 3
     impatient = build_scorer({"use": "judge", "url": endpoint.url, "model": "m", "limit_s": 0.2})
     endpoint.queued = [(500, {"error": "overloaded"})]
-    with pytest.raises(ConnectionError, match=r"has no time: HTTP 500: .*overloaded") as busy:
+    with pytest.raises(ConnectionError, match=r"is busy or failing: HTTP 500: .*overloaded") as busy:
         impatient.score(PROBLEM, "42")
     assert is_unreachable(busy.value)
     nobody = build_scorer({"use": "judge", "url": "http://127.0.0.1:9/v1", "model": "m", "limit_s": 0.2})
@@ -185,7 +185,11 @@ def test_a_judge_that_is_busy_is_asked_again_and_one_that_stays_away_is_a_pause(
 def test_what_a_judge_refuses_or_does_not_decide_is_an_error_and_no_wrong_answer(endpoint: Endpoint) -> None:
     scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m"})
     endpoint.queued = [(401, {"error": "no key"}), (200, "Perhaps."), (200, {"odd": 1})]
-    for words in ("refuses: HTTP 401: .*no key", "neither yes, no nor a number: 'Perhaps.'", "no chat completion"):
+    for words in (
+        "refused the request: HTTP 401: .*no key",
+        "yes, no or a number; .* 'Perhaps.'",
+        "with a chat completion",
+    ):
         with pytest.raises(JudgeError, match=words) as raised:
             scorer.score(PROBLEM, "42")
         assert not is_unreachable(raised.value)
@@ -200,7 +204,7 @@ def test_a_judge_is_asked_no_more_often_than_its_rate(endpoint: Endpoint) -> Non
     assert time.monotonic() - began >= 4 / 20
     slow = build_scorer({"use": "judge", "url": endpoint.url, "model": "m", "rate": 0.01, "limit_s": 1})
     slow.score(PROBLEM, "1")
-    with pytest.raises(ConnectionError, match="`rate` allows no further request within"):
+    with pytest.raises(ConnectionError, match="`rate` allows no further request in the remaining"):
         slow.score(PROBLEM, "2")
 
 
@@ -208,7 +212,7 @@ def test_a_judge_is_asked_no_more_often_than_its_rate(endpoint: Endpoint) -> Non
     ("settings", "words"),
     [
         ({"url": "host/v1"}, "url must begin with http"),
-        ({"prompt": "Is it right?"}, r"prompt lacks \{completion\}"),
+        ({"prompt": "Is it right?"}, r"prompt must contain \{completion\}"),
         ({"rate": -1}, "rate and budget 0 or more"),
         ({"modell": "m"}, "unexpected keyword argument 'modell'"),
     ],

@@ -62,7 +62,7 @@ def test_one_turn_is_one_sequence_with_the_environments_reward() -> None:
         assert sequence.spans == (Span("prompt", 7), generated)
         assert find_sequence_fault(sequence, head_version=3) is None
     for roles in ([], ["a", "b"]):
-        with pytest.raises(ValueError, match="single_turn has one role"):
+        with pytest.raises(ValueError, match="single_turn needs exactly one role"):
             asyncio.run(single_turn(PROBLEM, ENV, {role: Scripted([]) for role in roles}))
 
 
@@ -132,5 +132,5 @@ def test_a_verdict_is_the_last_tag_or_the_only_word() -> None:
 
 
 def test_solver_verifier_refuses_other_roles() -> None:
-    with pytest.raises(ValueError, match=r"roles solver and verifier, not \['solver'\]"):
+    with pytest.raises(ValueError, match=r"roles solver and verifier .* got \['solver'\]"):
         asyncio.run(solver_verifier(PROBLEM, ENV, {"solver": Scripted([])}))

@@ -56,18 +56,22 @@ class Estimator:
 
     def _require_fit(self, found: Any, sequences: Sequence[RewardedSequence]) -> Advantages:
         if len(found) != len(sequences):
-            raise AdvantageError(f"{self.name} returned {len(found)} advantages for {len(sequences)} sequences")
+            raise AdvantageError(
+                f"the advantage {self.name} must return one result per sequence: it returned {len(found)} for "
+                f"{len(sequences)} sequences"
+            )
         if all(np.ndim(each) == 0 for each in found):
             each_one = np.asarray(found, np.float32)
             if not np.isfinite(each_one).all():
-                raise AdvantageError(f"{self.name} returned advantages that are not finite")
+                raise AdvantageError(f"the advantage {self.name} returned a number that is not finite")
             return each_one
         arrays = [np.asarray(each, np.float32) for each in found]
         for array, sequence in zip(arrays, sequences, strict=True):
             if array.shape != (sequence.length,) or not np.isfinite(array).all():
                 raise AdvantageError(
-                    f"{self.name} returned advantages of shape {array.shape} for {sequence.length} generated tokens, "
-                    "or some that are not finite"
+                    f"the advantage {self.name} must return one number per sequence, or one per generated token, all "
+                    f"finite: for a sequence of {sequence.length} generated tokens it returned shape {array.shape} or "
+                    "a number that is not finite"
                 )
         return arrays
 
@@ -79,7 +83,7 @@ def load_estimator(settings: TrainerSettings) -> Estimator:
     function = find_named(ADVANTAGE_KEY, named.use, ADVANTAGES)
     taken = _select_comparison(settings, function)
     if twice := COMPARISON & named.settings.keys():
-        raise UsageError(f"{ADVANTAGE_KEY}: `{min(twice)}` is a key of [trainer] itself, beside this one")
+        raise UsageError(f"{ADVANTAGE_KEY}: {min(twice)} must not be set here; set trainer.{min(twice)} instead")
     check_options(f"{ADVANTAGE_KEY}, {named.use}", function, named.settings, COMPARISON)
     options = {**taken, **named.settings}
     whole_batch = settings.batch_norm or named.use in WHOLE_BATCH or named.use not in ADVANTAGES
@@ -88,7 +92,8 @@ def load_estimator(settings: TrainerSettings) -> Estimator:
         estimator(PROBE_BATCH)
     except Exception as error:  # whatever one of the user's own raises
         raise UsageError(
-            f"{ADVANTAGE_KEY}: {named.use} with {named.settings} fails on two groups of rewards 0, 1: "
+            f"{ADVANTAGE_KEY}: {named.use} with {named.settings} failed on a test batch of two groups with rewards 0 "
+            "and 1: "
             f"{describe_with_location(error)}"
         ) from error
     return estimator
@@ -111,6 +116,6 @@ def check_advantage(recipe: Recipe, policy_variant: str) -> None:
     if recipe.rollout.group_size == 1 and not any(np.any(each) for each in estimator(SINGLES)):
         raise UsageError(
             f"{ADVANTAGE_KEY}: {estimator.name} compares the trajectories of a group, and rollout.group_size is 1: "
-            "every advantage would be 0. Set rollout.group_size to 2 or more, or take an advantage that compares none, "
-            "as reinforce_pp or gae"
+            "every advantage would be 0. Set rollout.group_size to 2 or more, or take an advantage that does not "
+            "compare, such as reinforce_pp or gae"
         )

@@ -87,12 +87,13 @@ def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
     """
     kept, count = set(decoded.curated.kept), len(decoded.trajectory_group.trajectories)
     if not 0 <= decoded.curated.weight <= MOST_WEIGHT:
-        raise BatchError(f"its weight is {decoded.curated.weight}, and must be from 0 to {MOST_WEIGHT:g}")
+        raise BatchError(f"the group's weight must be from 0 to {MOST_WEIGHT:g}, got {decoded.curated.weight}")
     failed = len(decoded.curated.rewards) - count
     if failed not in (0, len(decoded.trajectory_group.failures)) or not kept <= set(range(count)):
         raise BatchError(
-            f"{count} trajectories, {len(decoded.curated.rewards)} rewards, kept {sorted(kept)[:8]}: these do not "
-            "belong together"
+            f"the curated record does not fit its group: the group has {count} trajectories and "
+            f"{len(decoded.trajectory_group.failures)} failures, the record {len(decoded.curated.rewards)} rewards "
+            f"and the kept trajectories {sorted(kept)[:8]}"
         )
     rewarded: list[RewardedSequence] = []
     sequences: list[TrainingSequence] = []
@@ -218,13 +219,19 @@ def _build_training_sequence(sequence: Sequence, convention: str) -> TrainingSeq
 def _find_temperature(sequence: Sequence, convention: str) -> float | Float32s:
     """Return what divides the logits that a sequence's log-probabilities are of: one number, or float32[T]."""
     if convention not in {"raw", "tempered", "masked"}:
-        raise BatchError(f"log-probabilities of an unknown convention, {convention!r}")
+        raise BatchError(f"logprob_convention must be raw, tempered or masked, got {convention!r}")
     spans = [(span.length, span.sampling or Sampling()) for span in sequence.spans if span.kind == "generated"]
     for _, how in spans:
         if (how.top_p, how.top_k, how.min_p) != (1.0, 0, 0.0):
-            raise BatchError(f"tokens drawn from a part of the vocabulary, {how}: with which probability is not known")
+            raise BatchError(
+                "tokens must be sampled from the whole vocabulary (top_p = 1, top_k = 0, min_p = 0), got "
+                f"top_p = {how.top_p}, top_k = {how.top_k}, min_p = {how.min_p}"
+            )
         if convention == "raw" and how.temperature not in {0.0, 1.0}:
-            raise BatchError(f"tokens drawn at temperature {how.temperature}, with log-probabilities at 1 (raw)")
+            raise BatchError(
+                "tokens with raw log-probabilities must be sampled at temperature 0 or 1, got temperature "
+                f"{how.temperature}"
+            )
     # At temperature 0, greedy, log-probabilities are those of the logits as they are.
     divisors = {how.temperature or 1.0 for _, how in spans}
     if len(divisors) < 2:
@@ -247,7 +254,9 @@ def decode_routing(routing: Routing) -> Experts:
     shape = (routing.tokens, routing.layers, routing.per_token)
     width = _ROUTING_BYTES.get(routing.dtype)
     if width is None or min(shape) < 0 or math.prod(shape) * width != len(routing.ids):
-        raise BatchError(f"{len(routing.ids)} bytes of routing are no {routing.dtype}{list(shape)}")
+        raise BatchError(
+            f"routing has {len(routing.ids)} bytes, but its type and shape are {routing.dtype}{list(shape)}"
+        )
     return np.frombuffer(routing.ids, f"<u{width}").reshape(shape)
 
 
@@ -258,12 +267,18 @@ def expand_token_versions(sequence: Sequence) -> npt.NDArray[np.int32]:
     """
     versions, lengths = sequence.version_runs[::2], sequence.version_runs[1::2].tolist()
     if len(versions) != len(lengths):
-        raise BatchError(f"{sequence.version_runs.size} numbers are not pairs of version and run length")
+        raise BatchError(
+            "version_runs must hold pairs of a version and a number of tokens, got an odd count of numbers: "
+            f"{sequence.version_runs.size}"
+        )
     return np.repeat(versions, _check_cover(lengths, sequence.ids.size, "version runs"))
 
 
 def _check_cover(lengths: list[int], total: int, what: str) -> list[int]:
     """Return lengths that add up to a total; any others would have memory allocated for what is not there."""
     if min(lengths, default=0) < 0 or sum(lengths) != total:
-        raise BatchError(f"{len(lengths)} {what} add up to {sum(lengths)}, not to the {total} ids")
+        raise BatchError(
+            f"the lengths of a sequence's {what} must be 0 or more and add up to its {total} token ids; the "
+            f"{len(lengths)} {what} add up to {sum(lengths)}"
+        )
     return lengths

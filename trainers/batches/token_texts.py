@@ -56,5 +56,5 @@ def token_texts(run: Run, policy: str, files: Iterable[NamedObject]) -> TokenTex
             try:
                 return TokenTexts(Tokenizer.from_str(run.get(file.claim).decode()))
             except ValueError as error:
-                raise NoTokenizer(f"{TOKENIZER_FILE} of {policy}: {error}") from error
-    raise NoTokenizer(f"no version of {policy} has a {TOKENIZER_FILE} beside its weights: is one published yet?")
+                raise NoTokenizer(f"cannot read the {TOKENIZER_FILE} of {policy}: {error}") from error
+    raise NoTokenizer(f"no published version of {policy} comes with a {TOKENIZER_FILE}: is a version published yet?")

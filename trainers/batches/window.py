@@ -121,7 +121,7 @@ class Window(Generic[T]):
         least: int = 1,
     ) -> None:
         if capacity < 1:
-            raise ValueError(f"a window holds at least 1 group, got capacity {capacity}")
+            raise ValueError(f"the capacity of a window must be at least 1 group, got {capacity}")
         self._capacity, self._most_bytes, self._least = capacity, most_bytes, least
         self._rank, self._leaves = _find_rules(order, seed)
         self._entries: list[Waiting[T]] = []

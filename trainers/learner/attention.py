@@ -68,7 +68,9 @@ def enable_packing(model: transformers.PreTrainedModel) -> None:
     if before == PACKED_ATTENTION:
         return
     if before != "sdpa" or not model._supports_attention_backend:  # noqa: SLF001 - its way to ask
-        raise PackingError(f"{config.model_type} has attention code of its own ({before}), without packed sequences")
+        raise PackingError(
+            f"{config.model_type} uses attention code of its own ({before}), which cannot take packed sequences"
+        )
     transformers.AttentionInterface.register(PACKED_ATTENTION, attend)
     AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
     model.set_attn_implementation(PACKED_ATTENTION)
@@ -102,7 +104,10 @@ def attend(
         strange.append("a mask of its own")
     causal = options.get("is_causal", getattr(module, "is_causal", True))
     if strange or dropout or causal is False:
-        raise PackingError(f"{type(module).__name__} asks for {strange or 'dropout or attention that is not causal'}")
+        raise PackingError(
+            f"{type(module).__name__} needs what packed attention does not support: "
+            f"{', '.join(strange) or 'dropout or attention that is not causal'}"
+        )
     if window is not None:
         packing.windows.add(window)
     size = query.shape[-1]
@@ -176,7 +181,7 @@ def _try_out(model: transformers.PreTrainedModel, config: transformers.PreTraine
     distance = float((packed.last_hidden_state[0, first:].float() - alone).abs().max())
     if not distance <= _NEAR * float(alone.abs().max()):
         raise PackingError(
-            f"{config.model_type} computes other hidden states for a sequence if it is packed behind another"
+            f"{config.model_type} computes other hidden states for a sequence when it is packed after another sequence"
         )
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or _KINDS

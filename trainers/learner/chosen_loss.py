@@ -17,20 +17,24 @@ REJECTING = frozenset({"decoupled_ppo", "m2po"})
 def objective_for(settings: TrainerSettings) -> Objective:
     """Return what a trainer's table has minimised. Raises UsageError that lists the choices."""
     if settings.kl is None and settings.reference != Reference():
-        raise UsageError("trainer.reference has no effect without a kl term")
+        raise UsageError(
+            "trainer.reference has no effect without trainer.kl: set trainer.kl, or remove trainer.reference"
+        )
     if settings.schedule == "constant" and settings.final_share != TrainerSettings.model_fields["final_share"].default:
-        raise UsageError("trainer.final_share has no effect on the schedule constant")
+        raise UsageError(
+            'trainer.final_share has no effect with trainer.schedule = "constant": remove trainer.final_share'
+        )
     rejects = bool(settings.correction) or settings.loss.use not in LOSSES or settings.loss.use in REJECTING
     if settings.count_rejected and not rejects:
         raise UsageError(
-            "trainer.count_rejected has no effect: nothing here rejects tokens; remove it, or add a correction that "
-            "rejects"
+            "trainer.count_rejected has no effect: neither trainer.loss nor trainer.correction rejects tokens. Remove "
+            "it, or add a correction that rejects"
         )
     in_reward = settings.kl is not None and settings.kl.settings.get("place") == "reward"
     if in_reward and (settings.batch_norm or settings.advantage.use in PER_TOKEN):
         raise UsageError(
-            "trainer.kl: in the reward it is taken from finished advantages: it does not go with batch_norm or with "
-            f"the advantages {', '.join(sorted(PER_TOKEN))}, which would discount or whiten it; put it in the loss"
+            'trainer.kl with place = "reward" cannot be combined with trainer.batch_norm or with the advantages '
+            f'{", ".join(sorted(PER_TOKEN))}: set place = "loss"'
         )
     return objective_of(
         settings.loss.model_dump(),

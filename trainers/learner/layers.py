@@ -50,7 +50,7 @@ def arrange_layers(model: transformers.PreTrainedModel, *, checkpointing: bool, 
         ("compile", compiled, parts),
     ):
         if wanted and not found:
-            raise UsageError(f"{model.config.model_type} has no layers that trainer.{name} knows: turn it off")
+            raise UsageError(f"{model.config.model_type} has no layers that trainer.{name} supports: set it to false")
 
 
 def _wrap(

@@ -179,7 +179,9 @@ class Learner:
     def _check(self, sequences: Sequence[TrainingSequence], version: int) -> None:
         """Raise UsageError for a version that is not the next, BatchError for a sequence that cannot be trained on."""
         if version != self.version + 1:
-            raise UsageError(f"the learner is at version {self.version} and cannot make version {version}")
+            raise UsageError(
+                f"the learner is at version {self.version}, so it can only make {self.version + 1} next; got {version}"
+            )
         limits = self.limits
         for sequence in sequences:
             limits.check(sequence)

@@ -23,13 +23,16 @@ class RoutingLimits:
         """Raise BatchError for routing [n, layers, experts per token] that this model cannot follow."""
         if routing.shape[1:] != (self.layers, self.per_token):
             raise BatchError(
-                f"routing of {routing.shape[1]} layers with {routing.shape[2]} experts per token; this model has "
-                f"{self.layers} with {self.per_token}"
+                f"the recorded routing has {routing.shape[1]} layers with {routing.shape[2]} experts per token, but "
+                f"the trainer's model has {self.layers} with {self.per_token}"
             )
         if routing.size and routing.max() >= self.experts:
-            raise BatchError(f"routing names expert {routing.max()}; this model has {self.experts} in a layer")
+            raise BatchError(
+                f"the recorded routing names expert {routing.max()}, but a layer of the trainer's model has only the "
+                f"experts 0 to {self.experts - 1}"
+            )
         if (np.diff(np.sort(routing, axis=2), axis=2) == 0).any():
-            raise BatchError("routing sends a token to one expert twice")
+            raise BatchError("the recorded routing sends a token to the same expert twice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,9 @@ class Limits:
         positions = self.positions or ids.size
         if ids.min() < 0 or ids.max() >= self.vocabulary or ids.size > positions:
             raise BatchError(
-                f"{ids.size} tokens from id {ids.min()} to {ids.max()}: this model has {self.vocabulary} ids and "
-                f"{positions} positions"
+                f"a sequence has {ids.size} tokens with ids from {ids.min()} to {ids.max()}; the trainer's model takes "
+                f"ids from 0 to {self.vocabulary - 1}"
+                + (f" and at most {self.positions} tokens" if self.positions else "")
             )
 
     def check_routing(self, sequence: TrainingSequence) -> None:

@@ -89,7 +89,9 @@ def load_base(model: transformers.PreTrainedModel, folder: Path) -> None:
         if {name: tensor.shape for name, tensor in tensors.items()} != {
             n: tuple(p.shape) for n, p in parameters.items()
         }:
-            raise ModelError("the base beside the anchor and the config beside it are of different models")
+            raise ModelError(
+                "the base weights do not fit the config that was published with them: other tensor names or shapes"
+            )
         for name, parameter in parameters.items():
             parameter.copy_(to_torch(tensors[name]))
 

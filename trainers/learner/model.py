@@ -40,7 +40,7 @@ def character_tokenizer(alphabet: str) -> transformers.PreTrainedTokenizerFast:
     There is no unknown token: encoding any other character fails (see `encode`) instead of training on a blank.
     """
     if len(set(alphabet)) != len(alphabet) or not alphabet:
-        raise ModelError(f"an alphabet holds every character once, got {alphabet!r}")
+        raise ModelError(f"an alphabet must not be empty, and must hold every character once; got {alphabet!r}")
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet])}
     characters = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary))
     characters.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
@@ -75,7 +75,8 @@ def _naming_missing(tokenizer: transformers.PreTrainedTokenizerBase, text: str) 
         vocabulary = tokenizer.get_vocab()
         missing = "".join(sorted({character for character in text if character not in vocabulary}))
         raise ModelError(
-            f"the tokenizer cannot encode {text!r}: not in its alphabet: {missing!r}; add them to the recipe's alphabet"
+            f"the tokenizer cannot encode {text!r}: its alphabet lacks {missing!r}; add these characters to the "
+            "policy's `alphabet` in the recipe"
         ) from error
 
 
@@ -100,7 +101,7 @@ def build_model(
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ModelError(f"model.{key} is no setting of the architecture {name!r}{hint}")
+            raise ModelError(f"model.{key} is not a setting of the architecture {name!r}{hint}")
     specials = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     refuse_other_media(default.to_dict(), f"model.architecture = {name!r}")
     config = transformers.AutoConfig.for_model(str(name), **{"vocab_size": len(tokenizer), **specials, **options})
@@ -124,7 +125,7 @@ def config_of(policy: Policy) -> transformers.PreTrainedConfig:
             options = {key: value for key, value in policy.model.items() if key != "architecture"}
             config = transformers.AutoConfig.for_model(str(policy.model.get("architecture")), **options)
     except (OSError, ValueError) as error:
-        raise ModelError(f"its config cannot be read: {error}") from error
+        raise ModelError(f"the model's config cannot be read: {error}") from error
     return config
 
 
@@ -141,11 +142,13 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
     """Load an fp32 model and its tokenizer from a local folder in HF layout. Raises ModelError; never downloads."""
     if not path.is_dir():
         raise ModelError(
-            f"there is no folder {path} here, and a model is never downloaded: fetch it, as by `hf download OWNER/NAME "
-            "--local-dir FOLDER`, and give that folder, without ~"
+            f"there is no folder {path} here, and Headrace never downloads a model: download it, for example by "
+            "`hf download OWNER/NAME --local-dir FOLDER`, and give that folder, written without ~"
         )
     if (path / ADAPTER_CONFIG).exists():
-        raise ModelError(f"{path} holds an adapter beside its model: merge the two, as peft's merge_and_unload does")
+        raise ModelError(
+            f"{path} holds an adapter beside its model: merge the two, for example with peft's merge_and_unload"
+        )
     config = read_config(path) or {}
     refuse_other_media(config, str(path))
     refuse_quantised(config, str(path))
@@ -157,7 +160,7 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
             path, **only_here, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
         )
     except Exception as error:  # transformers raises KeyError, AttributeError and others for what is in the files
-        own = "; it has Python code of its own, which is not run" if "auto_map" in config else ""
+        own = "; it has Python code of its own (auto_map), which Headrace does not run" if "auto_map" in config else ""
         raise ModelError(
             f"{path} is not a folder with config.json, tokenizer and safetensors that transformers reads: "
             f"{type(error).__name__}: {error}{own}"
@@ -172,11 +175,13 @@ def _check_loaded(path: Path, model: transformers.PreTrainedModel, missing: Coll
     if missing:
         raise ModelError(
             f"{path} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {min(missing)!r}: fetch "
-            "all of its files again, or see that `architectures` and `tie_word_embeddings` of its config.json are right"
+            "all of its files again, or check `architectures` and `tie_word_embeddings` in its config.json"
         )
     for name, tensor in model.named_parameters():
         if not torch.isfinite(tensor).all():
-            raise ModelError(f"{path} holds NaN or an infinity in {name!r}: fetch it again, or take an earlier save")
+            raise ModelError(
+                f"{path} holds NaN or an infinity in {name!r}: fetch it again, or use an earlier checkpoint"
+            )
 
 
 def _check_tokenizer(path: Path, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
@@ -188,7 +193,7 @@ def _check_tokenizer(path: Path, tokenizer: transformers.PreTrainedTokenizerBase
         render_messages(tokenizer, [{"role": "user", "content": "1"}], (), {})
     except Exception as error:
         if type(error).__name__ == "TemplateSyntaxError":  # others may want what a workflow gives
-            raise ModelError(f"the chat template in {path} is no template: {error}") from error
+            raise ModelError(f"the chat template in {path} is not a valid Jinja template: {error}") from error
 
 
 def save_model_files(
@@ -272,15 +277,18 @@ def _check_model(
     vocabulary = model.config.get_text_config().vocab_size
     if vocabulary < len(tokenizer):
         raise ModelError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model {vocabulary}: not made for each other. Take the "
-            "tokenizer that came with the model"
+            f"the tokenizer has {len(tokenizer)} tokens, but the model has only {vocabulary}: use the tokenizer that "
+            "came with the model"
         )
     if tokenizer.eos_token_id is None:
         raise ModelError("the tokenizer has no end-of-sequence token: no completion would ever end")
     parameters = {tensor.data_ptr() for tensor in model.parameters()}
     stray = [name for name, tensor in model.state_dict().items() if tensor.data_ptr() not in parameters]
     if stray:
-        raise ModelError(f"the model keeps state that is not a weight and would not be published: {stray}")
+        raise ModelError(
+            f"the model keeps state outside its weights, which would not be published: {', '.join(stray)}. Use another "
+            "model"
+        )
     _check_layout(model)
     # Dropout would make the ratio of an unchanged policy differ from 1.
     model.train(False)
@@ -296,6 +304,6 @@ def _check_layout(model: transformers.PreTrainedModel) -> None:
     if {name: tensor.shape for name, tensor in ours.items()} != {name: part.shape for name, part in theirs.items()}:
         other = sorted(ours.keys() ^ theirs.keys())[:4]
         raise ModelError(
-            f"files of {model.config.model_type} hold weights in a layout that is not published here ({other}), so "
-            "that engines could not read them; take a model with the layout of qwen3_moe"
+            f"model type {model.config.model_type} stores its experts in a layout that Headrace cannot publish "
+            f"(differing tensors: {', '.join(other)}): use a model with the layout of qwen3_moe"
         )

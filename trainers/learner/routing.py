@@ -50,8 +50,8 @@ class Routers:
         _refuse_without_experts(settings, bool(self._routers), self._kind)
         if (self._replays or self._balances) and not self._are_known:
             raise UsageError(
-                "trainer.replay_routing and trainer.router_aux know routers of a softmax and its best; those of "
-                f"{self._kind} weigh experts in another way: leave both out"
+                "trainer.replay_routing and trainer.router_aux support only routers that take the top k of a softmax; "
+                f"the routers of {self._kind} work in another way: leave both settings out"
             )
 
     @property
@@ -141,7 +141,7 @@ def check_experts(recipe: Recipe, policy: str) -> None:
 def _refuse_without_experts(settings: TrainerSettings, has_experts: bool, kind: str) -> None:
     for name, wanted in (("replay_routing", settings.replay_routing), ("router_aux", settings.router_aux > 0)):
         if wanted and not has_experts:
-            raise UsageError(f"trainer.{name} has no effect: {kind} has no experts")
+            raise UsageError(f"trainer.{name} has no effect: {kind} has no experts. Leave it out")
 
 
 @torch.no_grad()

@@ -116,4 +116,6 @@ def _check_cover(name: str, cut: Cut) -> None:
     apart = len({piece.offsets for piece in cut.pieces}) == len(cut.pieces)
     covered = sum(math.prod(piece.sizes) for piece in cut.pieces) == math.prod(cut.shape)
     if not (inside and apart and covered):
-        raise CheckpointError(f"the index of a checkpoint has pieces of {name[:80]!r} that do not make up the tensor")
+        raise CheckpointError(
+            f"the index of a checkpoint is malformed: the pieces of {name[:80]!r} must cover the tensor exactly once"
+        )

@@ -53,10 +53,10 @@ class TrainedState:
         known = {**dict.fromkeys(("masters", "reference", "exp_avg", "exp_avg_sq"), own), "step": counts}
         moments = {"exp_avg", "exp_avg_sq", "step"} & found.keys()
         if any(named != known.get(kind) for kind, named in found.items()) or len(moments) not in {0, 3}:
-            raise CheckpointError("the checkpoint's weights differ from the model's in name or shape: another model's")
+            raise CheckpointError("the checkpoint does not fit the model: names or shapes of tensors differ")
         version = metadata.get("version")
         if not isinstance(version, int) or isinstance(version, bool):
-            raise CheckpointError(f"the checkpoint names no version: {version!r}")
+            raise CheckpointError(f"the checkpoint's version must be an integer, got {version!r}")
         return version
 
     def load_whole(self, version: int, paths: Sequence[str], read: Callable[[str], torch.Tensor]) -> None:

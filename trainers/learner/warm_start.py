@@ -175,7 +175,10 @@ def warm_start(
 
 def _start(student: _Student, reward: float, settings: WarmStartSettings) -> SearchProgress:
     if reward > settings.high:
-        raise BandNotReached(f"exact match is {reward:.3f} before any step, above {settings.high}: it needs none")
+        raise BandNotReached(
+            f"exact match is {reward:.3f} before the first step of the warm start, already above {settings.high}: "
+            "leave the policy's warm_start out of the recipe"
+        )
     return SearchProgress(student.snapshot(), settings.measure_every, settings.learning_rate, reward, [(0, reward)])
 
 

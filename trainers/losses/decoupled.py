@@ -79,11 +79,11 @@ def behaviour_weights(
     """Return the weight float[N] and whether a token is within bounds, bool[N]; options as in `decoupled_ppo`."""
     if level not in ("token", "sequence") or action not in ("mask", "clamp") or metric not in _METRICS:
         raise UsageError(
-            f"behaviour_level is token or sequence, behaviour_action mask or clamp, behaviour_metric one of "
-            f"{', '.join(_METRICS)}; got {level}, {action}, {metric}"
+            "behaviour_level must be token or sequence, behaviour_action mask or clamp, and behaviour_metric one of "
+            f"{', '.join(_METRICS)}; got {level}, {action} and {metric}"
         )
     if action == "clamp" and metric != "ratio":
-        raise UsageError(f"behaviour_action clamp holds the ratio to its bounds: it cannot go with {metric}")
+        raise UsageError(f'behaviour_action = "clamp" needs behaviour_metric = "ratio", got "{metric}"')
     if level == "sequence":
         if metric == "ratio":
             log_weights = broadcast_sequence_mean(log_weights, tokens)
@@ -94,7 +94,7 @@ def behaviour_weights(
         found = _METRICS[metric](log_weights)
     low, high = (-torch.inf if bounds[0] is None else bounds[0]), (torch.inf if bounds[1] is None else bounds[1])
     if low > high:
-        raise UsageError(f"behaviour_lower {low} is above behaviour_upper {high}")
+        raise UsageError(f"behaviour_lower must not be above behaviour_upper, got {low} and {high}")
     weights = log_weights.exp()
     if action == "clamp":
         return weights.clamp(low, high), torch.ones_like(weights, dtype=torch.bool)
@@ -123,12 +123,14 @@ def interpolated_proximal(logprobs: Tensor, behaviour: Tensor, versions: Tensor,
 def _proximal(tokens: TrainedTokens, how: str) -> Tensor:
     if how == "forward":
         if tokens.proximal is None:
-            raise UsageError("decoupled_ppo: the tokens have no proximal log-probabilities")
+            raise UsageError('decoupled_ppo: proximal = "forward" needs TrainedTokens.proximal, and it is None')
         return tokens.proximal
     if how != "interpolated":
         raise UsageError(f"decoupled_ppo: proximal must be forward or interpolated; got {how!r}")
     if tokens.versions is None or tokens.version is None:
-        raise UsageError("decoupled_ppo: the tokens have no versions to interpolate the proximal policy from")
+        raise UsageError(
+            'decoupled_ppo: proximal = "interpolated" needs TrainedTokens.versions and .version, and one is None'
+        )
     return interpolated_proximal(tokens.logprobs, tokens.behaviour_logprobs, tokens.versions, tokens.version)
 
 

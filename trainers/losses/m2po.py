@@ -98,7 +98,7 @@ def m2po_bounds(
     if not (0 <= floor_low < 1 and floor_high >= 0):
         raise UsageError(f"m2po: floor_low must be in 0..1 and floor_high at least 0, got {floor_low}, {floor_high}")
     if variant == "mask" and (floor_low or floor_high):
-        raise UsageError("m2po: floor_low and floor_high are of a cap, a mask has none")
+        raise UsageError('m2po: floor_low and floor_high have no effect with variant = "mask": leave them out')
     counted = torch.ones_like(tokens.logprobs, dtype=torch.bool) if tokens.kept is None else tokens.kept
     if variant == "mask":
         now = tokens.logprobs if tokens.proximal is None else tokens.proximal

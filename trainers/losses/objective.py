@@ -128,13 +128,15 @@ class Kl:
             )
         if self.unbiased and self.place == "reward":
             raise UsageError(
-                "trainer.kl: unbiased is of the loss; in the reward, the tokens' own policy is what is measured"
+                'trainer.kl: unbiased has no meaning with place = "reward": leave it out, or set place = "loss"'
             )
 
     def terms(self, tokens: TrainedTokens) -> Tensor:
         """Per token, float[N], without the weight: of pi_theta in the loss, of pi_b in the reward."""
         if tokens.reference is None:
-            raise UsageError("trainer.kl: the tokens have no log-probabilities of a reference policy")
+            raise UsageError(
+                "trainer.kl needs the reference policy's log-probabilities, and TrainedTokens.reference is None"
+            )
         policy = tokens.logprobs if self.place == "loss" else tokens.behaviour_logprobs
         terms = DIVERGENCES[self.use](policy, tokens.reference)
         return terms * log_ratio(tokens.logprobs, tokens.behaviour_logprobs).exp() if self.unbiased else terms
@@ -223,7 +225,7 @@ class Objective:
             metrics["entropy"] = tokens.entropies.detach().double().sum()
         if self.entropy:
             if tokens.entropies is None:
-                raise UsageError("trainer.entropy: the tokens have no entropies")
+                raise UsageError("trainer.entropy needs the tokens' entropies, and TrainedTokens.entropies is None")
             terms = terms - self.entropy * tokens.entropies
         if prepared.kept is not None:
             terms = torch.where(prepared.kept, terms, torch.zeros_like(terms))
@@ -234,7 +236,9 @@ class Objective:
     def _after_loss(self, tokens: TrainedTokens, bounds: M2Bounds | None) -> _Terms:
         """Return the loss's terms under the correction's weights, and the tokens without any that is rejected."""
         if bounds is None and self.loss.func in _BOUNDS:
-            raise UsageError("m2po: the bounds of the whole minibatch are missing; ask `Objective.bounds` for them")
+            raise UsageError(
+                "m2po needs the bounds of the whole minibatch: call `Objective.bounds` first and pass its result"
+            )
         prepared, weights, metrics = self._prepare(tokens)
         found = self.loss(prepared) if bounds is None else self.loss(prepared, bounds)
         terms, measured, rejected = check_loss_terms(found, prepared)
@@ -315,9 +319,14 @@ def objective_of(
     with _blame("trainer.correction"):
         weighing = sum(correct(tokens).weights is not None for correct in corrections)
     if weighing > 1:
-        raise UsageError("trainer.correction: only one of them may weigh: two would be pi_prox / pi_b twice")
+        raise UsageError(
+            f"trainer.correction: only one correction may weigh tokens, got {weighing}; the others may only reject"
+        )
     if weighing and found.func in (decoupled_ppo, m2po):
-        raise UsageError(f"trainer.loss: {name} makes up for pi_b itself: a correction beside it may only reject")
+        raise UsageError(
+            f"trainer.loss: {name} already corrects for the sampling policy, so that trainer.correction may only "
+            "reject tokens, not weigh them"
+        )
     with _blame("trainer.loss"):
         objective.compute_loss_share(tokens, totals, objective.bounds(tokens))
     return objective

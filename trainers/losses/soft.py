@@ -79,7 +79,7 @@ def dppo(
         raise UsageError(f"dppo: variant must be dppo or ipo; got {variant!r}")
     threshold = thresholds[variant] if threshold is None else threshold
     if threshold < 0:
-        raise UsageError(f"dppo: threshold, a bound of the change in probability, must be 0 or more; got {threshold}")
+        raise UsageError(f"dppo: threshold must be 0 or more, got {threshold}")
     if not (0 <= adv_tau < math.inf and 0 <= kl_tau < math.inf):
         raise UsageError(f"dppo: adv_tau and kl_tau must be finite and at least 0, got {adv_tau} and {kl_tau}")
     delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs)

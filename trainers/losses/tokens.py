@@ -74,12 +74,14 @@ class TrainedTokens:
         """
         shapes = {name: tuple(one.shape) for name in _VECTORS if (one := getattr(self, name)) is not None}
         if len(set(shapes.values())) != 1 or self.logprobs.ndim != 1:
-            raise UsageError(f"the vectors of trained tokens must all be [N], and are {shapes}")
+            raise UsageError(f"the vectors of trained tokens must all have the same length, got shapes {shapes}")
         if self.sequences.device.type == "cpu":
             begun = self.sequences[mark_sequence_begins(self.sequences)].sort().values
             twice = begun[1:][begun[1:] == begun[:-1]]
             if twice.numel():
-                raise UsageError(f"the tokens of sequence {int(twice[0])} are not adjacent")
+                raise UsageError(
+                    f"the tokens of a sequence must be adjacent; those of sequence {int(twice[0])} are not"
+                )
 
     @property
     def behaviour(self) -> Tensor:
@@ -144,11 +146,13 @@ def check_loss_terms(found: Any, tokens: TrainedTokens) -> tuple[Tensor, dict[st
     """
     given = TokenLoss(found, {}) if isinstance(found, Tensor) else found
     if not isinstance(given, TokenLoss):
-        raise UsageError(f"a loss returns TokenLoss(terms, metrics), or terms alone, got {type(given).__name__}")
+        raise UsageError(
+            f"a loss must return TokenLoss(terms, metrics), or the tensor of terms alone; got {type(given).__name__}"
+        )
     if not isinstance(given.terms, Tensor) or given.terms.shape != tokens.logprobs.shape:
         shape = list(given.terms.shape) if isinstance(given.terms, Tensor) else type(given.terms).__name__
         raise UsageError(
-            f"the terms of a loss must be one for each of the {tokens.logprobs.numel()} tokens; got {shape}"
+            f"the terms of a loss must be a tensor of one number per token, {tokens.logprobs.numel()} here; got {shape}"
         )
     metrics = {name: _metric(name, value, given.terms) for name, value in given.metrics.items()}
     return given.terms, metrics, given.rejected
@@ -156,7 +160,7 @@ def check_loss_terms(found: Any, tokens: TrainedTokens) -> tuple[Tensor, dict[st
 
 def _metric(name: str, value: Any, terms: Tensor) -> Tensor:
     if name in OF_THE_LEARNER:
-        raise UsageError(f"metric {name!r} of the loss has a name that the learner gives itself: call it otherwise")
+        raise UsageError(f"metric {name!r} of the loss has a name that the learner uses itself: choose another name")
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.detach().double().reshape(())
     if isinstance(value, SupportsFloat) and not isinstance(value, Tensor):

@@ -63,7 +63,7 @@ def load_learner_at(
     if (learner.version, hash_learner(learner)) != (pointer.version, pointer.weights_hash):
         raise CheckpointError(
             f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} of weights "
-            f"{hash_learner(learner)}; its pointer names version {pointer.version} of {pointer.weights_hash}"
+            f"{hash_learner(learner)}; its record names version {pointer.version} of {pointer.weights_hash}"
         )
     return learner
 
@@ -100,7 +100,9 @@ def train_again(
     """Train the learner on batches that come with their groups, as `remake` does."""
     for batch, groups in batches:
         if batch.version != learner.version + 1:
-            raise LineageBroken(f"the batches of {policy_variant} lack version {learner.version + 1}")
+            raise LineageBroken(
+                f"the batches of {policy_variant} must continue with version {learner.version + 1}, got {batch.version}"
+            )
         recipe = recipes[batch.revision]
         settings = recipe.trainer_of(policy_variant)
         learner.apply_settings(settings, recipe.seed)

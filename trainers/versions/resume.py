@@ -69,7 +69,10 @@ def resume(run: Run, policy_variant: str, history: History, stop: threading.Even
     with open_heartbeat(run, policy_variant, "resuming") as beat:
         _train_again(run, policy_variant, learner, history, _Progress(policy_variant, stop, beat))
     if learner.version < published.version:
-        raise LineageBroken(f"{run.topics.batches(policy_variant)} holds no version {learner.version + 1}")
+        raise LineageBroken(
+            f"{run.topics.batches(policy_variant)} holds no batch of version {learner.version + 1}, and version "
+            f"{published.version} is published: were records of this topic deleted?"
+        )
     learner.apply_settings(run.recipe.trainer_of(policy_variant), run.recipe.seed)
     waiting, positions = read_waiting_groups(run, policy_variant, history)
     tensors = learner.snapshot_weights()
@@ -105,9 +108,8 @@ def _load_newest_checkpoint(run: Run, policy_variant: str, history: History, fil
         except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
             log.error("checkpoint.unusable", policy=policy_variant, version=version, why=str(error))  # noqa: TRY400 - logged
     raise LineageBroken(
-        f"none of the {len(history.checkpoints)} checkpoints of {policy_variant} that {run.topics.state} names can be "
-        "read: "
-        "put back what was removed from the store, or begin another run"
+        f"none of the {len(history.checkpoints)} checkpoints of {policy_variant} in {run.topics.state} can be used: "
+        "see the log lines checkpoint.unusable for the causes. Put back the missing objects, or begin a new run"
     )
 
 

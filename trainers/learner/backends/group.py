@@ -94,7 +94,7 @@ def build_learner(
         return Learner(model, settings, seed, adapter)
     if adapter is not None and (adapter.is_merged or settings.tensor_parallel > 1):
         raise UsageError(
-            'several processes can train no lora that is published "merged", and none with trainer.tensor_parallel: '
+            'a trainer of several processes needs lora with publish = "adapter" and trainer.tensor_parallel = 1: '
             "start the trainer without torchrun, or change these settings"
         )
     return LeadingLearner(model, settings, seed, adapter)
@@ -145,7 +145,10 @@ class LeadingLearner(Learner):
     def apply_settings(self, settings: TrainerSettings, seed: int) -> None:
         """As a learner's."""
         if settings.tensor_parallel != self.settings.tensor_parallel:
-            raise UsageError("trainer.tensor_parallel is fixed for a trainer's life: start it again")
+            raise UsageError(
+                f"trainer.tensor_parallel cannot change from {self.settings.tensor_parallel} to "
+                f"{settings.tensor_parallel} while the trainer runs: restart the trainer"
+            )
         super().apply_settings(settings, seed)
 
     def checkpoint(self, run: Run) -> Storing:
@@ -220,7 +223,8 @@ def _await_stored(storing: Future[Stored | None], given_up: threading.Event | No
     while not wait([storing], LOOK_UP_S).done:
         if given_up is not None and given_up.is_set():
             raise StoreUnavailable(
-                "a checkpoint was given up before all processes had stored their parts: check that the store answers"
+                "storing a checkpoint was given up before all processes had stored their parts: if this repeats, check "
+                "that the object store answers"
             )
     stored = storing.result()
     assert stored is not None  # noqa: S101 - it is the first process's

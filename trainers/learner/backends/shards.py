@@ -132,7 +132,7 @@ class _Writer(StorageWriter):
 
     def _store(self, part: Mapping[MetadataIndex, Tensor], number: int) -> list[WriteResult]:
         if self._given_up is not None and self._given_up.is_set():
-            raise StoreUnavailable("given up while the parts of a checkpoint are stored")
+            raise StoreUnavailable("storing a checkpoint was given up before all its parts were stored")
         named = {_name_of(index): tensor for index, tensor in part.items()}
         claim = self._run.put(split_safetensors(named, {}), "checkpoints", ".safetensors", self._given_up)
         stored = NamedObject(f"{self._rank:05}-{number:05}.safetensors", claim)
@@ -187,7 +187,7 @@ class _Reader(StorageReader):
             wanted[self._piece_of(item).part].append(item)
         for name, items in wanted.items():
             if name not in self._claims:
-                raise CheckpointError(f"the checkpoint's record names no part {name[:80]!r}, as its index does")
+                raise CheckpointError(f"the checkpoint's index names the part {name[:80]!r}, but its record does not")
             part = read_safetensors(self._objects.get(self._claims[name]))
             for item in items:
                 self._copy(item, part, planner)
@@ -265,5 +265,5 @@ def _raise_cause(error: CheckpointException) -> NoReturn:
     """Raise the error of the first process that failed."""
     rank = min(error.failures)
     cause = error.failures[rank][0]
-    cause.add_note(f"met by process {rank}")
+    cause.add_note(f"raised in the trainer's process {rank}")
     raise cause from None

@@ -52,7 +52,9 @@ def _plan(config: transformers.PreTrainedConfig, parts: int) -> dict[str, str]:
     strange = sorted(set(plan.values()) - {*_STYLES, SHARED_STYLE})
     if not plan or strange:
         why = (
-            f"a tensor-parallel plan with {', '.join(strange)}" if strange else "no tensor-parallel plan in its config"
+            f"a tensor-parallel plan with unsupported styles ({', '.join(strange)})"
+            if strange
+            else "no tensor-parallel plan in its config"
         )
         raise UsageError(f"model type {config.model_type} has {why}: set trainer.tensor_parallel = 1")
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
