@@ -262,8 +262,8 @@ def test_a_retrain_that_cannot_be_made_is_another_end_than_one_that_differs(
     ("words", "sentence"),
     [
         (("retrain", "--from", "5", "--to", "3"), "--from 5 --to 3"),
-        (("retrain", "--set", "trainer.learning_rate=1e-3"), "name a new run for them by --into"),
-        (("retrain", "--into", "x", "--set", "rollout.max_tokens=9"), "can be tried without rollouts"),
+        (("retrain", "--set", "trainer.learning_rate=1e-3"), "--set needs --into NAME"),
+        (("retrain", "--into", "x", "--set", "rollout.max_tokens=9"), "can be set here"),
         (("retrain", "--into", "a.b"), "cannot be used"),
         (("lineage",), "give either"),
         (("lineage", "--group", "sums"), "write STREAM:NUMBER"),

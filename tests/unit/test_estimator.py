@@ -139,7 +139,7 @@ def test_what_an_estimator_returns_is_looked_at_every_time() -> None:
 @pytest.mark.parametrize(
     ("trainer", "why"),
     [
-        ({"advantage": {"use": "gpro"}}, "trainer.advantage: no 'gpro'; take one of grpo, "),
+        ({"advantage": {"use": "gpro"}}, "trainer.advantage: 'gpro' is not known; take one of grpo, "),
         ({"advantage": {"use": "grpo", "epz": 1}}, "trainer.advantage, grpo: no option 'epz'; it takes eps, std$"),
         ({"advantage": {"use": "grpo", "std": "mean"}}, "std is sample or population, not 'mean'"),
         ({"advantage": {"use": "grpo", "group_by": "task"}}, r"`group_by` is a key of \[trainer\] itself"),

@@ -79,7 +79,7 @@ def test_all_that_is_wrong_is_one_list_with_exit_code_2_and_nothing_is_started(
         f"policies.solver.path: there is no folder {tmp_path / 'none'}",
         f"workflows.math: {data}:2: `answer` must be a non-empty string",
         "workflows.own: environment: there is no module no_such_module",
-        "feed.selector: no 'gresso'; take one of greso",
+        "feed.selector: 'gresso' is not known; take one of greso",
         "trainer.advantage: no 'groop'",
         "no.such.setting",
         "the summary cannot be written",

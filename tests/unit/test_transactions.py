@@ -174,7 +174,9 @@ def test_a_refused_record_is_the_reason_also_where_those_purged_with_it_report_f
         ]
     )
     producer.delivered = [(purged, None), (refused, None), (purged, None)]
-    with pytest.raises(KafkaRefused, match=rf"'sums:8' of 5 bytes: Kafka answers .*: {remedy}.*, then go on"):
+    with pytest.raises(
+        KafkaRefused, match=rf"'sums:8' of 5 bytes: Kafka answers .*: {remedy}.*, then give the same command again"
+    ):
         writer.commit()
 
 
