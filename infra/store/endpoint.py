@@ -30,9 +30,7 @@ def parse_endpoint(text: str) -> str:
     host = text.strip()
     host = host if host.endswith("://") else host.removesuffix("/")
     if "@" in host:
-        raise ValueError(
-            "must not hold a user or a password: write host:port, and put the store's keys into the environment"
-        )
+        raise ValueError("holds a user or a password: write host:port, and put the store's keys into the environment")
     found = _HOST.fullmatch(host)
     if host and (found is None or not 1 <= int(found[1] or LAST_PORT) <= LAST_PORT):
         raise ValueError(

@@ -178,7 +178,7 @@ def test_a_delta_with_the_hashes_of_another_is_found_out_and_what_it_gave_is_nev
     with pytest.raises(WeightsError, match="but its header says"):
         held.apply(delta)
     assert not held.weights_hash
-    with pytest.raises(WrongBase, match="nothing that is whole"):
+    with pytest.raises(WrongBase, match="no hash, because a delta damaged them"):
         held.apply(delta)
 
 

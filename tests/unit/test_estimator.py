@@ -165,7 +165,7 @@ def recipe_of(trainer: dict[str, Any]) -> Recipe:
 def test_a_trainer_refuses_such_a_recipe_before_it_looks_at_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "read_history", lambda *_given: pytest.fail("it reads its past"))
     run = cast("Run", SimpleNamespace(recipe=recipe_of({"advantage": {"use": "gpro"}}), plug_ins={}))
-    with pytest.raises(UsageError, match="no 'gpro'"):
+    with pytest.raises(UsageError, match="'gpro' is not known"):
         start.begin_or_resume(run, "other", cast("TransactionalWriter", None), threading.Event())
 
 

@@ -146,7 +146,7 @@ def test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals() -> Non
     scene.publish(2, weights_hash="another")
     assert scene.turn() == [1]
     assert "version 2" in scene.pauses.detail
-    assert "with hash" in scene.pauses.detail
+    assert "have hash" in scene.pauses.detail
     scene.publish(3)
     assert scene.turn() == [1, 3]
     assert scene.pauses.detail == ""

@@ -43,7 +43,7 @@ def test_an_unknown_key_is_refused_in_every_table() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"name": "a.b"}, "run name 'a.b' cannot be used"),
+        ({"name": "a.b"}, "run name 'a.b' must have at most 63 letters"),
         ({"policies": {}}, "name at least one policy"),
         ({"workflows": {}}, "name at least one workflow"),
         ({"policies": {"a.b": {"path": "x"}}}, "policy name 'a.b'"),

@@ -101,7 +101,7 @@ def test_what_is_not_there_at_all_is_a_usage_error_and_no_damage(
         (offline.apply, (nowhere, deltas, out)),
         (offline.apply, (base, [deltas[0], nowhere], out)),
     ):
-        with pytest.raises(UsageError, match=f"^{nowhere} is not there: "):
+        with pytest.raises(UsageError, match=f"^{nowhere} does not exist: "):
             call(*words)  # type: ignore[operator]
     assert not out.exists()
 
