@@ -31,7 +31,7 @@ def write_new_folder(out: Path) -> Iterator[Path]:
     lock = _make_locked(growing, out)
     try:
         if out.exists():  # now that nobody else can be making it
-            raise UsageError(f"{out} exists: name a folder that does not, or remove it")
+            raise UsageError(f"{out} exists already: name a new folder, or remove it")
         yield growing
         reach("folder.made")
         growing.rename(out)
@@ -43,7 +43,7 @@ def write_new_folder(out: Path) -> Iterator[Path]:
 
 def _make_locked(growing: Path, out: Path) -> int:
     """Return a lock on the folder itself, made anew and empty."""
-    busy = FolderBusy(f"another process makes {out} now: let it end first, or name another folder")
+    busy = FolderBusy(f"another process is writing {out}: wait until it ends, or name another folder")
     growing.mkdir(exist_ok=True)
     try:
         lock = os.open(growing, os.O_RDONLY | os.O_DIRECTORY)

@@ -95,7 +95,7 @@ def _encode_default(f: dataclasses.Field[Any]) -> Any:
     """Return a field's default as Avro's JSON has it."""
     value = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
     if value is dataclasses.MISSING:
-        raise SchemaError(f"field {f.name} has no default: every field of a record has one")
+        raise SchemaError(f"field {f.name} of a record must have a default")
     if isinstance(value, np.ndarray | bytes):
         return ""
     return list(value) if isinstance(value, tuple) else value
@@ -180,7 +180,7 @@ def _refuse_half_characters(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"{text[error.start]!r} at index {error.start}"
-        raise SchemaError(f": half of a character ({half} of {text!r:.60}), and records hold whole ones") from None
+        raise SchemaError(f": text must not hold half a character (a surrogate, {half} of {text!r:.60})") from None
 
 
 def _build_items_encoder(inner: Convert) -> Convert:

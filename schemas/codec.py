@@ -241,7 +241,9 @@ def _find_writer_schema(data: bytes) -> Plain:
         for find in _finders:
             find()
     if name not in known:
-        raise UnknownSchema(f"unknown schema {name[::-1].hex()}: its writer is newer, or not part of this run")
+        raise UnknownSchema(
+            f"unknown schema {name[::-1].hex()}: a newer Headrace wrote the message, or a program outside this run"
+        )
     return known[name]
 
 

@@ -161,8 +161,8 @@ def check_name(what: str, name: str) -> str:
     """Return the name, or raise ValueError when it cannot be part of a topic's name."""
     if not NAME_FORM.fullmatch(name):
         raise ValueError(
-            f"{what} name {name[:80]!r} cannot be used: letters, digits, '-' and '_' only, at most 63, beginning with "
-            "a letter or digit (it becomes part of topic names, where dots separate)",
+            f"{what} name {name[:80]!r} must have at most 63 letters, digits, '-' and '_', and begin with a letter or "
+            "digit, because it becomes part of topic names",
         )
     return name
 

@@ -31,30 +31,32 @@ def parse_foreign_schema(text: str) -> Plain:
     in it takes a byte or more.
     """
     if len(text) > MOST_SCHEMA_CHARACTERS:
-        raise SchemaError(f"a schema of {len(text)} characters is larger than {MOST_SCHEMA_CHARACTERS}")
+        raise SchemaError(f"a schema must have at most {MOST_SCHEMA_CHARACTERS} characters; got {len(text)}")
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"a schema is not JSON: {type(error).__name__}: {error}") from error
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise SchemaError(f"a schema is not a record: {text[:80]!r}")
+        raise SchemaError(f"a schema must be a record; got {text[:80]!r}")
     _check(schema, {}, ())
     return schema
 
 
 def _check(schema: Any, named: Named, above: tuple[str, ...]) -> None:
     if len(above) > DEEPEST_TYPE:
-        raise SchemaError(f"a schema nests types more than {DEEPEST_TYPE} deep")
+        raise SchemaError(f"a schema must not nest types more than {DEEPEST_TYPE} deep")
     if isinstance(schema, list):
         if len(schema) != 2 or schema[0] != "null":
-            raise SchemaError(f"a union that is not of null and one type: {schema!r:.80}")
+            raise SchemaError(f"a union in a schema must be of null and one type; got {schema!r:.80}")
         _check(schema[1], named, (*above, "union"))
     elif isinstance(schema, dict):
         if "logicalType" in schema or any(key.startswith("__") for key in schema):
-            raise SchemaError(f"a schema has a logical type, or a key that Avro does not have: {sorted(schema)!r:.80}")
+            raise SchemaError(
+                f"a schema must not have a logical type or a key that begins with '__'; got {sorted(schema)!r:.80}"
+            )
         _check_object(schema, named, above)
     elif not isinstance(schema, str) or schema not in {*SCALARS.values(), *named}:
-        raise SchemaError(f"a type that is not known, or a record within itself: {schema!r:.80}")
+        raise SchemaError(f"a type in a schema is not known, or a record holds itself: {schema!r:.80}")
 
 
 def _check_object(schema: Mapping[str, Any], named: Named, above: tuple[str, ...]) -> None:
@@ -64,7 +66,7 @@ def _check_object(schema: Mapping[str, Any], named: Named, above: tuple[str, ...
     elif kind == "record":
         name, fields = schema.get("name"), schema.get("fields")
         if not isinstance(name, str) or not isinstance(fields, list) or not fields:
-            raise SchemaError(f"a record without a name or fields: {schema!r:.80}")
+            raise SchemaError(f"a record in a schema must have a name and fields; got {schema!r:.80}")
         for field in fields:
             if not isinstance(field, dict) or not isinstance(field.get("name"), str):
                 raise SchemaError(f"a field of {name!r:.60} is malformed: {field!r:.80}")
@@ -104,7 +106,7 @@ class _Scale:
         if isinstance(schema, list):
             index = self._read_long()
             if not 0 <= index < len(schema):
-                raise SchemaError(f"a union of {len(schema)} has no branch {index}")
+                raise SchemaError(f"a union of {len(schema)} types has no branch {index}")
             self.walk(schema[index])
         elif isinstance(schema, dict):
             self._walk_object(schema)
@@ -158,7 +160,7 @@ class _Scale:
 
     def _skip(self, length: int) -> None:
         if not 0 <= length <= len(self._body) - self._at:
-            raise SchemaError(f"a length of {length} with {len(self._body) - self._at} bytes left")
+            raise SchemaError(f"a length must be from 0 to the {len(self._body) - self._at} bytes left; got {length}")
         self._at += length
 
     def _read_long(self) -> int:

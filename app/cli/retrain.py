@@ -113,7 +113,7 @@ def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: 
             f"--from {begin} --to {end}: --to must be above --from; the version after --from is made first"
         )
     if into is None and sets:
-        raise UsageError("--set changes the settings and so the weights: name a new run for them by --into")
+        raise UsageError("--set needs --into NAME, the name of a new run, because other settings make other weights")
     check_trainer_words(sets)
     if into is not None:
         try:

@@ -37,7 +37,7 @@ def topics(
         open_console().print(listing_of_recipe(recipe, sets or ()))
         return
     if sets:
-        raise UsageError("--set needs a recipe: a run has its recorded one")
+        raise UsageError("--set can be used only with a recipe: the recipe of a run is recorded already")
     with open_run(run, data) as opened:
         open_console().print(listing_of_run(opened.run))
 
@@ -53,7 +53,7 @@ def store_policy(
     from headrace.infra.store.policy import STORE_ROLES, build_policy
 
     if role != "list" and role not in STORE_ROLES:
-        raise UsageError(f"--role {role}: give one of {', '.join(STORE_ROLES)}")
+        raise UsageError(f"--role must be one of {', '.join(STORE_ROLES)}, or list; got {role!r}")
     typer.echo(build_policy(role, bucket) if role != "list" else "\n".join(STORE_ROLES))
 
 

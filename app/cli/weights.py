@@ -151,7 +151,7 @@ def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if best and version is not None:
         raise UsageError("--best and --version both name the version: give one of them")
     if best and variant:
-        raise UsageError("only policies are evaluated, so no version of a shadow is known to be the best")
+        raise UsageError("--best cannot be used with --variant, because shadows are not evaluated: give --version")
     log_quietly()
     with open_run(run, data, store=True) as opened:
         name = opened.run.resolve(policy, variant)

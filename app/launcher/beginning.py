@@ -115,7 +115,7 @@ def refuse_held(address: RunAddress, others: list[Holder]) -> None:
         raise RunOfAnother(
             f"`headrace up` runs run {address.run} on {address.connection.bootstrap} already: {who}. Begin a new run "
             f"with --set name=ANOTHER-NAME, look at that one with `headrace status --run {address}`, or stop it first; "
-            "one that was killed is gone within a minute"
+            "if it was killed, give the same command again after a minute"
         )
 
 

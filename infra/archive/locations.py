@@ -111,7 +111,7 @@ def location_of(where: str | Path, own: StoreAddress | None = None) -> Location:
     if text.startswith(OWN_STORE):
         if own is None:
             raise UsageError(
-                f"{text}: `store:` means the store of a run, and no run is named here: write s3://BUCKET/PREFIX"
+                f"{text}: `store:` means the store of the run, but this command names no run: write s3://BUCKET/PREFIX"
             )
         return InStore(_parse_below(own, own.bucket, text.removeprefix(OWN_STORE), text))
     if not text.startswith(IN_A_STORE):
@@ -126,13 +126,17 @@ def location_of(where: str | Path, own: StoreAddress | None = None) -> Location:
         found = StoreAddress.from_url(f"{scheme}{endpoint.rstrip('/')}/{bucket}/{prefix}")
         return InStore(_parse_below(found, found.bucket, found.prefix, text))
     if own is None:
-        raise UsageError(f"{text}: set {ENDPOINT_VARIABLE} to the store's endpoint, as https://HOST:PORT")
+        raise UsageError(
+            f"{text}: the store's endpoint is not known: set {ENDPOINT_VARIABLE} to it, as https://HOST:PORT"
+        )
     return InStore(_parse_below(own, bucket, prefix, text))
 
 
 def _parse_below(address: StoreAddress, bucket: str, prefix: str, text: str) -> StoreAddress:
     if not bucket or not prefix.strip("/"):
-        raise UsageError(f"{text}: name a prefix of the archive's own, as in s3://BUCKET/archives/sums")
+        raise UsageError(
+            f"{text} must name a bucket and a prefix for this archive alone, as in s3://BUCKET/archives/sums"
+        )
     where = (address.endpoint, bucket, address.access_key, address.secret_key, address.secure, address.region)
     return StoreAddress(*where, prefix=f"{prefix.strip('/')}/")
 
@@ -168,7 +172,7 @@ class InFolder:
         except OSError as error:
             raise UsageError(f"cannot use the archive's folder {self.root}: {error}; give another by --out") from error
         if lock is None:
-            raise ArchiveBusy(f"another process archives into {self.root} now: let it end first")
+            raise ArchiveBusy(f"another process is archiving into {self.root}: wait until it ends")
         self._lock = lock
 
     def measure_files(self, names: Collection[str]) -> dict[str, int]:
@@ -326,8 +330,8 @@ class InStore:
 
     def _busy_error(self) -> ArchiveBusy:
         return ArchiveBusy(
-            f"another process has archived into {self} meanwhile: what it has added is kept, and what this one has "
-            "added since does not; let it end, and give the command again"
+            f"another process has archived into {self} at the same time: what it added is kept, but what this command "
+            "added since then is not. Wait until the other ends, then give this command again"
         )
 
     def release(self) -> None:

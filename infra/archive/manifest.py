@@ -104,7 +104,7 @@ class Manifest(_Table):
                 behind = -1
                 for file in series.files:
                     if not behind < file.first_offset <= file.last_offset < series.next_offset:
-                        return f"offsets of {name}[{number}] do not follow each other at {file.name}"
+                        return f"the offsets of {name}[{number}] are not in order at file {file.name}"
                     behind = file.last_offset
         return ""
 
@@ -135,7 +135,9 @@ def read_manifest(location: Location) -> Manifest:
             "the build that wrote it, or archive the run again"
         )
     if promised != _digest(fields):
-        raise ArchiveCorrupt(f"{path} has sha256 {_digest(fields)} where it names {promised}: {_advice()}")
+        raise ArchiveCorrupt(
+            f"the content of {path} has sha256 {_digest(fields)}, but the file says {promised}: {_advice()}"
+        )
     if why := found.check():
         raise ArchiveCorrupt(f"{path}: {why}: {_advice()}")
     return found
@@ -144,4 +146,4 @@ def read_manifest(location: Location) -> Manifest:
 def _advice(error: Exception | None = None) -> str:
     """Return what to do about a manifest that is damaged."""
     cause = f"{type(error).__name__}, " if error is not None else ""
-    return f"{cause}it was changed after it was written; put it back from a copy, or archive into another folder"
+    return f"{cause}it was damaged or changed since; put it back from a copy, or archive into another folder"

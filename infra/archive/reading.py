@@ -48,7 +48,7 @@ class Archive:
         """Return the partitions of a topic, by its whole name. Raises UsageError when the archive lacks it."""
         if topic not in self.manifest.topics:
             there = ", ".join(sorted(self.manifest.topics)) or "none"
-            raise UsageError(f"the archive {self.root} holds no topic {topic}; of those it holds: {there}")
+            raise UsageError(f"the archive {self.root} has no topic {topic}; it has: {there}")
         return [(topic, partition) for partition in range(len(self.manifest.topics[topic].partitions))]
 
     def messages(self, partition_id: PartitionId) -> Iterator[Message]:
@@ -82,13 +82,13 @@ class Archive:
                 container = self._open_verified(partition_id, listed, file)
                 for message in container:
                     if message.offset <= behind:
-                        raise wrong(f"has offset {message.offset} after {behind}")
+                        raise wrong(f"has offset {message.offset} after offset {behind}")
                     count, behind = count + 1, message.offset
                     yield message
         except (OSError, ObjectMissing, ObjectCorrupt) as error:
             raise wrong(f"cannot be read ({error})") from error
         except (ValueError, KeyError, EOFError, TypeError, IndexError) as error:  # as fastavro raises on odd bytes
-            raise wrong(f"is not an archive file ({type(error).__name__}: {error})") from error
+            raise wrong(f"cannot be decoded ({type(error).__name__}: {error})") from error
         if (count, behind) != (listed.records, listed.last_offset):
             raise wrong(f"has {count} records up to offset {behind}")
 
@@ -100,7 +100,7 @@ class Archive:
         file.seek(0)
         container = Container(file)
         if (container.topic, container.partition) != partition_id:
-            raise wrong(f"names as its own {container.topic}[{container.partition}]")
+            raise wrong(f"says that it is of {container.topic}[{container.partition}]")
         if container.schema is not None:
             codec.learn({listed.schema_name: json.dumps(container.schema)})
         return container
@@ -120,8 +120,8 @@ class Archive:
                 raise ArchiveCorrupt(f"{where} cannot be read ({error}): put the object back from a copy") from error
             if digest != listed.sha256:
                 raise ArchiveCorrupt(
-                    f"{where} has sha256 {digest} where the manifest has {listed.sha256}: put the object back from a "
-                    "copy"
+                    f"{where} has sha256 {digest}, but the manifest says {listed.sha256}: put the object back "
+                    "from a copy"
                 )
             yield path
 
@@ -150,7 +150,7 @@ class Archive:
             why = self.manifest.missing.get(claim.key)
             raise ObjectMissing(why.why if why else f"the archive {self.root} has no object {claim.key[:200]!r}")
         if (listed.sha256, listed.size_bytes) != (claim.sha256, claim.size_bytes):
-            raise ObjectCorrupt(f"object {claim.key} has sha256 {listed.sha256} where its record has {claim.sha256}")
+            raise ObjectCorrupt(f"object {claim.key} has sha256 {listed.sha256}, but its record says {claim.sha256}")
         return self.open_object(claim.key)
 
 

@@ -94,8 +94,8 @@ class ArchiveWriter:
         if self.location.read_manifest() is None:
             if others := self.location.list_others():
                 raise UsageError(
-                    f"{self.location} holds other things ({', '.join(others[:3])}) and no archive: give a folder of "
-                    "its own"
+                    f"{self.location} is not an archive and is not empty ({', '.join(others[:3])}): give a new "
+                    "folder or prefix"
                 )
             manifest = Manifest(run=run, run_id=run_id)
         else:
@@ -118,7 +118,7 @@ class ArchiveWriter:
             if size != file.bytes:
                 what = "is not there" if size < 0 else f"has {size} bytes"
                 raise ArchiveCorrupt(
-                    f"{self.location}/{file.name} {what}, and the manifest has {file.bytes} bytes of sha256 "
+                    f"{self.location}/{file.name} {what}, but the manifest says {file.bytes} bytes of sha256 "
                     f"{file.sha256}: put it back from a copy, or archive into another folder"
                 )
 
@@ -132,9 +132,9 @@ class ArchiveWriter:
             self.manifest.topics[topic] = ArchivedTopic(topic_id=topic_id, config=dict(config), partitions=series)
         elif (known.topic_id, len(known.partitions)) != (topic_id, partitions):
             raise UsageError(
-                f"{topic} with {partitions} partitions and id {topic_id} is not the topic that the archive "
-                f"{self.location} holds, which has {len(known.partitions)} and id {known.topic_id}: it was made anew, "
-                "or is on another cluster, where offsets are others; give another folder by --out"
+                f"topic {topic} has {partitions} partitions and id {topic_id}, but in the archive {self.location} it "
+                f"has {len(known.partitions)} and id {known.topic_id}. Its offsets cannot be continued there: give "
+                "another folder by --out"
             )
         self.new[topic] = Added()
 
@@ -251,7 +251,9 @@ class ArchiveWriter:
     def _fetch_object(self, claim: ClaimCheck) -> list[ClaimCheck]:
         """Copy an object; return those that it names itself."""
         if claim.store != STORE_NAME or not is_key(claim.key):
-            raise ObjectMissing(f"store {claim.store[:80]!r} can hold no object {claim.key[:200]!r}")
+            raise ObjectMissing(
+                f"the claim check names object {claim.key[:200]!r} of store {claim.store[:80]!r}, which cannot exist"
+            )
         name = f"{OBJECTS}/{claim.key}"
         path = self.location.path_to_grow(f"{name}{PART}")
         self._fetch(claim, path)

@@ -90,7 +90,8 @@ class DataFolder:
             return RunNotes(**{**raw, "effort": Effort(**raw["effort"])})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise HeadraceError(
-                f"{self._notes} cannot be read ({error!r}): put it back from a copy, or `headrace clean` the folder"
+                f"{self._notes} cannot be read ({error!r}): put it back from a copy, or remove the run by "
+                f"`headrace clean --data {self.root}`"
             ) from error
 
     def require(self) -> RunNotes:
@@ -103,7 +104,7 @@ class DataFolder:
             )
         if notes is None:
             raise UsageError(
-                f"{self.root} holds no run of Headrace: `headrace up` makes one, `--data` names its folder"
+                f"{self.root} holds no run: begin one by `headrace up RECIPE`, or name the folder of a run by --data"
             )
         return notes
 
@@ -133,10 +134,10 @@ class DataFolder:
             raise UsageError(f"cannot use the data folder {self.root}: {error}; give another by --data") from error
         if lock is None:
             pid, other = self.find_owner() or (0, "")
-            watch = f"watch it with `headrace status --data {self.root}`" if other == UP else "wait for its end"
+            watch = f"watch it with `headrace status --data {self.root}`" if other == UP else "wait until it ends"
             raise FolderInUse(
-                f"process {pid} runs {other or 'another command'} on {self.root} now: {watch}, stop it with "
-                "Ctrl-C, or give this run another folder by --data"
+                f"{f'process {pid}' if pid else 'another process'} runs {other or 'another command'} on {self.root} "
+                f"now: {watch}, stop it with Ctrl-C, or give this run another folder by --data"
             )
         try:
             os.ftruncate(lock, 0)
@@ -187,4 +188,4 @@ def find_only_folder() -> DataFolder:
         return DataFolder(found[0])
     if not found:
         raise UsageError(f"no run in {HOME.absolute()}: name one by --data FOLDER or --run kafka://HOST:PORT/RUN")
-    raise UsageError(f"several runs in {HOME.absolute()}: name one by --data, of {', '.join(str(f) for f in found)}")
+    raise UsageError(f"several runs in {HOME.absolute()}: name one by --data: {', '.join(str(f) for f in found)}")

@@ -38,7 +38,7 @@ class Silence:
     @property
     def sentence(self) -> str:
         """For people, said once."""
-        return f"{self.server} does not answer: all wait, and go on when it does. What you can do: {self.remedy}"
+        return f"{self.server} does not answer: the run waits until it does. What you can do: {self.remedy}"
 
 
 class ServerProbe:

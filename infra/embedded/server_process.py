@@ -136,8 +136,8 @@ class ServerProcess(ABC):
         except OSError as error:
             self._release()
             raise ServerError(
-                f"the {self.what} cannot use {self.folder}: {error}; give it a folder that this user may write, on a "
-                "disk with room"
+                f"the {self.what} cannot use {self.folder}: {error}; this user must be able to write there, and the "
+                "disk must have room"
             ) from error
         except BaseException:
             self._release()
@@ -258,7 +258,7 @@ class ServerProcess(ABC):
             return hold_port(port)
         except OSError:
             raise PortTaken(
-                f"port {port}, which the {self.what} in {self.folder} has kept, is used by {find_port_user(port)}: "
+                f"port {port}, saved for the {self.what} in {self.folder}, is used by {find_port_user(port)}: "
                 f"stop that, or delete {self.folder / 'ports.json'} to draw new ports"
             ) from None
 

@@ -48,7 +48,7 @@ class EmbeddedStore(ServerProcess):
         program = _find(settings["server"])
         if program is None:
             raise ServerFailed(
-                f"{self.folder} was begun with {settings['server']}, which is not to be found: install it again, or "
+                f"{self.folder} was begun with {settings['server']}, which is not found now: install it again, or "
                 "give the run another data folder"
             )
         # Secrets go through the environment: a command line can be read by every user of the machine.

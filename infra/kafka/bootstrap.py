@@ -22,8 +22,8 @@ def parse_bootstrap(text: str) -> str:
         if found is None or not 1 <= int(found[1]) <= LAST_PORT:
             shown = f"…@{part.rpartition('@')[2]}" if "@" in part else part  # before it may be a password
             raise ValueError(
-                f"holds {shown!r}, which is not HOST:PORT: write kafka-1:9092, several with commas between them, an "
-                "IPv6 address as [::1]:9092, and no scheme (TLS is security.protocol of kafka.client)"
+                f"holds {shown!r}, which is not HOST:PORT: write addresses as kafka-1:9092 or [::1]:9092, separated by "
+                "commas and without a scheme (for TLS set security.protocol in kafka.client)"
             )
     return ",".join(parts)
 

@@ -54,10 +54,10 @@ aborted, or lose groups, in silence."""
 
 FAULTS_OF_ONE = {
     "No such configuration property": "is no setting of librdkafka: look for a misspelling",
-    "Invalid value": "cannot have the value that it is given",
-    "Configuration property": "cannot have the value that it is given",
-    "Java ": "is a setting of Java clients: give librdkafka's ({})",
-    "`": "does not go with what every component sets: {}",
+    "Invalid value": "does not take the value given",
+    "Configuration property": "does not take the value given",
+    "Java ": "is a setting of Java clients: give the one of librdkafka ({})",
+    "`": "conflicts with a setting of every component: {}",
 }
 """What librdkafka's sentence begins with, and what it says of a single setting."""
 
@@ -120,15 +120,15 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
     for key, allowed in PROMISED_SETTINGS.items():
         if key in client and client[key] not in allowed:
             needs = f"must be {allowed[0]}" if allowed else "is set by each component"
-            raise UsageError(f"{where}: {key} {needs}, because a run's promises depend on it: leave it out")
+            raise UsageError(f"{where}: {key} {needs}, because the guarantees of a run depend on it: leave it out")
     fault = _find_fault(client) if client else None
     if fault is None:
         if float(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
-            raise UsageError(f"{where}: message.max.bytes is {LEAST_MESSAGE_BYTES} or more, or records do not fit")
+            raise UsageError(f"{where}: message.max.bytes must be {LEAST_MESSAGE_BYTES} or more, or records do not fit")
         if float(client.get("max.poll.interval.ms", LEAST_POLL_MS)) < LEAST_POLL_MS:
             raise UsageError(
-                f"{where}: max.poll.interval.ms is {LEAST_POLL_MS} or more, or a component that takes longer for one "
-                "group loses its partitions"
+                f"{where}: max.poll.interval.ms must be {LEAST_POLL_MS} or more, or a component that takes longer for "
+                "one group loses its partitions"
             )
         return
     for key, value in client.items():
@@ -172,9 +172,9 @@ def refuse_secrets(client: Mapping[str, str], where: str) -> None:
     secret = sorted(key for key, value in client.items() if is_secret(key, value))
     if secret:
         raise UsageError(
-            f"{where}: kafka.client holds {', '.join(secret)}, and a recipe is written to a topic for all to read. "
-            f"Take it out, and give it by {KAFKA_CLIENT_VARIABLE}: a JSON object as "
-            f'{{"{secret[0]}": "…"}}, or the path of a file that holds it'
+            f"{where}: kafka.client must not hold {', '.join(secret)}, because every reader of the recipe topic sees "
+            f"it. Set {KAFKA_CLIENT_VARIABLE} instead, to a JSON object as "
+            f'{{"{secret[0]}": "…"}} or to the path of a file that holds it'
         )
 
 

@@ -206,7 +206,7 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
         return KafkaAway(
             f"{doing}: Kafka has not ended its last transaction yet. If that lasts, a topic refuses the marker that "
             "ends it (message.timestamp.before.max.ms, ...after.max.ms), or one of its brokers is down: correct that, "
-            "and start the brokers again"
+            "then start the brokers again"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
         return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
@@ -367,9 +367,11 @@ def fetch_partitions(connection: Connection, topic: str) -> int:
     with translate_kafka_errors(f"asking for topic {topic}"):
         found = get_admin(connection).list_topics(topic, timeout=10).topics[topic]
     if found.error is not None:
-        raise KafkaRefused(f"topic {topic} cannot be read: {found.error.str()}; `headrace topics` creates it")
+        raise KafkaRefused(
+            f"topic {topic} cannot be read: {found.error.str()}; if it is missing, `headrace topics` creates it"
+        )
     if not found.partitions:  # whoever took that for the truth would find no past in it, and begin anew
-        raise KafkaAway(f"topic {topic} has no partitions: its broker is not ready")
+        raise KafkaAway(f"Kafka lists no partitions of topic {topic}: its broker may not be ready yet")
     return len(found.partitions)
 
 
@@ -423,6 +425,6 @@ def _fetch_offsets(
     futures = admin.list_offsets(asked, isolation_level=isolation, request_timeout=10) if asked else {}
     found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
     if unknown := [f"{topic}[{partition}]" for (topic, partition), offset in found.items() if offset < 0]:
-        reason = f"not known of {', '.join(unknown)}: their broker is not ready"
+        reason = f"Kafka does not know them yet for {', '.join(unknown)}; their broker may not be ready"
         raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, reason, retriable=True))
     return found

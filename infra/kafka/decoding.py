@@ -86,7 +86,7 @@ def decode_own(value: bytes, kind: type[R], run_id: str, describe: Callable[[R],
     """
     record = decode_record(value, kind)
     if record.run_id != run_id:
-        detail = describe(record) if describe else f"run id {record.run_id!r}, this run is {run_id!r}"
+        detail = describe(record) if describe else f"the record has run id {record.run_id!r}, this run has {run_id!r}"
         raise MessageRefused("other_run", detail)
     return record
 
@@ -98,7 +98,7 @@ def stamp_own(message: Message, run_id: str) -> Stamp:
     except HeaderError as error:
         raise MessageRefused("undecodable", str(error)) from error
     if stamp.run_id != run_id:
-        raise MessageRefused("other_run", f"run {stamp.run_id} wrote to a topic of run {run_id}")
+        raise MessageRefused("other_run", f"a process of run id {stamp.run_id} wrote to a topic of run id {run_id}")
     return stamp
 
 

@@ -94,6 +94,6 @@ class TopicWatch(threading.Thread):
 def describe_deleted(what: str, patience_s: float) -> str:
     """Return what to say of a topic or partition that was deleted."""
     return (
-        f"{what} is not there, and was not for {patience_s:.0f} s in which Kafka answered: it was deleted. What a run "
-        "has lost there does not come back: begin a new one"
+        f"{what} was deleted: Kafka has answered for {patience_s:.0f} s that it does not exist. The run cannot go on "
+        "without its records: begin a new run"
     )

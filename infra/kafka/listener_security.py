@@ -72,7 +72,7 @@ def _ask_mechanisms(connected: socket.socket) -> tuple[str, ...]:
     connected.sendall(struct.pack(">i", len(SASL_HANDSHAKE)) + SASL_HANDSHAKE)
     size = struct.unpack(">i", _receive(connected, 4))[0]
     if not 10 <= size <= LONGEST_ANSWER_BYTES:
-        raise ConnectionError("that is no answer of Kafka's")
+        raise ConnectionError("the answer is not one of Kafka")
     answer = _receive(connected, size)
     (count,), at, found = struct.unpack_from(">i", answer, 6), 10, []
     try:
@@ -81,7 +81,7 @@ def _ask_mechanisms(connected: socket.socket) -> tuple[str, ...]:
             found.append(answer[at + 2 : at + 2 + length].decode())
             at += 2 + length
     except (struct.error, ValueError) as error:
-        raise ConnectionError("that is no answer of Kafka's") from error
+        raise ConnectionError("the answer is not one of Kafka") from error
     return tuple(found)
 
 

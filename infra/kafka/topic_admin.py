@@ -49,7 +49,8 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
     differences += _find_config_differences(admin, [spec for name, spec in wanted.items() if name in found])
     if differences:
         raise TopicDiffers(
-            f"topics differ from what the run needs: {'; '.join(differences)}. Set them right, or take a new run name",
+            f"topics differ from what the run needs: {'; '.join(differences)}. Correct them with Kafka's tools, "
+            "or give the run another name",
         )
     _create(admin, missing, replication)
     return [spec.name for spec in missing]
@@ -97,7 +98,9 @@ def _await_listed(admin: AdminClient, names: set[str], patience_s: float = 10) -
     end = time.monotonic() + patience_s
     while names - admin.list_topics(timeout=10).topics.keys():
         if time.monotonic() > end:
-            raise KafkaAway(f"topics were created and are not listed after {patience_s:.0f} s: {sorted(names)}")
+            raise KafkaAway(
+                f"topics were created, but Kafka does not list them after {patience_s:.0f} s: {sorted(names)}"
+            )
         time.sleep(0.02)
 
 

@@ -129,7 +129,9 @@ class TopicReader:
                 patience = time.monotonic() + timeout_s
             elif time.monotonic() > patience:
                 behind = {f"{t}[{p}]": (self.positions[t, p], end) for (t, p), end in ends.items()}
-                raise KafkaAway(f"reading up to the end of a topic makes no progress for {timeout_s:.0f} s: {behind}")
+                raise KafkaAway(
+                    f"reading topics to their end made no progress for {timeout_s:.0f} s; position and end: {behind}"
+                )
             yield from found
 
     def catch_up(self, timeout_s: float = 60) -> Iterator[Message]:
@@ -185,9 +187,9 @@ def refuse_lost_tail(connection: Connection, positions: Mapping[PartitionId, int
         time.sleep(0.2)
     lost = ", ".join(f"{t}[{p}] ends at {end}, and was read up to {positions[t, p]}" for (t, p), end in short.items())
     raise LogTruncated(
-        f"records that were read are gone from the end of the log: {lost}. Did a broker lose its disk, its power or an "
-        "unclean election? Going on would use other records under the same offsets. Bring back a replica that has "
-        "them; or keep what is left with `headrace archive` and begin a new run"
+        f"records that were read are gone from the end of the log: {lost}. A broker may have lost its disk or "
+        "its power, or an unclean leader election took place. New records would take the same offsets, so the run "
+        "stops. Bring back a replica that has them; or keep what is left with `headrace archive` and begin a new run"
     )
 
 

@@ -56,7 +56,7 @@ REMEDIES = {
     KafkaError.INVALID_TIMESTAMP: "widen the topic's message.timestamp.before.max.ms and .after.max.ms",
 }
 """What to change for errors of REFUSED; for the others, OTHERWISE."""
-OTHERWISE = "set the topic's limits or the rights of this client"
+OTHERWISE = "correct the topic's limits or the rights of this client"
 LOST = {KafkaError.INVALID_TXN_STATE, KafkaError._STATE}  # noqa: SLF001
 """Client and broker disagree on the transaction, as after a black hole that swallowed the broker's answers."""
 
@@ -225,7 +225,7 @@ class TransactionalWriter:
         except SystemError as error:  # confluent-kafka 2.16 breaks off at a fatal error; its next call raises that
             self._open = False
             self._guard(lambda: self._producer.abort_transaction(CALL_S), "delivering records")
-            raise Aborted("delivering records: the client broke off; the transaction was aborted") from error
+            raise Aborted("delivering records: the Kafka client failed; the transaction was aborted") from error
         if self._failure is not None:
             self._raise_undelivered(*self._failure)
         reach(f"{self.component}.produced")
@@ -303,8 +303,8 @@ class TransactionalWriter:
         cause: KafkaError = error.args[0]
         if cause.code() in REFUSED:
             raise KafkaRefused(
-                f"{doing}: Kafka answers {cause.name()}: {cause.str()}; the transaction was aborted, and would be each "
-                f"time: {REMEDIES.get(cause.code(), OTHERWISE)}, then go on by the same command"
+                f"{doing}: Kafka answers {cause.name()}: {cause.str()}; the transaction was aborted, and trying again "
+                f"does not help: {REMEDIES.get(cause.code(), OTHERWISE)}, then give the same command again"
             ) from error
         raise Aborted(f"{doing}: {cause.str()}; the transaction was aborted") from error
 

@@ -125,7 +125,7 @@ def import_all(names: Sequence[str]) -> None:
     if missing:
         gc.freeze()  # or every collection of a child would look at all this, and copy its pages
     if others := find_other_threads():
-        raise CannotFork(f"importing has started threads: {', '.join(others)}")
+        raise CannotFork(f"the imported modules have started threads: {', '.join(others)}")
 
 
 def find_other_threads(tasks: Path = TASKS) -> list[str]:
@@ -187,7 +187,7 @@ def await_adoption(launcher_pid: int, between: int) -> None:
     """Return when the launcher is this process's parent. Raises CannotFork when another process is."""
     while (parent := os.getppid()) != launcher_pid:
         if parent != between:
-            raise CannotFork(f"process {parent} became its parent, not the launcher")
+            raise CannotFork(f"its parent became process {parent} instead of the launcher")
         time.sleep(ADOPTION_PAUSE_S)
 
 

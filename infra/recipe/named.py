@@ -29,7 +29,7 @@ def find_named(where: str, name: str, shipped: Mapping[str, str | Callable[..., 
     if not module or not attribute:
         nearest = difflib.get_close_matches(name, shipped, n=len(shipped), cutoff=0.0)
         raise UsageError(
-            f"{where}: no {name!r}; take one of {', '.join(nearest)}, or your own as `package.module:name`"
+            f"{where}: {name!r} is not known; take one of {', '.join(nearest)}, or your own as `package.module:name`"
         )
     return load_plug_in(where, known)
 

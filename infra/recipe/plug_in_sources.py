@@ -197,14 +197,15 @@ def check_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
     for name, source in _find_differing(recorded, names):
         top = top_of(name)
         now = read_source_on_disk(top)
-        hashes = f"has source {source.hash[:SHOWN_DIGITS]}, and the run goes by {recorded[top][:SHOWN_DIGITS]}"
+        hashes = f"has source hash {source.hash[:SHOWN_DIGITS]}, but the run uses {recorded[top][:SHOWN_DIGITS]}"
         if now is not None and now.hash == recorded[top]:
             raise SourceChanged(
-                f"plug-in {name}, as this process loaded it from {source.path}, {hashes}: begun anew, it takes that one"
+                f"plug-in {name}, as this process loaded it from {source.path}, {hashes}. That one is on disk now: "
+                "start this process again"
             )
         raise OtherSource(
-            f"plug-in {name}, found here in {source.path}, {hashes}: bring the run's source here, or make this one the "
-            "run's by the command that began it, stopped and given again with --new-recipe"
+            f"plug-in {name} in {source.path} {hashes}: bring the run's source here; or, to use this one, stop the run "
+            "and give the command that began it again with --new-recipe"
         )
 
 

@@ -149,11 +149,10 @@ def _explain_failure(module: str, error: BaseException) -> str:
         package = missing.rpartition(".")[0]
         found = ", ".join(map(str, source_paths_of(package.partition(".")[0])))
         return f"there is no module {missing}: package {package} ({found}) does not hold it{_find_hidden(module)}"
-    looked = "".join(f", in {folder}" for folder in search_folders())
+    looked = "".join(f", not in {folder}" for folder in search_folders())
     return (
-        f"there is no module {missing}: it was looked for among all that is installed or on PYTHONPATH{looked}; put it "
-        "beside the recipe or into the folder where the command runs, or install it, wherever a process of the run "
-        "begins"
+        f"there is no module {missing}: it is not installed, not on PYTHONPATH{looked}. Put it beside the recipe or "
+        "into the folder where the command runs, or install it, on every machine of the run"
     )
 
 
@@ -177,5 +176,5 @@ def _find_hidden(module: str) -> str:
         folders = list(spec.submodule_search_locations or ()) if spec is not None else []
         found = Path(folders[0] if folders else (spec.origin or "")) if spec is not None else None
         if found is not None and found not in taken:
-            return f"; it hides {found}, which comes after what is installed or on PYTHONPATH: give that another name"
+            return f"; it hides your {found}, because modules installed or on PYTHONPATH come first: rename yours"
     return ""

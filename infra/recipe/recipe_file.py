@@ -74,7 +74,7 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
         _read_into(draft, name_or_path, ())
         recipe = _set_all(draft, sets, name_or_path)
     except RecursionError as error:
-        raise UsageError(f"recipe {name_or_path} nests tables without end") from error
+        raise UsageError(f"recipe {name_or_path} nests tables too deeply") from error
     refuse_secrets(recipe.kafka.client, f"recipe {name_or_path}")
     check_client_settings(recipe.kafka.client, f"recipe {name_or_path}: kafka.client", alone=False)
     look_in(draft.folders)
@@ -89,7 +89,8 @@ def _check_round_trip(recipe: Recipe, name: str) -> Recipe:
         raise UsageError(f"recipe {name} cannot be written as JSON: {error}") from error
     if not same:
         raise UsageError(
-            f"recipe {name} has a value that JSON does not carry, as a date, nan or inf: write it as text or a number"
+            f"recipe {name} has a value that JSON cannot hold, such as a date, nan or inf: use a string or a "
+            "finite number"
         )
     return recipe
 
@@ -142,7 +143,7 @@ def check_trainer_words(sets: Sequence[str]) -> None:
     for word in sets:
         if not TRAINERS.match(word):
             raise UsageError(
-                f"{SET} {word}: only trainer.KEY and policies.NAME.trainer.KEY can be tried without rollouts"
+                f"{SET} {word}: only trainer.KEY and policies.NAME.trainer.KEY can be set here; others need rollouts"
             )
 
 
@@ -316,7 +317,7 @@ def _explain(error: ValidationError, draft: Draft, name: str, refused: Sequence[
         f"  {draft.origin(location, name)}: {sentence}"
         for location, sentence in _describe_faults(error.errors(), draft.table)
     ]
-    return "\n".join([f"recipe {name} is not right:", *dict.fromkeys(lines)])
+    return "\n".join([f"recipe {name} is not valid:", *dict.fromkeys(lines)])
 
 
 def _describe_faults(errors: list[ErrorDetails], table: Table) -> list[tuple[KeyPath, str]]:

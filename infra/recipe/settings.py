@@ -164,8 +164,8 @@ class Rollout(Settings):
     def _check_distribution(self) -> Rollout:
         if (self.top_p, self.top_k, self.min_p) != (1.0, 0, 0.0):
             raise ValueError(
-                "top_p, top_k and min_p cut the distribution that tokens are drawn from, and the recorded "
-                "log-probabilities would not be theirs: leave them at 1, 0 and 0 in training (evaluation may set them)",
+                "top_p, top_k and min_p must be 1, 0 and 0 in training, because log-probabilities are recorded for the "
+                "whole distribution, not for a part of it (evaluation may set them)",
             )
         return self
 
@@ -454,12 +454,12 @@ class Recipe(Settings):
             for name in names:
                 check_name(what, name)
         if "eval" in self.workflows:
-            raise ValueError("a workflow cannot be called 'eval': that word names the streams of evaluations")
+            raise ValueError("a workflow must not be named 'eval': this name is used for the streams of evaluations")
         for name, workflow in self.workflows.items():
             for role, policy in workflow.policies.items():
                 if policy not in self.policies:
                     known = ", ".join(self.policies)
-                    raise ValueError(f"workflows.{name}.policies.{role} names policy {policy!r}: name one of {known}")
+                    raise ValueError(f"workflows.{name}.policies.{role} must be one of {known}; got {policy!r}")
         return self
 
     @model_validator(mode="after")
@@ -467,8 +467,8 @@ class Recipe(Settings):
         for name, shadow in self.shadows.items():
             check_name("shadow", name)
             if shadow.policy not in self.policies and (shadow.policy or len(self.policies) > 1):
-                found = f"names {shadow.policy!r}" if shadow.policy else "is missing"
-                raise ValueError(f"shadows.{name}.policy {found}: name one of {', '.join(self.policies)}")
+                found = f"got {shadow.policy!r}" if shadow.policy else "it is missing"
+                raise ValueError(f"shadows.{name}.policy must be one of {', '.join(self.policies)}; {found}")
         for policy_variant in self.policy_variants:
             try:
                 trainer = self.trainer_of(policy_variant)
@@ -476,7 +476,7 @@ class Recipe(Settings):
                 raise TrainerError(f"the trainer of {policy_variant}: {error}") from error
             if trainer.replay_routing and not self.rollout.record_routing:
                 raise ValueError(
-                    f"the trainer of {policy_variant} is to replay routing that nobody records: set "
+                    f"replay_routing of the trainer of {policy_variant} needs recorded routing: set "
                     "rollout.record_routing = true"
                 )
         return self
@@ -555,6 +555,6 @@ class Recipe(Settings):
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise UsageError(
-                f"the run's recipe was written by another version of Headrace ({error.errors()[0]['loc']}: "
-                f"{error.errors()[0]['msg']}): go on with that version, or begin a new run"
+                f"this version of Headrace cannot read the run's recipe ({error.errors()[0]['loc']}: "
+                f"{error.errors()[0]['msg']}): go on with the version that wrote it, or begin a new run"
             ) from error

@@ -75,7 +75,7 @@ class Membership:
         """Return how a partition is restored from its newest snapshot, whatever its group has committed."""
         topic, partition = partition_id
         return (
-            "stop the run, let Kafka forget the offset by `kafka-consumer-groups --bootstrap-server "
+            "stop the run, delete the committed offset by `kafka-consumer-groups --bootstrap-server "
             f"{self.connection.bootstrap} --group {self.group} --topic {topic}:{partition} --delete-offsets`, and give "
             "the run's command again: the curator goes on from its newest snapshot"
         )
@@ -86,7 +86,7 @@ class Membership:
         run = self.state_topic.partition(".")[0]
         return (
             f"begin a new run with its weights by `headrace up RECIPE --set name={run}-2 --branch "
-            f"kafka://{self.connection.bootstrap}/{run}@best`, which costs the groups that are not trained on yet"
+            f"kafka://{self.connection.bootstrap}/{run}@best`, which gives up the groups that are not trained on yet"
         )
 
     def key(self, partition_id: PartitionId) -> bytes:
@@ -260,16 +260,16 @@ class Restore:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise StateLost(
                 f"the snapshot of {name_partition(partition_id)} at {self._member.state_topic}@{message.offset} cannot "
-                f"be restored ({type(error).__name__}: {error}). Nothing is lost where another version of Headrace has "
-                f"written it: go on with that one, by the same command. Else {self._member.branch_remedy}"
+                f"be restored ({type(error).__name__}: {error}). If another version of Headrace wrote it, nothing is "
+                f"lost: give the same command with that version. Otherwise {self._member.branch_remedy}"
             ) from error
 
     def _no_snapshot_error(self, offset: int, partition_id: PartitionId) -> StateLost:
         return StateLost(
-            f"{self._member.state_topic}@{offset} should hold the snapshot of {name_partition(partition_id)}, and does "
-            "not: was the topic's retention changed, or were the group's offsets set back? If a newer snapshot may be "
-            f"there, {self._member.describe_forgetting(partition_id)}. Else it is lost which groups of this partition "
-            "were trained on, and to go on would train on them twice: "
+            f"{self._member.state_topic}@{offset} should hold the snapshot of {name_partition(partition_id)}, but does "
+            "not. The topic's retention may have been changed, or the consumer group's offsets set back. If there may "
+            f"be a newer snapshot, {self._member.describe_forgetting(partition_id)}. Otherwise groups of this "
+            "partition could be trained on twice, because it is not known which ones were: "
             f"{self._member.branch_remedy}",
         )
 
@@ -280,9 +280,10 @@ class Restore:
             return int(json.loads(metadata)["snapshot"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise StateLost(
-                f"{name_partition(partition_id)}@{committed.offset} was committed with {metadata[:80]!r}, which is not "
-                "ours: another program has committed for this group, and how far it was is lost; no group is. End that "
-                f"program, {self._member.describe_forgetting(partition_id)}"
+                f"offset {committed.offset} of {name_partition(partition_id)} was committed with metadata "
+                f"{metadata[:80]!r}, not written by Headrace: another program commits for consumer group "
+                f"{self._member.group}. No group is lost. End that program, "
+                f"{self._member.describe_forgetting(partition_id)}"
             ) from error
 
     def _handle_inputs(self) -> Iterator[None]:

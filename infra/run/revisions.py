@@ -135,8 +135,8 @@ def _refuse_other_adapters(old: Recipe, new: Recipe) -> None:
     for name, policy in old.policies.items():
         if name in new.policies and policy.lora != new.policies[name].lora:
             raise UsageError(
-                f"policies.{name}.lora cannot change within a run, whose checkpoints and weights are those of the "
-                "adapter that it began with: put it back, or begin another run by --set name="
+                f"policies.{name}.lora cannot change within a run, because its checkpoints and weights belong to the "
+                "adapter it began with: set it back, or begin another run by --set name="
             )
 
 
@@ -219,7 +219,7 @@ def write_revision(connection: Connection, topic: str, revision: RecipeRevision,
     if left or refused:
         why = refused[0] if refused else f"no answer within {WRITE_TIMEOUT_S} s"
         raise HeadraceError(
-            f"cannot write the recipe to topic {topic}: {why}; check that Kafka runs and may be written"
+            f"cannot write the recipe to topic {topic}: {why}; check that Kafka runs and lets this client write"
         )
 
 
@@ -248,8 +248,8 @@ def write_later(address: RunAddress, settle: Callable[[], RecipeRevision | None]
             writer.commit()
         except (Fenced, Aborted) as error:
             raise type(error)(
-                f"revision {revision.revision} of run {address.run} was not written, as another command wrote one at "
-                f"the same time, or Kafka was unreachable: give the command again ({error})"
+                f"revision {revision.revision} of run {address.run} was not written, because another command wrote one "
+                f"at the same time or Kafka was unreachable: give the command again ({error})"
             ) from error
     return revision
 

@@ -192,7 +192,9 @@ class Run:
         `ObjectStore.get`, and ObjectMissing for a claim on another store.
         """
         if claim.store != STORE_NAME:
-            raise ObjectMissing(f"the claim is on store {claim.store[:80]!r}, and this run has one, {STORE_NAME!r}")
+            raise ObjectMissing(
+                f"the claim check names store {claim.store[:80]!r}, but this run has only {STORE_NAME!r}"
+            )
         return _wait_for_store(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), STORE_AWAY_S)
 
     def get_group(self, claim: ClaimCheck) -> bytes:
@@ -204,7 +206,7 @@ class Run:
 def refuse_large_group(claim: ClaimCheck) -> None:
     """Raise ObjectCorrupt for a group that is too large to be held."""
     if claim.size_bytes > LARGEST_GROUP_BYTES:
-        raise ObjectCorrupt(f"a group of {claim.size_bytes} bytes is larger than {LARGEST_GROUP_BYTES}")
+        raise ObjectCorrupt(f"a group must have at most {LARGEST_GROUP_BYTES} bytes; got {claim.size_bytes}")
 
 
 def _wait_for_store(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:
@@ -350,7 +352,9 @@ def refuse_replaced(run: Run) -> None:
     """
     found = join(run.address).run_id
     if found != run.run_id:
-        raise MustRestart(f"{run.address} is now a newer run, {found}; this process joined run {run.run_id}")
+        raise MustRestart(
+            f"{run.address} is now a newer run with id {found}; this process joined the run with id {run.run_id}"
+        )
 
 
 def read_revision(message: Message) -> RecipeRevision | None:
@@ -401,8 +405,8 @@ def parse_store(revision: RecipeRevision) -> StoreAddress:
         address = StoreAddress.from_url(url, access_key=access_key, secret_key=secret_key)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
-            f"revision {revision.revision} of the recipe names no store ({type(error).__name__}: {error}): it was not "
-            "written by `headrace up`"
+            f"revision {revision.revision} of the run's recipe has no readable store address ({type(error).__name__}: "
+            f"{error}): it may not have been written by Headrace"
         ) from error
     if not access_key and not keys_file:
         from headrace.infra.store.access import find_keys

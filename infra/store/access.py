@@ -78,7 +78,10 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
     elif read_environment(ACCESS_KEY_VARIABLE) or read_environment(SECRET_KEY_VARIABLE):
         for name in (ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE):
             if not read_environment(name):
-                raise UsageError(f"no keys for the object store: {name} is not set, and its other half is")
+                raise UsageError(
+                    f"no keys for the object store: {name} is not set: set both {ACCESS_KEY_VARIABLE} and "
+                    f"{SECRET_KEY_VARIABLE}"
+                )
         own = StaticProvider(read_environment(ACCESS_KEY_VARIABLE), read_environment(SECRET_KEY_VARIABLE))
         keys = StoreKeys(own, ACCESS_KEY_VARIABLE)
     elif read_environment(AWS_ACCESS_KEY_VARIABLE) or read_environment(AWS_SECRET_KEY_VARIABLE):
@@ -129,12 +132,12 @@ def explain_tls_refusal(error: SSLError) -> str:
         if "mismatch" in found:
             return f"its certificate is for another host ({found}): address it by a name that the certificate holds"
         return (
-            f"its certificate is not believed ({found}): if an authority of your own signed it, name that authority's "
-            f"certificate, a PEM file, in {' or '.join(CA_VARIABLES)}"
+            f"its certificate is not trusted ({found}): if your own authority signed it, name the PEM file of that "
+            f"authority's certificate in {' or '.join(CA_VARIABLES)}"
         )
     reason = str(getattr(cause, "reason", "") or "")
     if reason in {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}:
         return "it speaks no TLS: write http:// before the endpoint, or leave store.secure out"
     if "ALERT" in reason or "UNSUPPORTED" in reason or "NO_" in reason:
-        return f"it and we agree on no TLS ({reason})"
+        return f"the store and this client find no TLS version or cipher that both accept ({reason})"
     return ""

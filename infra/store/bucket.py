@@ -62,8 +62,8 @@ class Bucket:
         except ValueError as error:
             shown = address.endpoint.rpartition("@")[2]
             raise UsageError(
-                f"{shown!r} is not the endpoint of an object store: {error}; write host:port alone, the bucket by its "
-                "own key and the store's keys into the environment"
+                f"{shown!r} is not the endpoint of an object store: {error}; write only host:port; the bucket has its "
+                "own key, and the store's keys belong in the environment"
             ) from error
         _check_bucket_name(address.bucket)
 

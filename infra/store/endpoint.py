@@ -21,7 +21,7 @@ def split_scheme(given: dict[str, Any]) -> dict[str, Any]:
     if not host or scheme not in {"http", "https"}:
         return given  # `parse_endpoint` refuses it
     if scheme == "http" and given.get("secure") is True:
-        raise ValueError("endpoint begins with http://, and secure is true: write https://host:port for TLS")
+        raise ValueError("endpoint begins with http://, but secure is true: write https://host:port for TLS")
     return {**given, "endpoint": host, "secure": scheme == "https"}
 
 
@@ -30,11 +30,11 @@ def parse_endpoint(text: str) -> str:
     host = text.strip()
     host = host if host.endswith("://") else host.removesuffix("/")
     if "@" in host:
-        raise ValueError("holds a user or a password: write host:port alone, and the store's keys into the environment")
+        raise ValueError("holds a user or a password: write host:port, and put the store's keys into the environment")
     found = _HOST.fullmatch(host)
     if host and (found is None or not 1 <= int(found[1] or LAST_PORT) <= LAST_PORT):
         raise ValueError(
-            f"holds {host!r}, which is not HOST:PORT: write host:port, https://host:port for TLS, and the bucket by "
+            f"holds {host!r}, which is not HOST:PORT: write host:port, or https://host:port for TLS, and the bucket in "
             "store.bucket"
         )
     return host
@@ -44,8 +44,8 @@ def check_bucket(name: str) -> str:
     """Return the name of a bucket. Raises ValueError for one that S3 makes no bucket of."""
     if not _BUCKET.fullmatch(name) or ".." in name or _IP.fullmatch(name):
         raise ValueError(
-            f"cannot be {name[:80]!r}: S3 takes 3 to 63 small letters, digits, '-' and '.', a letter or digit at either"
-            " end, and nothing that reads as an IP address"
+            f"must have 3 to 63 small letters, digits, '-' and '.', begin and end with a letter or digit, and not be "
+            f"an IP address; got {name[:80]!r}"
         )
     return name
 

@@ -97,7 +97,7 @@ class ObjectCache:
                 self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
                 if self._brought is not None:
                     self._brought = (self._brought[0] + claim.size_bytes, self._brought[1] + 1)
-        raise FileNotFoundError(f"{path} went {TRIES} times as soon as it was there")
+        raise FileNotFoundError(f"{path} was deleted {TRIES} times right after it was fetched")
 
     def drop(self, claim: ClaimCheck) -> None:
         """Forget an object whose file was altered."""
@@ -107,7 +107,7 @@ class ObjectCache:
     def _path(self, claim: ClaimCheck) -> Path:
         """Return an object's file. What a record holds becomes no path before it was looked at."""
         if not _SHA256.fullmatch(claim.sha256):
-            raise ObjectCorrupt(f"the claim on {claim.key[:80]!r} names no sha256: {claim.sha256[:80]!r}")
+            raise ObjectCorrupt(f"the claim check of {claim.key[:80]!r} must name a sha256; got {claim.sha256[:80]!r}")
         return self._folder / claim.sha256[:2] / claim.sha256
 
     def _can_be_full(self) -> bool:

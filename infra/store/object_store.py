@@ -172,7 +172,7 @@ class ObjectStore:
         data = self._bucket.ask(read, key)
         if len(data) != length:
             raise ObjectCorrupt(
-                f"{self._bucket.name_object(key)} ends before byte {start + length}: it is not the object recorded"
+                f"{self._bucket.name_object(key)} ends before byte {start + length}: it is shorter than recorded"
             )
         return data
 
@@ -253,10 +253,10 @@ class ObjectStore:
         if (size := into.tell()) != size_bytes:
             more = " or more" if size > size_bytes else ""
             raise ObjectCorrupt(
-                f"{self._bucket.name_object(key)} has {size}{more} bytes where its record has {size_bytes}"
+                f"{self._bucket.name_object(key)} has {size}{more} bytes, but its record says {size_bytes}"
             )
         if found != sha256:
-            raise ObjectCorrupt(f"{self._bucket.name_object(key)} has sha256 {found} where its record has {sha256}")
+            raise ObjectCorrupt(f"{self._bucket.name_object(key)} has sha256 {found}, but its record says {sha256}")
 
     def _retry_if_torn(self, read: Callable[[], T]) -> T:
         """Look once more: rclone tears what is being written anew, even with the same bytes."""

@@ -53,8 +53,8 @@ class StoreAddress:
 
             shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
             raise UsageError(
-                f"{shown!r} is not an object store's address: write http[s]://host:port/bucket/prefix, and the keys "
-                f"into {KEY_SOURCES}"
+                f"{shown!r} is not an object store's address: write http[s]://host:port/bucket/prefix, and give the "
+                f"keys by {KEY_SOURCES}"
             )
         region = parse_qs(parts.query).get("region", ["us-east-1"])[0]
         return cls(parts.netloc, bucket, access_key, secret_key, parts.scheme == "https", region, prefix)

@@ -27,7 +27,10 @@ _DENIED = frozenset({
 })  # fmt: skip
 SKEW_S = 300
 """Stores refuse requests that are signed 15 minutes off; less shows that one of the clocks is not kept."""
-_BUSY, _LOST = "see its log; is its disk full?", "what was sent of it is lost, and is sent again"
+_BUSY, _LOST = (
+    "see the store's log, and whether its disk is full",
+    "the parts already sent are lost, and are sent again",
+)
 _FULL = "make room in it, or raise the bucket's quota"
 _TIMED_OUT, _CONFLICT, _TOO_MANY, _NOT_IMPLEMENTED, _BAD_GATEWAY, _NO_ROOM = 408, 409, 429, 501, 502, 507
 _BUSY_STATUS = frozenset({_TIMED_OUT, _CONFLICT, _TOO_MANY})
@@ -50,9 +53,9 @@ _REMEDIES = {
         ("AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException"), _ELSEWHERE
     ),
     **dict.fromkeys(("HTTP 301", "HTTP 307", "HTTP 308"), _ELSEWHERE),
-    **dict.fromkeys(("HTTP 302", "HTTP 303"), "a web page answers there and no S3 API: correct store.endpoint"),
-    "InvalidObjectState": "the object went to an archive class: take the bucket's life-cycle rule away, and restore it",
-    "MissingContentMD5": "the bucket locks its objects: take one without object lock",
+    **dict.fromkeys(("HTTP 302", "HTTP 303"), "a web page answers there, not an S3 API: correct store.endpoint"),
+    "InvalidObjectState": "the object went to an archive class: remove the bucket's life-cycle rule, and restore it",
+    "MissingContentMD5": "the bucket locks its objects: use a bucket without object lock",
 }
 """What to do about a refusal, by its code."""
 
@@ -90,7 +93,7 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
             f"({KEY_SOURCES}) and their rights (`headrace store-policy` prints those that each component needs)"
         )
     if why := _find_retry_reason(code or "", status):
-        return StoreUnavailable(f"{where}: the store cannot do it now ({code or status}: {why})")
+        return StoreUnavailable(f"{where}: the store cannot answer now ({code or status}: {why})")
     if code in _MISSING:
         return ObjectMissing(f"{where} does not exist ({code})")
     if isinstance(error, SSLError) and (why := explain_tls_refusal(error)):
@@ -103,7 +106,7 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
 
 def _explain_refusal(code: str, error: Exception, address: StoreAddress) -> str:
     plain = code in {"BadRequest", "400", "HTTP 400"} and not address.secure
-    hint = "; a store that speaks TLS answers so: write https:// before the endpoint" if plain else ""
+    hint = "; the store may expect TLS: then write https:// before the endpoint" if plain else ""
     return _REMEDIES.get(code, f"{error}{hint}")
 
 

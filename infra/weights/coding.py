@@ -122,7 +122,8 @@ def decode_block(coded: Coded, items: int, width: int) -> tuple[Positions, Items
     positions = np.cumsum(digits + last.view(np.uint8), dtype=np.int64)[last] - 1
     if len(positions) != coded.changed or (coded.digits and not last[-1]) or (coded.changed and positions[-1] >= items):
         raise WeightsError(
-            f"gaps of {coded.changed} changes lead to {len(positions)} positions in a block of {items} items"
+            f"a block of the delta is damaged: it has {coded.changed} changes, but gaps to {len(positions)} positions "
+            f"that must fit in {items} items"
         )
     codes = _decompress(coded.streams[-2], (coded.changed * coded.code_bits + 7) // 8)
     if coded.code_bits == 4:
@@ -130,7 +131,9 @@ def decode_block(coded: Coded, items: int, width: int) -> tuple[Positions, Items
     folded = codes.astype(f"<u{width}") + np.array(1, f"<u{width}")
     escaped = np.flatnonzero(codes == _find_escape_code(coded.code_bits))
     if len(escaped) != coded.escapes:
-        raise WeightsError(f"codes of a block escape {len(escaped)} times, {coded.escapes} differences are beside them")
+        raise WeightsError(
+            f"a block of the delta is damaged: {len(escaped)} codes need a whole difference, but it has {coded.escapes}"
+        )
     folded[escaped] = _decompress(coded.streams[-1], coded.escapes * width).view(f"<u{width}")
     return positions, _decode_zigzag(folded)
 
@@ -182,12 +185,12 @@ def decompress(frame: bytes | memoryview, most: int) -> bytes:
     except zstd.ZstdError as error:
         raise WeightsError(f"a part of a delta cannot be decompressed: {error}") from error
     if size is None or size > most or not unpacker.eof or unpacker.unused_data:
-        raise WeightsError(f"a part of a delta is not one frame of at most {most} bytes")
+        raise WeightsError(f"a part of a delta must be one zstd frame of at most {most} bytes")
     return data
 
 
 def _decompress(stream: bytes | memoryview, expected: int) -> NDArray[np.uint8]:
     data = decompress(stream, expected)
     if len(data) != expected:
-        raise WeightsError(f"a stream of a delta holds {len(data)} bytes, {expected} were promised")
+        raise WeightsError(f"a stream of a delta has {len(data)} bytes, but its header says {expected}")
     return np.frombuffer(data, np.uint8)

@@ -139,12 +139,13 @@ def read_delta(data: bytes | memoryview) -> Delta:
     start = len(DELTA_MAGIC) + _LENGTH_BYTES
     if len(view) < start + _DIGEST_BYTES or view[: len(DELTA_MAGIC)] != DELTA_MAGIC:
         raise WeightsError(
-            "this is not a delta object: it does not begin as one. Give a file that Headrace wrote as a delta"
+            "this is not a delta object: it is too short or begins with other bytes. Give a file that Headrace wrote "
+            "as a delta"
         )
     body, digest = view[:-_DIGEST_BYTES], view[-_DIGEST_BYTES:]
     if blake3(body, max_threads=blake3.AUTO).digest() != digest:
         raise WeightsError(
-            "the delta object is torn or was altered: its bytes do not have its checksum. Fetch it again"
+            "the delta object was cut short or changed: its checksum does not match its bytes. Fetch it again"
         )
     length = int.from_bytes(view[len(DELTA_MAGIC) : start], "little")
     frame, payload = body[start : start + length], body[start + length :]
@@ -168,8 +169,10 @@ def require_fits(header: Header, named: Mapping[str, Tensor]) -> None:
     for head in header.tensors:
         found = named.get(head.name)
         if found is None or (found.dtype, found.shape) != (head.dtype, head.shape):
-            has = "is not there" if found is None else f"is {found.dtype} {list(found.shape)}"
-            raise WeightsError(f"the delta changes tensor {head.name!r}, {head.dtype} {list(head.shape)}, which {has}")
+            has = "no such tensor" if found is None else f"{found.dtype} {list(found.shape)}"
+            raise WeightsError(
+                f"the delta changes tensor {head.name!r} as {head.dtype} {list(head.shape)}, but the weights have {has}"
+            )
 
 
 def split_delta(delta: Delta) -> Iterator[tuple[TensorHead, list[Coded] | memoryview]]:

@@ -140,22 +140,26 @@ def read_header(text: bytes, payload_bytes: int) -> Header:
         found = json.loads(text)
         if isinstance(found, dict) and found.get("format") != DELTA_FORMAT:
             raise WeightsError(
-                f"the delta object has format {found.get('format')!r}, this build reads format {DELTA_FORMAT}: "
-                "update it"
+                f"the delta object has format {found.get('format')!r}, but this build of Headrace reads format "
+                f"{DELTA_FORMAT}: use the build that wrote it"
             )
         header = _HEADER.validate_json(text)
     except (ValidationError, ValueError, RecursionError) as error:
         raise WeightsError(f"the header of a delta object cannot be read: {str(error)[:200]}") from error
     if not all(_HASH.fullmatch(found) for found in (header.base_hash, header.weights_hash)):
-        raise WeightsError("the header of a delta object names weights by something that is not a hash")
+        raise WeightsError("base_hash and weights_hash in the header of a delta object must be hashes")
     names = [head.name for head in header.tensors]
     if len(set(names)) != len(names) or not 0 < header.block_items <= _MOST_ITEMS:
-        raise WeightsError("the header of a delta object names a tensor twice, or blocks of no size")
+        raise WeightsError(
+            f"the header of a delta object names a tensor twice, or its block_items is not from 1 to {_MOST_ITEMS}"
+        )
     for head in header.tensors:
         if not head.is_sound(header.block_items):
-            raise WeightsError(f"the header of a delta object gives {head.name!r} numbers that its shape cannot have")
+            raise WeightsError(
+                f"the header of a delta object has numbers for tensor {head.name!r} that do not fit its shape"
+            )
     if (promised := sum(head.payload_bytes for head in header.tensors)) != payload_bytes:
-        raise WeightsError(f"the header of a delta object promises {promised} bytes of streams, not {payload_bytes}")
+        raise WeightsError(f"the header of a delta object says {promised} bytes of streams, but it has {payload_bytes}")
     return header
 
 

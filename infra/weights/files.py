@@ -26,7 +26,7 @@ def list_anchor_files(event: WeightsPublished) -> Iterator[tuple[str, ClaimCheck
     """Yield names and claim checks of an anchor's files. Raises WeightsError for a name that is no plain file name."""
     for shard in event.shards:
         if shard.claim is None or not is_plain_file_name(shard.name):
-            raise WeightsError(f"the record names a file {shard.name[:80]!r}, which is not a file of an anchor")
+            raise WeightsError(f"file {shard.name[:80]!r} of an anchor must have a claim check and a plain file name")
         yield shard.name, shard.claim
     if event.weights is not None:
         yield INDEX if event.shards else SINGLE, event.weights
@@ -63,5 +63,5 @@ def write_files(files: Iterable[NamedObject], folder: Path, get: Callable[[Claim
     """
     for file in files:
         if file.claim is None or not is_plain_file_name(file.name):
-            raise FilesError(f"an anchor names a file {file.name!r}: it is not written")
+            raise FilesError(f"file {file.name!r} must have a claim check and a plain file name: it is not written")
         (folder / file.name).write_bytes(get(file.claim))

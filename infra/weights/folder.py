@@ -54,7 +54,9 @@ def open_weights(path: Path, *, writable: bool = False) -> WeightsFolder:
             weight_map, promised = _read_index(index.read_bytes(), f"{index}")
             names = sorted(set(weight_map.values()))
             if SINGLE not in names and (path / SINGLE).exists():
-                raise WeightsError(f"{path} has {SINGLE} and {INDEX}, tools read one or the other: remove one")
+                raise WeightsError(
+                    f"{path} has both {SINGLE} and {INDEX}, and tools may read either: remove the wrong one"
+                )
     else:
         folder, names, weight_map, promised = path.parent, [path.name], None, ""
     tensors: dict[str, Tensor] = {}
@@ -93,7 +95,7 @@ def read_shards(index: bytes | memoryview, shards: Mapping[str, memoryview]) -> 
     """
     weight_map, _ = _read_index(bytes(index), INDEX)
     if odd := sorted(set(weight_map.values()) ^ shards.keys()):
-        raise WeightsError(f"{INDEX} and the files beside it do not agree on {odd[0]}")
+        raise WeightsError(f"{INDEX} and the files of the anchor do not agree on file {odd[0]}")
     tensors: dict[str, Tensor] = {}
     for name, data in shards.items():
         found = read_safetensors(data)
@@ -117,7 +119,7 @@ def _read_index(data: bytes, path: str) -> tuple[dict[str, str], str]:
                 metadata = rest.get("metadata")
                 return weight_map, str(metadata.get(HASH_KEY, "")) if isinstance(metadata, dict) else ""
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} is not JSON: it is torn, or something else") from error
+        raise WeightsError(f"{path} is not JSON: it was cut short, or is another file") from error
     raise WeightsError(f"{path} has no weight_map of tensors to file names")
 
 

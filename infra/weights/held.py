@@ -43,7 +43,7 @@ class HeldWeights:
         self.weights_hash = self._hash()
         """Hash of the weights held now; empty when a delta broke them, and they must not be used any more."""
         if expected is not None and self.weights_hash != expected:
-            raise WeightsError(f"these weights hash to {self.weights_hash}, not to {expected} as was recorded")
+            raise WeightsError(f"these weights have hash {self.weights_hash}, but {expected} was recorded")
 
     def apply(self, delta: Delta, *, just_verified: bool = False) -> bool:
         """Make of the base the result; return whether anything was done: applied again, a delta does nothing.
@@ -60,18 +60,20 @@ class HeldWeights:
             return False
         if self.weights_hash != header.base_hash:
             raise WrongBase(
-                f"the delta leads from {header.base_hash} to {header.weights_hash}; held is "
-                f"{self.weights_hash or 'nothing that is whole'}: it does not belong here"
+                f"the delta needs weights with hash {header.base_hash} to make {header.weights_hash}, but those here "
+                f"have {self.weights_hash or 'no hash, because a delta damaged them'}"
             )
         require_fits(header, self.tensors)
         if not just_verified and (found := self._hash()) != self.weights_hash:
             broken, self.weights_hash = self.weights_hash, ""
-            raise WeightsError(f"the weights held hash to {found}, once they did to {broken}: memory was altered")
+            raise WeightsError(
+                f"the weights in memory have hash {found}, but had {broken} before: something changed them"
+            )
         self.weights_hash = ""
         with self._watch.measure("apply"):
             apply_delta(delta, self.tensors)
         if (found := self._hash()) != header.weights_hash:
-            raise WeightsError(f"the delta gives weights that hash to {found}, it promises {header.weights_hash}")
+            raise WeightsError(f"the delta made weights with hash {found}, but its header says {header.weights_hash}")
         self.weights_hash = found
         return True
 

@@ -38,7 +38,9 @@ def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> byte
             # A whole tensor replaces all that came before it.
             before = [] if isinstance(content, memoryview) else parts.get(head.name, [])
             if before and (before[-1][0].dtype, before[-1][0].shape) != (head.dtype, head.shape):
-                raise WeightsError(f"tensor {head.name!r} changes its dtype or shape on the way: these are not a chain")
+                raise WeightsError(
+                    f"tensor {head.name!r} has not the same dtype and shape in all deltas: they are no chain"
+                )
             parts[head.name] = [*before, (head, content)]
     heads: list[TensorHead] = []
     pieces: list[bytes | memoryview] = []
@@ -60,8 +62,9 @@ def _require_chain(deltas: Sequence[Delta]) -> None:
     for one, other in pairwise(delta.header for delta in deltas):
         if other.base_hash != one.weights_hash or other.block_items != one.block_items:
             raise WeightsError(
-                f"version {other.label.version} is a delta on {other.base_hash}, the one before it gives "
-                f"{one.weights_hash}: they are not a chain"
+                f"the delta of version {other.label.version} needs weights {other.base_hash} and has blocks of "
+                f"{other.block_items} items, but the one before it makes {one.weights_hash} in blocks of "
+                f"{one.block_items}: they are no chain"
             )
 
 

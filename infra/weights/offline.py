@@ -66,7 +66,7 @@ def encode(base: Path, new: Path, out: Path, label: Label) -> EncodedDelta:
     """
     _require(base, new)
     if out.exists():
-        raise UsageError(f"{out} exists: name a file that does not")
+        raise UsageError(f"{out} exists already: name a new file")
     if not out.parent.is_dir():
         raise UsageError(f"{out.parent} is not a folder")
     before, after = open_weights(base), open_weights(new)
@@ -130,7 +130,7 @@ def verify(path: Path) -> Verified:
     except WeightsError as error:
         if path.is_dir() or not path.stat().st_size:
             raise
-        raise WeightsError(f"{error}; and it does not begin as a delta object does") from error
+        raise WeightsError(f"{error}; it is no delta object either") from error
     return Verified("weights", _hash_as_promised(path, found), promised=bool(found.promised))
 
 
@@ -138,13 +138,15 @@ def _require(*paths: Path) -> None:
     """Raise UsageError for the first that does not exist: nothing is damaged, another name is wanted."""
     for path in paths:
         if not path.exists():
-            raise UsageError(f"{path} is not there: name a file or folder that is")
+            raise UsageError(f"{path} does not exist: name an existing file or folder")
 
 
 def _hash_as_promised(path: Path, found: WeightsFolder) -> str:
     held = hash_weights(found.tensors)
     if found.promised and held != found.promised:
-        raise WeightsError(f"{path} holds weights that hash to {held}, it names {found.promised}: it was altered")
+        raise WeightsError(
+            f"the weights in {path} have hash {held}, but it records {found.promised}: they were changed"
+        )
     return held
 
 
@@ -161,9 +163,9 @@ def open_delta(path: Path) -> Delta:
         with path.open("rb") as file:
             return read_delta(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
     except FileNotFoundError as error:
-        raise WeightsError(f"{path} is not there") from error
+        raise WeightsError(f"{path} does not exist") from error
     except IsADirectoryError as error:
-        raise WeightsError(f"{path} is a folder, no delta object") from error
+        raise WeightsError(f"{path} is a folder, not a delta object") from error
     except ValueError as error:
         raise WeightsError(f"{path} is empty") from error
     except WeightsError as error:

@@ -156,5 +156,5 @@ def name_of(event: WeightsPublished) -> str:
 
 def _no_way_error(why: list[str]) -> str:
     if why:
-        return f"{'; '.join(why)}: the next whole weights heal it"
-    return "no objects lead to it from what is held: the next whole weights do"
+        return f"{'; '.join(why)}: the next anchor (whole weights) repairs this"
+    return "no published objects lead to it from the weights held: the next anchor (whole weights) does"

@@ -64,12 +64,14 @@ def read_safetensors(data: bytes | memoryview) -> dict[str, Tensor]:
     for name, entry in header.items():
         dtype, shape, begin, end = _parse_entry(name, entry)
         if not 0 <= begin <= end <= len(body):
-            raise WeightsError(f"safetensors entry {name!r} spans bytes {begin}..{end} of {len(body)}: a torn object?")
+            raise WeightsError(
+                f"safetensors entry {name!r} has bytes {begin} to {end}, but there are {len(body)}: the file is damaged"
+            )
         tensors[name] = Tensor(dtype, shape, body[begin:end])
         spans.append((begin, end))
     spans.sort()
     if [begin for begin, _ in spans] + [len(body)] != [0] + [end for _, end in spans]:
-        raise WeightsError("safetensors entries overlap or leave gaps: the object is torn or was not written whole")
+        raise WeightsError("safetensors entries overlap or leave gaps: the file is damaged or was not written whole")
     return tensors
 
 
@@ -99,11 +101,13 @@ def _split_file(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
     length = int.from_bytes(view[:8], "little")
     text = view[8 : 8 + length]
     if length > _MAX_HEADER_BYTES or len(text) != length or length == 0:
-        raise WeightsError(f"a safetensors header of {length} bytes was announced, {len(text)} are there: not whole")
+        raise WeightsError(
+            f"the safetensors header should have {length} bytes, but {len(text)} are there: not a whole file"
+        )
     try:
         header = json.loads(bytes(text))
     except (ValueError, RecursionError) as error:
-        raise WeightsError("the safetensors header is not JSON: the object is torn or something else") from error
+        raise WeightsError("the safetensors header is not JSON: the file is damaged or of another kind") from error
     if not isinstance(header, dict):
         raise WeightsError("the safetensors header is not a mapping")
     return header, view[8 + length :]

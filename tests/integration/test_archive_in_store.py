@@ -208,10 +208,10 @@ def test_old_manifests_go_and_so_does_what_a_killed_writer_left_long_ago(
 
 
 REFUSED: list[tuple[Callable[[Run], str], str]] = [
-    (lambda run: f"s3://{run.store_address.bucket}", "name a prefix of the archive's own"),
+    (lambda run: f"s3://{run.store_address.bucket}", "must name a bucket and a prefix for this archive alone"),
     (lambda run: f"store:{run.store_address.prefix}archive", "overlaps the objects of run"),
     (lambda run: "http://127.0.0.1:1", "is not an object store's address"),
-    (lambda run: f"store:others-{run.address.run}", "holds other things"),
+    (lambda run: f"store:others-{run.address.run}", "is not an archive and is not empty"),
 ]
 
 
@@ -243,7 +243,7 @@ def test_an_address_needs_its_endpoint_and_a_copy_in_a_folder_is_read_as_well(
     monkeypatch.delenv("HEADRACE_S3_ENDPOINT")
     with pytest.raises(UsageError, match="set HEADRACE_S3_ENDPOINT"):
         Archive(location)
-    with pytest.raises(UsageError, match="means the store of a run, and no run is named here"):
+    with pytest.raises(UsageError, match="means the store of the run, but this command names no run"):
         Archive("store:archives")
 
 

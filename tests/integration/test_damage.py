@@ -216,7 +216,7 @@ class Row:
 def truncated(scene: Scene, good: Version) -> Row:
     version = scene.delta(good)
     scene.lay(version, version.data[:-9])
-    return Row(version, "has .* bytes where its record has", "bytes where its record", lambda: scene.lay(version))
+    return Row(version, "has .* bytes, but its record says", "bytes, but its record says", lambda: scene.lay(version))
 
 
 def other_contents(scene: Scene, good: Version) -> Row:
@@ -225,7 +225,7 @@ def other_contents(scene: Scene, good: Version) -> Row:
     label = Label("solver", 0, good.number, good.number + 1)
     version = scene.delta(good, encode_delta(good.weights, moved(good.weights, 77), label, hashes=hashes))
     scene.lay(version)
-    return Row(version, "the delta gives weights that hash to", "the delta gives weights that hash to")
+    return Row(version, "the delta made weights with hash", "the delta made weights with hash")
 
 
 def missing(scene: Scene, good: Version) -> Row:
@@ -237,7 +237,7 @@ def whole_of_other_weights(scene: Scene, good: Version) -> Row:
     other = encode_safetensors(moved(good.weights, 77))
     version = scene._version(good.number + 1, moved(good.weights, good.number), other)
     scene.lay(version)
-    return Row(version, "as was recorded", "where the record says")
+    return Row(version, "but .* was recorded", "where the record says")
 
 
 def store_away(scene: Scene, good: Version) -> Row:

@@ -46,10 +46,11 @@ def test_who_is_not_let_in_is_told_what_to_set(guarded: GuardedKafka) -> None:
     with pytest.raises(NotLetIn, match=r"Invalid username or password.*: correct sasl\.mechanism, sasl\.username"):
         fetch_topics(guarded.connect("alice", "wrong"), 60)
     with pytest.raises(
-        NotLetIn, match=r"it speaks SASL_PLAINTEXT \(PLAIN\), and this client PLAINTEXT: set .*HEADRACE_KAFKA_CLIENT"
+        NotLetIn,
+        match=r"the listener uses SASL_PLAINTEXT \(PLAIN\), but this client PLAINTEXT: set .*HEADRACE_KAFKA_CLIENT",
     ):
         fetch_topics(Connection(guarded.address), 60)
-    with pytest.raises(NotLetIn, match="and this client SSL"):
+    with pytest.raises(NotLetIn, match="but this client SSL"):
         fetch_topics(Connection(guarded.address, {"security.protocol": "SSL"}), 60)
     fetch_topics(guarded.connect("alice"), 60)
 

@@ -32,7 +32,7 @@ def test_of_two_that_write_a_revision_at_once_one_is_fenced_and_the_other_reads_
         write_later(run.address, lambda: next_of(run, 0.2))
         return mine
 
-    with pytest.raises(Fenced, match=r"revision 1 of run .* was not written, as another command wrote one"):
+    with pytest.raises(Fenced, match=r"revision 1 of run .* was not written, because another command wrote one"):
         write_later(run.address, overtaken)
     assert write_later(run.address, lambda: None) is None
     write_later(run.address, lambda: next_of(run, 0.3))

@@ -102,7 +102,7 @@ DAMAGE: list[tuple[Callable[[Scene], object], str]] = [
     (lambda scene: scene.objects.pop("2"), "2 does not exist"),
     (flipped, "2 has sha256 of other bytes"),
     (lambda scene: scene.objects.update({"2": scene.objects["3"]}), "2 has sha256 of other bytes"),
-    (redone(lambda scene: scene.objects["2"][:-9]), "the delta object is torn or was altered"),
+    (redone(lambda scene: scene.objects["2"][:-9]), "the delta object was cut short or changed"),
     (
         redone(lambda _: encode_delta(weights(0), weights(2), Label("p", 0, 1, 2))),
         "which differs from its record",
@@ -117,7 +117,7 @@ DAMAGE: list[tuple[Callable[[Scene], object], str]] = [
     ),
     (
         redone(lambda _: encode_delta(weights(1), weights(9), Label("p", 0, 1, 2), hashes=HASHES)),
-        "the delta gives weights that hash to",
+        "the delta made weights with hash",
     ),
 ]
 

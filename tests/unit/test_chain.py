@@ -170,7 +170,11 @@ def test_annotations_that_only_a_type_checker_resolves_are_left_to_it() -> None:
 def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
     ours = "headrace.consumers.algorithms"
     for name, settings, sentence in (
-        ("max_stalenes", {}, "algorithm 1 of the chain, max_stalenes: no 'max_stalenes'; take one of max_staleness, "),
+        (
+            "max_stalenes",
+            {},
+            "algorithm 1 of the chain, max_stalenes: 'max_stalenes' is not known; take one of max_staleness, ",
+        ),
         ("max_staleness", {}, "max_staleness: missing a required argument: 'limit'; it takes limit"),
         ("pods", {"k": 4}, "pods: no option 'k'; it takes m"),
         ("max_staleness", {"limit": -1}, "max_staleness: limit, a number of versions, must be 0 or more; got -1"),

@@ -27,12 +27,12 @@ def trainer(**table: Any) -> TrainerSettings:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"loss": "m2p"}, r"^trainer\.loss: no 'm2p'; take one of m2po"),
+        ({"loss": "m2p"}, r"^trainer\.loss: 'm2p' is not known; take one of m2po"),
         ({"loss": {"use": "m2po", "budgt": 1}}, "no option 'budgt'; it takes budget"),
         ({"loss": {"use": "ppo", "clip_low": 2}}, "^trainer.loss: clip_low must be in 0..1"),
-        ({"aggregation": "token_men"}, "aggregation: no 'token_men'; take one of token_mean"),
+        ({"aggregation": "token_men"}, "aggregation: 'token_men' is not known; take one of token_mean"),
         ({"aggregation": "constant"}, "'length' is missing"),
-        ({"correction": ["tsi"]}, "correction: no 'tsi'; take one of tis"),
+        ({"correction": ["tsi"]}, "correction: 'tsi' is not known; take one of tis"),
         ({"correction": ["tis"], "loss": "decoupled_ppo"}, "may only reject"),
         ({"correction": ["tis", "mis"]}, "only one correction may weigh tokens, got 2"),
         ({"loss": {"use": "m2po", "variant": "mask", "floor_low": 0.1}}, "floor_low and floor_high have no effect"),
@@ -43,7 +43,7 @@ def trainer(**table: Any) -> TrainerSettings:
         ({"reference": {"decay": 0.9}}, "no effect without trainer.kl"),
         ({"final_share": 0.5}, 'no effect with trainer.schedule = "constant"'),
         ({"count_rejected": True}, "neither trainer.loss nor trainer.correction rejects"),
-        ({"kl": {"use": "k4"}}, "kl: no 'k4'; take one of k"),
+        ({"kl": {"use": "k4"}}, "kl: 'k4' is not known; take one of k"),
         ({"kl": {"use": "k3", "place": "gradient"}}, "place one of loss, reward"),
     ],
 )

@@ -54,30 +54,30 @@ def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch
     ("client", "says"),
     [
         ({"sasl.mechnism": "PLAIN"}, "sasl.mechnism is no setting of librdkafka"),
-        ({"socket.timeout.ms": "soon"}, "socket.timeout.ms cannot have the value"),
+        ({"socket.timeout.ms": "soon"}, "socket.timeout.ms does not take the value"),
         ({"error_cb": "print"}, "error_cb is no setting of librdkafka"),
         ({"logger": "print"}, "logger is no setting of librdkafka"),
         ({"default.topic.config": "x"}, r"default\.topic\.config is no setting of librdkafka"),
-        ({"message.max.bytes": "1000.0"}, r"message\.max\.bytes is 1000000 or more"),
+        ({"message.max.bytes": "1000.0"}, r"message\.max\.bytes must be 1000000 or more"),
         (
             {"isolation.level": "read_uncommitted"},
-            "isolation.level must be read_committed, because a run's promises depend on it",
+            "isolation.level must be read_committed, because the guarantees of a run depend on it",
         ),
         ({"enable.auto.commit": "true"}, "enable.auto.commit must be false"),
         ({"enable.idempotence": "false"}, "enable.idempotence must be true"),
         ({"acks": "1"}, "acks must be all"),
         ({"group.protocol": "classic"}, "group.protocol must be consumer"),
         ({"transactional.id": "mine"}, "transactional.id is set by each component"),
-        ({"max.in.flight": "10"}, r"max\.in\.flight does not go with what every component sets: .*must be set <= 5"),
-        ({"message.max.bytes": "1000"}, r"message\.max\.bytes is 1000000 or more"),
-        ({"max.poll.interval.ms": "6000"}, r"max\.poll\.interval\.ms is 30000 or more"),
+        ({"max.in.flight": "10"}, r"max\.in\.flight conflicts with a setting of every component: .*must be set <= 5"),
+        ({"message.max.bytes": "1000"}, r"message\.max\.bytes must be 1000000 or more"),
+        ({"max.poll.interval.ms": "6000"}, r"max\.poll\.interval\.ms must be 30000 or more"),
         ({"message.timeout.ms": "5000"}, r"message\.timeout\.ms is set by each component"),
-        ({"session.timeout.ms": "45000"}, r"session\.timeout\.ms does not go with what every component sets"),
+        ({"session.timeout.ms": "45000"}, r"session\.timeout\.ms conflicts with a setting of every component"),
         ({"produce.offset.report": "false"}, r"produce\.offset\.report must be true"),
         ({"bootstrap.servers": "other:9092"}, "bootstrap.servers is set by each component"),
         (
             {"sasl.jaas.config": "PlainLoginModule"},
-            r"sasl\.jaas\.config is a setting of Java clients: give librdkafka's",
+            r"sasl\.jaas\.config is a setting of Java clients: give the one of librdkafka",
         ),
         ({"ssl.truststore.location": "/t.jks"}, r"ssl\.truststore\.location is a setting of Java clients"),
     ],
@@ -158,7 +158,9 @@ def test_a_run_cannot_be_opened_with_settings_of_which_no_client_can_be_made(
 def test_a_recipe_with_a_secret_is_refused_with_the_way_to_give_it(key: str, value: str, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text(f'extends = "arithmetic"\n[kafka.client]\n"{key}" = "{value}"\n')
-    with pytest.raises(UsageError, match=rf"mine\.toml: kafka\.client holds {key}.*HEADRACE_KAFKA_CLIENT") as caught:
+    with pytest.raises(
+        UsageError, match=rf"mine\.toml: kafka\.client must not hold {key}.*HEADRACE_KAFKA_CLIENT"
+    ) as caught:
         load_recipe(str(recipe))
     assert SECRET not in str(caught.value)
 

@@ -106,7 +106,7 @@ def test_tensors_come_back_as_views_that_cannot_be_written() -> None:
         (Task(versions={"solver": 1.0}), r"Task.versions\['solver'\]: expected int, got float"),  # type: ignore[dict-item]  # the fault
         (Task(versions={3: 1}), "Task.versions: expected a str key, got int"),  # type: ignore[dict-item]  # the fault
         (Task(number=2**63), "Task: "),
-        (Task(payload="\ud800"), "Task.payload: half of a character"),
+        (Task(payload="\ud800"), "Task.payload: text must not hold half a character"),
         (CuratedGroup(group="text"), "CuratedGroup.group: expected bytes, got str"),  # type: ignore[arg-type]  # the fault
     ],
 )

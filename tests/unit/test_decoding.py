@@ -36,13 +36,16 @@ def test_bytes_that_are_no_such_record_are_undecodable() -> None:
 def test_a_record_of_another_run_is_rejected_with_the_worker_s_own_words() -> None:
     plain = why(lambda: decode_own(MESSAGE.value, Task, "two"))
     own = why(lambda: decode_own(MESSAGE.value, Task, "two", lambda task: f"the task is of run {task.run_id}"))
-    assert plain == ("other_run", "run id 'one', this run is 'two'")
+    assert plain == ("other_run", "the record has run id 'one', this run has 'two'")
     assert own == ("other_run", "the task is of run one")
 
 
 def test_the_headers_of_a_message_of_another_run_are_rejected() -> None:
     assert stamp_own(MESSAGE, "one").number == 3
-    assert why(lambda: stamp_own(MESSAGE, "two")) == ("other_run", "run one wrote to a topic of run two")
+    assert why(lambda: stamp_own(MESSAGE, "two")) == (
+        "other_run",
+        "a process of run id one wrote to a topic of run id two",
+    )
     assert why(lambda: stamp_own(replace(MESSAGE, headers=[]), "one"))[0] == "undecodable"
 
 

@@ -163,7 +163,7 @@ def test_a_delta_on_other_weights_is_refused_and_they_stay_as_they_are(pair: tup
     delta = read_delta(encode_delta(base, new, Label()))
     other = changed(base, 0.5, np.random.default_rng(9))
     held = HeldWeights(other)
-    with pytest.raises(WrongBase, match="does not belong here"):
+    with pytest.raises(WrongBase, match="but those here have"):
         held.apply(delta)
     assert held.weights_hash == hash_weights(held.tensors) == hash_weights(other)
 
@@ -175,10 +175,10 @@ def test_a_delta_with_the_hashes_of_another_is_found_out_and_what_it_gave_is_nev
     wrong = changed(base, 0.5, np.random.default_rng(9))
     delta = read_delta(encode_delta(base, new, Label(), hashes=(hash_weights(base), hash_weights(wrong))))
     held = HeldWeights(base)
-    with pytest.raises(WeightsError, match="it promises"):
+    with pytest.raises(WeightsError, match="but its header says"):
         held.apply(delta)
     assert not held.weights_hash
-    with pytest.raises(WrongBase, match="nothing that is whole"):
+    with pytest.raises(WrongBase, match="no hash, because a delta damaged them"):
         held.apply(delta)
 
 
@@ -186,13 +186,13 @@ def test_memory_that_changed_under_its_hash_is_found_before_a_delta_is_applied(p
     base, new = pair
     held = HeldWeights(base)
     held.tensors["a"].data[3] ^= 1
-    with pytest.raises(WeightsError, match="memory was altered"):
+    with pytest.raises(WeightsError, match="something changed them"):
         held.apply(read_delta(encode_delta(base, new, Label())))
     assert not held.weights_hash
 
 
 def test_weights_that_are_not_what_was_said_of_them_are_not_held(pair: tuple[Weights, Weights]) -> None:
-    with pytest.raises(WeightsError, match="as was recorded"):
+    with pytest.raises(WeightsError, match=r"but .* was recorded"):
         HeldWeights(pair[0], hash_weights(pair[1]))
 
 
@@ -234,12 +234,12 @@ def test_a_header_whose_numbers_cannot_be_is_refused_before_memory_is_taken(pair
         refused("base_hash", to=wrong)
         refused("weights_hash", to=wrong)
     refused("tensors", 0, "shape", to=[1 << 40, 1 << 40])
-    with pytest.raises(WeightsError, match="update it"):
+    with pytest.raises(WeightsError, match="use the build that wrote it"):
         read_delta(resealed(data, {**good, "format": 2}))
     for other in ([], "", 0, None):
         with pytest.raises(WeightsError):
             read_delta(resealed(data, other))
-    with pytest.raises(WeightsError, match="not one frame of at most"):
+    with pytest.raises(WeightsError, match="must be one zstd frame of at most"):
         read_delta(resealed(data, " " * 100_000_001))
 
 
@@ -261,7 +261,7 @@ def test_streams_that_are_not_what_the_header_says_are_refused() -> None:
     ):
         with pytest.raises(WeightsError):
             decode_block(wrong, 1000, 2)
-    with pytest.raises(WeightsError, match="positions in a block of 900 items"):
+    with pytest.raises(WeightsError, match="positions that must fit in 900 items"):
         decode_block(coded, 900, 2)
 
 
@@ -272,7 +272,7 @@ def test_deltas_that_are_no_chain_are_not_merged(pair: tuple[Weights, Weights]) 
     assert both.base_hash == both.weights_hash
     # `a` was undone; `b` stands whole, and nothing says what it was before.
     assert [(head.name, bool(head.blocks)) for head in both.tensors] == [("b", False)]
-    with pytest.raises(WeightsError, match="they are not a chain"):
+    with pytest.raises(WeightsError, match="they are no chain"):
         merge_deltas([there, there])
     with pytest.raises(WeightsError, match="nothing to merge"):
         merge_deltas([])
@@ -343,7 +343,7 @@ def test_a_frame_behind_a_stream_is_refused_and_never_unpacked() -> None:
     more = zstd.compress(bytes(1 << 20))
     for number, stream in enumerate(coded.streams):
         streams = (*coded.streams[:number], bytes(stream) + more, *coded.streams[number + 1 :])
-        with pytest.raises(WeightsError, match="not one frame"):
+        with pytest.raises(WeightsError, match="must be one zstd frame"):
             decode_block(replace(coded, streams=streams), 10, 2)
 
 
@@ -354,5 +354,5 @@ def test_deltas_that_disagree_on_a_tensor_are_not_merged_whatever_their_hashes_s
         read_delta(encode_delta(one, changed(one, 0.1, np.random.default_rng(0)), Label(), hashes=pair))
         for one, pair in zip(sets, ((hashes[0], hashes[1]), (hashes[1], hashes[2])), strict=True)
     ]
-    with pytest.raises(WeightsError, match="changes its dtype or shape"):
+    with pytest.raises(WeightsError, match="not the same dtype and shape"):
         merge_deltas(deltas)

@@ -320,7 +320,10 @@ def test_an_episode_that_gives_half_of_a_character_fails_alone_and_says_where() 
     [failure] = sent.failures
     assert len({failure.sample, *(int(one.id[-1]) for one in sent.trajectories)}) == 3
     assert (len(sent.episode_ids), sent.reason) == (2, "")
-    assert r".sequences[0].agent_id: half of a character ('\ud800' at index 1 of 'a\ud800')" in failure.detail
+    assert (
+        r".sequences[0].agent_id: text must not hold half a character (a surrogate, '\ud800' at index 1 of 'a\ud800')"
+        in failure.detail
+    )
     assert len(codec.decode(value, TrajectoryGroup).trajectories) == 2
 
 

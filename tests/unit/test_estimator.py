@@ -139,7 +139,7 @@ def test_what_an_estimator_returns_is_looked_at_every_time() -> None:
 @pytest.mark.parametrize(
     ("trainer", "why"),
     [
-        ({"advantage": {"use": "gpro"}}, "trainer.advantage: no 'gpro'; take one of grpo, "),
+        ({"advantage": {"use": "gpro"}}, "trainer.advantage: 'gpro' is not known; take one of grpo, "),
         ({"advantage": {"use": "grpo", "epz": 1}}, "trainer.advantage, grpo: no option 'epz'; it takes eps, std$"),
         ({"advantage": {"use": "grpo", "std": "mean"}}, 'std must be "sample" or "population", got \'mean\''),
         (
@@ -168,7 +168,7 @@ def recipe_of(trainer: dict[str, Any]) -> Recipe:
 def test_a_trainer_refuses_such_a_recipe_before_it_looks_at_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "read_history", lambda *_given: pytest.fail("it reads its past"))
     run = cast("Run", SimpleNamespace(recipe=recipe_of({"advantage": {"use": "gpro"}}), plug_ins={}))
-    with pytest.raises(UsageError, match="no 'gpro'"):
+    with pytest.raises(UsageError, match="'gpro' is not known"):
         start.begin_or_resume(run, "other", cast("TransactionalWriter", None), threading.Event())
 
 

@@ -146,7 +146,7 @@ def test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals() -> Non
     scene.publish(2, weights_hash="another")
     assert scene.turn() == [1]
     assert "version 2" in scene.pauses.detail
-    assert "hash to" in scene.pauses.detail
+    assert "have hash" in scene.pauses.detail
     scene.publish(3)
     assert scene.turn() == [1, 3]
     assert scene.pauses.detail == ""
@@ -177,7 +177,8 @@ def test_of_several_versions_that_cannot_be_had_the_newest_is_told_of_and_the_pa
         del scene.store.objects[f"weights/{version}"]
     scene.turn()
     assert scene.pauses.detail == (
-        "weights of p: version 3: the anchor of version 3: weights/3 does not exist: the next whole weights heal it"
+        "weights of p: version 3: the anchor of version 3: weights/3 does not exist: "
+        "the next anchor (whole weights) repairs this"
     )
     assert scene.loader._backoffs["p"].next_s() == 2 * FIRST_PAUSE_S
 

@@ -143,10 +143,10 @@ BRANCH = "`headrace up RECIPE --set name=state-2 --branch kafka://k:1/state@best
 @pytest.mark.parametrize(
     ("metadata", "lost", "commands"),
     [
-        ("theirs", "how far it was is lost; no group is", (FORGET,)),
-        ('{"snapshot": 2}', "which groups of this partition were trained on", (FORGET, BRANCH)),
-        ('{"snapshot": 3}', "which groups of this partition were trained on", (FORGET, BRANCH)),
-        ('{"snapshot": 4}', "Nothing is lost where another version of Headrace has written it", (BRANCH,)),
+        ("theirs", "another program commits for consumer group", (FORGET,)),
+        ('{"snapshot": 2}', "groups of this partition could be trained on twice", (FORGET, BRANCH)),
+        ('{"snapshot": 3}', "groups of this partition could be trained on twice", (FORGET, BRANCH)),
+        ('{"snapshot": 4}', "If another version of Headrace wrote it, nothing is lost", (BRANCH,)),
     ],
     ids=["another program's", "another component's", "gone", "not to be read"],
 )

@@ -66,7 +66,7 @@ def test_a_url_that_is_no_address_is_refused_without_showing_keys(url: str) -> N
 def test_an_endpoint_and_a_bucket_that_cannot_be_are_refused_before_anything_is_asked() -> None:
     for endpoint in ("host:9000/bucket", "host:99999", f"me:{SECRET}@host:9000", "host:9000?x=1"):
         with pytest.raises(
-            UsageError, match=r"is not the endpoint of an object store: .*write host:port alone"
+            UsageError, match=r"is not the endpoint of an object store: .*write only host:port"
         ) as caught:
             ObjectStore(StoreAddress(endpoint, "bucket", "key", SECRET))
         assert SECRET not in str(caught.value)
@@ -95,7 +95,7 @@ def test_a_store_that_is_silent_is_told_after_one_timeout() -> None:
 @pytest.mark.parametrize("body", [DATA[:-1], DATA + b"!", b"x" * len(DATA), b""])
 def test_wrong_bytes_are_refused(body: bytes, tmp_path: Path) -> None:
     with answering(200, body) as store:
-        with pytest.raises(ObjectCorrupt, match="where its record has"):
+        with pytest.raises(ObjectCorrupt, match="but its record says"):
             store.get("k", SHA256, len(DATA))
         with pytest.raises(ObjectCorrupt):
             store.get_to_file("k", SHA256, len(DATA), tmp_path / "file")

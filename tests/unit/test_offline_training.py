@@ -204,9 +204,9 @@ def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
     archive(tmp_path / "a", [[curated(number) for number in range(4)]])
     for asked, sentence in (
         (TrainingRequest(policy="other"), "name one of the run's policies, solver"),
-        (TrainingRequest(sets=("rollout.max_tokens=9",)), "can be tried without rollouts"),
+        (TrainingRequest(sets=("rollout.max_tokens=9",)), "can be set here"),
         (TrainingRequest(sets=("trainer.groups_per_batch=98",)), "a batch takes 98"),
-        (TrainingRequest(batches=True), "holds no topic t.batches.solver"),
+        (TrainingRequest(batches=True), "has no topic t.batches.solver"),
         (TrainingRequest(start="/nowhere"), "there is no folder /nowhere here"),
     ):
         with pytest.raises(Exception, match=sentence):
@@ -236,7 +236,7 @@ def test_a_folder_is_whole_or_not_there_and_what_a_killed_one_left_is_removed(tm
         assert not (tmp_path / "out").exists()
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "new"]
 
-    with pytest.raises(UsageError, match="exists: name a folder that does not"), write_new_folder(tmp_path / "out"):
+    with pytest.raises(UsageError, match="exists already: name a new folder"), write_new_folder(tmp_path / "out"):
         pass
     with pytest.raises(KeyError), write_new_folder(tmp_path / "failed"):
         raise KeyError
@@ -246,7 +246,7 @@ def test_a_folder_is_whole_or_not_there_and_what_a_killed_one_left_is_removed(tm
 def test_only_one_makes_a_folder_and_the_other_leaves_it_alone(tmp_path: Path) -> None:
     with write_new_folder(tmp_path / "out") as growing:
         (growing / "mine").write_text("mine")
-        with pytest.raises(FolderBusy, match="another process makes"), write_new_folder(tmp_path / "out"):
+        with pytest.raises(FolderBusy, match="another process is writing"), write_new_folder(tmp_path / "out"):
             pass
         assert (growing / "mine").exists()
     assert (tmp_path / "out" / "mine").exists()

@@ -160,10 +160,8 @@ def test_another_source_is_refused_with_name_path_both_hashes_and_what_to_do(her
         check_sources({"its_refused": told}, ["its_refused:Mine"])
 
     said = str(refused.value)
-    assert said.startswith(
-        f"plug-in its_refused:Mine, found here in {file}, has source {ours[:12]}, and the run goes by"
-    )
-    assert f" {told[:12]}: bring the run's source here, or" in said
+    assert said.startswith(f"plug-in its_refused:Mine in {file} has source hash {ours[:12]}, but the run uses")
+    assert f" {told[:12]}: bring the run's source here; or, to use this one" in said
     assert said.endswith("--new-recipe")
     assert OtherSource.exit_code == 2
 
@@ -182,7 +180,7 @@ def test_a_process_that_loaded_a_source_before_it_was_changed_to_the_runs_is_beg
     file.write_text("a = 2\n")
     told = {"its_edited": hash_of("its_edited")}
 
-    with pytest.raises(SourceChanged, match="begun anew, it takes that one"):
+    with pytest.raises(SourceChanged, match="That one is on disk now: start this process again"):
         check_sources(told, ["its_edited:Mine"])
 
     assert SourceChanged.exit_code == os.EX_TEMPFAIL, "the supervisor counts it as no death"

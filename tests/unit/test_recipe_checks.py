@@ -79,8 +79,8 @@ def test_all_that_is_wrong_is_one_list_with_exit_code_2_and_nothing_is_started(
         f"policies.solver.path: there is no folder {tmp_path / 'none'}",
         f"workflows.math: {data}:2: `answer` must be a non-empty string",
         "workflows.own: environment: there is no module no_such_module",
-        "feed.selector: no 'gresso'; take one of greso",
-        "trainer.advantage: no 'groop'",
+        "feed.selector: 'gresso' is not known; take one of greso",
+        "trainer.advantage: 'groop' is not known",
         "no.such.setting",
         "the summary cannot be written",
     ):
@@ -150,7 +150,7 @@ def test_doctor_shows_every_check_of_a_recipe() -> None:
     assert good.exit_code == 0, good.output
     bad = CliRunner().invoke(app, ["doctor", "arithmetic", "--set", "trainer.advantage=groop"])
     assert bad.exit_code == 1
-    assert "trainer.advantage: no 'groop'" in bad.output
+    assert "trainer.advantage: 'groop' is not known" in bad.output
     assert all(what in bad.output for what in recipe_check.CHECKS)
 
 

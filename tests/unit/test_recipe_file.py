@@ -185,7 +185,7 @@ def test_all_that_is_wrong_is_told_at_once(base: Path) -> None:
 @pytest.mark.parametrize("name", ["", " ", "a b", "a/b", "..", "a.", "a" * 300])
 def test_a_name_that_no_topic_can_have_is_told_as_that_of_its_key(base: Path, name: str) -> None:
     said = refusal(str(base), f'name="{name}"')
-    assert f"`name` run name {name[:80]!r} cannot be used: letters, digits" in said
+    assert f"`name` run name {name[:80]!r} must have at most 63 letters, digits" in said
     assert len(said.splitlines()[1]) < 400
 
 
@@ -196,7 +196,7 @@ def test_an_endpoint_that_names_no_host_and_a_bucket_that_s3_makes_none_of_are_r
     assert "secret" not in refusal(str(base))
     base.write_text(BASE)
     for given in ("", "ab", "Head", "a_b", "a/b", "abc-", "a..b", "192.168.1.1", "a" * 64):
-        assert f"`store.bucket` cannot be {given!r}: S3 takes 3 to 63" in refusal(str(base), f'store.bucket="{given}"')
+        assert f"; got {given!r}" in refusal(str(base), f'store.bucket="{given}"')
     store = load_recipe(str(base), ['store.endpoint=" https://[::1]:9000/ "', 'store.bucket="my.runs-2"']).store
     assert (store.endpoint, store.secure, store.bucket) == ("[::1]:9000", True, "my.runs-2")
 
@@ -244,5 +244,5 @@ def test_brokers_are_read_without_blanks_and_what_names_none_is_refused(base: Pa
         assert load_recipe(str(base), [f'kafka.bootstrap="{given}"']).kafka.bootstrap == read
     for given in ("http://kafka:9092", "kafka", "::1:9092", "kafka:99999", "a b:1"):
         said = refusal(str(base), f'kafka.bootstrap="{given}"')
-        assert f"`kafka.bootstrap` holds {given!r}, which is not HOST:PORT: write kafka-1:9092" in said
+        assert f"`kafka.bootstrap` holds {given!r}, which is not HOST:PORT: write addresses as kafka-1:9092" in said
     assert "`kafka.bootstrap` holds '', which is not" in refusal(str(base), 'kafka.bootstrap="a:1,,b:1"')

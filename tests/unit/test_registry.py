@@ -64,9 +64,11 @@ def test_worked_examples_of_the_judged_sums_are_of_both_roles_with_a_right_answe
 
 
 def test_an_unknown_name_lists_what_there_is_the_nearest_first() -> None:
-    with pytest.raises(UnknownEnvironment, match="environment: no 'arithmetics'; take one of arithmetic, "):
+    with pytest.raises(UnknownEnvironment, match="environment: 'arithmetics' is not known; take one of arithmetic, "):
         load_environment("arithmetics", 1, {})
-    with pytest.raises(UnknownEnvironment, match="workflow: no 'solver_verify'; take one of solver_verifier, "):
+    with pytest.raises(
+        UnknownEnvironment, match="workflow: 'solver_verify' is not known; take one of solver_verifier, "
+    ):
         load_workflow("solver_verify")
     for name in ENVIRONMENTS:
         with pytest.raises(UnknownEnvironment, match=name):

@@ -67,7 +67,7 @@ def test_a_function_of_ones_own_judges_with_settings_and_what_was_kept_of_the_ro
         build_scorer({"use": "headrace.envs.permutation:own", "by": 1})
     with pytest.raises(ValueError, match="must not be async"):
         build_scorer("headrace.envs.permutation:own_async")
-    with pytest.raises(UsageError, match="scorer: no 'exakt'; take one of exact"):
+    with pytest.raises(UsageError, match="scorer: 'exakt' is not known; take one of exact"):
         build_scorer("exakt")
 
 

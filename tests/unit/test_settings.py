@@ -43,12 +43,15 @@ def test_an_unknown_key_is_refused_in_every_table() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"name": "a.b"}, "run name 'a.b' cannot be used"),
+        ({"name": "a.b"}, "run name 'a.b' must have at most 63 letters"),
         ({"policies": {}}, "name at least one policy"),
         ({"workflows": {}}, "name at least one workflow"),
         ({"policies": {"a.b": {"path": "x"}}}, "policy name 'a.b'"),
-        ({"workflows": {"eval": plain()["workflows"]["sums"]}}, "cannot be called 'eval'"),
-        ({"policies": {"solver": {"path": "x"}}}, "workflows.sums.policies.judge names policy 'verifier'"),
+        ({"workflows": {"eval": plain()["workflows"]["sums"]}}, "must not be named 'eval'"),
+        (
+            {"policies": {"solver": {"path": "x"}}},
+            "workflows.sums.policies.judge must be one of solver; got 'verifier'",
+        ),
         ({"workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {}}}}, "name at least one role"),
         ({"trainer": {"groups_per_batch": 10, "minibatches": 4}}, r"\(10\) must be a multiple of minibatches \(4\)"),
         ({"trainer": {"steps": "many"}}, "steps"),
@@ -62,7 +65,7 @@ def test_a_recipe_that_cannot_run_is_refused_with_a_sentence(changes: dict[str, 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}])
 def test_training_refuses_to_cut_the_distribution(cut: dict[str, float]) -> None:
-    with pytest.raises(ValidationError, match="leave them at 1, 0 and 0 in training"):
+    with pytest.raises(ValidationError, match="must be 1, 0 and 0 in training"):
         Rollout.model_validate(cut)
 
 
@@ -121,9 +124,9 @@ def test_a_shadow_takes_what_it_does_not_set_from_its_policy() -> None:
 @pytest.mark.parametrize(
     ("shadow", "why"),
     [
-        ({"policy": "nobody"}, "names 'nobody': name one of solver"),
+        ({"policy": "nobody"}, "policy must be one of solver; got 'nobody'"),
         ({"trainer": {"steps": 0}}, "the trainer of solver.one"),
-        ({"trainer": {"replay_routing": True}}, "routing that nobody records"),
+        ({"trainer": {"replay_routing": True}}, "needs recorded routing"),
         ({"chain": "validate"}, "shadows.one.chain"),
         ({"curators": 2}, "shadows.one.curators"),
     ],
@@ -136,5 +139,5 @@ def test_a_shadow_that_cannot_be_is_refused(shadow: dict[str, Any], why: str) ->
 def test_a_shadows_name_holds_no_dot_and_with_two_policies_it_says_whose_it_is() -> None:
     with pytest.raises(ValidationError, match=r"shadow name 'a\.b'"):
         shadowed(**{"a.b": {}})
-    with pytest.raises(ValidationError, match="policy is missing: name one of solver, verifier"):
+    with pytest.raises(ValidationError, match="policy must be one of solver, verifier; it is missing"):
         Recipe.model_validate(plain(shadows={"one": {}}))

@@ -153,7 +153,7 @@ def store(port: int, host: str = "127.0.0.1", *, secure: bool = True) -> ObjectS
 @pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])
 def test_an_authority_of_ones_own_is_believed_where_it_is_named(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with answering_server(tls=True) as port:
-        with store(port) as doubting, pytest.raises(StoreError, match=r"not believed.*AWS_CA_BUNDLE") as caught:
+        with store(port) as doubting, pytest.raises(StoreError, match=r"not trusted.*AWS_CA_BUNDLE") as caught:
             doubting.has_object("weights/a")
         assert not isinstance(caught.value, StoreUnavailable), "no waiting heals it"
         monkeypatch.setenv(variable, AUTHORITY)

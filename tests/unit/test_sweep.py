@@ -302,7 +302,7 @@ def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:
     owners: list[tuple[int, str] | None] = []
     play(scene.sweep, scene.runs, scene.data, lambda _: owners.append(DataFolder(scene.data).find_owner()))
     assert owners[0] == (os.getpid(), "`headrace compare`")
-    told = r"runs `headrace compare` on .* now: wait for its end, .* or give this run another folder"
+    told = r"runs `headrace compare` on .* now: wait until it ends, .* or give this run another folder"
     with DataFolder(scene.data).hold(owners[0][1]), pytest.raises(FolderInUse, match=told):
         scene.play()
 

@@ -101,7 +101,7 @@ def test_what_is_not_there_at_all_is_a_usage_error_and_no_damage(
         (offline.apply, (nowhere, deltas, out)),
         (offline.apply, (base, [deltas[0], nowhere], out)),
     ):
-        with pytest.raises(UsageError, match=f"^{nowhere} is not there: "):
+        with pytest.raises(UsageError, match=f"^{nowhere} does not exist: "):
             call(*words)  # type: ignore[operator]
     assert not out.exists()
 
@@ -139,7 +139,7 @@ def test_weights_that_were_altered_are_found_by_the_hash_that_they_carry(
         file.write_bytes(altered)
         refused(offline.verify, tmp_path / "out")
         refused(offline.encode, tmp_path / "out", last, tmp_path / "new.delta", Label())
-        with pytest.raises(WeightsError, match=r"/out holds weights that hash to .* it was altered"):
+        with pytest.raises(WeightsError, match=r"the weights in .*/out have hash .* they were changed"):
             offline.apply(tmp_path / "out", deltas[1:], tmp_path / "again")
     file.write_bytes(data[:-1])
     refused(offline.verify, tmp_path / "out")
@@ -178,7 +178,7 @@ def test_weights_that_stand_there_twice_are_refused(tmp_path: Path) -> None:
     named = {f"t{n}": Tensor("F32", (10,), memoryview(bytes(40))) for n in range(2)}
     write_weights(named, tmp_path, hash_weights(named), shard_bytes=40)
     (tmp_path / SINGLE).write_bytes((tmp_path / "model-00001-of-00002.safetensors").read_bytes())
-    with pytest.raises(WeightsError, match="remove one"):
+    with pytest.raises(WeightsError, match="remove the wrong one"):
         open_weights(tmp_path)
 
 
