@@ -15,12 +15,53 @@ the layers are those with experts, in the model's order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 T = TypeVar("T")
 GATE_AND_UP, DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
 ROUTER = "TopKRouter"
 """How the classes of routers end in transformers."""
+NARROW = 256
+"""So many experts have ids of one byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayers:
+    """Where a model has experts, and how many."""
+
+    layers: tuple[int, ...]
+    """Indices of the layers with experts."""
+    all_layers: int
+    """How many layers the model has."""
+    experts: int
+    """In a layer."""
+    per_token: int
+    """Experts that compute a token in a layer."""
+
+    @classmethod
+    def of(cls, model: Any) -> ExpertLayers | None:
+        """Return those of a transformers model; None for a model without experts."""
+        routers = {name: module for name, module in model.named_modules() if _is_router(module)}
+        if not routers:
+            return None
+        layers = tuple(int(name.partition(".layers.")[2].partition(".")[0]) for name in routers)
+        first = next(iter(routers.values()))
+        config = model.config.get_text_config()
+        return cls(layers, int(config.num_hidden_layers), int(first.num_experts), int(first.top_k))
+
+    @property
+    def dtype(self) -> npt.DTypeLike:
+        """Of the ids of experts in records."""
+        return choose_id_type(self.experts)
+
+
+def choose_id_type(experts: int) -> type[np.uint8 | np.uint16]:
+    """Return the type of ids of so many experts."""
+    return np.uint8 if experts <= NARROW else np.uint16
 
 
 def split_by_files(named: Mapping[str, T]) -> dict[str, T]:
@@ -52,7 +93,11 @@ def _list_slices(name: str, shape: Sequence[int]) -> Iterator[tuple[str, tuple[i
 
 def routers_of(model: Any) -> list[Any]:
     """Return the routers of a transformers model, layer by layer: modules that give (logits, weights, expert ids)."""
-    return [module for module in model.modules() if type(module).__name__.endswith(ROUTER)]
+    return [module for module in model.modules() if _is_router(module)]
+
+
+def _is_router(module: Any) -> bool:
+    return type(module).__name__.endswith(ROUTER)
 
 
 def compute_experts_plainly(model: Any) -> None:

@@ -17,6 +17,8 @@ from headrace.producers.engines.server_api import AdapterServerApi, ServerAway
 log = structlog.get_logger()
 
 MOST_HELD = 2
+MOST_IN_BATCH = MOST_HELD + 2
+"""Versions of an adapter that a server computes at once: the newest, the one before it, and those that are held."""
 MOST_LEFT_OVER = 100
 """Adapters that a server cannot let go before it is started again, for its memory."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from headrace.infra.weights.experts import split_by_files
+from headrace.infra.weights.experts import ExpertLayers, split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.infra.weights.lora import add_adapter, list_published_names
 from headrace.infra.weights.tensors import Tensor
@@ -33,6 +33,8 @@ class ModelShapes:
         text = config.get_text_config()
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.context = int(text.max_position_embeddings)
+        self.experts = ExpertLayers.of(model)
+        """None for a model without experts."""
         parameters = dict(model.named_parameters(remove_duplicate=False))
         parameters |= {name: buffer for name, buffer in model.state_dict().items() if name not in parameters}
         self._shapes: dict[str, tuple[int, ...]] = {}

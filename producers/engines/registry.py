@@ -87,7 +87,8 @@ def open_served(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int
     policies = []
     for policy, one in shapes.items():
         is_adapter = written.find_base(policy) is not None
-        servers = factory.build_servers(policy, one.context, with_adapters=is_adapter)
+        experts = one.experts if rollout.record_routing else None
+        servers = factory.build_servers(policy, one.context, with_adapters=is_adapter, experts=experts)
         serve = AdapterPolicy if is_adapter else ServedPolicy
         policies.append(serve(policy, one, *servers, written, writes_ties=kind.writes_ties))
     return ServedEngine(policies, written, kind.logprob_convention, factory.logs), f"{kind.engine} {settings}"

@@ -10,11 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.infra.weights.experts import routers_of
+from headrace.infra.weights.experts import choose_id_type, routers_of
 from headrace.producers.engines.contract import EngineError
-
-NARROW = 256
-"""So many experts have ids of one byte."""
 
 
 class RoutingRecord:
@@ -27,7 +24,7 @@ class RoutingRecord:
         routers = routers_of(model)
         self.shape = len(routers), int(routers[0].top_k)
         """(layers, experts per token)"""
-        self.dtype: npt.DTypeLike = np.uint8 if routers[0].num_experts <= NARROW else np.uint16
+        self.dtype: npt.DTypeLike = choose_id_type(routers[0].num_experts)
         self._wide = torch.uint8 if self.dtype is np.uint8 else torch.uint16
         self._chosen: dict[int, Any] = {}
         for layer, router in enumerate(routers):

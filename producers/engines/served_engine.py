@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 from cachetools import LRUCache
 
@@ -330,4 +331,13 @@ def _join(pieces: list[Answer], ended: FinishReason) -> Generation:
             runs.append((version, length))
     ids = [piece.ids for piece in pieces] or [np.zeros(0, np.int32)]
     logprobs = [piece.logprobs for piece in pieces] or [np.zeros(0, np.float32)]
-    return Generation(np.concatenate(ids), np.concatenate(logprobs), tuple(runs), ended)
+    return Generation(np.concatenate(ids), np.concatenate(logprobs), tuple(runs), ended, _join_routing(pieces))
+
+
+def _join_routing(pieces: list[Answer]) -> npt.NDArray[np.uint8 | np.uint16] | None:
+    """Return for each token the experts of the piece that had it first: a later one may be of newer weights."""
+    found: list[npt.NDArray[np.uint8 | np.uint16]] = []
+    for piece in pieces:
+        if piece.routing is not None:
+            found.append(piece.routing[sum(map(len, found)) :])
+    return np.concatenate(found) if found else None

@@ -44,6 +44,12 @@ class Answer:
     """aborted: the server gave it up, on request or by itself; what it made until then is here"""
     cached_tokens: int = 0
     """of the prompt, which the server's prefix cache had"""
+    routing: npt.NDArray[np.uint8 | np.uint16] | None = None
+    """uint8 or uint16 [P+T-1, layers, experts per token]; see `Generation.routing`"""
+
+
+NOTHING = Answer(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "aborted")
+"""What is given up before it was asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 from headrace.infra.environment import expand_user, temporary_folder
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.weights.experts import ExpertLayers
 from headrace.producers.engines.contract import LOGPROB_CONVENTION, EngineError, LogprobConvention
 from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
 from headrace.producers.engines.owned_folder import OwnedFolder
@@ -80,10 +81,14 @@ class ServerKind:
     """Weights, port and most tokens of a sequence to the words after `python` that start a server."""
     build_api: Callable[[HttpConnections], ServerApi]
     """For servers of whole weights."""
+    build_adapter_api: Callable[[HttpConnections], AdapterServerApi]
+    """For servers of adapters beside their base."""
     environment: Mapping[str, str]
     """Variables that its servers need."""
-    build_adapter_api: Callable[[HttpConnections], AdapterServerApi] | None = None
-    """For servers of adapters beside their base; None where they cannot do that."""
+    build_experts_api: Callable[[HttpConnections, ExpertLayers], ServerApi] | None = None
+    """For servers that return the experts of every token; None where they cannot do that."""
+    experts_words: Sequence[str] = ()
+    """What they are started with for that, behind the other words."""
     logprob_convention: LogprobConvention = LOGPROB_CONVENTION
     writes_ties: bool = False
     """Whether a server has to read tied parameters under each of their names."""
@@ -101,13 +106,18 @@ def read_settings(kind: ServerKind, given: Mapping[str, Any]) -> ServerSettings:
 def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
     """Raise UsageError for a recipe that servers of this kind cannot serve."""
     settings = read_settings(kind, recipe.rollout.engine.settings)
-    if recipe.rollout.record_routing:
+    if recipe.rollout.record_routing and kind.build_experts_api is None:
         raise UsageError(f"rollout.record_routing: engine {kind.engine} does not record which experts a token went to")
     lora = [name for name, policy in recipe.policies.items() if policy.lora and policy.lora.publish == "adapter"]
-    if lora and (kind.build_adapter_api is None or settings.urls):
-        who = f"engine {kind.engine}" if kind.build_adapter_api is None else "a server that somebody else runs"
+    if recipe.rollout.record_routing and lora:
         raise UsageError(
-            f'policies.{lora[0]}.lora: {who} serves whole models: publish = "merged", or take engine torch'
+            f"rollout.record_routing: engine {kind.engine} does not record experts beside adapters, as of policy "
+            f'{lora[0]}: set lora.publish = "merged", or take engine torch'
+        )
+    if lora and settings.urls:
+        raise UsageError(
+            f"policies.{lora[0]}.lora: a server that somebody else runs serves whole models: "
+            'publish = "merged", or take engine torch'
         )
     if recipe.evaluate.every and not settings.holds and len(lora) < len(recipe.policies):
         raise UsageError(
@@ -176,7 +186,7 @@ class ServerFactory:
     made: int = 0
 
     def build_servers(
-        self, policy: str, context: int, *, with_adapters: bool = False
+        self, policy: str, context: int, *, with_adapters: bool = False, experts: ExpertLayers | None = None
     ) -> tuple[list[GenerationServer], list[GenerationServer]]:
         """Return the servers that training uses, and those for exact versions; none is started yet.
 
@@ -184,10 +194,11 @@ class ServerFactory:
             policy: Its name.
             context: Most tokens of one of its sequences.
             with_adapters: Whether its weights are an adapter beside its base. Exact versions need no servers then.
+            experts: Those of its model, if they are recorded.
         """
         settings = self.settings
-        build = partial(self._build_command, context)
-        open_api = partial(self._open_api, self.kind.build_adapter_api if with_adapters else None)
+        build = partial(self._build_command, context, self.kind.experts_words if experts else ())
+        open_api = partial(self._open_api, self._choose_api(experts, with_adapters=with_adapters))
         launch = ServerLaunch(f"{self.kind.what} server", build, open_api, settings.start_limit_s)
         if settings.urls:
             training, exact = (
@@ -211,10 +222,20 @@ class ServerFactory:
         process = EngineProcess(folder, launch, environment)
         return GenerationServer(folder.name, launch, process, most_requests=self.settings.most_requests)
 
-    def _build_command(self, context: int, weights: ServedWeights, port: int) -> list[str]:
+    def _build_command(self, context: int, further: Sequence[str], weights: ServedWeights, port: int) -> list[str]:
         words = self.kind.build_words(weights, port, context)
-        return [find_python(self.settings), *words, *self.settings.arguments]
+        return [find_python(self.settings), *words, *further, *self.settings.arguments]
 
-    def _open_api(self, build: Callable[[HttpConnections], ServerApi] | None, url: str) -> ServerApi:
+    def _choose_api(
+        self, experts: ExpertLayers | None, *, with_adapters: bool
+    ) -> Callable[[HttpConnections], ServerApi]:
+        if with_adapters:
+            return self.kind.build_adapter_api
+        build = self.kind.build_experts_api
+        if experts is not None and build is not None:
+            return lambda connections: build(connections, experts)
+        return self.kind.build_api
+
+    def _open_api(self, build: Callable[[HttpConnections], ServerApi], url: str) -> ServerApi:
         key = os.environ.get(self.settings.key, "") if self.settings.key else ""
-        return (build or self.kind.build_api)(HttpConnections(url, key))
+        return build(HttpConnections(url, key))

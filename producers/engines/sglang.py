@@ -6,10 +6,12 @@ import json
 
 from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.weights.files import ADAPTER_CONFIG
+from headrace.producers.engines.adapter_policy import MOST_IN_BATCH
 from headrace.producers.engines.generation_server import ServedWeights
 from headrace.producers.engines.server_settings import ServerKind
-from headrace.producers.engines.sglang_adapters import MOST_IN_BATCH, SGLangAdapters
+from headrace.producers.engines.sglang_adapters import SGLangAdapters
 from headrace.producers.engines.sglang_api import SGLangApi
+from headrace.producers.engines.sglang_experts import RETURN_EXPERTS, SGLangExperts
 
 RESERVED = 6
 """Tokens of the context that SGLang keeps from a prompt; it is told of a longer one, which no request of ours uses."""
@@ -40,5 +42,9 @@ SGLANG = ServerKind(
     build_words=build_words,
     build_api=SGLangApi,
     build_adapter_api=SGLangAdapters,
+    build_experts_api=SGLangExperts,
+    experts_words=(RETURN_EXPERTS,),
+    # Its mixtures of experts have an output layer of their own, and leave it unset where the files do not have it.
+    writes_ties=True,
     environment={"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"},
 )

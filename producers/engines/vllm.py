@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 
 from headrace.infra.embedded.loopback_ports import HOST
+from headrace.infra.weights.files import ADAPTER_CONFIG
+from headrace.producers.engines.adapter_policy import MOST_IN_BATCH
 from headrace.producers.engines.generation_server import ServedWeights
 from headrace.producers.engines.server_settings import ServerKind
+from headrace.producers.engines.vllm_adapters import VllmAdapters, choose_rank
 from headrace.producers.engines.vllm_api import LOGPROBS_MODE, VllmApi
 
 
@@ -25,7 +29,11 @@ def build_words(weights: ServedWeights, port: int, context: int) -> list[str]:
         "--seed": secrets.randbelow(2**31),
     }
     words = [str(word) for pair in arguments.items() for word in pair]
-    return ["-m", "vllm.entrypoints.cli.main", "serve", str(weights.folder), "--disable-uvicorn-access-log", *words]
+    if weights.base is not None:
+        adapter = json.loads((weights.folder / ADAPTER_CONFIG).read_text())
+        words += ["--enable-lora", "--max-lora-rank", str(choose_rank(adapter["r"])), "--max-loras", str(MOST_IN_BATCH)]
+    model = str(weights.base or weights.folder)
+    return ["-m", "vllm.entrypoints.cli.main", "serve", model, "--disable-uvicorn-access-log", *words]
 
 
 VLLM = ServerKind(
@@ -33,8 +41,13 @@ VLLM = ServerKind(
     what="vLLM",
     build_words=build_words,
     build_api=VllmApi,
+    build_adapter_api=VllmAdapters,
     # In development mode it takes weights; unasked it would report its use to its makers.
-    environment={"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"},
+    environment={
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    },
     logprob_convention="masked",
     # Without a GPU it keeps a packed copy of the output layer, and makes that anew only when it reads the layer itself.
     writes_ties=True,

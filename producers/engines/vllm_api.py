@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,9 @@ import httpx2
 import numpy as np
 
 from headrace.producers.engines.contract import EngineError, Sampling
+from headrace.producers.engines.open_requests import AGAIN_S, ANSWERS_LIMIT_S, OpenRequests
 from headrace.producers.engines.server_api import (
+    NOTHING,
     Answer,
     HttpConnections,
     ServerAway,
@@ -38,10 +39,6 @@ from headrace.producers.engines.server_api import (
 HTTP_OK, HTTP_BAD_REQUEST, HTTP_NOT_FOUND = 200, 400, 404
 LOAD_LIMIT_S = 900.0
 """For reading one set of weights from a folder in memory."""
-ANSWERS_LIMIT_S = 60.0
-"""For the answers of requests that are ended for a swap."""
-AGAIN_S = 0.05
-"""Between two times that requests are ended: an order that overtakes its request ends nothing."""
 LOGPROBS_MODE = "processed_logprobs"
 FRESH = "default"
 """The label of weights that a server was started with."""
@@ -52,53 +49,56 @@ class VllmApi:
 
     def __init__(self, connections: HttpConnections) -> None:
         self._http = connections
-        self._version: int | None = None
-        """What the server has; None before the first load and while weights are swapped: then it is asked nothing."""
-        self._open: set[str] = set()
-        self._turn = threading.Condition()
-        """Over both, and told when a request is over."""
+        self._version = 0
+        """What the server has, while requests are admitted: from the first load on, but for the time of a swap."""
+        self._requests = OpenRequests(connections.url)
 
     async def generate(
         self,
         request_id: str,
         ids: Sequence[int],
         sampling: Sampling,
-        version: int | None = None,  # it has one set of weights
+        version: int | None = None,  # noqa: ARG002 - it has one set of weights
     ) -> Answer:
         """See `ServerApi.generate`. What is asked during a swap is given up at once."""
-        with self._turn:
-            version = self._version
-            if version is None:
-                return Answer(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "aborted")
-            self._open.add(request_id)
+        if not self._requests.note_begin(request_id):
+            return NOTHING
         try:
-            response = await self._http.post_async("/v1/completions", build_request(request_id, ids, sampling))
-            if response.status_code == HTTP_BAD_REQUEST:
-                raise EngineError(f"vLLM refuses a request of {len(ids)} tokens: {read_error(response)}")
-            if response.status_code != HTTP_OK:
-                raise ServerAway(f"{self._http.url} answers a request with {read_error(response)}")
-            answer = read_answer(response.json(), version)
-            label = self._check("/weight_info", await self._http.get_async("/weight_info")).json()
-            self._check_label(label, version)
-            return answer
+            return await self.ask(request_id, ids, sampling, self._version)
         finally:
-            with self._turn:
-                self._open.discard(request_id)
-                self._turn.notify_all()
+            self._requests.note_end(request_id)
+
+    async def ask(self, request_id: str, ids: Sequence[int], sampling: Sampling, version: int, **words: str) -> Answer:
+        """Post a request, with further words in it; return its answer as of a version.
+
+        Raises EngineError for a request that the server refuses, and ServerAway, also for a server whose own weights
+        are not those that it had when the request was sent.
+        """
+        label = self._version
+        body = {**build_request(request_id, ids, sampling), **words}
+        response = await self._http.post_async("/v1/completions", body)
+        if response.status_code == HTTP_BAD_REQUEST:
+            raise EngineError(f"vLLM refuses a request of {len(ids)} tokens: {read_error(response)}")
+        if response.status_code != HTTP_OK:
+            raise ServerAway(f"{self._http.url} answers a request with {read_error(response)}")
+        answer = read_answer(response.json(), version)
+        found = self._check("/weight_info", await self._http.get_async("/weight_info")).json()
+        self._check_label(found, label)
+        return answer
 
     async def abort(self, request_id: str) -> None:
         """See `ServerApi.abort`."""
-        while request_id in self._open:
+        while self._is_open(request_id):
             await self._http.post_async("/abort_requests", {"request_ids": [name_in_server(request_id)]})
             await asyncio.sleep(AGAIN_S)
 
     def load(self, folder: Path, version: int) -> float:
         """See `ServerApi.load`; a load that fails takes the server down."""
         began = time.perf_counter()
-        with self._turn:
-            self._version = None
+        self._requests.refuse()
         self._post("/pause?mode=abort")
-        self._wait_for_answers()
+        # Those that came after the pause would wait for its end.
+        self._requests.end_all(lambda: self._post("/abort_requests", {}))
         words = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._post("/collective_rpc", words, LOAD_LIMIT_S)
         if not self._post("/reset_prefix_cache").get("success"):
@@ -132,6 +132,9 @@ class VllmApi:
         """See `ServerApi.close`."""
         self._http.close()
 
+    def _is_open(self, request_id: str) -> bool:
+        return request_id in self._requests
+
     def _begin(self, version: int) -> None:
         """Take requests for a version. Raises WeightsRefused for a server with other log-probabilities than ours."""
         # One token alone is allowed, so that its probability is 1, unless it is taken before all filters.
@@ -142,18 +145,8 @@ class VllmApi:
                 f"{self._http.url} gives other log-probabilities than those that tokens were drawn by: start it with "
                 f"--logprobs-mode {LOGPROBS_MODE}"
             )
-        with self._turn:
-            self._version = version
-
-    def _wait_for_answers(self) -> None:
-        """Wait until no request is open. Raises ServerAway."""
-        end = time.monotonic() + ANSWERS_LIMIT_S
-        while self._open:
-            if time.monotonic() > end:
-                raise ServerAway(f"{self._http.url} did not end its requests in {ANSWERS_LIMIT_S:.0f} s")
-            self._post("/abort_requests", {})  # for those that came after the pause: they would wait for its end
-            with self._turn:
-                self._turn.wait_for(lambda: not self._open, AGAIN_S)
+        self._version = version
+        self._requests.admit()
 
     def _check_label(self, found: dict[str, Any], version: int) -> None:
         label = found["weight_version"]

@@ -25,7 +25,7 @@ ARGUMENTS: Mapping[str, Sequence[str]] = {
     ),
     "vllm": ("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "256"),
 }
-ADAPTERS = ("--lora-backend", "torch_native")
-"""Of SGLang, for adapters."""
+ADAPTERS: Mapping[str, Sequence[str]] = {"sglang": ("--lora-backend", "torch_native"), "vllm": ()}
+"""Further ones for adapters."""
 STARTED_BY: Mapping[str, str] = {"sglang": "sglang.launch_server", "vllm": "vllm.entrypoints.cli.main"}
 """The module that is the main process of a server."""

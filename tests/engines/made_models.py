@@ -18,21 +18,22 @@ from headrace.trainers.learner.model import character_tokenizer
 
 TOKENIZER = character_tokenizer("0123456789/=?+-*() ")
 CONTEXT = 1024
-CONFIG = transformers.Qwen3Config(
-    vocab_size=len(TOKENIZER),
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    max_position_embeddings=CONTEXT,
-    tie_word_embeddings=True,
-    initializer_range=0.2,
-    eos_token_id=TOKENIZER.eos_token_id,
-    pad_token_id=TOKENIZER.pad_token_id,
-    bos_token_id=None,
-)
+SHAPE: dict[str, Any] = {
+    "vocab_size": len(TOKENIZER),
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,
+    "eos_token_id": TOKENIZER.eos_token_id,
+    "pad_token_id": TOKENIZER.pad_token_id,
+    "bos_token_id": None,
+}
+CONFIG = transformers.Qwen3Config(**SHAPE)
 PROMPT: list[int] = TOKENIZER.encode("(1+7)*4=")
 
 

@@ -1,4 +1,4 @@
-"""Adapters by name over a real SGLang server: every token is of the version that it names, also of a held one."""
+"""Adapters by name over a real server of each kind: every token is of the version that it names, also of a held one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 from cpu_servers import ADAPTERS, ARGUMENTS, ENVIRONMENT
-from install_servers import find_python
+from install_servers import KINDS, find_python
 from made_models import PROMPT, find_gap, make_model, save_files
 from safetensors.torch import save_file
 
@@ -25,10 +25,11 @@ from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.engines.served_engine import ServedEngine
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 CONFIG = build_adapter_config(8, 16, ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"])
 LONG = Sampling(max_tokens=400)
-SAME = 1e-5
+SAME = 1e-4
+"""Between the log-probabilities of a server and of a plain forward pass, in float32, with adapters this large."""
 MODELS: dict[int, Any] = {}
 
 
@@ -44,8 +45,9 @@ def make_adapted(version: int) -> Any:
     return model.eval()
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+@pytest.fixture(scope="module", params=KINDS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    kind = str(request.param)
     root = tmp_path_factory.mktemp("models")
     folder = save_files(root / "solver")
     base = {name: value.detach().contiguous() for name, value in make_model(0).named_parameters()}
@@ -55,8 +57,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        arguments = [*ARGUMENTS["sglang"], *ADAPTERS]
-        settings = {"use": "sglang", "python": str(find_python("sglang")), "arguments": arguments, "folder": str(root)}
+        arguments = [*ARGUMENTS[kind], *ADAPTERS[kind]]
+        settings = {"use": kind, "python": str(find_python(kind)), "arguments": arguments, "folder": str(root)}
         opened, _ = open_engine({"solver": folder}, Rollout.model_validate({"engine": settings}), 64)
         assert isinstance(opened, ServedEngine)
         load(opened, 0)
@@ -100,7 +102,7 @@ def test_swaps_under_requests_and_a_held_version_never_mix(engine: ServedEngine)
     assert {version for made in exact for version, _ in made.version_runs} == {begin}
     assert {version for made in followed for version, _ in made.version_runs} >= set(range(begin + 1, begin + swaps))
     assert any(len(made.version_runs) > 1 for made in followed)
-    assert max(find_gap(MODELS, PROMPT, made) for made in (*followed, *exact)) < 10 * SAME
+    assert max(find_gap(MODELS, PROMPT, made) for made in (*followed, *exact)) < SAME
     engine.release("solver", begin)
 
 

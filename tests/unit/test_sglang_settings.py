@@ -10,10 +10,12 @@ import pytest
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.weights.experts import ExpertLayers
 from headrace.producers.engines.generation_server import ServedWeights
 from headrace.producers.engines.registry import check_engine
 from headrace.producers.engines.server_settings import ServerFactory, find_python, read_settings
 from headrace.producers.engines.sglang import SGLANG
+from headrace.producers.engines.sglang_experts import SGLangExperts
 
 HERE = f'python="{sys.executable}"'
 
@@ -45,8 +47,12 @@ def test_what_cannot_be_is_refused_by_its_key(engine: str, why: str) -> None:
 
 def test_what_sglang_cannot_do_is_refused_before_anything_starts() -> None:
     servers = 'urls=["http://h:1"],evaluation_urls=["http://h:2"]'
-    assert "does not record which experts" in refusal(servers, "rollout.record_routing=true")
-    assert 'serves whole models: publish = "merged"' in refusal(servers, "policies.solver.lora.rank=2")
+    experts, lora = "rollout.record_routing=true", "policies.solver.lora.rank=2"
+    assert "does not record experts beside adapters, as of policy solver" in refusal(servers, experts, lora)
+    recipe = load_recipe("arithmetic", ['rollout.engine={use="vllm",urls=["http://h:1"]}', experts])
+    with pytest.raises(UsageError, match="engine vllm does not record which experts"):
+        check_engine(recipe)
+    assert 'serves whole models: publish = "merged"' in refusal(servers, lora)
     assert "a server belongs to one worker, and launch.workers is 2" in refusal(servers, "launch.workers=2")
 
 
@@ -58,6 +64,19 @@ def test_a_python_is_looked_for_only_where_workers_are_started() -> None:
 def test_a_python_is_found_from_where_the_worker_runs() -> None:
     assert find_python(read_settings(SGLANG, {"python": "env/bin/python"})) == str(Path.cwd() / "env/bin/python")
     assert find_python(read_settings(SGLANG, {"python": "python3"})) == "python3"
+
+
+def test_a_server_returns_experts_only_where_they_are_recorded() -> None:
+    factory = ServerFactory(SGLANG, read_settings(SGLANG, {}))
+    weights = ServedWeights(7, Path("weights"))
+    for experts, has in ((None, False), (ExpertLayers((0,), 1, 8, 2), True)):
+        [server], _ = factory.build_servers("solver", 32, experts=experts)
+        assert server._process
+        launch = server._process._launch
+        assert ("--enable-return-routed-experts" in launch.build_command(weights, 30000)) == has
+        api = launch.open_api("http://h:1")
+        api.close()
+        assert isinstance(api, SGLangExperts) == has
 
 
 def test_servers_share_the_devices_in_turn_and_start_with_their_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,69 @@
+"""The requests that a server has, which end before its weights are swapped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from headrace.producers.engines.server_api import ServerAway
+
+ANSWERS_LIMIT_S = 60.0
+"""For the answers of requests that are ended for a swap."""
+AGAIN_S = 0.05
+"""Between two times that requests are ended: an order that overtakes its request ends nothing."""
+
+
+class OpenRequests:
+    """Which requests a server has; none may begin until `admit`. Any thread may call.
+
+    Args:
+        name: Of the server, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ids: set[str] = set()
+        self._is_admitting = False
+        self._turn = threading.Condition()
+        """Over both, and told when a request is over."""
+
+    def __contains__(self, request_id: str) -> bool:
+        """Return whether a request is not over."""
+        return request_id in self._ids
+
+    def note_begin(self, request_id: str) -> bool:
+        """Note a request that is about to be sent; return False where none may be sent now."""
+        with self._turn:
+            if self._is_admitting:
+                self._ids.add(request_id)
+            return self._is_admitting
+
+    def note_end(self, request_id: str) -> None:
+        """Note that a request is over."""
+        with self._turn:
+            self._ids.discard(request_id)
+            self._turn.notify_all()
+
+    def admit(self) -> None:
+        """Let requests begin."""
+        with self._turn:
+            self._is_admitting = True
+
+    def refuse(self) -> None:
+        """Let no request begin."""
+        with self._turn:
+            self._is_admitting = False
+
+    def end_all(self, order: Callable[[], object]) -> None:
+        """Give the order to end requests until none is open. Not for the thread whose loop awaits their answers.
+
+        Raises ServerAway at the end of patience.
+        """
+        end = time.monotonic() + ANSWERS_LIMIT_S
+        while self._ids:
+            if time.monotonic() > end:
+                raise ServerAway(f"{self._name} did not end its requests in {ANSWERS_LIMIT_S:.0f} s")
+            order()
+            with self._turn:
+                self._turn.wait_for(lambda: not self._ids, AGAIN_S)
