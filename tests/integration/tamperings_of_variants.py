@@ -60,7 +60,7 @@ def rp14_first_back_altered(hand: Hand) -> None:
     hand.put(message, replace(curated, first_back=curated.first_back + 7))
 
 
-@rich("asks for a group 1 times")
+@rich("a group has at most 1 uses, the first being use 0")
 def rp28_chain_that_asks_for_no_replays(hand: Hand) -> None:
     hand.change_recipes(lambda recipe: recipe["curate"].update(chain=recipe["curate"]["chain"][:2]))
 
