@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from headrace.infra.kafka.clients import (
     AWAY_ERRORS,
@@ -17,6 +18,8 @@ from headrace.infra.kafka.clients import (
 )
 
 REQUEST_S = 10.0
+COORDINATOR_ASK_S = 0.5
+"""Between two looks whether a coordinator refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,29 @@ def await_coordinator(connection: Connection, group: str, timeout_s: float) -> N
     that never had a group, may lose its question, and abort the whole process when a connection breaks much later.
     Raises KafkaException where nobody answers in time; a refusal is an answer.
     """
-    consumer = open_consumer(connection, "coordinator", group)
+    consumer, end = open_consumer(connection, "coordinator", group), time.monotonic() + timeout_s
     try:
-        consumer.committed([TopicPartition(group, 0)], timeout=timeout_s)  # of a topic that need not be there
-    except KafkaException as error:
-        if error.args[0].code() in AWAY_ERRORS:
-            raise
+        while not _is_answered(consumer, group, end):
+            pass
     finally:
         consumer.close()
+
+
+def _is_answered(consumer: Consumer, group: str, end: float) -> bool:
+    """Return whether the coordinator answers, for a while. Raises KafkaException after `end`."""
+    try:
+        consumer.committed([TopicPartition(group, 0)], timeout=COORDINATOR_ASK_S)  # of a topic that need not be there
+    except KafkaException as error:
+        if error.args[0].code() not in AWAY_ERRORS:
+            return True
+        told = consumer.poll(0)  # librdkafka asks again where it is refused, and says so here alone
+        refused = told.error() if told is not None else None
+        if refused is not None and refused.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return True
+        if time.monotonic() > end:
+            raise
+        return False
+    return True
 
 
 def delete_before(connection: Connection, offsets: dict[tuple[str, int], int]) -> None:

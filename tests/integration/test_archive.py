@@ -289,7 +289,7 @@ def test_a_replay_refuses_topics_that_hold_anything_else(run: Run, keys: None, t
 
     with pytest.raises(UsageError, match="that is not the archive's"):
         replay(tmp_path, str(run.address), None)
-    with pytest.raises(UsageError, match=f"the archive is of run {run.address.run}"):
+    with pytest.raises(UsageError, match=f"records of run {run.address.run} go only into a run of that name"):
         replay(tmp_path, "kafka://127.0.0.1:1/other", None)
     with pytest.raises(UsageError, match="has no topic"):
         replay(tmp_path, str(run.address), None, ["tasks.sums"])

@@ -237,14 +237,19 @@ def whole_of_other_weights(scene: Scene, good: Version) -> Row:
     other = encode_safetensors(moved(good.weights, 77))
     version = scene._version(good.number + 1, moved(good.weights, good.number), other)
     scene.lay(version)
-    return Row(version, "but .* was recorded", "where the record says")
+    return Row(version, "but .* was recorded", "but the record says")
 
 
 def store_away(scene: Scene, good: Version) -> Row:
     version = scene.delta(good)
     scene.lay(version)
     scene.between._turn("cut")
-    return Row(version, "the store does not answer", "is unreachable", lambda: scene.between._turn("pass"))
+    return Row(
+        version,
+        "the store does not answer",
+        "cannot be read, so no further object is checked",
+        lambda: scene.between._turn("pass"),
+    )
 
 
 ROWS = (other_contents, whole_of_other_weights, store_away)
