@@ -91,7 +91,7 @@ def test_plug_ins_beside_the_recipe_are_found_by_all_and_a_worker_with_another_s
     hashes = recorded(data)
     assert refused.returncode == 2
     assert refused.stderr.splitlines()[-1].startswith("error: plug-in envs.coins:Coins in ")
-    assert f"in {other / 'envs'}, has source " in refused.stderr
+    assert f"in {other / 'envs'} has source hash " in refused.stderr
     assert f"but the run uses {hashes[0]['envs'][:12]}: bring the run's source here; or, " in refused.stderr
     assert lost.returncode == 2
     assert f"PYTHONPATH, not in {elsewhere}. Put it beside the recipe" in lost.stderr
