@@ -134,7 +134,7 @@ def trained(published: Iterator[tuple[dict[str, Tensor], float]], rate: float, c
     for number, (weights, reward) in enumerate(islice(published, count), 1):
         deltas.append(encode_delta(before, weights, Label("policy", 0, number - 1, number)))
         header = read_delta(deltas[-1]).header
-        told.append(Version(header.density, len(deltas[-1]), len(deltas[-1]) / max(1, header.changed), reward))
+        told.append(Version(header.density, len(deltas[-1]), len(deltas[-1]) / max(1, header.changed_items), reward))
         tell(f"learning rate {rate:g}, version {number}: {header.density:.2%} changed, reward {reward:.2f}")
         if number == count:
             rows = sizes(packed(before), packed(weights))
@@ -155,7 +155,7 @@ def span_of(first: dict[str, Tensor], deltas: list[bytes]) -> Span:
         len(deltas),
         header.density,
         len(data),
-        len(data) / max(1, header.changed),
+        len(data) / max(1, header.changed_items),
         whole / len(data),
         len(data) / sum(map(len, deltas)),
     )

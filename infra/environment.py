@@ -110,7 +110,9 @@ def expand_user(path: Path, what: str) -> Path:
     try:
         return path.expanduser()
     except RuntimeError as error:
-        raise UsageError(f"{what} {path}: {error}; give the folder without ~") from error
+        raise UsageError(
+            f"{what} {path}: the home folder that ~ stands for is not known; give the full path"
+        ) from error
 
 
 def server_environment() -> dict[str, str]:

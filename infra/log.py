@@ -33,7 +33,7 @@ def bind_to_log(**known: str) -> None:
     _bound.update(known)
 
 
-class LastingStream:
+class BestEffortStream:
     """A stream whose failures are nobody's: on a full disk, or closed, a process goes on without its log."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -71,7 +71,7 @@ def configure_logging(component: str, **bound: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LastingStream(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, BestEffortStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
 
@@ -87,7 +87,7 @@ def warn_in_sentences() -> None:
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, render_sentence],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LastingStream(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, BestEffortStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
 

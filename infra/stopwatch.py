@@ -31,7 +31,7 @@ class Stopwatch:
             self._inner[-1] += elapsed
 
 
-def log_share(seconds: Mapping[str, float]) -> float:
-    """Return the share of the log in all that is not waiting; 0 when nothing was measured."""
+def compute_log_share(seconds: Mapping[str, float]) -> float:
+    """Return the share of time that Kafka takes in all that is not waiting; 0 when nothing was measured."""
     busy = sum(spent for activity, spent in seconds.items() if activity != "wait")
     return sum(seconds.get(activity, 0.0) for activity in LOG_ACTIVITIES) / busy if busy else 0.0

@@ -101,7 +101,7 @@ def _with_one_process(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update=one), "policies": policies})
 
 
-def list_findings(asked: Asked) -> Iterator[Finding]:
+def run_checks(asked: Asked) -> Iterator[Finding]:
     """Yield what `headrace doctor RECIPE` shows: every check, with all that it found."""
     for what, check in CHECKS.items():
         faults = check(asked)

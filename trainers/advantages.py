@@ -456,7 +456,11 @@ def _check_sequences(sequences: RewardedSequences) -> list[RewardedSequence]:
         sequence if isinstance(sequence, RewardedSequence) else RewardedSequence(index, "", float(sequence))
         for index, sequence in enumerate(sequences)
     ]
-    _check_finite("rewards", [sequence.reward for sequence in known], "check the environment's scorer")
+    _check_finite(
+        "rewards",
+        [sequence.reward for sequence in known],
+        "check the chain's reward shaping and the environment's scorer",
+    )
     _check_finite("baselines", [m.baseline for m in known if m.baseline is not None], "check the workflow")
     for sequence in known:
         for what, values in (("token rewards", sequence.token_rewards), ("token values", sequence.token_values)):

@@ -29,6 +29,8 @@ from headrace.trainers.learner.limits import Limits
 
 UNUSABLE = (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError)
 """What decoding raises for a group that cannot be trained on."""
+MOST_ADVANTAGE_FAILURES = 8
+"""Groups in a row over which the advantage may fail. One that fails over each would use up rollouts without end."""
 
 
 class Intake:
@@ -59,6 +61,8 @@ class Intake:
         self._arrivals = 0
         self.arrived_at = time.monotonic()
         """When a group arrived last."""
+        self._advantage_failures = 0
+        """Groups in a row over which the advantage failed."""
         self._head = -1
         """In a shadow, the highest `head_version` of the groups that were read."""
 
@@ -72,7 +76,8 @@ class Intake:
     ) -> Waiting[PreparedGroup] | WindowEviction[PreparedGroup]:
         """Return a group as it waits in the window; a replay gets the group of its first use.
 
-        A replay whose first use has left the log is evicted as `missing`. Raises MessageRefused as `unusable`.
+        A replay whose first use has left the log is evicted as `missing`. Raises MessageRefused as `unusable`, and
+        AdvantageError when the advantage has failed over MOST_ADVANTAGE_FAILURES groups in a row.
         """
         self._arrivals += 1
         self.arrived_at = time.monotonic()
@@ -85,6 +90,10 @@ class Intake:
             with self._watch.measure("decode"):
                 return self._build_waiting(message, curated, self._prepare(found))
         except UNUSABLE as error:
+            if isinstance(error, AdvantageError):
+                self._advantage_failures += 1
+                if self._advantage_failures >= MOST_ADVANTAGE_FAILURES:
+                    raise
             raise MessageRefused("unusable", str(error)) from error
 
     def _build_waiting(self, message: Message, curated: CuratedGroup, payload: PreparedGroup) -> Waiting[PreparedGroup]:
@@ -104,6 +113,7 @@ class Intake:
         group = decode_group(self._run, curated)
         known = math.inf if self._settings.is_shadow else self._newest_version()
         found = prepare_checked_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
+        self._advantage_failures = 0
         if self._settings.is_shadow:
             self._head = max(self._head, found.newest, group.trajectory_group.head_version)
         return found

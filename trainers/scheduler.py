@@ -175,7 +175,7 @@ class Scheduler(Generic[T]):
 
     # --------------------------------------------------------------------------------------------------- what is next
 
-    def choose_action(self, at: TrainingProgress) -> Action[T]:
+    def take_next_action(self, at: TrainingProgress) -> Action[T]:
         """Return what to do now; what it holds has left the window and is not named again."""
         if at.has_store_check:
             return EndStoreCheck()

@@ -167,7 +167,7 @@ class Trainer:
         at = self._read_progress()
         if self._finished is None and self.scheduler.is_over(at):
             self._log_the_end(at.version)
-        match self.scheduler.choose_action(at):
+        match self.scheduler.take_next_action(at):
             case EndStoreCheck():
                 return self._end_store_check()
             case CommitVersion(evictions):

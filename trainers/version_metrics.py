@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
-from headrace.infra.stopwatch import Stopwatch, log_share
+from headrace.infra.stopwatch import Stopwatch, compute_log_share
 from headrace.trainers.health import ENTROPY_FIRST, HEALTH_LOOK_BACK, findings
 from headrace.trainers.versions.pipeline import MadeVersion
 
@@ -30,7 +30,7 @@ class VersionMetrics:
     def of(self, made: MadeVersion) -> dict[str, float]:
         """Return a version's metrics: of its step, of what was known before it, and of the loop's time."""
         self._watch.seconds["train"] += made.metrics["step_s"] + made.metrics["blocked_s"]
-        metrics = {**made.metrics, **made.request.metrics, "log_share": log_share(self._watch.seconds)}
+        metrics = {**made.metrics, **made.request.metrics, "log_share": compute_log_share(self._watch.seconds)}
         metrics |= {f"seconds_{activity}": spent for activity, spent in self._watch.seconds.items()}
         metrics |= self._find_first_entropy(metrics)
         return {name: float(value) for name, value in metrics.items()}

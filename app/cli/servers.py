@@ -98,11 +98,11 @@ def doctor(
     if recipe is not None:
         from headrace.infra.embedded.data_folder import data_folder_of
         from headrace.infra.recipe.recipe_file import load_recipe
-        from headrace.ops.recipe_check import ask_of_run, list_findings
+        from headrace.ops.recipe_check import ask_of_run, run_checks
 
         log_quietly()
         loaded = load_recipe(recipe, sets or ())
-        findings = list_findings(ask_of_run(loaded, data_folder_of(loaded.name, data)))
+        findings = run_checks(ask_of_run(loaded, data_folder_of(loaded.name, data)))
     elif run is not None:
         from headrace.ops.cluster_checks import examine_run
 

@@ -36,14 +36,14 @@ def encode(
 
     done = offline.encode(base, new, out, Label(policy, 0, version - 1 if version > 0 else -1, version))
     header = done.header
-    per_value = done.delta_bytes / header.changed if header.changed else 0.0
+    per_value = done.delta_bytes / header.changed_items if header.changed_items else 0.0
     if as_json:
         facts = {"base_hash": header.base_hash, "weights_hash": header.weights_hash, "items": header.items}
-        facts |= {"changed": header.changed, "full_bytes": done.full_bytes, "delta_bytes": done.delta_bytes}
+        facts |= {"changed": header.changed_items, "full_bytes": done.full_bytes, "delta_bytes": done.delta_bytes}
         typer.echo(json.dumps(facts, indent=1))
         return
     typer.echo(
-        f"{out}: {header.changed:,} of {header.items:,} values changed ({header.density:.2%}), "
+        f"{out}: {header.changed_items:,} of {header.items:,} values changed ({header.density:.2%}), "
         f"{done.delta_bytes:,} bytes for {done.full_bytes:,} (1/{done.full_bytes / done.delta_bytes:.0f}), "
         f"{per_value:.2f} a changed value"
     )
@@ -90,7 +90,7 @@ def verify(
     if as_json:
         facts = {"ok": True, "kind": found.kind, "weights_hash": found.weights_hash, "checked": found.promised}
         if found.header is not None:
-            facts |= {"base_hash": found.header.base_hash, "changed": found.header.changed}
+            facts |= {"base_hash": found.header.base_hash, "changed": found.header.changed_items}
         typer.echo(json.dumps(facts, indent=1))
         return
     if found.header is not None:

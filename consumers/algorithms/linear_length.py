@@ -30,7 +30,7 @@ class LinearLength(Stateless):
         """Shape the rewards of all members that count."""
         members = candidate.group.trajectories
         mean, _ = mean_and_deviation(candidate.rewards)
-        rows = [_lengths(member) for member in members]
+        rows = [_count_tokens_and_turns(member) for member in members]
         # What validation took out is no yardstick: its reward is NaN.
         counted = [row for row, reward in zip(rows, candidate.rewards, strict=False) if not math.isnan(reward)]
         if not counted:
@@ -47,8 +47,8 @@ class LinearLength(Stateless):
         return [Keep(shaped.with_rewards(tuple([reward - centre for reward in shaped.rewards])))]
 
 
-def _lengths(trajectory: Trajectory) -> tuple[int, int, int]:
-    """Return the tokens that are generated, those that are not, and the turns, sequence by sequence."""
+def _count_tokens_and_turns(trajectory: Trajectory) -> tuple[int, int, int]:
+    """Return three sums over the sequences: generated tokens, other tokens, turns."""
     generated = others = turns = 0
     for sequence in trajectory.sequences:
         acted = set()

@@ -92,7 +92,7 @@ class Judge:
             raise ValueError("prompt must contain {completion}, the placeholder for the text to judge")
         if key and not read_environment(key):
             raise ValueError(
-                f"`key` must name an environment variable that holds the API key: {key} is not set or empty"
+                "`key` must name an environment variable that holds the API key; that variable is not set or empty"
             )
         if most <= 0 or limit_s <= 0 or rate < 0 or budget < 0:
             raise ValueError(

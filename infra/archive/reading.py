@@ -150,7 +150,10 @@ class Archive:
             why = self.manifest.missing.get(claim.key)
             raise ObjectMissing(why.why if why else f"the archive {self.root} has no object {claim.key[:200]!r}")
         if (listed.sha256, listed.size_bytes) != (claim.sha256, claim.size_bytes):
-            raise ObjectCorrupt(f"object {claim.key} has sha256 {listed.sha256}, but its record says {claim.sha256}")
+            raise ObjectCorrupt(
+                f"the archive {self.root} has object {claim.key} with sha256 {listed.sha256} and {listed.size_bytes} "
+                f"bytes, but its record says {claim.sha256} and {claim.size_bytes} bytes"
+            )
         return self.open_object(claim.key)
 
 

@@ -66,7 +66,7 @@ class Servers:
         self._kafka = None if kafka.bootstrap else EmbeddedKafka(folder.kafka, progress=say)
         self._store = None if store.endpoint else EmbeddedStore(folder.store)
         self._starters: list[threading.Thread] = []
-        self._nurses = [Nurse(say) for _ in self._embedded]
+        self._restarters = [ServerRestarter(say) for _ in self._embedded]
         self._probes: dict[str, ServerProbe] = {}
         """Probes by what they ask, once it has been watched."""
         self._reported: set[str] = set()
@@ -158,8 +158,8 @@ class Servers:
 
         All components wait meanwhile, so a disk that is full ends nothing: what is wrong is reported once.
         """
-        for server, nurse in zip(self._embedded, self._nurses, strict=True):
-            nurse.visit(server)
+        for server, restarter in zip(self._embedded, self._restarters, strict=True):
+            restarter.visit(server)
 
     def watch(self) -> tuple[Silence, ...]:
         """Return the servers that run and do not answer, frozen ones above all; report each once, and its answer.
@@ -218,7 +218,7 @@ class Servers:
             thread.join()
 
 
-class Nurse:
+class ServerRestarter:
     """Brings one embedded server back whenever it has died."""
 
     def __init__(self, say: ReportLine) -> None:

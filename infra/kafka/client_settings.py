@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 
 from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, expand_user, read_environment
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import TRANSACTION_TIMEOUT_MS, Connection, open_consumer, open_producer
+from headrace.infra.kafka.clients import MESSAGE_BYTES, TRANSACTION_TIMEOUT_MS, Connection, open_consumer, open_producer
 
 LEAST_MESSAGE_BYTES = 1_000_000
 """librdkafka's default: ordinary groups are smaller."""
@@ -124,7 +124,10 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
     fault = _find_fault(client) if client else None
     if fault is None:
         if float(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
-            raise UsageError(f"{where}: message.max.bytes must be {LEAST_MESSAGE_BYTES} or more, or records do not fit")
+            raise UsageError(
+                f"{where}: message.max.bytes must be {LEAST_MESSAGE_BYTES} or more; leave it out to get "
+                f"{MESSAGE_BYTES}, which large groups and dead letters need"
+            )
         if float(client.get("max.poll.interval.ms", LEAST_POLL_MS)) < LEAST_POLL_MS:
             raise UsageError(
                 f"{where}: max.poll.interval.ms must be {LEAST_POLL_MS} or more, or a component that takes longer for "

@@ -39,8 +39,8 @@ def _check_bucket_name(name: str) -> None:
         check_bucket_name(name, s3_check=True)
     except ValueError as error:
         raise UsageError(
-            f"{name!r} is not the name of a bucket: {error}; write 3 to 63 small letters, digits, '-' and '.', without "
-            "s3:// and without a path"
+            f"{name!r} is not the name of a bucket: {error}; write 3 to 63 lower-case letters, digits, '-' and '.', "
+            "without s3:// and without a path"
         ) from error
 
 

@@ -44,8 +44,8 @@ def check_bucket(name: str) -> str:
     """Return the name of a bucket. Raises ValueError for one that S3 makes no bucket of."""
     if not _BUCKET.fullmatch(name) or ".." in name or _IP.fullmatch(name):
         raise ValueError(
-            f"must have 3 to 63 small letters, digits, '-' and '.', begin and end with a letter or digit, and not be "
-            f"an IP address; got {name[:80]!r}"
+            f"must have 3 to 63 lower-case letters, digits, '-' and '.', without two dots in a row, begin and end with "
+            f"a letter or digit, and not be an IP address; got {name[:80]!r}"
         )
     return name
 

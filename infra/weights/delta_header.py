@@ -108,14 +108,14 @@ class Header:
     tensors: tuple[TensorHead, ...]
 
     @property
-    def changed(self) -> int:
-        """Items that changed."""
+    def changed_items(self) -> int:
+        """Number of items that changed."""
         return sum(tensor.changed for tensor in self.tensors)
 
     @property
     def density(self) -> float:
         """Share of items that changed."""
-        return self.changed / max(1, self.items)
+        return self.changed_items / max(1, self.items)
 
     def encode(self) -> bytes:
         """Return the header as JSON."""

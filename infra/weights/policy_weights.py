@@ -50,8 +50,8 @@ class PolicyWeights:
         """Bytes of the objects of the last `bring`."""
 
     @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds of the last `bring`, by activity: fetch, verify, apply."""
+    def last_bring_seconds(self) -> dict[str, float]:
+        """What the last `bring` took, in seconds, by activity: fetch, verify, apply."""
         return {activity: self._watch.seconds[activity] for activity in ("fetch", "verify", "apply")}
 
     def bring(

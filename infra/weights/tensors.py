@@ -40,7 +40,7 @@ class Tensor:
         expected = math.prod(self.shape) * ITEM_BYTES[self.dtype]
         if self.data.nbytes != expected:
             raise WeightsError(
-                f"a {self.dtype} tensor of shape {self.shape} holds {expected} bytes, not {self.data.nbytes}"
+                f"a {self.dtype} tensor of shape {self.shape} must have {expected} bytes, got {self.data.nbytes}"
             )
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from headrace.infra.embedded.data_folder import DataFolder, Effort
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
-from headrace.infra.stopwatch import log_share
+from headrace.infra.stopwatch import compute_log_share
 from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.audit.report import audit
 from headrace.ops.discards import Bias, PolicyDiscards, discards
@@ -259,7 +259,7 @@ def log_share_of(figures: RunFigures, pulse: Pulse) -> float:
     for part in parts:
         for activity, seconds in part.items():
             total[activity] = total.get(activity, 0.0) + seconds
-    return log_share(total)
+    return compute_log_share(total)
 
 
 def log_cpu_share(cpu: Mapping[str, Mapping[str, float]]) -> float:

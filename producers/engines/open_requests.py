@@ -32,7 +32,7 @@ class OpenRequests:
         """Return whether a request is not over."""
         return request_id in self._ids
 
-    def note_begin(self, request_id: str) -> bool:
+    def try_begin(self, request_id: str) -> bool:
         """Note a request that is about to be sent; return False where none may be sent now."""
         with self._turn:
             if self._is_admitting:

@@ -46,7 +46,7 @@ class SGLangExperts(SGLangApi):
         version: int | None = None,  # noqa: ARG002 - it has one set of weights
     ) -> Answer:
         """See `ServerApi.generate`. What is asked during a swap is given up at once."""
-        if not self._requests.note_begin(request_id):
+        if not self._requests.try_begin(request_id):
             return NOTHING
         try:
             body = {"rid": request_id, "input_ids": list(map(int, ids)), "return_routed_experts": True}

@@ -61,7 +61,7 @@ class VllmApi:
         version: int | None = None,  # noqa: ARG002 - it has one set of weights
     ) -> Answer:
         """See `ServerApi.generate`. What is asked during a swap is given up at once."""
-        if not self._requests.note_begin(request_id):
+        if not self._requests.try_begin(request_id):
             return NOTHING
         try:
             return await self.ask(request_id, ids, sampling, self._version)

@@ -96,7 +96,7 @@ class WeightLoader:
 
     def _log_taken(self, policy: str, version: int, pause_s: float) -> None:
         held = self._weights[policy]
-        seconds = {f"{activity}_s": spent for activity, spent in {**held.seconds, "pause": pause_s}.items()}
+        seconds = {f"{activity}_s": spent for activity, spent in {**held.last_bring_seconds, "pause": pause_s}.items()}
         self.taken[policy] = TakenWeights(policy, version, held.fetched_bytes, **seconds)
         rounded = {name: round(spent, 4) for name, spent in seconds.items()}
         log.info("weights.loaded", policy=policy, version=version, head=self._published[policy].head, **rounded)
@@ -114,7 +114,9 @@ class WeightLoader:
             except EngineAway as error:
                 self._pauses.begin(ENGINE, error)
                 if self._over.wait(FIRST_PAUSE_S):
-                    raise VersionGone(f"{policy} version {version}: the worker stops") from error
+                    raise VersionGone(
+                        f"{policy} version {version} was not loaded, because the worker is stopping"
+                    ) from error
             else:
                 self._pauses.end(ENGINE)
                 return
@@ -160,7 +162,9 @@ class WeightLoader:
             except Unavailable as error:
                 self._pauses.begin("object store", error)
                 if self._over.wait(FIRST_PAUSE_S):
-                    raise VersionGone(f"{policy} version {version}: the worker stops") from error
+                    raise VersionGone(
+                        f"{policy} version {version} was not loaded, because the worker is stopping"
+                    ) from error
             except (StoreError, WeightsError, BadWeights) as error:
                 self._pauses.end("object store")
                 raise VersionGone(f"{policy} version {version} cannot be had any more: {error}") from error

@@ -59,8 +59,8 @@ def test_a_server_that_died_is_started_again_with_its_data(servers: Servers, sai
 
 @pytest.mark.servers
 def test_a_server_that_does_not_come_up_is_said_once_and_tried_until_it_does(servers: Servers, said: list[str]) -> None:
-    for nurse in servers._nurses:
-        nurse._pauses = Backoff(0.0, 0.0)
+    for restarter in servers._restarters:
+        restarter._pauses = Backoff(0.0, 0.0)
     with socket.create_server(("127.0.0.1", kill_store(servers))):
         for _ in range(3):
             servers.revive()

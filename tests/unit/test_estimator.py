@@ -85,6 +85,12 @@ def torn(sequences: Sequence[RewardedSequence]) -> list[float]:
     return missing[len(sequences)]
 
 
+def compared(sequences: Sequence[RewardedSequence]) -> list[float]:
+    if len({one.group for one in sequences}) < 2:
+        raise ValueError("one group")
+    return [one.reward for one in sequences]
+
+
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> str:
     module = ModuleType("my_estimators")
@@ -93,6 +99,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
         by_token=by_token,
         number=3,
         torn=torn,
+        compared=compared,
         short=lambda sequences: [one.reward for one in sequences][:-1],
         infinite=lambda sequences: [float("inf") for _ in sequences],
         wide=lambda sequences: [[one.reward] * 7 for one in sequences],
@@ -116,7 +123,11 @@ def test_an_estimator_of_your_own_is_taken_by_its_path(own: str) -> None:
         ("short", "returned 3 for 4 sequences"),
         ("infinite", "not finite"),
         ("wide", r"2 generated tokens it returned shape \(7,\)"),
-        ("torn", r"failed on a test batch of two groups .*: KeyError: .* at .*test_estimator\.py:[0-9]+ in torn"),
+        ("torn", r"failed on a test batch of two groups, .*: KeyError: .* at .*test_estimator\.py:[0-9]+ in torn"),
+        (
+            "compared",
+            r"failed on one group alone, .*: ValueError: one group at .*test_estimator\.py:[0-9]+ in compared",
+        ),
         ("number", "is neither a function nor a class but 3"),
         ("missing", "module my_estimators has no 'missing'"),
     ],
@@ -131,6 +142,12 @@ def test_what_an_estimator_returns_is_looked_at_every_time() -> None:
     assert list(later(batch((1, 0)))) == [2, 0]
     with pytest.raises(AdvantageError, match="not finite"):
         later(batch((float("nan"), 0)))
+
+
+def test_what_an_estimator_raises_names_its_line() -> None:
+    mine = Estimator("my_estimators:torn", torn, {}, False, True)
+    with pytest.raises(AdvantageError, match=r"my_estimators:torn failed: KeyError: 2 at .*estimator\.py:\d+ in torn"):
+        mine(batch((1, 0)))
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.infra.log import LastingStream, render_sentence
+from headrace.infra.log import BestEffortStream, render_sentence
 
 FULL = Path("/dev/full")
 TALKS = """
@@ -59,8 +59,8 @@ def test_a_stream_that_was_closed_costs_the_log_and_not_the_process() -> None:
     closed = io.StringIO()
     closed.close()
 
-    LastingStream(closed).write("nobody reads this")
-    LastingStream(closed).flush()
+    BestEffortStream(closed).write("nobody reads this")
+    BestEffortStream(closed).flush()
 
 
 def test_a_warning_of_a_command_that_answers_is_a_sentence() -> None:

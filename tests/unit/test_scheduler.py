@@ -53,7 +53,7 @@ class Scene:
 
     def next(self, **changed: object) -> Action[None]:
         self.at = replace(self.at, **changed)  # type: ignore[arg-type]  # by name
-        return self.scheduler.choose_action(self.at)
+        return self.scheduler.take_next_action(self.at)
 
     def makes(self) -> BeginStep[None]:
         """Begin a step and commit its version."""

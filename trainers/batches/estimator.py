@@ -24,13 +24,13 @@ PROBE_BATCH = tuple(
     for group in range(2)
     for trajectory in range(2)
 )
-"""A batch that every estimator can take."""
+"""A batch that every estimator can take; its first two are one group, as an estimator gets it when it arrives."""
 SINGLES = tuple(RewardedSequence(0, "solver", float(group), length=2, baseline=0.25, group=group) for group in range(2))
 """A batch of two groups of one trajectory each, of rewards 0 and 1."""
 
 
 class AdvantageError(HeadraceError):
-    """What an estimator returned is not an advantage for every sequence."""
+    """An estimator raised, or what it returned is not an advantage for every sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,18 @@ class Estimator:
     def __call__(self, sequences: Sequence[RewardedSequence]) -> Advantages:
         """Return float32[n], or n arrays float32[length].
 
-        Raises RewardError for a group from which no advantage follows, AdvantageError when the estimator returned
-        something else. All advantages come through here, a user's too, so this is where they are finite from.
+        Raises RewardError for a group from which no advantage follows, AdvantageError when the estimator raised or
+        returned something else. All advantages come through here, a user's too, so this is where they are finite from.
         """
+        try:
+            return self.compute(sequences)
+        except HeadraceError:
+            raise
+        except Exception as error:  # whatever one of the user's own raises
+            raise AdvantageError(f"the advantage {self.name} failed: {describe_with_location(error)}") from error
+
+    def compute(self, sequences: Sequence[RewardedSequence]) -> Advantages:
+        """Return the same; raises also what the estimator raises."""
         found = self._require_fit(self.function(sequences, **self.options), sequences)
         return batch_norm(found, sequences) if self.normalises else found
 
@@ -88,14 +97,14 @@ def load_estimator(settings: TrainerSettings) -> Estimator:
     options = {**taken, **named.settings}
     whole_batch = settings.batch_norm or named.use in WHOLE_BATCH or named.use not in ADVANTAGES
     estimator = Estimator(named.use, function, options, settings.batch_norm, whole_batch)
-    try:
-        estimator(PROBE_BATCH)
-    except Exception as error:  # whatever one of the user's own raises
-        raise UsageError(
-            f"{ADVANTAGE_KEY}: {named.use} with {named.settings} failed on a test batch of two groups with rewards 0 "
-            "and 1: "
-            f"{describe_with_location(error)}"
-        ) from error
+    for batch, what in ((PROBE_BATCH, "a test batch of two groups"), (PROBE_BATCH[:2], "one group alone")):
+        try:
+            estimator.compute(batch)
+        except Exception as error:  # whatever one of the user's own raises
+            raise UsageError(
+                f"{ADVANTAGE_KEY}: {named.use} with {named.settings} failed on {what}, with rewards 0 and 1: "
+                f"{describe_with_location(error)}"
+            ) from error
     return estimator
 
 

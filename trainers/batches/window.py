@@ -59,24 +59,24 @@ class WindowEviction(Generic[T_co]):
 _Ranked: TypeAlias = Callable[[Waiting[object]], Rank]
 
 
-class _Room(Generic[T]):
+class _Share(Generic[T]):
     """The fresh groups of a window, or its replays."""
 
     def __init__(self) -> None:
         self.inside: set[UseId] = set()
         self.size_bytes = 0
         """What the payloads of these groups hold."""
-        self.leaving: list[tuple[Rank, UseId, Waiting[T]]] = []
+        self.by_departure: list[tuple[Rank, UseId, Waiting[T]]] = []
         """A heap with the group that leaves first on top; some entries are stale."""
 
     def add(self, entry: Waiting[T], leaves_by: Rank) -> None:
         """Take a group in, which leaves by this rank, the least first."""
         self.inside.add(entry.use_id)
         self.size_bytes += entry.size_bytes
-        heapq.heappush(self.leaving, (leaves_by, entry.use_id, entry))
-        if len(self.leaving) > 2 * len(self.inside) + STALE_SLACK:
-            self.leaving = [one for one in self.leaving if one[1] in self.inside]
-            heapq.heapify(self.leaving)
+        heapq.heappush(self.by_departure, (leaves_by, entry.use_id, entry))
+        if len(self.by_departure) > 2 * len(self.inside) + STALE_SLACK:
+            self.by_departure = [one for one in self.by_departure if one[1] in self.inside]
+            heapq.heapify(self.by_departure)
 
     def forget(self, entry: Waiting[T]) -> None:
         """Take a group out."""
@@ -85,9 +85,9 @@ class _Room(Generic[T]):
 
     def pop_first_to_leave(self) -> Waiting[T]:
         """Take out the group that leaves first."""
-        while self.leaving[0][1] not in self.inside:
-            heapq.heappop(self.leaving)
-        gone = heapq.heappop(self.leaving)[2]
+        while self.by_departure[0][1] not in self.inside:
+            heapq.heappop(self.by_departure)
+        gone = heapq.heappop(self.by_departure)[2]
         self.forget(gone)
         return gone
 
@@ -125,7 +125,7 @@ class Window(Generic[T]):
         self._capacity, self._most_bytes, self._least = capacity, most_bytes, least
         self._rank, self._leaves = _find_rules(order, seed)
         self._entries: list[Waiting[T]] = []
-        self._fresh, self._replays = _Room[T](), _Room[T]()
+        self._fresh, self._replays = _Share[T](), _Share[T]()
         self._earliest: float = math.inf
         """No entry's deadline is before it."""
 
@@ -133,13 +133,13 @@ class Window(Generic[T]):
         return len(self._entries)
 
     def __contains__(self, key: UseId) -> bool:
-        return key in self._room_of(key).inside
+        return key in self._share_of(key).inside
 
     def add(self, entry: Waiting[T]) -> list[WindowEviction[T]]:
         """Take one group in, of a use that does not wait; return what leaves as `surplus` for want of room."""
         bisect.insort(self._entries, entry, key=self._rank)
         self._earliest = min(self._earliest, entry.deadline_version)
-        room = self._room_of(entry.use_id)
+        room = self._share_of(entry.use_id)
         room.add(entry, _negate_rank(self._leaves(entry)))
         evicted: list[WindowEviction[T]] = []
         while len(room.inside) > self._capacity or (
@@ -173,9 +173,9 @@ class Window(Generic[T]):
 
     def _forget(self, gone: Iterable[Waiting[T]]) -> None:
         for entry in gone:
-            self._room_of(entry.use_id).forget(entry)
+            self._share_of(entry.use_id).forget(entry)
 
-    def _room_of(self, use_id: UseId) -> _Room[T]:
+    def _share_of(self, use_id: UseId) -> _Share[T]:
         return self._replays if use_id.use_number > 0 else self._fresh
 
     def list_waiting(self) -> tuple[Waiting[T], ...]:
