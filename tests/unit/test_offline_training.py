@@ -194,7 +194,7 @@ def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Pa
         return [one.curated.number for one in wholes]
 
     assert groups(GroupUse("sums", 2, 0, 0, 4), GroupUse("sums", 0, 0, 0, 0)) == [2, 0], "in the order of the batch"
-    with pytest.raises(LineageBroken, match="at offset 4 another group"):
+    with pytest.raises(LineageBroken, match="must hold group sums:3 at offset 4"):
         groups(GroupUse("sums", 3, 0, 0, 4))
     with pytest.raises(LineageBroken, match="holds no offset 5"):
         groups(GroupUse("sums", 3, 0, 0, 5))
@@ -205,7 +205,7 @@ def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
     for asked, sentence in (
         (TrainingRequest(policy="other"), "name one of the run's policies, solver"),
         (TrainingRequest(sets=("rollout.max_tokens=9",)), "can be set here"),
-        (TrainingRequest(sets=("trainer.groups_per_batch=98",)), "a batch takes 98"),
+        (TrainingRequest(sets=("trainer.groups_per_batch=98",)), "a batch needs 98"),
         (TrainingRequest(batches=True), "has no topic t.batches.solver"),
         (TrainingRequest(start="/nowhere"), "there is no folder /nowhere here"),
     ):
