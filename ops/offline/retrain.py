@@ -135,8 +135,8 @@ def stretches(history: History, span: VersionSpan, whose: str) -> list[VersionSt
         if end is None:
             raise UsageError(f"{whose} has no version after its checkpoint of version {start}: give a lower --from")
         raise UsageError(
-            f"{whose} cannot be trained again up to version {end}: --to must be above {start}, its first checkpoint "
-            f"that is used, and at most {newest}, its newest version"
+            f"{whose} cannot be trained again up to version {end}: --to must be above {start}, the version of the "
+            f"checkpoint to begin from, and at most {newest}, its newest version"
         )
     asked = [batch for batch in history.batches if start < batch.version and (end is None or batch.version <= end)]
     found = []

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.whole_folder import FolderBusy, write_new_folder
 from headrace.ops.offline.archived_groups import ArchivedFirstUses, arrivals, iterate_batches
 from headrace.ops.offline.offline_curator import curate_offline
-from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline
+from headrace.ops.offline.offline_trainer import TrainingRequest, _explain_nothing, train_offline
+from headrace.ops.offline.offline_versions import RecordCounts
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -212,6 +214,13 @@ def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
         with pytest.raises(Exception, match=sentence):
             train_offline(tmp_path / "a", tmp_path / "out", asked)
         assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_start_that_has_all_steps_already_is_told_as_the_reason(tmp_path: Path) -> None:
+    archive(tmp_path / "a", [[curated(number) for number in range(4)]])
+    learner: Any = SimpleNamespace(version=50, settings=recipe().trainer)
+    said = _explain_nothing(Archive(tmp_path / "a"), learner, RecordCounts())
+    assert said.startswith("training begins with version 50, but trainer.steps is 50, so no version is made")
 
 
 def test_a_policy_that_was_warmed_up_needs_a_start(tmp_path: Path) -> None:
