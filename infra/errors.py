@@ -4,6 +4,8 @@ HeadraceError            something is wrong, and the message names what, where a
 ├── UsageError           the user asked for something that cannot be: a recipe, an option, a name (exit code 2)
 ├── Unavailable          a broker or a store is not there; waiting and trying again is right
 └── (others live beside the code that raises them)
+
+MaskedValueError is none of these: what checks one value of a recipe raises it, and it becomes part of a UsageError.
 """
 
 from __future__ import annotations
@@ -29,3 +31,7 @@ class UsageError(HeadraceError):
 
 class Unavailable(HeadraceError):
     """A server does not answer now; the caller may wait and try again."""
+
+
+class MaskedValueError(ValueError):
+    """A wrong value that may hold a secret: the message shows as much of it as may be shown, so nobody adds it."""

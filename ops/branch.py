@@ -34,8 +34,9 @@ class BranchPoint:
         run, at, version = text.rpartition("@")
         if not run or not at or not (version == BEST or (version.isascii() and version.isdigit())):
             raise UsageError(
-                f"--branch {text}: name a run by its data folder or address, and a version of it: "
-                ".headrace/arithmetic@40, kafka://HOST:PORT/RUN@40, or @best for the highest held-out reward"
+                f"--branch {text}: give the data folder or the address of a run, then @ and a version, as in "
+                ".headrace/arithmetic@40 or kafka://HOST:PORT/RUN@40; @best is the version with the highest held-out "
+                "reward"
             )
         return cls(run, None if version == BEST else int(version))
 
@@ -69,12 +70,15 @@ def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
         if data.read() is not None:
             raise UsageError(
                 f"the run in {data.root} did not begin as a branch: leave out --branch to resume it, or begin another "
-                "run by --set name="
+                "run with --set name=NAME"
             )
         _copy(recipe, point, run_at_version, folder)
     began = json.loads((folder / BEGAN).read_text())
     if run_at_version and began["branch"] != run_at_version:
-        raise UsageError(f"the run in {data.root} began with --branch {began['branch']}: give that one, or --set name=")
+        raise UsageError(
+            f"the run in {data.root} began with --branch {began['branch']}: give that one to resume it, or begin "
+            "another run with --set name=NAME"
+        )
     return Branch(_begin_at(recipe, folder), began["parent"])
 
 
@@ -85,7 +89,7 @@ def _copy(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:
         if unknown := recipe.policies.keys() - run.recipe.policies.keys():
             raise UsageError(
                 f"run {run.address.run} has no policy {', '.join(sorted(unknown))}: it has "
-                f"{', '.join(run.recipe.policies)}; a branch has the policies of its parent, or some of them"
+                f"{', '.join(run.recipe.policies)}; a branch can only have policies of the run that it begins from"
             )
         with write_new_folder(folder) as growing:
             versions = {
@@ -101,8 +105,8 @@ def _copy_policy(run: Run, policy: str, version: int | None, out: Path, *, is_wh
     found = export(run, policy, choose_best(run, policy) if version is None else version, out)
     if (out / ADAPTER_WEIGHTS).exists():
         raise UsageError(
-            f"policy {policy} of run {run.address.run} is an adapter, and a branch of one is not supported: merge it "
-            "into its base (docs/lora.md has the lines), and name that folder as policies.NAME.path"
+            f"policy {policy} of run {run.address.run} is an adapter, and a branch cannot begin from an adapter: merge "
+            f"it into its base model as docs/lora.md shows, and set policies.{policy}.path to the merged folder"
         )
     if is_whole and run.recipe.policies[policy].lora is None:
         _copy_optimizer(run, policy, found.version, out)

@@ -48,7 +48,10 @@ def clean_folder(folder: DataFolder) -> tuple[int, list[str]]:
     Raises FolderInUse while a run in it is running, UsageError when it is not a data folder of ours.
     """
     if not any((folder.root / name).exists() for name in MARKS_OF_FOLDER):
-        raise UsageError(f"{folder.root} is not the data folder of a run (no run.json): not removed")
+        raise UsageError(
+            f"{folder.root} has no {' and no '.join(MARKS_OF_FOLDER)}, so it is not the data folder of a run: not "
+            "removed"
+        )
     with folder.hold("`headrace clean`"):
         for server in (EmbeddedKafka(folder.kafka), EmbeddedStore(folder.store)):
             if server.folder.is_dir():

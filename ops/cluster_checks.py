@@ -91,19 +91,17 @@ def _addresses(seen: SeenCluster) -> Finding:
 def _version(seen: SeenCluster) -> Finding:
     if seen.settings is None:
         why = seen.refused.get("settings", "it was not asked")
-        grant = name_grant("DESCRIBE_CONFIGS", "cluster")
-        return Finding(
-            "version", ok=True, detail=f"not known, as a broker's settings may not be read ({why}); {grant} allows it"
-        )
+        grant = f"; kafka-acls --add {name_grant('DESCRIBE_CONFIGS', 'cluster')} allows it" if is_forbidden(why) else ""
+        return Finding("version", ok=True, detail=f"not known: the brokers' settings cannot be read ({why}){grant}")
     if (protocol := seen.settings.get("inter.broker.protocol.version")) is not None:  # brokers have none from 4.0 on
-        return Finding("version", ok=False, detail=f"the brokers are of Kafka {protocol}: 4.0 or newer is needed")
+        return Finding("version", ok=False, detail=f"the brokers must be of Kafka 4.0 or newer; they are of {protocol}")
     return Finding("version", ok=True, detail="4.0 or newer")
 
 
 def _group_protocol(seen: SeenCluster) -> Finding:
     protocols = (seen.settings or {}).get("group.coordinator.rebalance.protocols")
     if protocols is not None and "consumer" not in protocols.replace(" ", "").split(","):
-        detail = f"the brokers speak {protocols}: add consumer to group.coordinator.rebalance.protocols (KIP-848)"
+        detail = f"group.coordinator.rebalance.protocols of the brokers is {protocols}: add consumer to it (KIP-848)"
         return Finding("group protocol", ok=False, detail=detail)
     return Finding("group protocol", ok=True, detail="consumer (KIP-848)" if protocols else "not known")
 
@@ -113,12 +111,12 @@ def _transactions(seen: SeenCluster) -> Finding:
     for topic, key, what in REPLICATED:
         if topic not in seen.topics and int(settings.get(key, 1)) > len(seen.brokers):
             lacking.append(
-                f"{key} is {settings[key]} and there is a cluster of {len(seen.brokers)}, so {what} never work: set it "
-                f"to {len(seen.brokers)} or add brokers"
+                f"{key} is {settings[key]}, but the cluster has {len(seen.brokers)} broker(s), so {what} cannot work: "
+                f"set it to {len(seen.brokers)}, or add brokers"
             )
     most_ms = int(settings.get("transaction.max.timeout.ms", TRANSACTION_TIMEOUT_MS))
     if most_ms < TRANSACTION_TIMEOUT_MS:
-        lacking.append(f"transaction.max.timeout.ms is {most_ms}: {TRANSACTION_TIMEOUT_MS} or more is needed")
+        lacking.append(f"transaction.max.timeout.ms must be {TRANSACTION_TIMEOUT_MS} or more; it is {most_ms}")
     why = seen.refused.get("transactions", "")
     lacking += [why] if why and not lacking and not is_forbidden(why) else []
     tried = "not tried: see rights" if why else "work"
@@ -136,7 +134,7 @@ def _topics(seen: SeenCluster, specs: Sequence[TopicSpec]) -> Finding:
     unread = sum(seen.topics[spec.name].config is None for spec in there)
     words = [f"{len(there)} are as the run needs them"] if there else []
     words += [f"{missing} are to be made"] if missing else []
-    words += [f"settings of {unread} may not be read ({seen.refused.get('topics', '')})"] if unread else []
+    words += [f"settings of {unread} cannot be read ({seen.refused.get('topics', '')})"] if unread else []
     return Finding("topics", ok=True, detail=", ".join(words) or "none is asked for")
 
 
@@ -146,19 +144,19 @@ def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[Topic
         name = BROKERS_NAME[key]
         taking = [spec.name for spec in to_be_made if key not in spec.config]
         if taking and int(settings.get(name, least)) < least:
-            yield f"the brokers have {name}={settings[name]}, which {taking[0]} would take: set it to {least} or more"
+            yield f"the brokers have {name}={settings[name]}, and {taking[0]} would get it: set it to {least} or more"
     replicas = int(settings.get("default.replication.factor", 1))
     if to_be_made and int(settings.get("min.insync.replicas", 1)) > replicas:
         yield (
             f"the brokers have min.insync.replicas={settings['min.insync.replicas']} and default.replication.factor="
-            f"{replicas}, so new topics take no record: lower the first, or raise the other"
+            f"{replicas}, so new topics refuse all records: lower the first, or raise the other"
         )
 
 
 def _differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
     """Yield what is wrong with a topic, each with its setting."""
     if topic.partitions != spec.partitions:
-        yield f"{spec.name} has {topic.partitions} partitions, the run has {spec.partitions}: take another run name"
+        yield f"{spec.name} has {topic.partitions} partitions, but the run needs {spec.partitions}: rename the run"
     config = topic.config or {}
     for key, value in spec.config.items():
         if config.get(key, value) != value:
@@ -168,8 +166,8 @@ def _differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
             yield f"{spec.name} has {key}={config[key]}: set it to {least} or more"
     if int(config.get("min.insync.replicas", 1)) > topic.replicas:
         yield (
-            f"{spec.name} has min.insync.replicas={config['min.insync.replicas']} and {topic.replicas} replicas, so it "
-            "takes no record: lower the setting, or add replicas"
+            f"{spec.name} has min.insync.replicas={config['min.insync.replicas']}, but {topic.replicas} replicas, so "
+            "it refuses all records: lower the setting, or add replicas"
         )
 
 
@@ -188,7 +186,7 @@ def _rights(seen: SeenCluster, wanted: Wanted) -> list[Finding]:
         Finding("rights", ok=operation == "DELETE", detail=_describe_right(operation, kind, names))
         for (operation, kind), names in lacking.items()
     ]
-    return found or [Finding("rights", ok=True, detail="all that a run needs, as far as Kafka tells")]
+    return found or [Finding("rights", ok=True, detail="all that a run needs, as far as Kafka shows them")]
 
 
 def _find_forbidden(seen: SeenCluster, topic: str) -> frozenset[str]:
@@ -203,7 +201,7 @@ def _describe_right(operation: str, kind: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     said = f"{_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} is missing"
     if operation == "DELETE":
-        said += ", and a run goes on without: tasks that are done with stay, and `compare` leaves topics behind"
+        said += "; a run works without it, but finished tasks stay, and `headrace compare` leaves its topics"
     return f"{said}: kafka-acls --add {name_grant(operation, kind, names[0].partition('.')[0])}"
 
 
@@ -224,7 +222,7 @@ def is_forbidden(why: str) -> bool:
 
 def _groups(seen: SeenCluster) -> Finding:
     if foreign := [name for name, group in seen.groups.items() if group.is_classic and group.is_at_work]:
-        detail = f"{', '.join(foreign)}: another program is a member, by the classic protocol: stop it"
+        detail = f"another program is a member of {', '.join(foreign)} (classic group protocol): stop it"
         return Finding("groups", ok=False, detail=detail)
     words = [f"{name} has members" for name, group in seen.groups.items() if group.is_at_work]
     return Finding("groups", ok=True, detail=", ".join(words) or "without members")

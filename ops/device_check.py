@@ -102,21 +102,22 @@ def _probe(names: tuple[str, ...]) -> SeenDevices:
         )
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return SeenDevices(error=f"no answer within {PROBE_LIMIT_S:.0f} s")
+        return SeenDevices(error=f"torch did not answer within {PROBE_LIMIT_S:.0f} s")
     except (ValueError, IndexError):
-        return SeenDevices(error=(done.stderr.strip().splitlines() or ["it said nothing"])[-1])
+        return SeenDevices(error=(done.stderr.strip().splitlines() or ["torch printed nothing"])[-1])
     return SeenDevices(found["gpus"], {name: SeenDevice(**one) for name, one in found["devices"].items()})
 
 
 def refuse_devices(wanted: Sequence[WantedDevice], seen: SeenDevices) -> list[Fault]:
     """Return what is wrong with the devices that a recipe names, by what torch says of this machine."""
     if seen.devices is None:
-        return [Fault(f"torch was asked for {wanted[0].name} and gave no answer ({seen.error})", is_doubt=True)]
+        names = " and ".join(dict.fromkeys(one.name for one in wanted))
+        return [Fault(f"it is unknown whether torch can use {names} here: {seen.error}", is_doubt=True)]
     faults = []
     if not seen.gpus and (in_vain := [one for one in wanted if one.is_cuda]):
         keys = " and ".join(f'{one.key} is "{one.name}"' for one in in_vain)
         why = seen.devices[in_vain[0].name].error.partition(". ")[0]
-        faults.append(Fault(f'{keys}, and torch finds no GPU here ({why}): take "cpu", or run this where a GPU is'))
+        faults.append(Fault(f'{keys}, but torch finds no GPU here ({why}): set "cpu", or use a machine with a GPU'))
     for one in wanted:
         device = seen.devices[one.name]
         if one.is_cuda and not seen.gpus:
@@ -124,15 +125,15 @@ def refuse_devices(wanted: Sequence[WantedDevice], seen: SeenDevices) -> list[Fa
         if device.error and one.is_cuda:
             known = f"cuda:0 to cuda:{seen.gpus - 1}" if seen.gpus > 1 else "cuda:0"
             faults.append(
-                Fault(f'{one.key} is "{one.name}", and torch finds {known} here ({device.error}): name one of these')
+                Fault(f'{one.key} is "{one.name}", but torch cannot use it ({device.error}); it finds {known} here')
             )
         elif device.error:
-            faults.append(Fault(f'{one.key} is "{one.name}": {device.error}; name "cpu", "cuda" or "cuda:1"'))
+            faults.append(Fault(f'{one.key} is "{one.name}": {device.error}; set "cpu", "cuda" or such as "cuda:1"'))
         elif one.is_cuda and one.processes > seen.gpus:
             faults.append(
                 Fault(
-                    f"{one.key} is a GPU for each of {one.processes} processes (trainer.processes), and torch finds "
-                    f"{seen.gpus} here: set trainer.processes to at most that"
+                    f'{one.key} is "{one.name}", so each of the {one.processes} processes (trainer.processes) needs '
+                    f"a GPU of its own, but torch finds {seen.gpus} here: set trainer.processes to {seen.gpus} or less"
                 )
             )
     return faults

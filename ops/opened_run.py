@@ -40,8 +40,8 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
     named = address is not None and "/" not in address and ":" not in address
     if address and data and not named:
         raise UsageError(
-            "give --run or --data, not both: the first names a running cluster, the second a folder (and then --run "
-            "may be the bare name of another run on its cluster)"
+            "give either --run with an address, or --data with a folder; together with --data, --run must be the bare "
+            "name of a run on the cluster of that folder"
         )
     if address and not named:
         yield OpenedRun(_join(parse_run(address)), rests=False)
@@ -73,7 +73,7 @@ def _maybe_ending(folder: DataFolder) -> Iterator[None]:
     try:
         yield
     except Unavailable as error:
-        again = f"the run in {folder.root} may just be starting or stopping: give the command again"
+        again = f"the run in {folder.root} may be starting or stopping now: give the command again"
         raise type(error)(f"{error}; {again}") from error
 
 
@@ -98,7 +98,7 @@ def _refuse_servers_elsewhere(folder: DataFolder) -> None:
     notes = sweep.read() if sweep else None
     if sweep and notes and notes.embedded_kafka:
         raise UsageError(
-            f"{folder.root} is one run of a sweep, and {sweep.root} holds its servers: give --data {sweep.root} "
+            f"{folder.root} is one run of a sweep, and its servers are in {sweep.root}: give --data {sweep.root} "
             f"--run {folder.root.name}"
         )
 
@@ -126,8 +126,7 @@ def _describe_deleted(folder: DataFolder, run: str) -> str:
             "unless the sweep file says `keep = true`"
         )
     return (
-        f". It is a run of the sweep in {sweep.root} that is done, and its topics were deleted then: the result of it "
-        f"is in {sweep.root / run / SUMMARY}, and `headrace compare` shows it. To look at its groups put "
-        f"`keep = true` into the sweep file, remove {sweep.root / run}, and give `headrace compare` again: it plays "
-        "the run once more"
+        f". It is a run of the sweep in {sweep.root} that is done, and its topics were deleted then. Its result is in "
+        f"{sweep.root / run / SUMMARY}, and `headrace compare` shows it. To look at its groups, put `keep = true` into "
+        f"the sweep file, remove {sweep.root / run}, and give `headrace compare` again: it plays the run once more"
     )

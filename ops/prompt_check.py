@@ -31,8 +31,8 @@ def check_prompts_fit(environment: Environment, name: str, policy: Policy) -> No
     if lengths and min(lengths) >= context:
         raise ValueError(
             f"the first {len(lengths)} prompts of environment {environment.name} have {min(lengths)} tokens or more, "
-            f"and the context of policies.{name} is {context} (max_position_embeddings), so no answer fits: shorten "
-            "the prompts, or take a model with a longer context"
+            f"but the context of policies.{name} is {context} (max_position_embeddings), so no answer fits: shorten "
+            "the prompts, or use a model with a longer context"
         )
 
 

@@ -126,7 +126,7 @@ def _check_engine(asked: Asked) -> list[Fault]:
             try:
                 check_sampling(sampling)
             except EngineError as error:
-                raise UsageError(f"{table}: {str(error).removeprefix('sampling.')}") from error
+                raise UsageError(f"{table}.{str(error).removeprefix('sampling.')}") from error
     return faults
 
 
@@ -211,13 +211,14 @@ def _check_processes(policy: str, trainer: TrainerSettings, lora: Lora | None) -
     processes, cut = trainer.processes, trainer.tensor_parallel
     if processes and cut not in {1, processes}:
         raise UsageError(
-            f"policy {policy}: trainer.tensor_parallel = {cut} takes a trainer of {cut} processes, and "
-            f"trainer.processes is {processes}: set that to {cut} too, or to 0 to start it by yourself"
+            f"policy {policy}: trainer.tensor_parallel is {cut}, so trainer.processes must be {cut} too, or 0 if you "
+            f"start this trainer yourself; it is {processes}"
         )
-    if lora is not None and (cut > 1 or (processes > 1 and lora.publish == "merged")):
+    if lora is not None and cut > 1:
+        raise UsageError(f"policy {policy} is a lora, so trainer.tensor_parallel must be 1; it is {cut}")
+    if lora is not None and processes > 1 and lora.publish == "merged":
         raise UsageError(
-            f"policy {policy}: a lora that is published merged, or beside trainer.tensor_parallel, is for a trainer of "
-            "one process so far: leave trainer.processes and trainer.tensor_parallel at 1"
+            f'policy {policy} is a lora with publish = "merged", so trainer.processes must be 1; it is {processes}'
         )
 
 

@@ -157,8 +157,8 @@ def judge_memory(needs: Sequence[Need], rooms: Mapping[str, Room]) -> list[Fault
         faults.append(
             Fault(
                 f"memory of {device}: about {_gib(wanted)} GiB are needed ({parts} GiB; activations and prompts "
-                f"come on top), and {_gib(room.free)} of {_gib(room.total)} GiB are free: lower rollout.concurrency or "
-                "rollout.max_tokens, train a lora, or take a smaller model",
+                f"come on top), but {_gib(room.free)} of {_gib(room.total)} GiB are free: lower rollout.concurrency or "
+                "rollout.max_tokens, train a lora, or use a smaller model",
                 is_doubt=is_doubt,
             )
         )
@@ -199,8 +199,8 @@ def judge_disk(recipe: Recipe, folder: Path, free: int, objects: float) -> list[
     if free < LEAST_DISK_BYTES:
         return [
             Fault(
-                f"{folder} has {free / (1 << 20):.0f} MiB of disk left, with which embedded servers do not run: make "
-                "room, or name another folder by --data"
+                f"{folder} has {free / (1 << 20):.0f} MiB of free disk space, but embedded servers need "
+                f"{LEAST_DISK_BYTES >> 20}: delete files there, or give another folder by --data"
             )
         ]
     held = 0.0 if recipe.store.endpoint else objects
@@ -209,9 +209,9 @@ def judge_disk(recipe: Recipe, folder: Path, free: int, objects: float) -> list[
     parts = f" ({_gib(held)} for checkpoints and whole weights over all versions)" if held >= GIB / 10 else ""
     return [
         Fault(
-            f"{folder} has {_gib(free)} GiB of disk left, and this run may need {_gib(DISK_BYTES + held)}{parts}: make "
-            "room, name another folder by --data, or delete old checkpoints while it runs (`headrace gc "
-            "--keep-checkpoints`)",
+            f"{folder} has {_gib(free)} GiB of free disk space, but this run may need "
+            f"{_gib(DISK_BYTES + held)}{parts}: delete files there, give another folder by --data, or delete old "
+            "checkpoints while it runs (`headrace gc --keep-checkpoints`)",
             is_doubt=True,
         )
     ]

@@ -68,9 +68,9 @@ def _prepare(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
             raise type(error)(f"{path}: {error}") from error
     if newest.ended:
         raise RunEnded(
-            f"run {run.address.run} has ended ({newest.ended}), and no group would go through another chain: resume "
-            "it with `headrace up … --set trainer.steps=N --new-recipe`, or try the chain over what it played by "
-            "`headrace archive` and `headrace offline curate`"
+            f"run {run.address.run} has ended ({newest.ended}), so no group would go through another chain: resume it "
+            "with `headrace up … --set trainer.steps=N --new-recipe`, or try the chain on its groups with `headrace "
+            "archive` and `headrace offline curate`"
         )
     here = sources_of(name for policy_variant in new.policy_variants for name in curator_plug_ins(new, policy_variant))
     is_new = new != old or bool(find_source_differences(newest_sources(revisions), here))

@@ -31,8 +31,9 @@ def choose_best(run: Run, policy: str) -> int:
     )
     if best is None:
         raise UsageError(
-            f"no version of policy {policy} of run {run.address.run} has been evaluated, so none is known to be the "
-            "best: evaluate.every sets how often, and --version names a version"
+            f"the best version of policy {policy} of run {run.address.run} is not known: none of its versions with "
+            "weights has a held-out reward. Choose a version by --version; evaluate.every sets how often a run "
+            "evaluates"
         )
     return best.version
 
@@ -55,15 +56,17 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
     target = wanted or next((event for event in versions if event.version == version), None)
     if target is None:
         last = max(event.version for event in versions)
-        raise UsageError(f"policy {name} of run {run.address.run} published no version {version}; the newest is {last}")
+        raise UsageError(
+            f"policy {name} of run {run.address.run} has published no version {version}; the newest is {last}"
+        )
     retired = read_retired(run)
     if retired.has_version(name, WEIGHTS, target.version):
         there = describe_versions(
             event.version for event in versions if not retired.has_version(name, WEIGHTS, event.version)
         )
         raise UsageError(
-            f"`headrace gc` has retired the weights of version {target.version} of policy {name}: take a version "
-            f"that is left: {there}"
+            f"`headrace gc` has retired the weights of version {target.version} of policy {name}: choose one of the "
+            f"versions {there}"
         )
     beside = [event.files for event in versions if event.files and event.version <= target.version][-1:]
     files = choose_files_to_serve(beside[0]) if beside else ()

@@ -7,6 +7,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator
 
+from headrace.infra.errors import MaskedValueError
+
 _BROKER = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/@\[\]]+):(\d{1,5})")
 LAST_PORT = 65535
 
@@ -14,14 +16,14 @@ LAST_PORT = 65535
 def parse_bootstrap(text: str) -> str:
     """Return `host:port` of each broker, with commas and without blanks; empty for an empty text.
 
-    Raises ValueError that names the first part which is no address.
+    Raises MaskedValueError that names the first part which is no address.
     """
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     for part in parts:
         found = _BROKER.fullmatch(part)
         if found is None or not 1 <= int(found[1]) <= LAST_PORT:
             shown = f"…@{part.rpartition('@')[2]}" if "@" in part else part  # before it may be a password
-            raise ValueError(
+            raise MaskedValueError(
                 f"holds {shown!r}, which is not HOST:PORT: write addresses as kafka-1:9092 or [::1]:9092, separated by "
                 "commas and without a scheme (for TLS set security.protocol in kafka.client)"
             )

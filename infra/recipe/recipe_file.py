@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from headrace.infra.errors import UsageError
+from headrace.infra.errors import MaskedValueError, UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, refuse_secrets
 from headrace.infra.recipe.plug_ins import look_in
 from headrace.infra.recipe.recipe_keys import is_free, is_value, list_children, list_fields, list_known_keys
@@ -366,18 +366,20 @@ def _describe_fault(error: ErrorDetails) -> str:
     where = _join_keys(location)
     if error["type"] == "missing":
         return f"`{where}` is missing{_name_location(location)}"
+    return f"`{where}` {describe_value(error)}{_name_location(location)}" if where else _describe_words(error)
+
+
+def describe_value(error: ErrorDetails) -> str:
+    """Return what is wrong with a value, and the value, unless that may be a secret or the sentence has it already."""
+    fault = _describe_words(error)
+    is_masked = [*error["loc"][:2]] == CLIENT or isinstance(error.get("ctx", {}).get("error"), MaskedValueError)
+    is_said = isinstance(error["input"], Mapping) or repr(error["input"])[:40] in fault
+    return fault if is_masked or is_said else f"{fault}, got {_cut(repr(error['input']))}"
+
+
+def _describe_words(error: ErrorDetails) -> str:
     fault = WORDS.get(error["type"]) or error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    fault = fault.replace("Input should be", "must be", 1).partition(", unable to parse")[0]
-    # Our own sentence may leave out a part, as the password of an address.
-    is_secret = [*location[:2]] == CLIENT
-    is_said = (
-        is_secret
-        or isinstance(error["input"], Mapping)
-        or fault.startswith("holds ")
-        or repr(error["input"])[:40] in fault
-    )
-    given = "" if is_said else f", got {_cut(repr(error['input']))}"
-    return f"`{where}` {fault}{given}{_name_location(location)}" if where else fault
+    return fault.replace("Input should be", "must be", 1).partition(", unable to parse")[0]
 
 
 def _cut(text: str) -> str:

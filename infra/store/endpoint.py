@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator
 
+from headrace.infra.errors import MaskedValueError
 from headrace.infra.kafka.bootstrap import LAST_PORT
 
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]]+)(?::(\d{1,5}))?")
@@ -26,14 +27,19 @@ def split_scheme(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_endpoint(text: str) -> str:
-    """Return `host:port`, or a host alone, without blanks around it; empty for an empty text. Raises ValueError."""
+    """Return `host:port`, or a host alone, without blanks around it; empty for an empty text.
+
+    Raises MaskedValueError.
+    """
     host = text.strip()
     host = host if host.endswith("://") else host.removesuffix("/")
     if "@" in host:
-        raise ValueError("holds a user or a password: write host:port, and put the store's keys into the environment")
+        raise MaskedValueError(
+            "holds a user or a password: write host:port, and put the store's keys into the environment"
+        )
     found = _HOST.fullmatch(host)
     if host and (found is None or not 1 <= int(found[1] or LAST_PORT) <= LAST_PORT):
-        raise ValueError(
+        raise MaskedValueError(
             f"holds {host!r}, which is not HOST:PORT: write host:port, or https://host:port for TLS, and the bucket in "
             "store.bucket"
         )

@@ -44,7 +44,8 @@ class Compaction:
         if event.version <= last.version:
             return
         if event.weights is None or (event.base_hash, event.epoch) != (last.weights_hash, last.epoch):
-            self.leave_out(f"the delta of version {event.version} does not lead on from version {last.version}")
+            what = "has no object" if event.weights is None else f"is not based on version {last.version}"
+            self.leave_out(f"the delta of version {event.version} {what}")
             return
         self._deltas.append(event)
 
@@ -76,8 +77,8 @@ class Compaction:
         since = self._merged or self._anchor
         count = sum(delta.version > since.version for delta in self._deltas)
         what = "one delta follows" if count == 1 else f"{count} deltas follow"
-        which = "the last that is merged" if self._merged else "the last anchor"
-        return f"{what} version {since.version}, {which}, and {self._every} may go unmerged (--every)"
+        which = "the last merged one" if self._merged else "the last anchor"
+        return f"{what} version {since.version}, {which}, and up to {self._every} may stay unmerged (--every)"
 
     def refuse(self, event: WeightsPublished, why: str) -> None:
         """Record that an object of `deltas_to_merge` is bad. A merged delta still has its parts, a delta has none."""

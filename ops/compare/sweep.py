@@ -76,7 +76,7 @@ class RunFolder:
             return None
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"{self.summary} cannot be read ({error}): remove {self.folder} to play it again"
+                f"{self.summary} cannot be read ({error}): remove {self.folder} to play the run again"
             ) from error
 
     def tail_of_output(self) -> str:
@@ -146,7 +146,8 @@ def _check_folder(sweep: Sweep, folder: DataFolder) -> None:
     notes = folder.read()
     if notes is not None and not notes.run.startswith(f"{sweep.name}-"):
         raise UsageError(
-            f"{folder.root} holds run {notes.run}, which does not belong to sweep {sweep.name}: give another --data"
+            f"{folder.root} holds run {notes.run}, but runs of this sweep begin with {sweep.name}-: give another "
+            "folder by --data"
         )
 
 
@@ -160,10 +161,11 @@ def _check_same(runs: Sequence[SweepRun], run_folders: dict[str, RunFolder], sou
     for run in runs:
         path = run_folders[run.name].recipe
         source_file = run_folders[run.name].source
-        if path.exists() and source != (source_file.read_text() if source_file.exists() else ""):
+        source_before = source_file.read_text() if source_file.exists() else ""
+        if path.exists() and source != source_before:
             raise UsageError(
-                f"{path.parent} holds run {run.name} over another archive, over the same before it grew, or played: "
-                "give the sweep another --data, or another name, or remove that folder"
+                f"{path.parent} holds run {run.name}, but {_compare_sources(source_before, source)}: give the sweep "
+                "another folder by --data, or another name, or remove that folder to make the run again"
             )
         if path.exists():
             before, now = Recipe.from_json(path.read_text()), without_addresses(run.recipe)
@@ -171,8 +173,18 @@ def _check_same(runs: Sequence[SweepRun], run_folders: dict[str, RunFolder], sou
                 raise UsageError(
                     f"{path.parent} holds run {run.name} of another recipe:\n"
                     + "\n".join(f"  {line}" for line in changed)
-                    + "\nGive the sweep another --data, or another name, or remove that folder to play the run again"
+                    + "\nGive the sweep another folder by --data, or another name, or remove that folder to make the "
+                    "run again"
                 )
+
+
+def _compare_sources(before: str, now: str) -> str:
+    """Return how a run that is there took its trajectories, where the sweep file says otherwise now."""
+    if not before:
+        return "it was played, and the sweep file has an `archive` now"
+    if not now:
+        return "its trajectories came from an archive, and the sweep file has no `archive` now"
+    return "the `archive` of the sweep file is another one now, or it has changed"
 
 
 def _check_first(missing: Sequence[SweepRun], folder: DataFolder, *, has_begun: bool) -> SweptData:
@@ -253,7 +265,7 @@ class _Playing:
             what = f"[{self._done}/{self._total}] {run.variant}, seed {run.seed}"
             if summary is None:
                 self._say(
-                    f"{what}: failed with exit code {code}; the others continue. "
+                    f"{what}: failed with exit code {code}; the other runs go on. "
                     f"{escape(str(run_folder.output))} ends with"
                 )
                 self._say(escape("\n".join(f"    {line}" for line in run_folder.tail_of_output().splitlines())))
@@ -309,7 +321,7 @@ class _Playing:
                 for listed in store.list_objects():
                     store.delete(listed.key)
         except HeadraceError as error:
-            self._say(f"what run {run.name} leaves in Kafka and in the store is not all deleted: {escape(str(error))}")
+            self._say(f"not all topics and objects of run {run.name} could be deleted: {escape(str(error))}")
 
 
 def describe_result(summary: RunResult) -> str:

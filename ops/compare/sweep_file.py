@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from headrace.infra.environment import expand_user
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.recipe_file import list_shipped_sweeps, load_recipe
+from headrace.infra.recipe.recipe_file import describe_value, list_shipped_sweeps, load_recipe
 from headrace.infra.recipe.settings import Kafka, Recipe, Store
 from headrace.infra.recipe.table import Settings
 from headrace.schemas.topics import check_name
@@ -87,7 +87,7 @@ def load_sweep(name_or_path: str) -> tuple[Sweep, list[SweepRun]]:
         sweep = Sweep.model_validate(tomllib.loads(text))
     except ValidationError as error:
         lines = [f"  {sentence}" for sentence in _faults(error)]
-        raise UsageError("\n".join([f"sweep {name_or_path} is not right:", *lines])) from error
+        raise UsageError("\n".join([f"sweep {name_or_path} is not valid:", *lines])) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name_or_path} is not TOML: {error}") from error
     try:
@@ -107,7 +107,8 @@ def _runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
     for what, values in (("seed", sweep.seeds), ("variant", [name_of(variant) for variant in sweep.variants])):
         twice = [value for value, count in Counter(values).items() if count > 1]
         if twice:
-            raise UsageError(f"{what} {twice[0]} is given twice: give each once, variants of one recipe by `name`")
+            remedy = "remove one of them" if what == "seed" else "give each variant a `name` of its own"
+            raise UsageError(f"{what} {twice[0]} is given more than once: {remedy}")
     shared = _words_of_tables(sweep)
     for seed in sweep.seeds:
         for variant in sweep.variants:
@@ -137,9 +138,13 @@ def _refuse_reserved(words: tuple[str, ...]) -> tuple[str, ...]:
     for word in words:
         key = word.partition("=")[0].strip()
         if key in OWN:
-            raise UsageError(f"set {word!r}: seeds are given by `seeds`, and the name of a run is made of its parts")
+            remedy = "give seeds in `seeds`" if key == "seed" else "a run is named SWEEP-VARIANT-SEED"
+            raise UsageError(f"`set` must not set {key}: {remedy}")
         if any(key == shared or key.startswith(f"{shared}.") for shared in SHARED_KEYS):
-            raise UsageError(f"set {word!r}: all runs share one Kafka and one store: write [kafka] and [store] tables")
+            table = key.partition(".")[0]
+            raise UsageError(
+                f"`set` must not set {key}, as all runs share it: write it into [{table}] of the sweep file"
+            )
     return words
 
 
@@ -175,12 +180,11 @@ def _faults(error: ValidationError) -> Iterator[str]:
         if fault["type"] == "extra_forbidden":
             table: Any = {"variants": Variant, "kafka": Kafka, "store": Store}.get(str(fault["loc"][0]), Sweep)
             known = (field.alias or name for name, field in table.model_fields.items())
-            yield f"`{where}` is not known: there are {', '.join(sorted(known))}"
+            yield f"`{where}` is not known: the keys there are {', '.join(sorted(known))}"
         elif fault["type"] == "missing":
             yield f"`{where}` is missing"
         else:
-            given = f", got {fault['input']!r}" if not isinstance(fault["input"], dict) else ""
-            yield f"`{where}` {fault['msg'].replace('Input should be', 'must be', 1)}{given}"
+            yield f"`{where}` {describe_value(fault)}"
 
 
 def without_addresses(recipe: Recipe) -> Recipe:

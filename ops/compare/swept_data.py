@@ -35,7 +35,7 @@ class SweptData:
         except (OSError, ValidationError) as error:
             raise UsageError(
                 f"{self._path} cannot be read ({type(error).__name__}): remove it if the sweep's data is unchanged, or "
-                "give the sweep another --data"
+                "give the sweep another folder by --data"
             ) from error
 
     def has_data(self, variant: str) -> bool:
@@ -57,8 +57,8 @@ class SweptData:
                 write_atomically(self._path, _FILE.dump_json(self._known))
             if differing := find_data_differences(self._known[run.variant], here):
                 raise OtherData(
-                    f"variant {run.variant}: the data here is not that which the sweep began with:\n"
+                    f"variant {run.variant}: its data has changed since the sweep began:\n"
                     + "\n".join(f"  {line}" for line in differing)
-                    + f"\nIts runs would not compare. Bring that data back, or give the sweep another --data than "
-                    f"{self._path.parent}"
+                    + "\nIts runs could not be compared. Restore the data, or give the sweep another folder by --data; "
+                    f"it has {self._path.parent} now"
                 )

@@ -212,7 +212,7 @@ def read_detail(run: Run, offset: int) -> DeadLetterDetail:
         if dead_letter.offset == offset:
             break
     else:
-        raise UsageError(f"there is no dead letter at offset {offset}; `headrace dead-letters` lists them")
+        raise UsageError(f"there is no dead letter at offset {offset}: `headrace dead-letters` lists the offsets")
     [record] = read_full_records(run, {offset}).values()
     return DeadLetterDetail(
         **{one.name: getattr(dead_letter, one.name) for one in fields(dead_letter)},

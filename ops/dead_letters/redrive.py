@@ -43,10 +43,10 @@ INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
 """Kinds of topics that are consumed once; the others are records of what happened, always read from the beginning."""
 FOR_GOOD = {
     "other_run": "it is of another run",
-    "misrouted": "it is on a wrong partition, and would be there again",
+    "misrouted": "it is on a wrong partition, and a copy would be on it too",
     "not_issued": "its number was not issued when it arrived, so no worker of this run made it",
-    "poison": "its number has concluded, with reason poison; sent back it would be a duplicate",
-    "forgotten": "it was sent back, and its curator had more dead numbers than it can remember",
+    "poison": "its number has concluded with reason poison, so a copy would be a duplicate",
+    "forgotten": "it was sent back before, but its curator no longer remembers its number: it had too many dead ones",
 }
 """Reasons of dead letters that can never be sent back."""
 
@@ -110,8 +110,8 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
         choice = choose(read_dead_letters(run), wanted, reason)
         if choice.send and run.ended:
             raise RunEnded(
-                f"run {run.address.run} has ended ({run.ended}), and nothing would process what is sent back: resume "
-                "it first, for instance with `headrace up … --set trainer.steps=N --new-recipe`"
+                f"run {run.address.run} has ended ({run.ended}), so nothing would process the records that are sent "
+                "back: resume it first, for instance with `headrace up … --set trainer.steps=N --new-recipe`"
             )
         return _report(run, choice, {}, dry_run=dry_run)
     sent: dict[LetterSource, int] = {}
@@ -160,8 +160,8 @@ def explain_refusal(dead_letter: ListedDeadLetter) -> str:
         return "its evaluation has counted it as unanswered and does not accept another answer"
     if dead_letter.cut_bytes:
         return (
-            f"its dead letter lacks {dead_letter.cut_bytes} of its bytes, as one holds 7 MiB at most; "
-            f"the whole record is at {dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
+            f"its dead letter lacks {dead_letter.cut_bytes} of its bytes, as a dead letter holds 7 MiB at most; "
+            f"the whole record was read at {dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
         )
     return ""
 

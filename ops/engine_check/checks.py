@@ -33,12 +33,15 @@ async def check_logprobs(subject: Subject) -> str:
         prompt = subject.draw_prompt(number)
         made = await subject.generate(prompt, Sampling(max_tokens=32, temperature=temperature), number)
         if not len(made.ids):
-            raise Broken(f"no token was made at temperature {temperature:g}, where 32 were asked for")
+            raise Broken(f"a request for 32 tokens at temperature {temperature:g} returned none")
         gaps.append(subject.compare(prompt, made, temperature))
         tokens += len(made.ids)
     own, other = (float(np.mean(one)) for one in zip(*((gap.own, gap.other) for gap in gaps), strict=True))
     if other < SURE_GAP * subject.tolerance:
-        raise Broken(f"other weights differ by {other:.2g} only, so no token shows its version: lower --tolerance")
+        raise Broken(
+            f"the two sets of weights differ by only {other:.2g} in the mean log-probability; to tell versions apart, "
+            f"{SURE_GAP * subject.tolerance:.2g} is needed ({SURE_GAP} times --tolerance): lower --tolerance"
+        )
     convention = subject.engine.logprob_convention
     return f"{tokens} tokens at temperatures 1, 0.6 and 0 ({convention}) differ by {own:.1e} in the mean"
 
@@ -46,13 +49,16 @@ async def check_logprobs(subject: Subject) -> str:
 async def check_seeds(subject: Subject) -> str:
     """Check that the same seed gives the same tokens, and another seed others."""
     if not capabilities_of(subject.engine).is_seeded:
-        raise Skipped("the engine says that a seed does not give the same tokens")
+        raise Skipped("the engine has capabilities.is_seeded = False")
     prompt, sampling = subject.draw_prompt(0), Sampling(max_tokens=32)
     one, same, other = [(await subject.generate(prompt, sampling, seed)).ids.tolist() for seed in (1, 1, 2)]
     if one != same:
-        raise Broken("one seed gave other tokens the second time; set capabilities.is_seeded to False if this is so")
+        raise Broken(
+            "seed 1 gave other tokens the second time; if the engine cannot repeat tokens, set capabilities.is_seeded "
+            "to False"
+        )
     if one == other:
-        raise Broken("two seeds gave the same 32 tokens at temperature 1")
+        raise Broken(f"seeds 1 and 2 gave the same {len(one)} tokens at temperature 1")
     return "32 tokens twice from seed 1, others from seed 2"
 
 
@@ -61,14 +67,17 @@ async def check_ends(subject: Subject) -> str:
     prompt, greedy = subject.draw_prompt(1), Sampling(max_tokens=24, temperature=0.0)
     whole = await subject.generate(prompt, greedy)
     if whole.finish_reason != "length" or len(whole.ids) != greedy.max_tokens:
-        raise Broken(f"without stop ids, of 24 tokens {len(whole.ids)} were made, as {whole.finish_reason!r}")
+        raise Broken(
+            f"without stop ids it must make 24 tokens and end as 'length'; it made {len(whole.ids)} and ended as "
+            f"{whole.finish_reason!r}"
+        )
     stop = int(whole.ids[5])
     expected = whole.ids[: whole.ids.tolist().index(stop) + 1].tolist()
     cut = await subject.generate(prompt, replace(greedy, stop_ids=(stop,)))
     if (cut.ids.tolist(), cut.finish_reason) != (expected, "stop"):
         raise Broken(
-            f"stop id {stop} was to end it after {len(expected)} tokens as 'stop'; it has {len(cut.ids)} and ended as "
-            f"{cut.finish_reason!r}"
+            f"with stop id {stop} it must make the tokens {expected} and end as 'stop'; it made {cut.ids.tolist()} and "
+            f"ended as {cut.finish_reason!r}"
         )
     return "at 24 tokens as 'length', at a stop id as 'stop'"
 
@@ -80,7 +89,7 @@ async def check_refusals(subject: Subject) -> str:
     wrong: dict[str, tuple[str, list[int]]] = {
         f"token id {vocabulary}, outside the vocabulary": (subject.policy, [*prompt, vocabulary]),
         "an empty prompt": (subject.policy, []),
-        "a policy that there is not": (f"not-{subject.policy}", prompt),
+        "an unknown policy": (f"not-{subject.policy}", prompt),
     }
     if context is not None:
         wrong[f"a prompt of the whole context, {context} tokens"] = (subject.policy, subject.draw_prompt(3, context))
@@ -93,18 +102,22 @@ async def check_refusals(subject: Subject) -> str:
         answered.append(what)
     await good
     if answered:
-        raise Broken(f"{' and '.join(answered)} was answered, where EngineError was to be raised")
+        raise Broken(f"a request must raise EngineError for each of these, but was answered: {'; '.join(answered)}")
     return f"{len(wrong)} wrong requests, each with EngineError; one beside them was answered"
 
 
 async def check_context(subject: Subject) -> str:
     """Check that a generation ends where the context does."""
     context = subject.weights.context
-    if context is None or context > LONGEST:
-        raise Skipped(f"the model's context of {context or 'any length'} is not filled here")
+    if context is None:
+        raise Skipped("the model's config gives no context length")
+    if context > LONGEST:
+        raise Skipped(f"the model's context of {context} tokens is longer than {LONGEST}, the most that is filled here")
     made = await subject.generate(subject.draw_prompt(4, context - 3), Sampling(max_tokens=100))
     if len(made.ids) > 3:
-        raise Broken(f"{len(made.ids)} tokens were made where the context of {context} leaves 3")
+        raise Broken(
+            f"after a prompt of {context - 3} tokens the context of {context} leaves 3, but {len(made.ids)} were made"
+        )
     return f"{len(made.ids)} tokens where 3 are left of {context}"
 
 
@@ -116,10 +129,14 @@ async def check_deadline(subject: Subject) -> str:
     made = await subject.generate(prompt, most, deadline_s=0.0)
     took = time.monotonic() - began
     if made.finish_reason != "cancelled" and took < SOON_S:
-        raise Skipped(f"all {len(made.ids)} tokens were made within {took:.1f} s, before a server reads such an order")
+        raise Skipped(
+            f"all {len(made.ids)} tokens were made within {took:.1f} s; a server may need {SOON_S:g} s to cancel a "
+            "request"
+        )
     if made.finish_reason != "cancelled":
         raise Broken(
-            f"with no time left, it made {len(made.ids)} tokens in {took:.1f} s and ended as {made.finish_reason!r}"
+            f"with deadline_s = 0 it must end as 'cancelled' within {SOON_S:g} s; it made {len(made.ids)} tokens in "
+            f"{took:.1f} s and ended as {made.finish_reason!r}"
         )
     if len(made.ids):
         subject.compare(prompt, made)
@@ -154,12 +171,16 @@ async def check_swaps(subject: Subject) -> str:
         names = [version for version, _ in made.version_runs]
         if names != sorted(names) or not set(names) <= served:
             raise Broken(
-                f"version_runs are {made.version_runs}, where {begin} to {subject.version} were served in turn"
+                f"version_runs must name versions from {begin} to {subject.version} in rising order; they are "
+                f"{made.version_runs}"
             )
         if names:
             subject.compare(prompt, made)
     if subject.engine.versions().get(subject.policy) != subject.version:
-        raise Broken(f"versions() says {subject.engine.versions()}, and {subject.version} was loaded last")
+        raise Broken(
+            f"versions() must give {subject.version} for {subject.policy}, the version that was loaded last; it gives "
+            f"{subject.engine.versions()}"
+        )
     tokens = sum(len(made.ids) for _, made in found)
     mixed = sum(len(made.version_runs) > 1 for _, made in found)
     return f"{SWAPS} swaps under {REQUESTS} requests: {tokens:,} tokens, {mixed} generations of several versions"
@@ -173,7 +194,10 @@ async def _swap_and_ask(subject: Subject) -> list[Answered]:
         prompt = subject.draw_prompt(10 + number)
         made = await subject.generate(prompt, Sampling(max_tokens=16), number)
         if {version for version, _ in made.version_runs} != {subject.version}:
-            raise Broken(f"asked after version {subject.version} was loaded, tokens name {made.version_runs}")
+            raise Broken(
+                f"a request after the load of version {subject.version} must be answered by that version alone; its "
+                f"version_runs are {made.version_runs}"
+            )
         found.append((prompt, made))
     return found
 
@@ -200,7 +224,7 @@ async def check_prefix_cache(subject: Subject) -> str:
 async def check_held_versions(subject: Subject) -> str:
     """Check that an exact version is played beside the served one until it is released."""
     if not capabilities_of(subject.engine).held_versions:
-        raise Skipped("the engine says that it holds none: evaluations go to other workers")
+        raise Skipped("the engine has capabilities.held_versions = 0, so evaluations go to other workers")
     held, prompt, sampling = subject.version, subject.draw_prompt(8), Sampling(max_tokens=24)
     await call_in_thread(subject.engine.hold, subject.policy, held)
     await subject.load()
@@ -208,21 +232,24 @@ async def check_held_versions(subject: Subject) -> str:
         more = {} if version is None else {"version": version}
         made = await subject.generate(prompt, sampling, **more)
         if {named for named, _ in made.version_runs} != {expected}:
-            raise Broken(f"version {expected} was to answer, and tokens name {made.version_runs}")
+            raise Broken(f"version {expected} must answer; version_runs are {made.version_runs}")
         subject.compare(prompt, made)
     await call_in_thread(subject.engine.release, subject.policy, held)
     try:
         await subject.generate(prompt, sampling, version=held)
     except VersionGone:
         return f"version {held} beside {subject.version}, VersionGone after its release"
-    raise Broken(f"version {held} was played after its release, where VersionGone was to be raised")
+    raise Broken(f"a request for version {held} after its release must raise VersionGone; it was answered")
 
 
 async def check_counters(subject: Subject) -> str:
     """Check that counters count what was made."""
     stats = subject.engine.stats()
     if stats.generated_tokens < subject.returned:
-        raise Broken(f"generated_tokens is {stats.generated_tokens}, and {subject.returned} tokens came back")
+        raise Broken(
+            f"stats().generated_tokens must be {subject.returned} or more, the number of tokens that were returned; it "
+            f"is {stats.generated_tokens}"
+        )
     return f"{stats.generated_tokens:,} tokens generated, {subject.returned:,} of them came back"
 
 
@@ -234,12 +261,12 @@ async def check_closing(subject: Subject) -> str:
     await call_in_thread(subject.engine.close)
     [open_one] = await asyncio.gather(task, return_exceptions=True)
     if isinstance(open_one, BaseException) and not isinstance(open_one, EngineError):
-        raise Broken(f"an open request got {open_one!r}, where EngineError was to be raised")
+        raise Broken(f"close() must end an open request with EngineError or an answer; it ended with {open_one!r}")
     try:
         await subject.generate(subject.draw_prompt(9), most)
     except EngineError:
         return "an open request and a later one got EngineError" if open_one else "a later request got EngineError"
-    raise Broken("a request after close() was answered")
+    raise Broken("a request after close() must raise EngineError; it was answered")
 
 
 Check = Callable[[Subject], Awaitable[str]]

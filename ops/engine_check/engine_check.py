@@ -63,7 +63,9 @@ def open_subject(request: EngineCheckRequest) -> Iterator[Subject]:
     """Yield the engine with version 0 loaded; see `check_engine`."""
     recipe, policy = request.recipe, _choose_policy(request)
     if recipe.rollout.engine.use == "scripted":
-        raise UsageError('engine "scripted" has no model, so there is nothing to compare its tokens with')
+        raise UsageError(
+            'rollout.engine = "scripted" has no model, so its log-probabilities cannot be checked: use another engine'
+        )
     alone = {"processes": 1, "tensor_parallel": 1}
     start = start_from_model(recipe, policy, recipe.trainer_of(policy).model_copy(update=alone))
     with tempfile.TemporaryDirectory() as temporary:
@@ -86,7 +88,7 @@ def _choose_policy(request: EngineCheckRequest) -> str:
     if request.policy is None and len(names) == 1:
         return names[0]
     if request.policy not in names:
-        raise UsageError(f"name a policy of the recipe by --policy: {', '.join(names)}")
+        raise UsageError(f"--policy {request.policy or 'is missing'}: name a policy of the recipe: {', '.join(names)}")
     return request.policy
 
 

@@ -60,11 +60,15 @@ class Subject:
         self.returned += len(made.ids)
         lengths = (len(made.ids), len(made.logprobs), sum(length for _, length in made.version_runs))
         if len(set(lengths)) > 1:
-            raise Broken("ids, logprobs and version_runs are of {}, {} and {} tokens".format(*lengths))
+            raise Broken(
+                "ids, logprobs and version_runs must have equal lengths; they are of {}, {} and {} tokens".format(
+                    *lengths
+                )
+            )
         if made.ids.dtype != np.int32 or made.logprobs.dtype != np.float32:
-            raise Broken(f"ids are {made.ids.dtype} and logprobs {made.logprobs.dtype}; they must be int32 and float32")
+            raise Broken(f"ids must be int32 and logprobs float32; they are {made.ids.dtype} and {made.logprobs.dtype}")
         if len(made.ids) > sampling.max_tokens:
-            raise Broken(f"{len(made.ids)} tokens were made, and max_tokens is {sampling.max_tokens}")
+            raise Broken(f"at most {sampling.max_tokens} tokens (max_tokens) must be made; {len(made.ids)} were")
         return made
 
     async def load(self) -> None:
@@ -97,13 +101,14 @@ class Subject:
         of_other = int(((own > SURE_GAP * self.tolerance) & (other < self.tolerance)).sum())
         if of_other:
             raise Broken(
-                f"{of_other} of {len(own)} tokens were made by other weights than those of the version that they name "
-                f"(version_runs {made.version_runs})"
+                f"{of_other} of {len(own)} tokens were made by other weights than those of their version in "
+                f"version_runs, {made.version_runs}"
             )
         if (gap := float(own.mean())) > self.tolerance:
             raise Broken(
-                f"log-probabilities of {len(own)} tokens at temperature {temperature:g} ({convention}) differ by "
-                f"{gap:.2g} in the mean from those of a plain forward pass; --tolerance is {self.tolerance:g}"
+                f"log-probabilities of {len(own)} tokens at temperature {temperature:g} ({convention}) must differ "
+                f"from those of a plain forward pass by at most {self.tolerance:g} in the mean (--tolerance); they "
+                f"differ by {gap:.2g}"
             )
         return Gaps(gap, float(other.mean()))
 

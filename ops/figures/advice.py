@@ -114,8 +114,8 @@ class AdviceFold:
 
 
 LOOK_AT_ANSWERS = (
-    "Read some with `headrace inspect --step VERSION`, fix the scorer, and meanwhile hold the policy back with "
-    "trainer.kl."
+    "Read some answers with `headrace inspect --step VERSION`, and fix the scorer; until then, trainer.kl keeps the "
+    "policy near its start."
 )
 
 
@@ -125,8 +125,9 @@ def _look_at_rewards(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
         return
     words = (
         f"All {len(rewards)} trajectories of the newest {len(newest)} groups have reward {rewards[0]:g}: nothing "
-        "can be learnt of that. See by `headrace inspect --trajectory` whether the scorer judges what was answered. "
-        "If so, take easier tasks, a warm start or more tokens where it is low, harder tasks where it is high."
+        "can be learnt from that. Check with `headrace inspect --trajectory` whether the scorer judges the answers "
+        "correctly. If it does: with a low reward, use easier tasks, a warm start or more tokens; with a high one, use "
+        "harder tasks."
     )
     yield "one_reward", words
 
@@ -151,8 +152,8 @@ def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple
         return
     words = (
         f"All {len(lengths)} trajectories of the newest {len(newest)} groups have exactly rollout.max_tokens "
-        f"({max_tokens}) tokens. If they were cut off, raise it, or the `max_tokens` that the workflow gives "
-        "`generate`, or check that the policy knows when to stop."
+        f"({max_tokens}) tokens. If they were cut off, raise it, or the `max_tokens` that the workflow passes to "
+        "`generate`, or check that the policy ever makes an end token."
     )
     yield "all_cut_off", words
 
@@ -173,7 +174,7 @@ def _look_at_held_out(curve: Sequence[RewardPoint], evals: Sequence[EvalResult])
     words = (
         f"Training reward has risen ({low:.2f} → {high:.2f}) while held-out reward has fallen "
         f"({best.avg_at_k:.2f} at version {best.version} → {last.avg_at_k:.2f} at version {last.version}): the "
-        f"policy learns the scorer or the training tasks by heart. {LOOK_AT_ANSWERS} Take more tasks, or stop at "
+        f"policy may exploit the scorer or memorize the training tasks. {LOOK_AT_ANSWERS} Use more tasks, or stop at "
         f"version {best.version}."
     )
     yield "held_out_falls", words

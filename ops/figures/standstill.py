@@ -57,20 +57,20 @@ QUIET_MS = 20_000
 SHOWN_WORKERS = 3
 """Workers that are named."""
 
-OTHER_ADVICE = ("the feeder issues further tasks", "see by `headrace discards` which groups they are")
+OTHER_ADVICE = ("the feeder issues further tasks", "`headrace discards` shows which groups these are")
 ADVICE_BY_REASON = {
     "zero_variance": (
-        "the feeder draws further tasks, and ends the run as solved once feed.solved_share of 500 groups are such",
-        "take harder tasks where most answers are right, easier ones where most are wrong, or more episodes a group",
+        "the feeder draws further tasks, or ends the run as solved (feed.solved_share) if most have high rewards",
+        "use harder tasks if most answers are right, easier tasks if most are wrong, or a larger rollout.group_size",
     ),
-    "stale": ("fresher groups are generated", "raise trainer.max_staleness, or see why workers take weights late"),
-    "expired": ("fresher groups are generated", "raise trainer.max_staleness, or have fewer workers for this trainer"),
-    "surplus": ("younger groups are trained", "have fewer workers for this trainer"),
+    "stale": ("fresher groups are generated", "raise trainer.max_staleness, or find out why workers load weights late"),
+    "expired": ("fresher groups are generated", "raise trainer.max_staleness, or run fewer workers for this trainer"),
+    "surplus": ("newer groups are trained", "run fewer workers for this trainer"),
     "algorithm_failed": (
         "the next groups go through the chain; eight in a row that fail end the curator",
         "fix the algorithm: `headrace dead-letters` gives its error, `headrace redrive` sends the groups back",
     ),
-    "failed": ("the feeder issues further tasks", "see by `headrace discards` how the episodes fail"),
+    "failed": ("the feeder issues further tasks", "`headrace discards` shows how the episodes fail"),
 }
 """Reason of a discard to what happens without a person, and what a person can do; else OTHER_ADVICE."""
 
@@ -210,9 +210,9 @@ class _Stand:
         short = f"{what}, most of them by {describe_error(found.error)}" + "; none has ever succeeded" * never
         itself = "the feeder issues further tasks"
         if hopeless:
-            itself = f"nothing more, as `headrace up` ends after {limit_s:g} s of that (launch.all_failed_limit_s)"
+            itself = f"nothing more: `headrace up` ends after {limit_s:g} s of this (launch.all_failed_limit_s)"
         elif never and limit_s:
-            itself += f"; `headrace up` ends with exit code 1 after {limit_s:g} s of that (launch.all_failed_limit_s)"
+            itself += f"; `headrace up` ends with exit code 1 after {limit_s:g} s of this (launch.all_failed_limit_s)"
         here = self._workers(here=True)
         look = self._look(here[0].worker) if here else "look into a worker's log"
         what = "where they wait" if found.error.reason == "time_limit" else "the traceback"
@@ -230,7 +230,7 @@ class _Stand:
             "unreachable",
             f"its environment cannot be reached ({why})",
             "the workers try it every few seconds, and play the same episodes when it answers",
-            "check that it runs, and that their machines reach it",
+            "check that it runs, and that the machines of the workers can reach it",
         )
         return self._standstill(found, self.now_ms, "waits")
 
@@ -271,7 +271,7 @@ class _Stand:
         streams = self.seen.recipe.streams_of(policy_of(self.policy_variant))
         names = tuple(f"rollout-{stream}-" for stream in streams)
         own = {name: one for name, one in self.around.processes.items() if name.startswith(names)}
-        frozen = [f"process {one.pid} of {name} is there and may be frozen" for name, one in own.items() if one.pid]
+        frozen = [f"process {one.pid} of {name} exists, but may be frozen" for name, one in own.items() if one.pid]
         short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN_WORKERS]]) + self._describe_trouble(*names)
         to_do = f"{self._look(f'rollout-{streams[0]}-0')}, or start some by `headrace rollout --run ADDRESS`"
         return _Cause("no_worker", short, self._restarts("rollout-"), to_do)
@@ -307,7 +307,7 @@ class _Stand:
             return None
         name = f"curate-{self.policy_variant}"
         since = f" since {self._format_time(last_ms)}" if last_ms else ""
-        short = f"{waiting} groups wait for the curator, which has concluded none{since}"
+        short = f"{waiting} groups wait for the curator; it has concluded none{since}"
         to_do = f"{self._look(f'{name}-0')}, or start one by `headrace curate --policy {policy} --run ADDRESS`"
         return _Cause("curator", short + self._describe_trouble(name), self._restarts(name), to_do)
 
@@ -328,14 +328,14 @@ class _Stand:
         batch = self.seen.recipe.trainer_of(self.policy_variant).groups_per_batch
         running = sum(worker.episodes_running for worker in here)
         came = (
-            f"{count} groups have concluded since, of which {discarded.total()} were discarded"
+            f"{count} groups have concluded since, {discarded.total()} of them discarded"
             if count
-            else "no group has come"
+            else "no group has concluded since"
         )
-        short = f"{len(here)} workers play {running} episodes, and {came}, where a batch takes {batch}"
+        short = f"{len(here)} workers play {running} episodes, and {came}; a batch needs {batch} groups"
         limit = self.seen.recipe.rollout.episode_limit_s
         itself = f"an episode that takes {limit:g} s is ended and counts as failed"
-        to_do = f"have more workers, or smaller batches; {self._look(here[0].worker)}"
+        to_do = f"run more workers, or make batches smaller (trainer.groups_per_batch); {self._look(here[0].worker)}"
         return _Cause("playing", short, itself, to_do)
 
     # ----------------------------------------------------------------------------------------------------------- words
@@ -396,8 +396,8 @@ def describe_standstill(variant: str, made_ms: Mapping[int, int]) -> str:
         return ""
     longest_ms, version = max(late)
     return (
-        f"{variant} made no version for {longest_ms / 1000:,.0f} s before version {version}, times at rest counted in; "
-        f"so it made no progress {len(late)} times"
+        f"{variant} made no version for {longest_ms / 1000:,.0f} s before version {version}, times when the run was "
+        f"stopped included; this run had {len(late)} pause(s) that were too long"
     )
 
 

@@ -208,8 +208,8 @@ def parse_group(run: Run, text: str) -> GroupId:
         raise UsageError(f"{text!r} is not a group: write STREAM:NUMBER, as in {next(iter(run.recipe.workflows))}:12")
     if is_eval(stream):
         raise UsageError(
-            f"{text} is a task of an evaluation, which trains nothing: see it with `headrace inspect --trajectory "
-            f"{text}:0`"
+            f"{text} is a task of an evaluation, and nothing is trained on it: `headrace inspect --trajectory "
+            f"{text}:0` shows it"
         )
     if stream.partition(".")[0] not in run.recipe.workflows:
         raise UsageError(f"run {run.address.run} has no stream {stream!r}: it has {', '.join(run.recipe.workflows)}")
@@ -338,7 +338,8 @@ def report_group(run: Run, policy: str | None, group: str) -> GroupFate:
     """
     if run.source:
         raise UsageError(
-            f"run {run.address.run} is an offline experiment, whose groups are those of run {run.source}: ask that one"
+            f"run {run.address.run} is an offline experiment, and its groups are those of run {run.source}: give that "
+            "run"
         )
     stream, number = parse_group(run, group)
     trained = run.recipe.policies_of(stream.partition(".")[0])

@@ -110,7 +110,7 @@ def _add_advantages(
 def _explain_missing_step(version: int, batches: Sequence[BatchTrained]) -> str:
     if not batches:
         return f"no step {version}: nothing is trained yet"
-    start = ", and version 0 is where training began" if version == 0 else ""
+    start = "; training began with version 0" if version == 0 and batches[0].version == 1 else ""
     return f"no step {version}: there are {batches[0].version} to {batches[-1].version}{start}"
 
 
@@ -126,7 +126,7 @@ def _find_index(batch: BatchTrained, word: str) -> int:
         return int(word)
     raise UsageError(
         f"step {batch.version} has no group {word!r}: give an index from 0 to {len(names) - 1}, or one of "
-        f"{', '.join(names[:4])} …"
+        f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}"
     )
 
 
@@ -138,7 +138,7 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     stream, number, sample = _parse(run, name)
     policies = run.recipe.policies_of(stream.removeprefix("eval.").partition(".")[0])
     if policy is None and len(policies) > 1:
-        raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: show which by --policy")
+        raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: choose one by --policy")
     acted = run.resolve(policy or policies[0])
     history = read_history(run, acted)
     found = _find_trained(run, acted, history, GroupId(stream, number)) or _find_produced(

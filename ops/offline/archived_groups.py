@@ -130,8 +130,8 @@ def iterate_batches(
         message, curated = held.pop(position)
         if UseId.of(curated) != UseId.of(use):
             raise LineageBroken(
-                f"{topic}[{use.partition}] of {archive.root} holds at offset {use.offset} another group than the batch "
-                f"names, {use.stream}:{use.number}"
+                f"{topic}[{use.partition}] of {archive.root} must hold group {use.stream}:{use.number} at offset "
+                f"{use.offset}, as its batch says; it holds {curated.stream}:{curated.number}"
             )
         first = first_uses.complete(message, curated)
         if first is None:

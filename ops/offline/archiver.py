@@ -128,7 +128,7 @@ def _claims_in(value: Any) -> Iterator[ClaimCheck]:
 def refuse_to_choose(size_bytes: int) -> bool:
     """Raise UsageError: nobody is there to be asked about so many bytes."""
     raise UsageError(
-        f"weights and checkpoints of this run are {size_bytes / 1e9:.1f} GB: say --with-weights to copy them too, so "
+        f"weights and checkpoints of this run are {size_bytes / 1e9:.1f} GB: give --with-weights to copy them too, so "
         "that training can begin from the archive, or --without-weights"
     )
 
@@ -179,7 +179,7 @@ def archive(
     except OSError as error:
         if error.errno in NO_ROOM:
             raise NoRoom(
-                f"no disk space left for the archive {out}: what its manifest lists is complete; "
+                f"no disk space or quota is left for the archive {out}: what its manifest lists is complete; "
                 "make room, and give the command again"
             ) from error
         raise
@@ -192,8 +192,8 @@ def _location(run: Run, out: Path | str) -> Location:
         prefix = found.address.prefix
         if prefix.startswith(own.prefix) or own.prefix.startswith(prefix):
             raise UsageError(
-                f"{found} overlaps the objects of run {run.address.run}, where `headrace gc` deletes what no record "
-                "names: give another prefix"
+                f"{found} overlaps the objects of run {run.address.run}: `headrace gc` deletes objects there that no "
+                "record names, so give another prefix"
             )
     return found
 
@@ -210,7 +210,9 @@ def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool | None) -> No
     if with_weights is None or writer.manifest.with_weights == with_weights:
         return
     if not with_weights:
-        raise UsageError(f"the archive {writer.location} holds weights: leave out --without-weights, or begin another")
+        raise UsageError(
+            f"the archive {writer.location} holds weights: leave out --without-weights, or give another --out"
+        )
     _note_skipped(writer)
     writer.manifest.with_weights = True
     if writer.manifest.topics:
@@ -243,7 +245,7 @@ def choose_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False)
     wanted = [f"{run.address.run}.{name}" for name in asked]
     if missing := [name for name in wanted if name not in there]:
         ours = sorted(name.partition(".")[2] for name in there if name.startswith(f"{run.address.run}."))
-        raise UsageError(f"there is no topic {', '.join(missing)}; of {', '.join(ours)} name those to archive")
+        raise UsageError(f"there is no topic {', '.join(missing)}: choose from {', '.join(ours)}")
     if not wanted:
         kept = {spec.name for spec in known if spec.config.get("cleanup.policy") != NEWEST_OF_KEY["cleanup.policy"]}
         wanted = [name for name in by_name if name in kept or (with_weights and name == run.topics.state)]
@@ -262,8 +264,8 @@ def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Read
         refuse_lost_tail(run.connection, positions)
     except LogTruncated as error:
         raise KafkaRefused(
-            f"the end of what {writer.location} holds is gone from the cluster: archive what is left to another place "
-            f"by --out. {error}"
+            f"the newest records of the archive {writer.location} are not in the cluster any more: archive what is "
+            f"left there to another place by --out. {error}"
         ) from error
     found = _Reading(fetch_end_offsets(run.connection, partition_ids))
     for partition_id, begin in fetch_begin_offsets(run.connection, partition_ids).items():

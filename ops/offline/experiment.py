@@ -168,16 +168,16 @@ def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence
         return
     name = recipes[0].name
     if before[0].source != run.address.run:
-        raise UsageError(f"run {name} is there already: give the experiment another name by --into")
+        raise UsageError(f"there is already a run {name}: give the experiment another name by --into")
     if before[-1].ended:
-        raise UsageError(f"the experiment {name} is there already, and complete: give another name by --into")
+        raise UsageError(f"the experiment {name} is already complete: give another name by --into")
     for revision in before:
         differing = find_differences(Recipe.from_json(revision.recipe), recipes[revision.revision])
         if differing:
             raise UsageError(
-                f"the experiment {name} was begun, and not ended, with other settings:\n"
+                f"the experiment {name} was begun with other settings, and is not complete:\n"
                 + "\n".join(f"  {line}" for line in differing)
-                + "\nGive those again to continue it, or another name by --into"
+                + "\nGive the earlier settings to continue it, or another name by --into"
             )
 
 

@@ -154,7 +154,7 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
 def _policy(archive: Archive, asked: str | None) -> str:
     revisions = archive.revisions()
     if not revisions:
-        raise UsageError(f"the archive {archive.root} holds no recipe of its run: archive the run once more")
+        raise UsageError(f"the archive {archive.root} holds no recipe of its run: archive the run again")
     known = tuple(Recipe.from_json(revisions[-1].recipe).policies)
     if asked is None and len(known) == 1:
         return known[0]

@@ -99,6 +99,9 @@ def play_held_out(
         raise UsageError(f"policy {missing[0]} of the recipe has no weights: add --weights {missing[0]}=FOLDER")
     specs = {workflow: build_workflow_spec(recipe, workflow) for workflow in recipe.workflows}
     asked = [(task, spec) for workflow, spec in specs.items() for task in _list_tasks(recipe, workflow, spec)]
+    doing = (
+        f"cannot load {', '.join(map(str, folders.values()))} (a folder needs config.json, tokenizer and safetensors)"
+    )
     try:
         tokenizers = {policy: Tokenizer(folders[policy]) for policy in recipe.policies}
         engine, build = open_engine(folders, recipe.rollout, PROBLEMS_AT_ONCE * recipe.evaluate.samples)
@@ -109,10 +112,10 @@ def play_held_out(
             context = RolloutContext(
                 engine, recipe.rollout.engine.use, build, tokenizers, "held-out", "", lambda _policy: 0
             )
+            doing = "cannot play the held-out problems"
             return asyncio.run(play_all(asked, context, tell))
     except (FilesError, WeightsError, EngineError, OSError, ValueError) as error:
-        where = ", ".join(map(str, folders.values()))
-        raise UsageError(f"{where}: {error}; a folder has config, tokenizer and weights beside each other") from error
+        raise UsageError(f"{doing}: {error}") from error
 
 
 async def play_all(
@@ -140,8 +143,9 @@ def _list_tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[T
     stream, size = eval_stream(workflow), spec.environment.size("held_out")
     if size is not None and size < recipe.evaluate.problems:
         raise UsageError(
-            f"evaluate.problems is {recipe.evaluate.problems}, and workflow {workflow} holds out {size}: "
-            f"--set evaluate.problems={size}"
+            f"evaluate.problems is {recipe.evaluate.problems}, but the environment of workflow {workflow} holds out "
+            f"{size} problems: "
+            + (f"give --set evaluate.problems={size}" if size else "hold some out, or use another workflow")
         )
     for number in range(recipe.evaluate.problems):
         problem = spec.environment.problem("held_out", number)

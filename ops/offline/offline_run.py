@@ -121,17 +121,20 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
     """
     recipe, began = request.recipe, time.monotonic()
     if len(recipe.policies) > 1:
-        raise UsageError("the recipe has several policies: train one of them by `headrace offline train --policy NAME`")
+        raise UsageError(
+            "the recipe has several policies: train one of them with `headrace offline train --policy NAME`"
+        )
     if recipe.feed.selector != type(recipe.feed)().selector:
         raise UsageError(
-            "feed.selector chooses tasks, and an archive has no tasks to choose: leave it out, or run live"
+            f"feed.selector is {recipe.feed.selector!r}, but an archive has no tasks to choose: leave feed.selector "
+            "out, or use `headrace up`"
         )
     archive = Archive(request.archive)
     asked = _build_experiment_recipe(archive, recipe)
     folder = DataFolder(request.data)
     with folder.hold("`headrace offline up`"):
         if folder.read() is not None:
-            raise UsageError(f"{folder.root} holds a run: name another --data")
+            raise UsageError(f"{folder.root} holds a run: give another folder by --data")
         _refuse_others(request, archive)
         [policy] = recipe.policies
         curated = _curate(request)
@@ -153,8 +156,9 @@ def _build_experiment_recipe(archive: Archive, recipe: Recipe) -> Recipe:
     run = Recipe.from_json(archive.revisions()[-1].recipe)
     if run.policies.keys() != recipe.policies.keys():
         raise UsageError(
-            f"the archive {archive.root} is of policies {', '.join(run.policies)}, and the recipe names "
-            f"{', '.join(recipe.policies)}: an experiment over an archive changes chain, trainer, seed and evaluation"
+            f"the recipe must have the policies of the archive {archive.root}, {', '.join(run.policies)}; it has "
+            f"{', '.join(recipe.policies)}: an experiment over an archive can change chain, trainer, seed and "
+            "evaluation"
         )
     return replace_experiment(run, recipe).model_copy(update={"evaluate": recipe.evaluate, "name": recipe.name})
 
@@ -169,16 +173,19 @@ def _refuse_others(request: OfflineRequest, archive: Archive) -> None:
     if path.exists():
         before = json.loads(path.read_text())
         changed = find_differences(Recipe.from_json(before["recipe"]), request.recipe)
-        changed += (
-            [] if before["archive"] == now["archive"] else [f"--from: {request.archive} is another, or has grown"]
-        )
+        if before["archive"] != now["archive"]:
+            changed.append(f"--from: {request.archive} is another archive, or has changed since")
         if changed:
             listed = "".join(f"\n  {line}" for line in changed)
             raise UsageError(
-                f"{request.data} holds another experiment:{listed}\nGive another folder by --data, or delete this one"
+                f"{request.data} holds an experiment with other settings:{listed}\nGive another folder by --data, or "
+                "delete that one"
             )
     elif there := [name for name in (CURATED, TRAINED) if (request.data / name).exists()]:
-        raise UsageError(f"{request.data / there[0]} is there and of no experiment of ours: name another --data")
+        raise UsageError(
+            f"{request.data / there[0]} exists, but not the {path.name} that `headrace offline up` writes beside it: "
+            "give another folder by --data"
+        )
     write_atomically(path, json.dumps(now, indent=1).encode())
 
 

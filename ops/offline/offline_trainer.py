@@ -130,7 +130,7 @@ def train_offline(
         FolderBusy: Another process makes `out`.
     """
     if not is_alone():
-        raise UsageError("offline training runs in one process: start it without torchrun")
+        raise UsageError("offline training runs in one process, but several were started: start it without torchrun")
     archive = Archive(source)
     policy, before, recipes = _apply_settings(archive, request)
     batches = batches_of_the_run(archive, policy, request.steps) if request.batches else []
@@ -147,11 +147,7 @@ def train_offline(
         kept = _write_weights(made, start, folder, request.keep_every)
         versions = _write_lines(folder / BATCHES, kept, lambda done: tell(done, most))
         if not versions:
-            raise UsageError(
-                f"of the {counts.read} curated records of {archive.root}, {counts.left} groups could be trained on, "
-                f"and a batch takes {start.learner.settings.groups_per_batch}: make it smaller by "
-                "--set trainer.groups_per_batch=N"
-            )
+            raise UsageError(_explain_nothing(archive, start.learner, counts))
         found = TrainedOffline(
             out=str(out),
             archive=str(source),
@@ -224,6 +220,19 @@ def _words(recipe: Recipe, policy: str, request: TrainingRequest) -> tuple[str, 
         return tuple(request.sets)
     own = f"policies.{policy}." if "steps" in recipe.policies[policy].trainer else ""
     return (*request.sets, f"{own}trainer.steps={request.steps}")
+
+
+def _explain_nothing(archive: Archive, learner: Learner, counts: RecordCounts) -> str:
+    steps, batch = learner.settings.steps, learner.settings.groups_per_batch
+    if learner.version >= steps:
+        return (
+            f"training begins with version {learner.version}, but trainer.steps is {steps}, so no version is made: "
+            "raise it with --set trainer.steps=N"
+        )
+    return (
+        f"of the {counts.read} curated records of {archive.root}, {counts.left} groups could be trained on, but a "
+        f"batch needs {batch}: make it smaller with --set trainer.groups_per_batch=N"
+    )
 
 
 def _count_possible_versions(archive: Archive, policy: str, learner: Learner) -> int:

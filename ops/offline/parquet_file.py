@@ -68,7 +68,7 @@ class ParquetFile:
         except ImportError as error:
             raise UsageError("a Parquet file needs pyarrow: make install EXTRAS=parquet") from error
         if path.exists():
-            raise UsageError(f"{path} is there already: give another file by --to, or remove it")
+            raise UsageError(f"{path} already exists: give another file by --to, or remove it")
         self.path, self._growing = path, path.with_name(f".{path.name}.part")
         self._arrow = pa
         lists = {"int32": pa.int32(), "bool": pa.bool_(), "float": pa.float32()}

@@ -156,9 +156,7 @@ def _target(archive: Archive, newest: RecipeRevision, into: str | None, data: Pa
     if into is not None:
         address = parse_run(into)
         if address.run != run:
-            raise UsageError(
-                f"--into {into}: records of run {run} go only into a run of that name: end the address in /{run}"
-            )
+            raise UsageError(f"--into {into}: a replay keeps the name of its run, {run}: end the address in /{run}")
         yield Target(address.connection, parse_store(newest) if recipe.store.endpoint else None)
         return
     folder = DataFolder(data or Path())
@@ -167,7 +165,8 @@ def _target(archive: Archive, newest: RecipeRevision, into: str | None, data: Pa
         notes = folder.read()
         if notes is not None and (notes.run, notes.run_id) != (run, archive.manifest.run_id):
             raise UsageError(
-                f"{folder.root} holds run {notes.run} with id {notes.run_id}: give another folder by --data"
+                f"{folder.root} holds run {notes.run} with id {notes.run_id}, but the archive is of run {run} with id "
+                f"{archive.manifest.run_id}: give another folder by --data"
             )
         kafka = started.enter_context(EmbeddedKafka(folder.kafka))
         connection = Connection(kafka.bootstrap)
@@ -189,8 +188,8 @@ def _put_objects(archive: Archive, target: Target) -> int:
         return 0
     if target.store is None:
         raise UsageError(
-            f"the archive holds {len(held)} objects, and the recipe names no store to put them into, as the run had an "
-            "embedded one: replay into a folder by --data, which gets a store of its own"
+            f"the archive {archive.root} holds {len(held)} objects, but its recipe has no store.endpoint to put them "
+            "into (the run had an embedded store): give --data NEW_FOLDER in place of --into to get an embedded store"
         )
     with ObjectStore(replace(target.store, prefix="")) as store, open_progress("putting objects") as tell:
         store.ensure_bucket()
@@ -251,7 +250,7 @@ def _pass_over(connection: Connection, partition_id: PartitionId, archived: Iter
             if same is None or _content(same) != _content(message):
                 raise UsageError(
                     f"{partition_id[0]}[{partition_id[1]}] on {connection.bootstrap} already holds a record at offset "
-                    f"{message.offset} that is not the archive's: replay into a Kafka without topics of this run"
+                    f"{message.offset} that differs from the archive's: replay into a Kafka without topics of this run"
                 )
             count += 1
     return count

@@ -128,15 +128,15 @@ def stretches(history: History, span: VersionSpan, whose: str) -> list[VersionSt
     newest = history.batches[-1].version if history.batches else start
     if begin is not None and begin > newest:
         raise UsageError(
-            f"{whose} has no version {begin} to begin from: there are {min(history.checkpoints)} to {newest}, "
+            f"{whose} has no version {begin} to begin from: it has {min(history.checkpoints)} to {newest}, with "
             f"checkpoints of {', '.join(map(str, sorted(history.checkpoints)))}"
         )
     if not start < (newest if end is None else end) <= newest:
         if end is None:
-            raise UsageError(f"{whose} has no version after {start}, its checkpoint to begin from: give a lower --from")
+            raise UsageError(f"{whose} has no version after its checkpoint of version {start}: give a lower --from")
         raise UsageError(
-            f"{whose} cannot be trained again up to version {end}: give a --to above {start}, the checkpoint to begin "
-            f"from, and at most {newest}, its newest"
+            f"{whose} cannot be trained again up to version {end}: --to must be above {start}, the version of the "
+            f"checkpoint to begin from, and at most {newest}, its newest version"
         )
     asked = [batch for batch in history.batches if start < batch.version and (end is None or batch.version <= end)]
     found = []
@@ -157,8 +157,8 @@ def _checkpoint_at(history: History, begin: int | None, whose: str) -> int:
     if retired > max(kept, default=-1):
         there = ", ".join(map(str, sorted(history.checkpoints)))
         raise UsageError(
-            f"{whose} had a checkpoint of version {retired}, which `headrace gc` has retired: give --from one of those "
-            f"that are there, {there}"
+            f"`headrace gc` has retired the checkpoint of version {retired} of {whose}: give --from one of the "
+            f"checkpoints that are left, {there}"
         )
     if not kept:
         raise UsageError(

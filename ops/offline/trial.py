@@ -188,8 +188,8 @@ async def _play_watched(
     while not (await asyncio.wait({playing}, timeout=SILENT_S))[0]:
         limit_s = asked[0][1].episode_limit_s
         say(
-            f"the episodes have played for {time.monotonic() - began:.0f} s; most wait at {find_common_wait()}. The "
-            f"limit is {limit_s:g} s; --set rollout.episode_limit_s=20 sets a shorter one"
+            f"the episodes have run for {time.monotonic() - began:.0f} s; most wait at {find_common_wait()}. The limit "
+            f"is {limit_s:g} s (rollout.episode_limit_s); --set rollout.episode_limit_s=20 makes it shorter"
         )
     return playing.result()
 

@@ -154,7 +154,7 @@ def _try_step(
     taken = [fate for fate in fates if fate.kept is not None] or [fate for fate in fates if fate.group.trajectories]
     kept = sum(fate.kept is not None for fate in taken)
     if not taken:
-        return [], [], None, "there is no trajectory"
+        return [], [], None, "no episode gave a trajectory"
     batch = [
         fate.kept
         or DecodedGroup(build_curated(Candidate.of(fate.group), fate.value, settings.max_staleness), fate.group)

@@ -183,8 +183,9 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
     """
     if request.older_than < SPARED_BY_GC and not rests:
         raise UsageError(
-            f"--older-than below {SPARED_BY_GC.days}d is for runs that rest, by --data: of a running one, objects "
-            "may be on their way to their records for so long"
+            f"--older-than must be {SPARED_BY_GC.days}d or more, as a running component may write an object so long "
+            "before the record that names it; less is possible only for a stopped run with an embedded Kafka, given by "
+            "--data"
         )
     if request.dry_run:
         return _report(run, request, *_read_and_plan(run, request), spared=0)
@@ -222,17 +223,17 @@ def runs_beside(run: Run) -> list[str]:
         revisions = read_revisions(RunAddress(run.connection, name))
         if not revisions and _has_records(run.connection, Topics(name).recipe):
             raise Unreadable(
-                f"no revision on {Topics(name).recipe} can be read, so it is not known where the objects of run {name} "
-                "are, and nothing is deleted"
+                f"{Topics(name).recipe} has records, but no recipe revision that can be read. So it is not known where "
+                f"run {name} keeps its objects, and nothing is deleted"
             )
         if name == run.address.run or any(_can_overlap(revision, bucket, prefix) for revision in revisions):
             sharing[name] = revisions
     run_ids = {revision.run_id for revisions in sharing.values() for revision in revisions}
     if run.recipe.store.endpoint and prefix not in {f"{run_id}/" for run_id in run_ids}:
         raise SharedPrefix(
-            f"the objects of run {run.address.run} lie under prefix {prefix!r} of bucket {bucket}, where runs of other "
-            "clusters may have theirs, whose records cannot be read from here: nothing is deleted. Runs that begin "
-            "with this version of Headrace have a prefix of their own"
+            f"run {run.address.run} keeps its objects under prefix {prefix!r} of bucket {bucket}. That is not the run "
+            "id of a run of this cluster, so runs of other clusters may have objects there too. Their records cannot "
+            "be read from here, so nothing is deleted. New runs have a prefix of their own"
         )
     return sorted(sharing)
 
@@ -357,8 +358,9 @@ def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: f
     def delete(one: Doomed) -> bool:
         if seconds_awake_or_asleep() > due_s:
             raise TooSlow(
-                f"{DELETE_WITHIN.total_seconds() / 3600:.0f} h after the objects were listed not all are deleted, and "
-                "one that is needed again by now would look old: the rest stays; give the command again to continue"
+                f"not all objects could be deleted within {DELETE_WITHIN.total_seconds() / 3600:.0f} h of listing "
+                "them. After that, an object that was written again could look old. So the rest is kept: give the "
+                "command again to continue"
             )
         # Looked at last of all: a trainer that comes back and makes the same bytes writes them again.
         age = run.store.age(one.one.key)

@@ -101,8 +101,8 @@ class Marker:
         except SchemaError as error:
             where = name_offset(message)
             raise Unreadable(
-                f"{where} cannot be read: {error}. It may name objects, so nothing is deleted: run the newest of the "
-                "builds that write to this run"
+                f"{where} cannot be read: {error}. It may name objects, so nothing is deleted: use the newest build of "
+                "Headrace that writes to this run"
             ) from error
 
     def _fold_version(self, message: Message) -> bool:

@@ -74,7 +74,9 @@ class CausalLM:
                 str(source), dtype=dtype, local_files_only=True, trust_remote_code=False
             )
         else:
-            raise EngineError(f"{source} is not a folder; give a model config or a local folder in Hugging Face layout")
+            raise EngineError(
+                f"there is no folder {source}: give a model config, or a local folder in Hugging Face layout"
+            )
         with torch.no_grad():
             return cls(model.to(device), record_routing=record_routing)
 
@@ -157,9 +159,11 @@ class CausalLM:
         for name, value in weights.items():
             tensor = convert_to_tensor(value)
             if tensor.shape != own[name].shape:
-                raise EngineError(f"{name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}")
+                raise EngineError(
+                    f"{name} must have shape {tuple(own[name].shape)}, as in the model; it has {tuple(tensor.shape)}"
+                )
             if not bool(torch.isfinite(tensor).all()):
-                raise EngineError(f"{name} holds numbers that are not finite; these weights are not served")
+                raise EngineError(f"{name} holds numbers that are not finite: these weights are not served")
             targets[name].detach().copy_(tensor)
         return [(self._names[name], tensor) for name, tensor in staged.items()]
 
@@ -179,7 +183,10 @@ def _read_attention(config: Any) -> tuple[set[str], int | None]:
     kinds = set(getattr(config, "layer_types", None) or ())
     strange = kinds - {"full_attention", "sliding_attention"}
     if strange:
-        raise EngineError(f"{config.model_type} has {sorted(strange)} layers; this engine knows full and sliding ones")
+        raise EngineError(
+            f"{config.model_type} has layers of types {sorted(strange)}; engine torch only knows full_attention and "
+            "sliding_attention"
+        )
     window = getattr(config, "sliding_window", None)
     return kinds, int(window) if window and (not kinds or "sliding_attention" in kinds) else None
 

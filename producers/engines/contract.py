@@ -190,7 +190,7 @@ def check_request(
     check_sampling(sampling)
     prompt = np.asarray(ids, dtype=np.int64)
     if prompt.ndim != 1 or prompt.size == 0:
-        raise EngineError(f"a prompt is one non-empty list of token ids; got shape {prompt.shape}")
+        raise EngineError(f"a prompt must be one non-empty list of token ids; got shape {prompt.shape}")
     wrong = np.flatnonzero((prompt < 0) | (prompt >= vocabulary))
     if wrong.size:
         at = int(wrong[0])
@@ -201,8 +201,8 @@ def check_request(
     room = context - int(prompt.size)
     if room < 1:
         raise EngineError(
-            f"the prompt has {prompt.size} tokens, and the model's context of {context} leaves no room for an answer; "
-            "shorten the prompt, or take a model with a longer context"
+            f"the prompt has {prompt.size} tokens, but the model's context of {context} leaves no room for an answer; "
+            "shorten the prompt, or use a model with a longer context"
         )
     return prompt.astype(np.int32), replace(sampling, max_tokens=min(sampling.max_tokens, room))
 

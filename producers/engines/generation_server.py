@@ -97,7 +97,7 @@ class EngineProcess(ServerProcess):
 
     def _is_answering(self) -> bool:
         if self.is_ending:
-            raise ServerError(f"the {self._launch.what} is not needed any more")
+            raise ServerError(f"the {self._launch.what} is no longer needed")
         return self.api is not None and self.api.is_ready()
 
     def _close_api(self) -> None:
@@ -170,7 +170,7 @@ class GenerationServer:
             except ServerAway as away:
                 self._weights = None  # it may have the old ones, the new ones, or some of each
                 self.note_gone(away)
-                raise LostInLoad(f"{self.name} went away while it loaded version {weights.version}: {away}") from away
+                raise LostInLoad(f"{self.name} failed while it loaded version {weights.version}: {away}") from away
             self._note_served(weights)
             return paused_s
 
@@ -178,7 +178,7 @@ class GenerationServer:
         """Use it no more until it has been looked at."""
         if not self._is_gone.is_set():
             log.warning("engine.server_gone", server=self.name, why=str(away))
-        self.trouble = f"{self.name} is gone: {away}"
+        self.trouble = f"{self.name} is not used now: {away}"
         self.version = None
         self._is_gone.set()
 
@@ -287,6 +287,6 @@ class GenerationServer:
         label = self.api.read_version()
         if self._weights is not None and label != str(self._weights.version):
             raise WeightsRefused(
-                f"{self.name} serves weights with the label {label!r}, and this worker loaded version "
+                f"{self.name} serves weights with the label {label!r}, but this worker loaded version "
                 f"{self._weights.version}: another process uses it too; give each worker a server of its own"
             )

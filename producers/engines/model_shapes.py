@@ -62,6 +62,8 @@ class ModelShapes:
             )
         for name, tensor in weights.items():
             if tuple(tensor.shape) != self._shapes[name]:
-                raise EngineError(f"{name} has shape {tuple(tensor.shape)}, the model {self._shapes[name]}")
+                raise EngineError(
+                    f"{name} must have shape {self._shapes[name]}, as in the model; it has {tuple(tensor.shape)}"
+                )
             if not bool(torch.isfinite(convert_to_tensor(tensor)).all()):
-                raise EngineError(f"{name} holds numbers that are not finite; these weights are not served")
+                raise EngineError(f"{name} holds numbers that are not finite: these weights are not served")

@@ -139,8 +139,9 @@ def check_engine(recipe: Recipe) -> None:
         env = workflow.env.use
         if engine.use == "scripted" and ":" not in env and env not in READ_BY_SCRIPTED:
             raise UsageError(
-                f"workflows.{name} asks problems of {env}, and engine scripted answers those of environment scripted "
-                f'alone: take env = "scripted" for it, or another engine'
+                f"workflows.{name} asks problems of {env}, but engine scripted answers only those of environment "
+                "scripted: "
+                'use env = "scripted" for it, or another engine'
             )
 
 

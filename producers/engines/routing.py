@@ -49,6 +49,6 @@ class RoutingRecord:
         for found in self._chosen.values():
             if found.shape != (2, self.shape[1]) or found.is_floating_point():
                 raise EngineError(
-                    f"routers of {model.config.model_type} do not report which experts they choose: leave "
-                    "rollout.record_routing out"
+                    f"rollout.record_routing: routers of {model.config.model_type} do not report their chosen experts: "
+                    "leave it out"
                 )

@@ -230,13 +230,13 @@ class ScriptedEngine:
         asked = read_question(text)
         if asked is None and text.strip():
             raise EngineError(
-                f"the scripted engine cannot read {text[:100]!r}: it answers the questions of environment `scripted` "
-                'alone; take env = "scripted", or another engine'
+                f"the scripted engine cannot read {text[:100]!r}: it answers only questions of environment `scripted`; "
+                'use env = "scripted", or another engine'
             )
         if asked is not None and asked.level >= len(self._settings.tokens):
             raise EngineError(
-                f"{asked} is of level {asked.level}, and the scripted engine has {len(self._settings.tokens)} levels: "
-                "give its `difficulties` and `tokens` a value for each"
+                f"{asked} is of level {asked.level}, but the scripted engine has only the levels 0 to "
+                f"{len(self._settings.tokens) - 1}: give its `difficulties` and `tokens` a value for each level"
             )
         return asked
 

@@ -131,7 +131,7 @@ class ServedEngine:
                 server.note_gone(away)
                 deaths += 1
                 if deaths >= MOST_DEATHS_OF_REQUEST:
-                    raise EngineError(f"{deaths} servers went away while they had this request: {away}") from away
+                    raise EngineError(f"{deaths} servers failed while they had this request: {away}") from away
                 goes_on = True
             finally:
                 server.gate.leave(goes_on=goes_on)  # not before the sleep: its place would be another's then
@@ -155,7 +155,7 @@ class ServedEngine:
                 await api.abort(request_id)
                 await asyncio.wait({asking}, timeout=ABORT_S)
             if not asking.done():
-                raise ServerAway(f"{server.name} did not give a request up in {ABORT_S:.0f} s")
+                raise ServerAway(f"{server.name} did not cancel a request within {ABORT_S:.0f} s")
             return asking.result()
         except asyncio.CancelledError:
             with suppress(ServerAway):
@@ -299,16 +299,18 @@ class ServedEngine:
 
 def _check_answer(server: GenerationServer, answer: Answer, vocabulary: int, expected: set[int]) -> None:
     """Raise EngineError for what the policy cannot have made: tokens of other weights, or of another vocabulary."""
-    if answer.ids.max(initial=0) >= vocabulary or not np.isfinite(answer.logprobs).all():
+    if (largest := answer.ids.max(initial=0)) >= vocabulary:
         raise EngineError(
-            f"{server.name} answered with token {answer.ids.max(initial=0)} of {vocabulary}, or with log-probabilities "
-            "that are not finite: it serves another model, or its numbers overflow"
+            f"{server.name} answered with token {largest}, but the policy has {vocabulary} tokens: it serves another "
+            "model"
         )
+    if not np.isfinite(answer.logprobs).all():
+        raise EngineError(f"{server.name} answered with log-probabilities that are not finite: its numbers overflow")
     made_by = {version for version, _ in answer.version_runs}
     if made_by - expected:
         raise EngineError(
-            f"{server.name} answered with weights of version {sorted(made_by - expected)}, which this worker did not "
-            "ask for: another process loads weights into it"
+            f"{server.name} answered with weights of version {sorted(made_by - expected)}, but this worker did not ask "
+            "for them: another process loads weights into it; give each worker a server of its own"
         )
 
 

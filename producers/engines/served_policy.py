@@ -70,7 +70,8 @@ class ServedPolicy:
         """
         if self._deaths[version] >= MOST_DEATHS:
             raise EngineError(
-                f"version {version} of {self.name} took {MOST_DEATHS} servers down: it is not loaded again"
+                f"{MOST_DEATHS} servers failed while they loaded version {version} of {self.name}: it is not loaded "
+                "again"
             )
         wanted = self._write(version, weights)
         self.loaded.add(version)
@@ -95,7 +96,10 @@ class ServedPolicy:
     def hold(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
         """See `Engine.hold`."""
         if not self.evaluators:
-            raise EngineError("this engine holds no exact versions: set evaluation_servers to 1 or more")
+            raise EngineError(
+                "this engine cannot hold exact versions: set evaluation_servers to 1 or more (with urls: "
+                "evaluation_urls)"
+            )
         with self._turn:
             if version not in self._held:
                 self._loading.add(version)  # before it is looked for: the folders of others are removed at any time
@@ -174,8 +178,8 @@ class ServedPolicy:
             if all(self._held[version] is not server for version in used):
                 return server
         raise EngineError(
-            f"policy {self.name} already holds versions {used}, all in use; release one, or set evaluation_servers to "
-            f"more than {len(self.evaluators)}"
+            f"policy {self.name} already holds versions {used}, all in use; release one, or give more than "
+            f"{len(self.evaluators)} evaluation_servers (with urls: evaluation_urls)"
         )
 
     def _list_used(self) -> list[int]:

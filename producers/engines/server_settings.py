@@ -51,17 +51,22 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for one in fields(self):
             _check_kind(one.name, getattr(self, one.name), one.default)
-        counts = {"servers": self.servers >= 1, "evaluation_servers": self.evaluation_servers >= 0}
-        counts["most_requests"] = self.most_requests >= 0
-        counts["start_limit_s"] = self.start_limit_s > 0
-        for name, is_right in counts.items():
+        bounds = {
+            "servers": (self.servers >= 1, "1 or more"),
+            "evaluation_servers": (self.evaluation_servers >= 0, "0 or more"),
+            "most_requests": (self.most_requests >= 0, "0 or more"),
+            "start_limit_s": (self.start_limit_s > 0, "above 0"),
+        }
+        for name, (is_right, allowed) in bounds.items():
             if not is_right:
-                raise EngineError(f"{name} is {getattr(self, name)}, which is too few")
+                raise EngineError(f"{name} must be {allowed}; it is {getattr(self, name)}")
         if self.evaluation_urls and not self.urls:
-            raise EngineError("evaluation_urls go with urls")
+            raise EngineError("evaluation_urls need urls too")
         for url in (*self.urls, *self.evaluation_urls):
             if not url.startswith(("http://", "https://")):
-                raise EngineError(f"a server is named by http://HOST:PORT, got {url!r}")
+                raise EngineError(
+                    f"urls and evaluation_urls must be http://HOST:PORT or https://HOST:PORT; got {url!r}"
+                )
 
     @property
     def holds(self) -> int:
@@ -112,25 +117,25 @@ def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
     if recipe.rollout.record_routing and lora:
         raise UsageError(
             f"rollout.record_routing: engine {kind.engine} does not record experts beside adapters, as of policy "
-            f'{lora[0]}: set lora.publish = "merged", or take engine torch'
+            f'{lora[0]}: set lora.publish = "merged", or use engine torch'
         )
     if lora and settings.urls:
         raise UsageError(
-            f"policies.{lora[0]}.lora: a server that somebody else runs serves whole models: "
-            'publish = "merged", or take engine torch'
+            f"policies.{lora[0]}.lora: servers in rollout.engine.urls can only serve whole models: "
+            'set publish = "merged", or use engine torch'
         )
     if recipe.evaluate.every and not settings.holds and len(lora) < len(recipe.policies):
         raise UsageError(
-            f"rollout.engine: evaluations need exact versions, and no {kind.what} server is there to hold one: set "
-            "evaluation_servers (or evaluation_urls) for one, or evaluate.every = 0"
+            f"rollout.engine: evaluations need exact versions, but no {kind.what} server can hold one: set "
+            "evaluation_servers (with urls: evaluation_urls), or set evaluate.every = 0"
         )
     if settings.urls and len(recipe.policies) > 1:
         raise UsageError(
-            "rollout.engine.urls: servers that somebody else runs serve one policy, and the recipe has more"
+            f"rollout.engine.urls: such servers can only serve one policy, but the recipe has {len(recipe.policies)}"
         )
     if settings.urls and recipe.launch.workers > 1:
         raise UsageError(
-            f"rollout.engine.urls: a server belongs to one worker, and launch.workers is {recipe.launch.workers}"
+            f"rollout.engine.urls: such a server belongs to one worker, but launch.workers is {recipe.launch.workers}"
         )
     if recipe.launch.workers and not settings.urls:
         _check_python(kind, settings)
@@ -147,8 +152,8 @@ def _check_python(kind: ServerKind, settings: ServerSettings) -> None:
     else:
         return
     raise UsageError(
-        f"rollout.engine.python: {found}; name the Python of an environment in which `pip install {kind.engine}` was "
-        "run"
+        f"rollout.engine.python: {found}; give the Python of an environment in which {kind.what} is installed (`pip "
+        f"install {kind.engine}`)"
     )
 
 
@@ -166,8 +171,8 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
     elif isinstance(value, bool) or not isinstance(
         value, (int, float) if isinstance(default, float) else type(default)
     ):
-        kind = {int: "a whole number", float: "a number", str: "a text"}[type(default)]
-        raise EngineError(f"{name} is {kind}, got {value!r}")
+        kind = {int: "a whole number", float: "a number", str: "a string"}[type(default)]
+        raise EngineError(f"{name} must be {kind}, got {value!r}")
 
 
 LOGS_PREFIX = "headrace-servers-"

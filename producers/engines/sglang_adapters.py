@@ -58,7 +58,9 @@ class SGLangAdapters(NamedAdapters, SGLangApi):
             self._finish_request(request_id)
         answer = read_answer(found, sampling.stop_ids)
         if {label for label, _ in answer.version_runs} - {self._base}:
-            raise EngineError(f"{self._http.url} changed its base: another process loads weights into it")
+            raise EngineError(
+                f"{self._http.url} has another base model than before: another process loads weights into it"
+            )
         return replace(answer, version_runs=((used, len(answer.ids)),) if len(answer.ids) else ())
 
     def keep(self, versions: Collection[int]) -> None:
@@ -90,4 +92,4 @@ class SGLangAdapters(NamedAdapters, SGLangApi):
     def _order(self, path: str, body: dict[str, Any], version: int) -> None:
         response = self._http.call("POST", path, body, LOAD_LIMIT_S)
         if response.status_code != HTTP_OK or not response.json().get("success"):
-            raise WeightsRefused(f"SGLang does not take adapter {version} at {path}: {read_error(response)}")
+            raise WeightsRefused(f"{self._http.url}{path} refuses adapter {version}: {read_error(response)}")

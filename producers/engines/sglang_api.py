@@ -54,7 +54,10 @@ class SGLangApi:
         body = {**body, "sampling_params": build_parameters(sampling), "return_logprob": True}
         response = await self._http.post_async("/generate", body)
         if response.status_code == HTTP_BAD_REQUEST:
-            raise EngineError(f"SGLang refuses a request of {len(body['input_ids'])} tokens: {read_error(response)}")
+            raise EngineError(
+                f"{self._http.url} refuses a request with a prompt of {len(body['input_ids'])} tokens: "
+                f"{read_error(response)}"
+            )
         if response.status_code != HTTP_OK:
             raise ServerAway(f"{self._http.url} answers a request with {read_error(response)}")
         found: dict[str, Any] = response.json()
@@ -75,7 +78,7 @@ class SGLangApi:
             body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
             response = self._http.call("POST", "/update_weights_from_disk", body, LOAD_LIMIT_S)
             if response.status_code != HTTP_OK or not response.json().get("success"):
-                raise WeightsRefused(f"SGLang does not load version {version}: {read_error(response)}")
+                raise WeightsRefused(f"{self._http.url} does not load version {version}: {read_error(response)}")
         finally:
             self._post("/continue_generation", {})
         return time.perf_counter() - began
@@ -146,10 +149,13 @@ def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
     if len(logprobs) != len(ids) or any(
         one[1] != token for one, token in zip(token_logprobs, ids.tolist(), strict=True)
     ):
-        raise EngineError(f"SGLang gave {len(ids)} tokens and the log-probabilities of {len(logprobs)} other ones")
+        which = ", but not of these" if len(logprobs) == len(ids) else ""
+        raise EngineError(f"SGLang gave {len(ids)} tokens and the log-probabilities of {len(logprobs)}{which}")
     spans = meta.get("weight_versions") if len(ids) else []
     if spans is None:
-        raise EngineError("SGLang does not tell which weights made a token (`weight_versions`): take 0.5.19 or newer")
+        raise EngineError(
+            "SGLang's answer lacks `weight_versions`, the version of each token: use SGLang 0.5.19 or newer"
+        )
     runs = tuple((read_label(one["version"]), int(one["end"]) - int(one["start"])) for one in spans)
     if sum(length for _, length in runs) != len(ids):
         raise EngineError(f"SGLang gave {len(ids)} tokens and the versions of {sum(length for _, length in runs)}")
@@ -166,4 +172,6 @@ def read_label(label: Any) -> int:
     try:
         return int(label)
     except (TypeError, ValueError):
-        raise EngineError(f"SGLang serves weights with the label {label!r}, which this worker did not load") from None
+        raise EngineError(
+            f"SGLang serves weights with the label {label!r}, but this worker loaded none of that label"
+        ) from None

@@ -90,5 +90,5 @@ def read_routing(encoded: str | None, experts: ExpertLayers, tokens: int) -> npt
     whole = np.frombuffer(base64.b64decode(encoded), "<i4")
     shape = tokens, experts.all_layers, experts.per_token
     if whole.size != np.prod(shape):
-        raise EngineError(f"SGLang gave {whole.size} experts for {tokens} tokens, and the model has {shape} of them")
+        raise EngineError(f"SGLang gave {whole.size} experts for {tokens} tokens, but the model needs {shape} of them")
     return whole.reshape(shape)[:, experts.layers].astype(experts.dtype)

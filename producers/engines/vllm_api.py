@@ -78,7 +78,9 @@ class VllmApi:
         body = {**build_request(request_id, ids, sampling), **words}
         response = await self._http.post_async("/v1/completions", body)
         if response.status_code == HTTP_BAD_REQUEST:
-            raise EngineError(f"vLLM refuses a request of {len(ids)} tokens: {read_error(response)}")
+            raise EngineError(
+                f"{self._http.url} refuses a request with a prompt of {len(ids)} tokens: {read_error(response)}"
+            )
         if response.status_code != HTTP_OK:
             raise ServerAway(f"{self._http.url} answers a request with {read_error(response)}")
         answer = read_answer(response.json(), version)
@@ -102,7 +104,7 @@ class VllmApi:
         words = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._post("/collective_rpc", words, LOAD_LIMIT_S)
         if not self._post("/reset_prefix_cache").get("success"):
-            raise ServerAway(f"{self._http.url} does not forget the caches of the weights before")
+            raise ServerAway(f"{self._http.url} did not reset its prefix cache when weights were loaded")
         self._post("/update_weight_version", {"new_version": str(version)})
         self._post("/resume")
         self._begin(version)
@@ -142,8 +144,8 @@ class VllmApi:
         found = self._post("/v1/completions", words)["choices"][0]["logprobs"]["token_logprobs"]
         if found != [0.0]:
             raise WeightsRefused(
-                f"{self._http.url} gives other log-probabilities than those that tokens were drawn by: start it with "
-                f"--logprobs-mode {LOGPROBS_MODE}"
+                f"{self._http.url} gives log-probabilities of another distribution than the one that it samples from: "
+                f"start it with --logprobs-mode {LOGPROBS_MODE}"
             )
         self._version = version
         self._requests.admit()
@@ -151,11 +153,11 @@ class VllmApi:
     def _check_label(self, found: dict[str, Any], version: int) -> None:
         label = found["weight_version"]
         if label == FRESH:
-            raise ServerAway(f"{self._http.url} was started again, with weights that this worker did not load")
+            raise ServerAway(f"{self._http.url} was started again, and has weights that this worker did not load")
         if label != str(version):
             raise EngineError(
-                f"{self._http.url} answered with weights of version [{label}], which this worker did not ask for: "
-                "another process loads weights into it"
+                f"{self._http.url} answered with weights of version [{label}], but this worker did not ask for them: "
+                "another process loads weights into it; give each worker a server of its own"
             )
 
     def _read(self, path: str) -> httpx2.Response:
@@ -167,7 +169,7 @@ class VllmApi:
     def _check(self, path: str, response: httpx2.Response) -> httpx2.Response:
         if response.status_code == HTTP_NOT_FOUND:
             raise WeightsRefused(
-                f"{self._http.url}{path} is not there: take vLLM 0.32 or newer, started with VLLM_SERVER_DEV_MODE=1"
+                f"{self._http.url}{path} answers HTTP 404: use vLLM 0.32 or newer, started with VLLM_SERVER_DEV_MODE=1"
             )
         if response.status_code != HTTP_OK:
             raise ServerAway(f"{self._http.url}{path} answers {read_error(response)}")
@@ -208,7 +210,9 @@ def read_answer(found: dict[str, Any], version: int) -> Answer:
     ids = np.asarray(choice["token_ids"], np.int32)
     logprobs = np.asarray((choice["logprobs"] or {}).get("token_logprobs", ()), np.float32)
     if len(logprobs) != len(ids):
-        raise EngineError(f"vLLM gave {len(ids)} tokens and {len(logprobs)} log-probabilities")
+        raise EngineError(
+            f"vLLM must give a log-probability for each token; it gave {len(ids)} tokens and {len(logprobs)}"
+        )
     ends: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
     runs = ((version, len(ids)),) if len(ids) else ()
     return Answer(ids, logprobs, runs, ends.get(choice["finish_reason"], "aborted"))

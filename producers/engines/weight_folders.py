@@ -33,7 +33,9 @@ class WeightFolders:
             for policy, folder in files.items():
                 shutil.copytree(folder, self.folder / policy / "files")
         except OSError as error:
-            raise EngineError(f"weights cannot be written to {root}: {error}; name another folder") from error
+            raise EngineError(
+                f"weights cannot be written to {root}: {error}; set rollout.engine.folder to another folder"
+            ) from error
 
     def write(self, policy: str, version: int, weights: Mapping[str, Tensor]) -> Path:
         """Write a version beside config and tokenizer; return its folder. Raises EngineError when there is no room."""

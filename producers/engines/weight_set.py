@@ -146,7 +146,7 @@ class WeightSet:
                 ended.append((request, self.rows.generation(row)))
                 continue
             where = f"policy {request.policy} version {self.version}"
-            ended.append((request, EngineError(f"the logits of {where} are not finite; publish sound weights")))
+            ended.append((request, EngineError(f"the logits of {where} are not finite: its weights give overflows")))
         is_poisoned = not self.rows.is_sound[over].all()
         self._drop(over)
         if is_poisoned:

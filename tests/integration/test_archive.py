@@ -183,7 +183,7 @@ def test_weights_are_copied_with_the_records_that_name_them_unless_they_are_larg
     with pytest.raises(UsageError, match="holds weights: leave out --without-weights"):
         archive(run, tmp_path / "plain", with_weights=False)
     monkeypatch.setattr("headrace.ops.offline.archiver.WHOLE_BELOW_BYTES", 1)
-    with pytest.raises(UsageError, match=r"are 0\.0 GB: say --with-weights"):
+    with pytest.raises(UsageError, match=r"are 0\.0 GB: give --with-weights"):
         archive(run, tmp_path / "large")
     asked = plain(archive(run, tmp_path / "large", ask=lambda size_bytes: size_bytes == len(b"weights")))
     assert asked["objects"]["count"] == 1
@@ -287,9 +287,9 @@ def test_a_replay_refuses_topics_that_hold_anything_else(run: Run, keys: None, t
     replay(tmp_path, str(run.address), None)
     say(run, *played(run, [3]))
 
-    with pytest.raises(UsageError, match="that is not the archive's"):
+    with pytest.raises(UsageError, match="that differs from the archive's"):
         replay(tmp_path, str(run.address), None)
-    with pytest.raises(UsageError, match=f"records of run {run.address.run} go only into a run of that name"):
+    with pytest.raises(UsageError, match=f"a replay keeps the name of its run, {run.address.run}"):
         replay(tmp_path, "kafka://127.0.0.1:1/other", None)
     with pytest.raises(UsageError, match="has no topic"):
         replay(tmp_path, str(run.address), None, ["tasks.sums"])

@@ -120,7 +120,7 @@ def test_a_part_is_trained_again_from_the_newest_checkpoint_at_or_below_it(train
     answer, _ = retrain(trained, tmp_path, "--from", str(STEPS + 1))
     assert answer.code == 2
     assert (
-        f"no version {STEPS + 1} to begin from: there are 0 to {STEPS}, checkpoints of 0, 3, 6, {STEPS}" in answer.err
+        f"no version {STEPS + 1} to begin from: it has 0 to {STEPS}, with checkpoints of 0, 3, 6, {STEPS}" in answer.err
     )
 
 
@@ -202,7 +202,7 @@ def test_other_settings_over_the_same_batches_make_a_run_of_their_own_the_same_e
     assert retrain(trained, tmp_path, "--into", second, *words, failpoints=tmp_path)[0].code == -signal.SIGKILL
     answer, _ = retrain(trained, tmp_path, "--into", second, "--set", "trainer.learning_rate=0.1")
     assert answer.code == 2
-    assert "was begun, and not ended, with other settings" in answer.err
+    assert "was begun with other settings, and is not complete" in answer.err
     assert retrain(trained, tmp_path, "--into", second, *words)[0].code == 0
 
     made = [experiment(trained, name) for name in (first, second)]
@@ -219,7 +219,7 @@ def test_other_settings_over_the_same_batches_make_a_run_of_their_own_the_same_e
     assert (answer.code, found["from"], found["ok"]) == (0, 3, True), answer.err
     answer, _ = retrain(trained, tmp_path, "--into", first)
     assert answer.code == 2
-    assert "is there already, and complete" in answer.err
+    assert "is already complete" in answer.err
     group = batches(trained)[3].groups[0]
     named = f"{group.stream}:{group.number}"
     for look in (("status",), ("audit",), ("inspect", "--trajectory", f"{named}:0")):

@@ -28,7 +28,7 @@ def test_a_branch_names_a_run_and_a_version(text: str, point: BranchPoint) -> No
 
 @pytest.mark.parametrize("text", ["sums", "@40", "sums@", "sums@newest", "sums@-1", "sums@²"])
 def test_what_names_no_run_and_version_is_refused_with_the_forms_that_there_are(text: str) -> None:
-    with pytest.raises(UsageError, match=r"name a run by its data folder or address.*@best"):
+    with pytest.raises(UsageError, match=r"give the data folder or the address of a run.*@best"):
         BranchPoint.of(text)
 
 

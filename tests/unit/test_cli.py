@@ -295,7 +295,7 @@ def test_servers_that_are_away_of_a_run_that_goes_on_may_be_ending(
         code, said = refused(capsys, "lineage", "--group", "sums:1", "--data", str(tmp_path))
     assert code == 1
     assert said == (
-        f"error: listing topics: no answer from Kafka; the run in {tmp_path} may just be starting or stopping: give "
+        f"error: listing topics: no answer from Kafka; the run in {tmp_path} may be starting or stopping now: give "
         "the command again\n"
     )
 

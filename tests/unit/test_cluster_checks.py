@@ -59,12 +59,12 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
     (
         "group protocol",
         lambda: replace(SOUND, settings={"group.coordinator.rebalance.protocols": "classic"}),
-        "add consumer to group.coordinator.rebalance.protocols",
+        "protocols of the brokers is classic: add consumer to it",
     ),
     (
         "transactions",
         lambda: replace(SOUND, settings={"transaction.state.log.replication.factor": "3"}),
-        "there is a cluster of 1, so transactions never work",
+        "but the cluster has 1 broker(s), so transactions cannot work",
     ),
     ("transactions", lambda: replace(SOUND, settings={"transaction.max.timeout.ms": "5"}), "10000 or more"),
     ("transactions", lambda: replace(SOUND, refused={"transactions": "no answer"}), "no answer"),
@@ -83,22 +83,26 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
     ("topics", lambda: with_topic(BATCHES, max_message_bytes="200"), f"{BATCHES} has max.message.bytes=200"),
     ("topics", lambda: with_topic(BATCHES, message_timestamp_before_max_ms="1"), "before.max.ms=1: set it to 3600000"),
     ("topics", lambda: with_topic(BATCHES, cleanup_policy="compact"), "cleanup.policy=compact: set it to delete"),
-    ("topics", lambda: with_topic(BATCHES, min_insync_replicas="2"), "takes no record"),
+    ("topics", lambda: with_topic(BATCHES, min_insync_replicas="2"), "refuses all records"),
     (
         "topics",
         lambda: replace(SOUND, topics={}, settings={"message.max.bytes": "20000"}),
-        "the brokers have message.max.bytes=20000, which t.tasks.sums would take: set it to 1048588",
+        "the brokers have message.max.bytes=20000, and t.tasks.sums would get it: set it to 1048588",
     ),
     (
         "topics",
         lambda: replace(SOUND, topics={}, settings={"log.message.timestamp.before.max.ms": "1"}),
-        "before.max.ms=1, which",
+        "before.max.ms=1, and",
     ),
-    ("topics", lambda: replace(SOUND, topics={}, settings={"min.insync.replicas": "2"}), "new topics take no record"),
+    (
+        "topics",
+        lambda: replace(SOUND, topics={}, settings={"min.insync.replicas": "2"}),
+        "new topics refuse all records",
+    ),
     (
         "topics",
         lambda: replace(SOUND, topics={**SOUND.topics, BATCHES: SeenTopic(4)}),
-        f"{BATCHES} has 4 partitions, the run has 1",
+        f"{BATCHES} has 4 partitions, but the run needs 1",
     ),
     (
         "rights",

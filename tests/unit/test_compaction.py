@@ -70,24 +70,32 @@ def test_nothing_is_merged_over_an_anchor() -> None:
 def test_why_nothing_is_due_is_said_for_people() -> None:
     for events, said in (
         ([], "no version is published yet"),
-        ([event(0, ANCHOR), *deltas(1, 2)], "2 deltas follow version 0, the last anchor, and 3 may go unmerged"),
+        (
+            [event(0, ANCHOR), *deltas(1, 2)],
+            "2 deltas follow version 0, the last anchor, and up to 3 may stay unmerged",
+        ),
         (
             [event(0, ANCHOR), *deltas(1, 5), event(4, MERGED, base=0)],
-            "one delta follows version 4, the last that is merged, and 3 may go unmerged",
+            "one delta follows version 4, the last merged one, and up to 3 may stay unmerged",
         ),
         (
             [event(0, ANCHOR), event(2, base=1)],
-            "left out until the next anchor: the delta of version 2 does not lead on from version 0",
+            "left out until the next anchor: the delta of version 2 is not based on version 0",
         ),
     ):
         assert told(*events).explain_nothing().startswith(said)
 
 
 def test_a_hole_in_the_chain_leaves_the_stretch_out_until_the_next_anchor() -> None:
-    for broken in (event(3, base=1), event(3, epoch=1), replace(event(3), weights=None)):
+    other = "is not based on version 2"
+    for broken, why in (
+        (event(3, base=1), other),
+        (event(3, epoch=1), other),
+        (replace(event(3), weights=None), "has no object"),
+    ):
         compaction = told(event(0, ANCHOR), *deltas(1, 2), broken, *deltas(4, 9))
         assert due(compaction) == []
-        assert compaction.left_out == "the delta of version 3 does not lead on from version 2"
+        assert compaction.left_out == f"the delta of version 3 {why}"
         compaction.fold_event(event(10, ANCHOR))
         assert compaction.left_out == ""
         for one in deltas(11, 14):

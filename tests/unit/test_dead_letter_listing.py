@@ -113,7 +113,7 @@ def test_what_no_second_reading_could_mend_is_refused_and_says_why() -> None:
         (record(1, "poison", topic="t.tasks.sums"), "poison"),
         (record(1, "other_run"), "another run"),
         (record(1, "misrouted"), "partition"),
-        (record(1, "forgotten"), "can remember"),
+        (record(1, "forgotten"), "had too many dead ones"),
         (evaluated(min_version=3), "does not accept another answer"),
         (record(1, topic="t.outcomes.solver"), "count twice"),
         (record(1, topic="t.batches.solver"), "count twice"),

@@ -97,17 +97,17 @@ def test_the_shipped_engine_keeps_every_promise(subject: Subject) -> None:
     ("what", "fault", "words"),
     [
         ("log-probabilities", "its own temperature", "differ by"),
-        ("log-probabilities", "a token too few", "ids, logprobs and version_runs are of 32, 31 and 32 tokens"),
-        ("log-probabilities", "double", "logprobs float64"),
+        ("log-probabilities", "a token too few", "must have equal lengths; they are of 32, 31 and 32 tokens"),
+        ("log-probabilities", "double", "they are int32 and float64"),
         ("log-probabilities", "crashes", "no such request"),
-        ("seeds", "no seed", "one seed gave other tokens"),
+        ("seeds", "no seed", "seed 1 gave other tokens the second time"),
         ("ends", "no stop", "ended as 'length'"),
-        ("refusals", "any policy", "a policy that there is not was answered"),
-        ("deadline", "no deadline", "with no time left"),
+        ("refusals", "any policy", "was answered: an unknown policy"),
+        ("deadline", "no deadline", "with deadline_s = 0"),
         ("swaps", "names the newest", "tokens were made by other weights"),
         ("prefix cache", "keeps its weights", "tokens were made by other weights"),
-        ("held versions", "newest for held", "was to answer"),
-        ("held versions", "never releases", "was played after its release"),
+        ("held versions", "newest for held", "version 7 must answer"),
+        ("held versions", "never releases", "after its release must raise VersionGone"),
         ("ends", "silent", "no result within 0 s"),
     ],
 )
@@ -144,7 +144,10 @@ def test_an_engine_that_answers_after_its_end_is_named(subject: Subject) -> None
             pass
 
     found = check(subject, "closing", NeverCloses(subject.engine, ""))
-    assert (found.verdict, found.detail) == ("broken", "a request after close() was answered")
+    assert (found.verdict, found.detail) == (
+        "broken",
+        "a request after close() must raise EngineError; it was answered",
+    )
 
 
 def test_the_command_prints_a_line_for_each_promise_and_needs_an_engine_with_a_model(
@@ -156,8 +159,8 @@ def test_the_command_prints_a_line_for_each_promise_and_needs_an_engine_with_a_m
     assert done.exit_code == 0, done.output
     assert [line.split()[:2] for line in done.output.splitlines()] == [["kept", "seeds"], ["kept", "closing"]]
     for words, why in (
-        (["--set", 'rollout.engine="scripted"'], 'engine "scripted" has no model'),
-        (["--policy", "nobody"], "name a policy of the recipe by --policy: solver"),
+        (["--set", 'rollout.engine="scripted"'], 'rollout.engine = "scripted" has no model'),
+        (["--policy", "nobody"], "--policy nobody: name a policy of the recipe: solver"),
     ):
         refused = CliRunner().invoke(app, ["check-engine", "arithmetic", *words])
         assert isinstance(refused.exception, UsageError)

@@ -183,7 +183,7 @@ def test_rows_are_written_in_parts_and_the_file_is_whole_or_not_there(
     export(folder, None, tmp_path / "out.parquet")
     assert parquet.ParquetFile(tmp_path / "out.parquet").num_row_groups == 3
 
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         export(folder, None, tmp_path / "out.parquet")
     with pytest.raises(UsageError, match="cannot write"):
         export(folder, None, tmp_path / "none" / "out.parquet")

@@ -67,7 +67,7 @@ def test_the_command_tells_the_figures_of_an_evaluation(folder: Path) -> None:
 
 def test_what_is_no_model_and_what_names_no_policy_is_refused(folder: Path, tmp_path: Path) -> None:
     recipe = load_recipe("arithmetic", SETS)
-    with pytest.raises(UsageError, match="config, tokenizer and weights"):
+    with pytest.raises(UsageError, match=r"a folder needs config\.json, tokenizer and safetensors"):
         evaluate(recipe, {"solver": tmp_path})
     with pytest.raises(UsageError, match="no weights: add --weights solver=FOLDER"):
         evaluate(recipe, {})

@@ -41,7 +41,8 @@ def test_weights_that_would_take_a_server_down_are_refused(shapes: ModelShapes) 
     wrong = {
         "missing .*norm": {key: value for key, value in weights.items() if key != name},
         "unknown .*other": weights | {"other": weights[name]},
-        r"norm.weight has shape \(4,\), the model \(8,\)": weights | {name: Tensor("F32", (4,), memoryview(bytes(16)))},
+        r"norm.weight must have shape \(8,\), as in the model; it has \(4,\)": weights
+        | {name: Tensor("F32", (4,), memoryview(bytes(16)))},
         "norm.weight holds numbers that are not finite": weights | {name: not_finite},
     }
     for why, given in wrong.items():

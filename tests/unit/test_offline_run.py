@@ -59,7 +59,7 @@ def test_a_folder_of_the_users_own_is_not_taken_for_a_step_to_do_again(tmp_path:
     archive = cast("Any", SimpleNamespace(root="a", manifest=SimpleNamespace(to_bytes=lambda: b"")))
     request = OfflineRequest(RECIPE, "a", tmp_path)
     (tmp_path / "trained").mkdir()
-    with pytest.raises(UsageError, match=r"trained is there and of no experiment of ours: name another --data"):
+    with pytest.raises(UsageError, match=r"trained exists, but not the experiment\.json that"):
         _refuse_others(request, archive)
     (tmp_path / "trained").rmdir()
     _refuse_others(request, archive)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.whole_folder import FolderBusy, write_new_folder
 from headrace.ops.offline.archived_groups import ArchivedFirstUses, arrivals, iterate_batches
 from headrace.ops.offline.offline_curator import curate_offline
-from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline
+from headrace.ops.offline.offline_trainer import TrainingRequest, _explain_nothing, train_offline
+from headrace.ops.offline.offline_versions import RecordCounts
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -194,7 +196,7 @@ def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Pa
         return [one.curated.number for one in wholes]
 
     assert groups(GroupUse("sums", 2, 0, 0, 4), GroupUse("sums", 0, 0, 0, 0)) == [2, 0], "in the order of the batch"
-    with pytest.raises(LineageBroken, match="at offset 4 another group"):
+    with pytest.raises(LineageBroken, match="must hold group sums:3 at offset 4"):
         groups(GroupUse("sums", 3, 0, 0, 4))
     with pytest.raises(LineageBroken, match="holds no offset 5"):
         groups(GroupUse("sums", 3, 0, 0, 5))
@@ -205,13 +207,20 @@ def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
     for asked, sentence in (
         (TrainingRequest(policy="other"), "name one of the run's policies, solver"),
         (TrainingRequest(sets=("rollout.max_tokens=9",)), "can be set here"),
-        (TrainingRequest(sets=("trainer.groups_per_batch=98",)), "a batch takes 98"),
+        (TrainingRequest(sets=("trainer.groups_per_batch=98",)), "a batch needs 98"),
         (TrainingRequest(batches=True), "has no topic t.batches.solver"),
         (TrainingRequest(start="/nowhere"), "there is no folder /nowhere here"),
     ):
         with pytest.raises(Exception, match=sentence):
             train_offline(tmp_path / "a", tmp_path / "out", asked)
         assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_start_that_has_all_steps_already_is_told_as_the_reason(tmp_path: Path) -> None:
+    archive(tmp_path / "a", [[curated(number) for number in range(4)]])
+    learner: Any = SimpleNamespace(version=50, settings=recipe().trainer)
+    said = _explain_nothing(Archive(tmp_path / "a"), learner, RecordCounts())
+    assert said.startswith("training begins with version 50, but trainer.steps is 50, so no version is made")
 
 
 def test_a_policy_that_was_warmed_up_needs_a_start(tmp_path: Path) -> None:

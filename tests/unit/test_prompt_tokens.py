@@ -12,7 +12,7 @@ from tokenizers.processors import Sequence as InOrder
 from tokenizers.processors import TemplateProcessing
 
 from headrace.infra.weights.policy_files import Tokenizer
-from headrace.trainers.learner.model import encode, encode_completion
+from headrace.trainers.learner.model import ModelError, encode, encode_completion
 from headrace.trainers.learner.warm_start import TokenizedExample, _sequence
 
 TWICE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}="
@@ -72,3 +72,14 @@ def test_no_eos_ends_a_prompt_that_a_generation_goes_on_from(tmp_path: Path) -> 
 def test_a_worked_example_has_one_bos_and_it_is_not_before_the_completion() -> None:
     made = _sequence(a_tokenizer(), TokenizedExample("2+2=", "2"), 0)
     assert (made.ids.tolist(), made.mask.tolist()) == ([0, 2, 3, 2, 4, 2, 1], [False] * 5 + [True] * 2)
+
+
+def test_what_a_tokenizer_cannot_encode_is_blamed_on_its_alphabet_only_where_that_lacks_it() -> None:
+    characters = a_tokenizer(template="<s>{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    with pytest.raises(ModelError, match=r"cannot encode '<s>2-2': its alphabet lacks '-'; add these characters"):
+        encode(characters, "2-2")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "two": 1, "plus": 2}))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    of_words = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
+    with pytest.raises(ModelError, match=r"cannot encode 'two plus three': Exception: WordLevel error"):
+        encode_completion(of_words, "two plus three")

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, NoReturn
 
 import pytest
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 
-from headrace.infra.errors import UsageError
-from headrace.infra.recipe.recipe_file import list_shipped_recipes, load_recipe
+from headrace.infra.errors import MaskedValueError, UsageError
+from headrace.infra.recipe.recipe_file import describe_value, list_shipped_recipes, load_recipe
 from headrace.infra.recipe.settings import Recipe
 
 BASE = """
@@ -246,3 +248,28 @@ def test_brokers_are_read_without_blanks_and_what_names_none_is_refused(base: Pa
         said = refusal(str(base), f'kafka.bootstrap="{given}"')
         assert f"`kafka.bootstrap` holds {given!r}, which is not HOST:PORT: write addresses as kafka-1:9092" in said
     assert "`kafka.bootstrap` holds '', which is not" in refusal(str(base), 'kafka.bootstrap="a:1,,b:1"')
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MaskedValueError("must not be such"), "must not be such"),
+        (ValueError("holds what must not be"), "holds what must not be, got 'me:secret'"),
+    ],
+)
+def test_a_value_is_quoted_unless_its_error_masks_it_whatever_its_words(error: ValueError, said: str) -> None:
+    def refuse(_: str) -> NoReturn:
+        raise error
+
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(Annotated[str, AfterValidator(refuse)]).validate_python("me:secret")
+    assert [describe_value(one) for one in caught.value.errors()] == [said]
+
+
+def test_no_refusal_of_an_address_quotes_its_password(base: Path) -> None:
+    for key in ("kafka.bootstrap", "store.endpoint"):
+        table, _, name = key.partition(".")
+        base.write_text(f'{BASE}[{table}]\n{name} = "me:secret@host:9000/x"\n')
+        said = refusal(str(base))
+        assert f"`{key}` holds " in said
+        assert "secret" not in said

@@ -90,7 +90,7 @@ def test_an_answer_is_right_as_often_as_said_and_stays_right_as_versions_rise() 
 def test_what_it_cannot_read_is_refused_with_what_to_do() -> None:
     with pytest.raises(EngineError, match="environment `scripted`"):
         answers(engine(), "0/=?", [0])
-    with pytest.raises(EngineError, match="level 2, and the scripted engine has 2 levels"):
+    with pytest.raises(EngineError, match="level 2, but the scripted engine has only the levels 0 to 1"):
         answers(engine(), "2/3=7?", [0])
 
 
@@ -114,7 +114,7 @@ def test_settings_that_it_does_not_take_are_refused(settings: dict[str, object],
     ("recipe", "engine", "message"),
     [
         ("arithmetic", "scriptd", "'scriptd' is not known; take one of scripted, torch"),
-        ("arithmetic", "scripted", "workflows.sums asks problems of arithmetic, and engine scripted"),
+        ("arithmetic", "scripted", "workflows.sums asks problems of arithmetic, but engine scripted"),
         ("efficient-data/edf", '{ use = "scripted", tokens = [1, 4] }', "tokens must be at least 2"),
         ("arithmetic", '{ use = "torch", tokens = [4] }', "engine torch takes no settings"),
     ],

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.app.views.inspection_page import step_page, trajectory_page
 from headrace.infra.recipe.settings import Named, TrainerSettings
-from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
+from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound, _explain_missing_step
 from headrace.ops.lineage.seen import AdvantagesBySequence, advantages_of, see_group, see_sequence
 from headrace.schemas.episode_errors import describe_error
-from headrace.schemas.records import CuratedGroup, Failure, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.schemas.records import BatchTrained, CuratedGroup, Failure, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences, prepare_group
 from headrace.trainers.batches.token_texts import TokenTexts
 
@@ -169,3 +169,9 @@ def test_a_trajectory_is_shown_token_by_token(tokenizer: Tokenizer, texts: Token
     assert ["5", "3", "1", "-0.58", "-0.5000", "60.7%", "▅", "␣", "generated"] in rows
     assert ["7", "3", "1", "-0.58", "-0.5000", "60.7%", "▅", "⏎", "generated"] in rows
     assert "6 more tokens" in cut
+
+
+@pytest.mark.parametrize(("first", "where"), [(1, "; training began with version 0"), (6, "")])
+def test_training_is_said_to_have_begun_with_version_0_only_where_it_did(first: int, where: str) -> None:
+    batches = [BatchTrained(version=version) for version in range(first, 10)]
+    assert _explain_missing_step(0, batches) == f"no step 0: there are {first} to 9{where}"

@@ -36,6 +36,8 @@ class Server:
         self.url = "http://sglang"
         self.calls: list[str] = []
         self.refuses = False
+        self.is_held = False
+        """Whether requests that were ended are not answered yet."""
 
     def call(self, _method: str, path: str, _body: Any = None, limit_s: float = 0.0) -> httpx2.Response:
         self.calls.append(path)
@@ -43,7 +45,7 @@ class Server:
         return httpx2.Response(400 if is_refused else 200, json={"success": not is_refused})
 
     async def post_async(self, _path: str, body: dict[str, Any]) -> httpx2.Response:
-        while "/abort_request" not in self.calls:  # noqa: ASYNC110 - another thread calls
+        while self.is_held or "/abort_request" not in self.calls:  # noqa: ASYNC110 - another thread calls
             await asyncio.sleep(0.001)
         self.calls.append("answer")
         meta = {
@@ -65,6 +67,7 @@ async def ask(api: SGLangExperts) -> Answer:
 
 def test_requests_end_before_a_swap_with_the_experts_of_the_weights_before_and_none_begins_meanwhile() -> None:
     server = Server()
+    server.is_held = True
     api = connect(server)
 
     async def play() -> tuple[Answer, Answer]:
@@ -75,7 +78,9 @@ def test_requests_end_before_a_swap_with_the_experts_of_the_weights_before_and_n
         loading = asyncio.create_task(asyncio.to_thread(api.load, FOLDER, 4))
         while "/abort_request" not in server.calls:  # noqa: ASYNC110 - another thread calls
             await asyncio.sleep(0.001)
-        refused, before = await ask(api), await asking
+        refused = await ask(api)
+        server.is_held = False
+        before = await asking
         await loading
         return refused, before
 
@@ -103,7 +108,7 @@ def test_the_experts_of_an_answer_are_those_of_the_layers_that_have_experts() ->
     assert found.tolist() == [[[0, 1], [4, 5]], [[6, 7], [10, 11]]]
     with pytest.raises(EngineError, match="start it with --enable-return-routed-experts"):
         read_routing(None, EXPERTS, 2)
-    with pytest.raises(EngineError, match=r"12 experts for 3 tokens, and the model has \(3, 3, 2\)"):
+    with pytest.raises(EngineError, match=r"12 experts for 3 tokens, but the model needs \(3, 3, 2\)"):
         read_routing(encode(2), EXPERTS, 3)
 
 

@@ -31,12 +31,12 @@ def refusal(engine: str, *words: str) -> str:
     ("engine", "why"),
     [
         ("serves=2", "unexpected keyword argument 'serves'; it takes python, servers, evaluation_servers"),
-        ('servers="two"', "servers is a whole number, got 'two'"),
-        ("servers=0", "servers is 0, which is too few"),
+        ('servers="two"', "servers must be a whole number, got 'two'"),
+        ("servers=0", "servers must be 1 or more; it is 0"),
         ('arguments="--tp 2"', "arguments must be a list of strings"),
-        ('urls=["host:30000"]', "a server is named by http://HOST:PORT, got 'host:30000'"),
-        ('evaluation_urls=["http://h:1"]', "evaluation_urls go with urls"),
-        ("evaluation_servers=0", "set evaluation_servers (or evaluation_urls) for one, or evaluate.every = 0"),
+        ('urls=["host:30000"]', "must be http://HOST:PORT or https://HOST:PORT; got 'host:30000'"),
+        ('evaluation_urls=["http://h:1"]', "evaluation_urls need urls too"),
+        ("evaluation_servers=0", "set evaluation_servers (with urls: evaluation_urls), or set evaluate.every = 0"),
         ('python="/no/python"', "there is no program '/no/python'"),
         (HERE, "SGLang is not installed in the environment of"),
     ],
@@ -52,8 +52,8 @@ def test_what_sglang_cannot_do_is_refused_before_anything_starts() -> None:
     recipe = load_recipe("arithmetic", ['rollout.engine={use="vllm",urls=["http://h:1"]}', experts])
     with pytest.raises(UsageError, match="engine vllm does not record which experts"):
         check_engine(recipe)
-    assert 'serves whole models: publish = "merged"' in refusal(servers, lora)
-    assert "a server belongs to one worker, and launch.workers is 2" in refusal(servers, "launch.workers=2")
+    assert 'can only serve whole models: set publish = "merged"' in refusal(servers, lora)
+    assert "a server belongs to one worker, but launch.workers is 2" in refusal(servers, "launch.workers=2")
 
 
 def test_a_python_is_looked_for_only_where_workers_are_started() -> None:

@@ -111,7 +111,7 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
         (
             "no_worker",
             said(seen, processes={"rollout-sums-0": there}),
-            "no worker is alive; the last was seen at 22:12:20 UTC; process 7 of rollout-sums-0 is there and may be",
+            "no worker is alive; the last was seen at 22:12:20 UTC; process 7 of rollout-sums-0 exists, but may be",
         ),
         ("waiting", said(behind), "no worker plays: a is behind (served at version 1)"),
         (
@@ -124,11 +124,15 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
         (
             "curator",
             said(ROLLING, lag={TRAJECTORIES: 5}),
-            "5 groups wait for the curator, which has concluded none",
+            "5 groups wait for the curator; it has concluded none",
             "headrace curate --policy solver --run",
         ),
         ("trainer", said(ROLLING, lag={CURATED: 4}), "groups wait for the trainer"),
-        ("playing", said(ROLLING), "1 workers play 7 episodes, and no group has come, where a batch takes 4"),
+        (
+            "playing",
+            said(ROLLING),
+            "1 workers play 7 episodes, and no group has concluded since; a batch needs 4 groups",
+        ),
     ):
         assert found is not None
         assert found.cause == cause
@@ -211,7 +215,7 @@ def test_that_every_episode_fails_is_told_before_a_version_is_overdue_with_the_m
     assert (found.cause, found.hopeless, found.since_ms) == ("failing", False, NOW - 9000)
     assert "all 32 since 22:13:11 UTC failed, most of them by KeyError: 'x' at own.py:5 in judge" in found.sentence
     assert "; none has ever succeeded. By itself: " in found.sentence
-    assert "`headrace up` ends with exit code 1 after 300 s of that (launch.all_failed_limit_s)" in found.sentence
+    assert "`headrace up` ends with exit code 1 after 300 s of this (launch.all_failed_limit_s)" in found.sentence
     assert "the log of rollout-sums-0, event episode.failed" in found.sentence
     assert said(ROLLING, made=YOUNG, episodes=failed(ENOUGH - 4, NOW - 9000)) is None, "too few to say"
     large = EpisodeError("error", "KeyError: 'x'", "", "", 0, 8)
@@ -238,7 +242,7 @@ def test_one_episode_that_succeeds_ends_it_and_failures_after_it_count_anew() ->
 def test_a_run_in_which_nothing_ever_succeeds_is_hopeless_after_the_recipes_time() -> None:
     assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 301_000))) is not None
     assert found.hopeless
-    assert "By itself: nothing more, as `headrace up` ends after 300 s of that" in found.sentence
+    assert "By itself: nothing more: `headrace up` ends after 300 s of this" in found.sentence
     assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 290_000))) is not None
     assert not found.hopeless
     once = well(failed(400, NOW - 400_000), NOW - 900_000)
@@ -266,7 +270,7 @@ def test_of_a_run_that_is_over_it_is_told_where_it_stood_still() -> None:
     late = {**even, 10: 45_000 + 130_000, 11: 45_000 + 230_000}
     told = describe_standstill("solver", late)
     assert "solver made no version for 130 s before version 10" in told
-    assert "2 times" in told
+    assert "2 pause(s)" in told
 
 
 def test_of_a_run_that_is_over_it_is_told_that_nearly_all_was_dropped() -> None:

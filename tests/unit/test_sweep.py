@@ -183,7 +183,9 @@ def test_results_of_another_recipe_are_not_compared(scene: Scene, tmp_path: Path
     scene.play()
     (tmp_path / "s.toml").write_text(SWEEP.replace('name = "b"', 'name = "b"\nset = ["trainer.steps=7"]'))
     scene.sweep, scene.runs = load_sweep(str(tmp_path / "s.toml"))
-    with pytest.raises(UsageError, match=r"s-b-1 of another recipe:\n  trainer\.steps: 80 -> 7\n.*another --data"):
+    with pytest.raises(
+        UsageError, match=r"s-b-1 of another recipe:\n  trainer\.steps: 80 -> 7\n.*another folder by --data"
+    ):
         scene.play()
 
 
@@ -210,7 +212,9 @@ problems = 1
     (tmp_path / "s.toml").write_text(SWEEP.replace('"arithmetic"', f'"{tmp_path / "base.toml"}"'))
     scene.sweep, scene.runs = load_sweep(str(tmp_path / "s.toml"))
     scene.scripts["a"] += f"\nopen({str(file)!r}, 'a').write({row!r})"
-    with pytest.raises(OtherData, match=r"(?s)variant b: .*rows\.jsonl: 40 rows, .* -> 41 rows.*another --data"):
+    with pytest.raises(
+        OtherData, match=r"(?s)variant b: .*rows\.jsonl: 40 rows, .* -> 41 rows.*another folder by --data"
+    ):
         scene.play()
     with pytest.raises(OtherData, match="variant b"):
         scene.play()
@@ -241,10 +245,12 @@ def test_what_cannot_be_compared_is_refused(scene: Scene) -> None:
     with pytest.raises(UsageError, match=r"summary\.json cannot be read \(wall_s: .*valid number.*\): remove "):
         scene.play()
     run_folder.source.write_text("the hash of another")
-    with pytest.raises(UsageError, match="over another archive"):
+    with pytest.raises(
+        UsageError, match="its trajectories came from an archive, and the sweep file has no `archive` now"
+    ):
         scene.play()
     scene.sweep = scene.sweep.model_copy(update={"name": "other"})
-    with pytest.raises(UsageError, match="holds run s-a-1, which does not belong to sweep other"):
+    with pytest.raises(UsageError, match="holds run s-a-1, but runs of this sweep begin with other-"):
         scene.play()
 
 

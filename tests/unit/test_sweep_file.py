@@ -78,25 +78,37 @@ def test_recipes_that_differ_in_addresses_only_are_the_same(tmp_path: Path) -> N
 
 def test_what_is_wrong_with_a_sweep_is_said(tmp_path: Path) -> None:
     for old, new, telling in (
-        ("seeds", "seed", "`seed` is not known: there are about, archive, kafka, keep, name, seeds, set, side_by_side"),
+        ("seeds", "seed", "`seed` is not known: the keys there are about, archive, kafka, keep, name, seeds, set"),
         ("seeds = [1, 2]", "", "`seeds` is missing"),
         ("seeds = [1, 2]", "seeds = []", "`seeds` Tuple should have at least 1 item"),
-        ("seeds = [1, 2]", "seeds = [1, 1]", "seed 1 is given twice"),
+        ("seeds = [1, 2]", "seeds = [1, 1]", "seed 1 is given more than once: remove one"),
         ("seeds = [1, 2]", "seeds = [1, -2]", "recipe arithmetic is not valid"),
         ("seeds = [1, 2]", "seeds = [1]\nside_by_side = 0", "`side_by_side` must be greater than or equal to 1, got 0"),
-        ('name = "many-0.5"\n', "", "variant arithmetic is given twice"),
-        ('name = "many-0.5"', 'nmae = "x"', "`variants.1.nmae` is not known: there are name, recipe, set"),
+        ('name = "many-0.5"\n', "", "variant arithmetic is given more than once: give each variant a `name`"),
+        ('name = "many-0.5"', 'nmae = "x"', "`variants.1.nmae` is not known: the keys there are name, recipe, set"),
         ('name = "many-0.5"', f'name = "{"x" * 60}"', "rename the sweep or the variant"),
         ('name = "two"', 'name = "t.w.o"', "it becomes part of topic names"),
         ('recipe = "arithmetic"', 'recipe = "arithmetics"', "there is no recipe 'arithmetics'"),
         ("trainer.minibatches=8", "trainer.minibatch=8", "trainer.minibatch"),
-        ("trainer.minibatches=8", "seed=8", "seeds are given by `seeds`"),
-        ("trainer.minibatches=8", "name=own", "seeds are given by `seeds`"),
-        ("trainer.minibatches=8", "kafka.bootstrap=x:1", "all runs share one Kafka"),
-        ("trainer.steps=3", "store.endpoint=x:1", "all runs share one Kafka"),
+        ("trainer.minibatches=8", "seed=8", "`set` must not set seed: give seeds in `seeds`"),
+        ("trainer.minibatches=8", "name=own", "`set` must not set name: a run is named SWEEP-VARIANT-SEED"),
+        ("trainer.minibatches=8", "kafka.bootstrap=x:1", "write it into [kafka] of the sweep file"),
+        ("trainer.steps=3", "store.endpoint=x:1", "write it into [store] of the sweep file"),
         ("[[variants]]", "[variants", "is not TOML"),
     ):
         assert old in TWO
         assert telling in refusal(tmp_path, TWO.replace(old, new, 1))
     with pytest.raises(UsageError, match=r"there is no sweep 'efficient': .*\(efficient-data\)"):
         load_sweep("efficient")
+
+
+def test_what_may_be_a_secret_is_not_quoted_in_the_refusal_of_a_sweep(tmp_path: Path) -> None:
+    for old, new, telling in (
+        ("[[variants]]", '[kafka]\nbootstrap = "me:hunter2@host"\n[[variants]]', "`kafka.bootstrap` holds "),
+        ("[[variants]]", '[kafka.client]\n"sasl.password" = ["hunter2"]\n[[variants]]', "`kafka.client.sasl.password`"),
+        ("[[variants]]", '[store]\nendpoint = "me:hunter2@host"\n[[variants]]', "`store.endpoint` holds "),
+        ("trainer.minibatches=8", "kafka.client.sasl.password=hunter2", "must not set kafka.client.sasl.password"),
+    ):
+        said = refusal(tmp_path, TWO.replace(old, new, 1))
+        assert telling in said
+        assert "hunter2" not in said

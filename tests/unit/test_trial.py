@@ -174,7 +174,7 @@ def test_an_error_in_an_episode_is_shown_from_the_users_first_line_on_with_task_
     assert any(line.endswith("in judge") for line in lines)
     assert lines[-1].startswith("ArithmeticError: cannot judge ")
     solver = found.policies["solver"]
-    assert (solver.step, solver.no_step) == (None, "there is no trajectory")
+    assert (solver.step, solver.no_step) == (None, "no episode gave a trajectory")
     told = drawn(trial_page(found), 200)
     assert "sums:0:0  task sum1:lp=5+4?, ArithmeticError: cannot judge " in told
     assert "in judge (solver, turn 2)\nand 2 more: sums:0:1, sums:0:2\nTraceback" in told

@@ -131,8 +131,8 @@ def test_an_order_to_end_a_request_is_given_again_until_the_request_is_over() ->
 @pytest.mark.parametrize(
     ("label", "error", "why"),
     [
-        ("default", ServerAway, "was started again, with weights that this worker did not load"),
-        ("4", EngineError, r"weights of version \[4\], which this worker did not ask for"),
+        ("default", ServerAway, "was started again, and has weights that this worker did not load"),
+        ("4", EngineError, r"weights of version \[4\], but this worker did not ask for them"),
     ],
 )
 def test_an_answer_of_a_server_that_has_other_weights_now_is_none(label: str, error: type, why: str) -> None:
@@ -159,7 +159,7 @@ def test_an_answer_whose_parts_do_not_agree_is_refused() -> None:
     assert read_answer({"choices": [CHOICE]}, 3).logprobs.tolist() == [-0.5, -1.0, -0.25]
     for logprobs in (None, {"token_logprobs": [-0.5]}):
         found = {"choices": [deepcopy(CHOICE) | {"logprobs": logprobs}]}
-        with pytest.raises(EngineError, match=r"3 tokens and [01] log-probabilities"):
+        with pytest.raises(EngineError, match=r"it gave 3 tokens and [01]"):
             read_answer(found, 3)
 
 

@@ -70,5 +70,5 @@ def test_a_version_that_was_not_written_whole_is_not_there(files: Path, root: Pa
         folders.write("solver", 1, WEIGHTS)
     assert folders.find("solver", 1) is None
     folders.close()
-    with pytest.raises(EngineError, match="name another folder"):
+    with pytest.raises(EngineError, match=r"set rollout\.engine\.folder to another folder"):
         WeightFolders(root / "missing" / "folder", {"solver": files})

@@ -72,12 +72,24 @@ def _naming_missing(tokenizer: transformers.PreTrainedTokenizerBase, text: str) 
     try:
         yield
     except Exception as error:  # the tokenizers library raises bare Exception
-        vocabulary = tokenizer.get_vocab()
-        missing = "".join(sorted({character for character in text if character not in vocabulary}))
-        raise ModelError(
-            f"the tokenizer cannot encode {text!r}: its alphabet lacks {missing!r}; add these characters to the "
-            "policy's `alphabet` in the recipe"
-        ) from error
+        missing = _find_missing(tokenizer, text)
+        why = (
+            f"its alphabet lacks {missing!r}; add these characters to the policy's `alphabet` in the recipe"
+            if missing
+            else f"{type(error).__name__}: {error}"
+        )
+        raise ModelError(f"the tokenizer cannot encode {text!r}: {why}") from error
+
+
+def _find_missing(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> str:
+    """Return the characters of a text that a tokenizer of characters lacks; empty for any other tokenizer."""
+    specials = {str(token) for token in tokenizer.all_special_tokens}
+    alphabet = tokenizer.get_vocab().keys() - specials
+    if any(len(token) > 1 for token in alphabet):
+        return ""
+    for special in specials:
+        text = text.replace(special, "")
+    return "".join(sorted(set(text) - alphabet))
 
 
 def build_model(
