@@ -14,6 +14,7 @@ from headrace.consumers.curate.curated_records import build_curated
 from headrace.consumers.curate.curator import CuratorPartition
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
+from headrace.infra.own_frames import cut_traceback
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import STORE_NAME
 from headrace.infra.weights.files import TOKENIZER_FILE
@@ -165,6 +166,8 @@ def _try_step(
         sequences = build_batch_sequences(map(prepare_group, batch), settings)
         metrics = learner.step(sequences, learner.version + 1)
     except HeadraceError as error:
+        if cut_traceback(error):
+            raise  # of the user's own code
         return [], [], None, str(error)
     step = StepTried(
         groups=len(batch),

@@ -47,7 +47,7 @@ ALLOWED = {
 
 ACTS = """
 acknowledge add apply ask commit conclude delete extend fetch fold leave note produce raise receive refuse reopen run
-select settle shorten start step stop summarize take wait
+select settle shorten start step stop summarize take try wait
 """
 """Verbs of functions that act, and return whether something came of it."""
 ASK_OTHERWISE = {

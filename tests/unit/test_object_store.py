@@ -71,7 +71,7 @@ def test_an_endpoint_and_a_bucket_that_cannot_be_are_refused_before_anything_is_
             ObjectStore(StoreAddress(endpoint, "bucket", "key", SECRET))
         assert SECRET not in str(caught.value)
     for bucket in ("B", "a", "", "s3://bucket", "bucket/runs", "a..b", "x" * 64, "192.168.1.1"):
-        with pytest.raises(UsageError, match=f"'{bucket}' is not the name of a bucket: .*3 to 63 small letters"):
+        with pytest.raises(UsageError, match=f"'{bucket}' is not the name of a bucket: .*3 to 63 lower-case letters"):
             ObjectStore(StoreAddress("host:9000", bucket, "key", SECRET))
 
 

@@ -140,5 +140,8 @@ def test_a_checkpoint_that_was_retired_is_told_with_those_that_are_there() -> No
     for begin, checkpoint in ((None, 0), (10, 0), (60, 60), (99, 60)):
         assert _checkpoint_at(past, begin, "policy p") == checkpoint
     for begin in (40, 59):
-        with pytest.raises(UsageError, match=r"version 40, which `headrace gc` has retired: .*there, 0, 60"):
+        with pytest.raises(
+            UsageError,
+            match=r"`headrace gc` has retired the checkpoint of version 40 of policy p: .* that are left, 0, 60",
+        ):
             _checkpoint_at(past, begin, "policy p")

@@ -53,12 +53,12 @@ def test_a_user_without_a_home_folder_is_given_the_name_of_the_variable(monkeypa
 
 
 def test_a_folder_of_a_user_that_there_is_not_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"the data folder ~nosuchuser/x: .*without ~"):
+    with pytest.raises(UsageError, match=r"the data folder ~nosuchuser/x: .*the full path"):
         DataFolder(Path("~nosuchuser/x"))
-    with pytest.raises(UsageError, match=r"the sweep ~nosuchuser/x: .*without ~"):
+    with pytest.raises(UsageError, match=r"the sweep ~nosuchuser/x: .*the full path"):
         load_sweep("~nosuchuser/x")
     monkeypatch.setenv(KAFKA_CLIENT_VARIABLE, "~nosuchuser/x")
-    with pytest.raises(UsageError, match=rf"{KAFKA_CLIENT_VARIABLE} ~nosuchuser/x: .*without ~"):
+    with pytest.raises(UsageError, match=rf"{KAFKA_CLIENT_VARIABLE} ~nosuchuser/x: .*the full path"):
         read_client_settings()
 
 

@@ -131,5 +131,5 @@ def test_bytes_that_are_no_safetensors_are_refused(data: bytes) -> None:
 
 
 def test_a_tensor_whose_bytes_do_not_fit_its_shape_is_refused() -> None:
-    with pytest.raises(WeightsError, match="holds 12 bytes, not 8"):
+    with pytest.raises(WeightsError, match="must have 12 bytes, got 8"):
         Tensor("F32", (3,), memoryview(b"12345678"))

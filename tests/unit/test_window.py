@@ -131,4 +131,4 @@ def test_who_leaves_a_full_window_is_found_without_looking_at_all_that_wait(orde
             window.pop(int(draw.integers(12)))
             window.expire(arrival // 10 + 3)
     assert looked == 1500
-    assert all(len(heap) <= 2 * 20 + 65 for heap in (window._fresh.leaving, window._replays.leaving))
+    assert all(len(heap) <= 2 * 20 + 65 for heap in (window._fresh.by_departure, window._replays.by_departure))
