@@ -47,7 +47,12 @@ REMEMBERED = 16_384
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 4.0
 BUSY = frozenset({408, 409, 429})
 """HTTP codes, beside all from 500 on, after which the same request may succeed."""
-_VERDICT_TEXT = re.compile(r"\b(yes|no)\b|(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)", re.IGNORECASE)
+_WORD = r"\b(?:yes|no)\b"
+_NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)"
+_WORD_TEXT = re.compile(_WORD, re.IGNORECASE)
+_VERDICT_TEXT = re.compile(rf"{_WORD}|(?P<number>{_NUMBER})(?:\s*(?:/|out of)\s*(?P<most>{_NUMBER}))?", re.IGNORECASE)
+_THOUGHT = re.compile(r"^.*</think>|<think>.*", re.DOTALL)
+"""What a reasoning model thinks before it answers."""
 
 
 class JudgeError(ValueError):
@@ -56,6 +61,9 @@ class JudgeError(ValueError):
 
 class Judge:
     """Asks a model for a verdict: `yes` is reward 1, `no` is 0, a number is divided by `most` and held in [0, 1].
+
+    The last verdict of a reply counts. `7/10` and `7 out of 10` are 0.7, whatever `most` is. The default prompt asks
+    for yes or no, so there no number is a verdict. What a reasoning model writes up to `</think>` is left out.
 
     Args:
         url: Address of the API, as `https://host/v1`; `/chat/completions` is appended.
@@ -120,14 +128,21 @@ class Judge:
         return fill_placeholders(self._prompt, {"problem": problem.text, "answer": problem.answer, "completion": text})
 
     def _read_verdict(self, reply: str) -> Score:
-        verdicts = list(_VERDICT_TEXT.finditer(reply))
+        allowed, what = (_WORD_TEXT, "yes or no") if self._prompt == PROMPT else (_VERDICT_TEXT, "yes, no or a number")
+        verdicts = list(allowed.finditer(_THOUGHT.sub("", reply)))
         if not verdicts:
-            raise JudgeError(
-                f"judge {self._model} must answer yes, no or a number; its reply ends with {reply[-200:]!r}"
-            )
-        last = verdicts[-1][0].lower()
-        mark = float(last == "yes") if last in {"yes", "no"} else min(max(float(last) / self._most, 0.0), 1.0)
+            raise JudgeError(f"judge {self._model} must answer {what}; its reply ends with {reply[-200:]!r}")
+        mark = self._mark(verdicts[-1])
         return Score(mark, {"judged": mark})
+
+    def _mark(self, verdict: re.Match[str]) -> float:
+        word = verdict[0].lower()
+        if word in {"yes", "no"}:
+            return float(word == "yes")
+        most = float(verdict["most"] or self._most)
+        if most <= 0:
+            raise JudgeError(f"judge {self._model} must divide by a number above 0; its verdict is {verdict[0]!r}")
+        return min(max(float(verdict["number"]) / most, 0.0), 1.0)
 
     def _ask(self, asked: str) -> str:
         """Ask until there is a reply or the time is over."""
@@ -182,9 +197,12 @@ def _explain_status(url: str, error: urllib.error.HTTPError) -> Exception:
 
 def _read_reply(url: str, content: bytes) -> str:
     try:
-        said: Any = json.loads(content)["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+        choice: Any = json.loads(content)["choices"][0]
+        said, is_cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise JudgeError(f"judge {url} did not answer with a chat completion: {content[:200]!r}") from error
+    if is_cut:
+        raise JudgeError(f"judge {url} was cut off before its verdict: raise `max_tokens` of the scorer")
     return said if isinstance(said, str) else ""
 
 

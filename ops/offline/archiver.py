@@ -238,16 +238,18 @@ def _note_skipped(writer: ArchiveWriter) -> None:
 def choose_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False) -> list[TopicSpec]:
     """Return the topics to archive, as they should be. Raises UsageError for one that is not there.
 
-    The recipe topic is always among them: it holds the recipe and the schemas that the others are read with.
+    The recipe topic is always among them: it holds the recipe and the schemas that the others are read with. So are the
+    topics of policies and workflows that a later revision has dropped.
     """
-    known = run.topic_specs
-    there, by_name = list_topics(run.connection), {spec.name: spec for spec in known}
+    by_name = {spec.name: spec for recipe in run.revisions for spec in recipe.topic_specs_with(run.state_partitions)}
+    there = list_topics(run.connection)
     wanted = [f"{run.address.run}.{name}" for name in asked]
     if missing := [name for name in wanted if name not in there]:
         ours = sorted(name.partition(".")[2] for name in there if name.startswith(f"{run.address.run}."))
         raise UsageError(f"there is no topic {', '.join(missing)}: choose from {', '.join(ours)}")
     if not wanted:
-        kept = {spec.name for spec in known if spec.config.get("cleanup.policy") != NEWEST_OF_KEY["cleanup.policy"]}
+        compacted = NEWEST_OF_KEY["cleanup.policy"]
+        kept = {spec.name for spec in by_name.values() if spec.config.get("cleanup.policy") != compacted}
         wanted = [name for name in by_name if name in kept or (with_weights and name == run.topics.state)]
     names = dict.fromkeys([run.topics.recipe, *wanted])
     return [by_name.get(name, TopicSpec(name, 0)) for name in names if name in there]

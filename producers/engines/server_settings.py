@@ -133,9 +133,11 @@ def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
         raise UsageError(
             f"rollout.engine.urls: such servers can only serve one policy, but the recipe has {len(recipe.policies)}"
         )
-    if settings.urls and recipe.launch.workers > 1:
+    workers = recipe.launch.workers * len(recipe.workflows)
+    if settings.urls and workers > 1:
         raise UsageError(
-            f"rollout.engine.urls: such a server belongs to one worker, but launch.workers is {recipe.launch.workers}"
+            f"rollout.engine.urls: such a server belongs to one worker, but `up` would start {workers}: launch.workers "
+            f"is {recipe.launch.workers} for each of {len(recipe.workflows)} workflows"
         )
     if recipe.launch.workers and not settings.urls:
         _check_python(kind, settings)

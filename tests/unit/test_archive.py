@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import fastavro
 import pytest
@@ -24,7 +25,10 @@ from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.ops.offline import archiver
 from headrace.schemas import codec
 from headrace.schemas.avro import Plain
 from headrace.schemas.headers import Stamp
@@ -377,3 +381,19 @@ def test_a_topic_of_other_partitions_or_another_id_is_another_topic(whole: Path)
         made.add_topic(TOPIC, 3, {})
     with writer(whole) as made, pytest.raises(UsageError, match="Its offsets cannot be continued there"):
         made.add_topic(TOPIC, 2, {}, "another id")
+
+
+# ---------------------------------------------------------------------------------------------------------- its topics
+
+
+def test_topics_of_a_policy_that_a_later_revision_dropped_are_archived_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = load_recipe("arithmetic-verifier")
+    one = load_recipe("arithmetic", ["name=arithmetic-verifier"])
+    there = [spec.name for spec in two.topic_specs]
+    monkeypatch.setattr(archiver, "list_topics", lambda _: there)
+    address = SimpleNamespace(run=two.name)
+    run = SimpleNamespace(revisions=(two, one), topics=two.topics, state_partitions=1, address=address, connection=None)
+    chosen = {spec.name: spec for spec in archiver.choose_topics(cast("Run", run), [])}
+    assert two.topics.trajectories("verifier") in chosen
+    assert two.topics.state not in chosen
+    assert chosen[two.topics.recipe].partitions

@@ -143,7 +143,8 @@ def test_a_judge_is_asked_with_the_key_of_the_environment_and_its_last_word_coun
         build_scorer(settings)
     monkeypatch.setenv("MY_JUDGE_KEY", "secret")
     scorer = build_scorer({**settings, "prompt": "{problem}|{answer}|{completion}", "most": 10})
-    said = {"No doubt: yes": 1.0, "yes? No.": 0.0, "Score: 7": 0.7, "7/10": 1.0, "I give 12": 1.0, "**0.5**": 0.05}
+    said = {"No doubt: yes": 1.0, "yes? No.": 0.0, "Score: 7": 0.7, "7/10": 0.7, "I give 12": 1.0, "**0.5**": 0.05}
+    said |= {"I give 2 out of 10": 0.2, "Score: 3 / 4": 0.75, "<think>9 or 8?</think> 4": 0.4}
     endpoint.queued = [(200, one) for one in said]
     scores = [scorer.score(PROBLEM, f"{{problem}} {number}") for number in range(len(said))]
     assert [one.reward for one in scores if isinstance(one, Score)] == list(said.values())
@@ -151,6 +152,26 @@ def test_a_judge_is_asked_with_the_key_of_the_environment_and_its_last_word_coun
     assert key == "Bearer secret"
     assert body["model"] == "m"
     assert body["messages"] == [{"role": "user", "content": "What is {answer}?|42|{problem} 0"}]
+
+
+def test_a_judge_that_is_asked_for_yes_or_no_gives_no_marks_for_numbers_and_thoughts(endpoint: Endpoint) -> None:
+    scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m"})
+    said = {"No. The answer is 42, not 7": 0.0, "<think>yes, 72</think>no": 0.0, "the answers agree</think>\nYes.": 1.0}
+    endpoint.queued = [(200, one) for one in said]
+    scores = [scorer.score(PROBLEM, str(number)) for number in range(len(said))]
+    assert [one.reward for one in scores if isinstance(one, Score)] == list(said.values())
+    for reply in ("The answer is 42.", "<think>yes, 48 + 24 is 72"):
+        endpoint.queued = [(200, reply)]
+        with pytest.raises(JudgeError, match="must answer yes or no; its reply ends with"):
+            scorer.score(PROBLEM, reply)
+
+
+def test_a_verdict_that_was_cut_off_is_none(endpoint: Endpoint) -> None:
+    scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m"})
+    endpoint.queued = [(200, {"choices": [{"message": {"content": "yes, or"}, "finish_reason": "length"}]})]
+    with pytest.raises(JudgeError, match="was cut off before its verdict: raise `max_tokens`"):
+        scorer.score(PROBLEM, "42")
+    assert scorer.score(PROBLEM, "42") == Score(1.0, {"judged": 1.0}), "it is not remembered"
 
 
 def test_a_verdict_is_asked_for_once_also_by_another_process(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -187,7 +208,7 @@ def test_what_a_judge_refuses_or_does_not_decide_is_an_error_and_no_wrong_answer
     endpoint.queued = [(401, {"error": "no key"}), (200, "Perhaps."), (200, {"odd": 1})]
     for words in (
         "refused the request: HTTP 401: .*no key",
-        "yes, no or a number; .* 'Perhaps.'",
+        "yes or no; .* 'Perhaps.'",
         "with a chat completion",
     ):
         with pytest.raises(JudgeError, match=words) as raised:

@@ -53,7 +53,13 @@ def test_what_sglang_cannot_do_is_refused_before_anything_starts() -> None:
     with pytest.raises(UsageError, match="engine vllm does not record which experts"):
         check_engine(recipe)
     assert 'can only serve whole models: set publish = "merged"' in refusal(servers, lora)
-    assert "a server belongs to one worker, but launch.workers is 2" in refusal(servers, "launch.workers=2")
+    assert "a server belongs to one worker, but `up` would start 2: launch.workers is 2" in refusal(
+        servers, "launch.workers=2"
+    )
+    recipe = load_recipe("arithmetic", [f'rollout.engine={{use="sglang",{servers}}}'])
+    two = recipe.model_copy(update={"workflows": {**recipe.workflows, "more": recipe.workflows["sums"]}})
+    with pytest.raises(UsageError, match=r"`up` would start 2: launch.workers is 1 for each of 2 workflows"):
+        check_engine(two)
 
 
 def test_a_python_is_looked_for_only_where_workers_are_started() -> None:
