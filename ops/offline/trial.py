@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.own_frames import cut_traceback, cut_traceback_text
+from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.policy_files import Tokenizer
 from headrace.ops.faults import refuse
@@ -119,7 +119,7 @@ def report_own_code() -> Iterator[None]:
         yield
     except Exception as error:
         if shown := cut_traceback(error):
-            raise OwnCodeFailed(f"{error}\n{shown}") from error
+            raise OwnCodeFailed(f"{read_error_text(error)}\n{shown}") from error
         raise
 
 

@@ -11,7 +11,7 @@ import structlog
 
 from headrace.envs.contract import Environment, HasTiers, Problem, Split
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
-from headrace.infra.own_frames import locate_error
+from headrace.infra.own_frames import locate_error, read_error_text
 from headrace.infra.unreachable import is_unreachable
 from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, ChoosesTier, KnowsSize, Selector
 
@@ -145,7 +145,7 @@ class TaskSource:
             kind = EnvironmentAway if is_unreachable(error) else EnvironmentFailed
             raise kind(
                 f"environment {environment.name!r} of workflow {self.workflow} gave no problem {index} of {split}: "
-                f"{type(error).__name__}: {error} at {locate_error(error)}"
+                f"{type(error).__name__}: {read_error_text(error)} at {locate_error(error)}"
             ) from error
 
     def _environment(self, tier: str) -> Environment:
