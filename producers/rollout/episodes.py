@@ -19,7 +19,8 @@ from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
 from headrace.producers.rollout.failures import build_failure, make_exception
-from headrace.producers.rollout.reachability import Reachability
+from headrace.producers.rollout.reachability import UNREACHABLE, Reachability
+from headrace.schemas.episode_errors import RAISED
 from headrace.schemas.ids import derive_seed, now_ms
 from headrace.schemas.records import Failure, Sampling, Sequence, Task, Trajectory, TrajectoryGroup
 
@@ -231,7 +232,7 @@ def conclude_unplayed(
 ) -> dict[str, TrajectoryGroup]:
     """Return the groups of a task that was not played; `failure` is the reason of every sample."""
     failures = tuple(replace(failure, sample=sample) for sample in range(task.n_asked))
-    reason = "failed" if failure.reason == "error" else failure.reason
+    reason = "failed" if failure.reason in (*RAISED, UNREACHABLE) else failure.reason
     return {
         policy: replace(build_empty_group(task, policy, environment, context), failures=failures, reason=reason)
         for policy in policies

@@ -278,6 +278,19 @@ def test_roles_of_one_policy_share_a_trajectory_and_keep_their_own_rewards_and_p
     assert build_stamp(groups["p"]).min_version == -1
 
 
+@pytest.mark.parametrize("roles", [("solver",), ("solver", "critic")])
+def test_a_parent_that_is_no_index_fails_its_episode_and_is_named(roles: tuple[str, ...]) -> None:
+    async def odd(*_: object) -> Episode:
+        sequence = records.Sequence(parent=cast("Any", None))
+        return {role: RoleTrajectory(1.0, (sequence,)) for role in roles}
+
+    groups, _ = play(TASK, spec(odd, dict.fromkeys(roles, "p")), context(FakeEngine()))
+    said = "TypeError: Sequence.parent must be the index of a sequence of its role, or -1 for none; got NoneType None"
+    assert [failure.detail for failure in groups["p"].failures] == [said] * 3
+    made = RoleTrajectory(1.0, (records.Sequence(parent=cast("Any", np.int64(3))),)).sequences[0].parent
+    assert (type(made), made) == (int, 3)
+
+
 def test_what_is_no_episode_is_a_failure_that_names_it() -> None:
     for returned, said in (
         (None, "TypeError: a workflow must return a mapping of role to RoleTrajectory; got NoneType None"),
