@@ -83,7 +83,7 @@ async def play_group(
 
     Raises PayloadError before any episode begins.
     """
-    problem = problem_from_json(task.payload)
+    problem_from_json(task.payload)
     started_ms = now_ms()
 
     async def run_sample(sample: int) -> Episode | Failure:
@@ -92,7 +92,8 @@ async def play_group(
         async def attempt_episode() -> Episode | Failure:
             cast = _build_actors(task, sample, spec, context)
             actors.extend(cast.values())
-            return await play_episode(sample, problem, spec, cast)
+            own = problem_from_json(task.payload)  # a workflow may write into it
+            return await play_episode(sample, own, spec, cast)
 
         ended: Episode | Failure | None = None
         try:
