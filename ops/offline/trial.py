@@ -136,7 +136,7 @@ def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Tas
     """Yield the first tasks that a run's feeder would issue, and how they are played."""
     source, spec = build_task_source(recipe, workflow), build_workflow_spec(recipe, workflow)
     for number in range(count):
-        bare = build_bare_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw().problem)
+        bare = build_bare_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw(is_strict=True).problem)
         yield build_training_task(recipe, bare, 0), spec
 
 
