@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, runtime_checkable
+from operator import index
+from typing import Any, Literal, Protocol, SupportsFloat, SupportsIndex, TypedDict, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -269,11 +270,17 @@ def _check_sequence(value: object) -> records.Sequence:
             "RoleTrajectory.sequences must hold objects of headrace.schemas.records.Sequence, got "
             f"{type(value).__name__}{hint}"
         )
+    if not isinstance(value.parent, SupportsIndex):
+        raise TypeError(
+            "Sequence.parent must be the index of a sequence of its role, or -1 for none; got "
+            f"{show_value(value.parent)}"
+        )
+    parent = index(value.parent)
     reward = None if value.reward is None else check_number("Sequence.reward", value.reward)
     baseline = None if value.baseline is None else check_number("Sequence.baseline", value.baseline)
-    if reward is value.reward and baseline is value.baseline:
+    if parent is value.parent and reward is value.reward and baseline is value.baseline:
         return value
-    return replace(value, reward=reward, baseline=baseline)
+    return replace(value, parent=parent, reward=reward, baseline=baseline)
 
 
 Episode = Mapping[str, RoleTrajectory]

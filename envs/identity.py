@@ -8,7 +8,7 @@ from headrace.envs.contract import Environment
 from headrace.envs.data.rows import read_data_of
 from headrace.envs.messages import refuse_half_characters
 from headrace.infra.errors import UsageError
-from headrace.infra.own_frames import locate_error
+from headrace.infra.own_frames import locate_error, read_error_text
 from headrace.schemas.records import UsedEnvironment
 
 LIBRARY = "reasoning_gym"
@@ -31,8 +31,8 @@ def find_version(environment: Environment) -> str:
         refuse_half_characters("it", own if isinstance(own, str) else "")
     except Exception as error:
         raise UsageError(
-            f"environment {environment.name}: its `version` cannot be recorded ({type(error).__name__}: {error} at "
-            f"{locate_error(error)}): make it a string, or leave it out"
+            f"environment {environment.name}: its `version` cannot be recorded ({type(error).__name__}: "
+            f"{read_error_text(error)} at {locate_error(error)}): make it a string, or leave it out"
         ) from error
     if isinstance(own, str) and own:
         return own

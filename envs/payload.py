@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from headrace.envs.contract import Problem
+from headrace.infra.own_frames import read_error_text
 
 FIELDS = tuple(f.name for f in fields(Problem))
 LATER = ("tools", "template_arguments")
@@ -31,8 +32,8 @@ def problem_to_json(problem: Problem) -> str:
         return json.dumps(plain, sort_keys=True, allow_nan=False, default=_make_plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(
-            f"problem {problem.task_id!r} is not plain JSON ({error}): keep numbers, strings, lists and maps in "
-            "`extra`, messages and tools"
+            f"problem {problem.task_id!r} is not plain JSON ({read_error_text(error)}): keep numbers, strings, lists "
+            "and maps in `extra`, messages and tools"
         ) from error
 
 

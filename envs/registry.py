@@ -11,7 +11,7 @@ from headrace.envs.contract import Environment, Problem, Workflow
 from headrace.envs.messages import refuse_half_characters, show_value
 from headrace.envs.payload import PayloadError, problem_to_json
 from headrace.infra.errors import UsageError
-from headrace.infra.own_frames import locate_error
+from headrace.infra.own_frames import locate_error, read_error_text
 from headrace.infra.recipe.named import find_named
 from headrace.infra.unreachable import is_unreachable
 
@@ -142,8 +142,8 @@ def _check_contract(name: str, environment: Any) -> None:
 
 def _describe(error: BaseException) -> str:
     if isinstance(error, TypeError | ValueError):
-        return str(error)
-    return f"{type(error).__name__}: {error} at {locate_error(error)}"
+        return read_error_text(error)
+    return f"{type(error).__name__}: {read_error_text(error)} at {locate_error(error)}"
 
 
 def _find_plug_in(what: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]:

@@ -48,10 +48,19 @@ def locate_function(function: object) -> str:
     return f" ({_shorten_path(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""
 
 
+def read_error_text(error: BaseException) -> str:
+    """Return what an error says. Classes of many libraries fail to say it of what they did not expect."""
+    try:
+        return str(error)
+    except Exception as failed:  # noqa: BLE001 - it is code of the class of the error, and may raise whatever it wants
+        return f"its text cannot be made, as {type(error).__name__}.__str__ raises {type(failed).__name__}"
+
+
 def describe_with_location(error: BaseException) -> str:
     """Return what an error says; of one raised in the user's own code type and location too."""
     frames = _keep_own(_list_frames(error))
-    return f"{type(error).__name__}: {error} at {choose_location(frames)}" if frames else str(error)
+    text = read_error_text(error)
+    return f"{type(error).__name__}: {text} at {choose_location(frames)}" if frames else text
 
 
 def find_own_location(lines: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.own_frames import describe_with_location
+from headrace.infra.own_frames import describe_with_location, read_error_text
 from headrace.infra.unreachable import is_unreachable
 
 
@@ -36,12 +36,12 @@ def catching(faults: list[Fault], where: str = "") -> Iterator[None]:
     try:
         yield
     except (HeadraceError, ValueError) as error:
-        faults.append(Fault(f"{where}{error}", cause=error))
+        faults.append(Fault(f"{where}{read_error_text(error)}", cause=error))
     except Exception as error:
         said = describe_with_location(error)
         if is_unreachable(error):
             faults.append(Fault(f"{where}{said}: it cannot be reached now", is_doubt=True, cause=error))
-        elif said != str(error):
+        elif said != read_error_text(error):
             faults.append(Fault(f"{where}{said}", cause=error))
         else:
             raise

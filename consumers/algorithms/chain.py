@@ -13,6 +13,7 @@ from headrace.consumers.algorithms.order import find_wrong_order
 from headrace.consumers.algorithms.replay import ReplayMemory
 from headrace.consumers.algorithms.sizes import drop_if_nothing_left
 from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.own_frames import read_error_text
 from headrace.infra.recipe.named import check_settings, find_named
 from headrace.schemas.ids import GroupId
 
@@ -149,7 +150,7 @@ def _describe(error: Exception) -> str:
     """Return an error and the innermost lines of code that it came from, in one line."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
     where = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-MOST_FRAMES:])
-    return f"{type(error).__name__}: {error} ({where or 'in the call itself'})"
+    return f"{type(error).__name__}: {read_error_text(error)} ({where or 'in the call itself'})"
 
 
 def _check_verdict(name: str, results: Sequence[Result]) -> Keep | Drop:
@@ -203,7 +204,7 @@ def _load(where: str, name: str, settings: Mapping[str, Any], seed: int) -> Algo
     try:
         algorithm = build(*bound.args, **bound.kwargs)
     except (TypeError, ValueError) as error:
-        raise UnknownAlgorithm(f"{where}: {error}") from error
+        raise UnknownAlgorithm(f"{where}: {read_error_text(error)}") from error
     lacking = [name for name in ("process", "snapshot", "restore") if not callable(getattr(algorithm, name, None))]
     if lacking:
         raise UnknownAlgorithm(

@@ -21,6 +21,7 @@ from typing import Any
 
 from headrace.infra.environment import PLUG_INS_VARIABLE, read_environment
 from headrace.infra.errors import UsageError
+from headrace.infra.own_frames import read_error_text
 
 ROOMS_OF_0_1 = ("consumers", "envs", "producers", "trainers")
 """Until 0.1 these were imported by their own names, and recipes on the log name what they hold so."""
@@ -142,8 +143,8 @@ def _explain_failure(module: str, error: BaseException) -> str:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is None or not f"{module}.".startswith(f"{missing}."):
         return (
-            f"importing {module} fails in {_find_line(module, error)}: {type(error).__name__}: {error}; fix it, or "
-            "install what it needs"
+            f"importing {module} fails in {_find_line(module, error)}: {type(error).__name__}: "
+            f"{read_error_text(error)}; fix it, or install what it needs"
         )
     if missing != module.partition(".")[0]:
         package = missing.rpartition(".")[0]

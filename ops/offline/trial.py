@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.own_frames import cut_traceback, cut_traceback_text
+from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.policy_files import Tokenizer
 from headrace.ops.faults import refuse
@@ -119,7 +119,7 @@ def report_own_code() -> Iterator[None]:
         yield
     except Exception as error:
         if shown := cut_traceback(error):
-            raise OwnCodeFailed(f"{error}\n{shown}") from error
+            raise OwnCodeFailed(f"{read_error_text(error)}\n{shown}") from error
         raise
 
 
@@ -136,7 +136,7 @@ def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Tas
     """Yield the first tasks that a run's feeder would issue, and how they are played."""
     source, spec = build_task_source(recipe, workflow), build_workflow_spec(recipe, workflow)
     for number in range(count):
-        bare = build_bare_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw().problem)
+        bare = build_bare_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw(is_strict=True).problem)
         yield build_training_task(recipe, bare, 0), spec
 
 

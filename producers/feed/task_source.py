@@ -10,12 +10,16 @@ from typing import Any
 import structlog
 
 from headrace.envs.contract import Environment, HasTiers, Problem, Split
+from headrace.envs.payload import problem_to_json
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
-from headrace.infra.own_frames import locate_error
+from headrace.infra.own_frames import locate_error, read_error_text
 from headrace.infra.unreachable import is_unreachable
 from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, ChoosesTier, KnowsSize, Selector
 
 log = structlog.get_logger()
+
+MOST_UNBUILT = 8
+"""So many training problems in a row that cannot be built end the feeder: then it is no single one's fault."""
 
 OpenEnvironment = Callable[[dict[str, Any]], Environment]
 """Builds the environment of a workflow with settings that win over the recipe's."""
@@ -65,6 +69,8 @@ class TaskSource:
         """Tier that the feeder raised the environment to; empty for the recipe's own."""
         self.selected = self.rejected = self.forced = 0
         """Problems that the selector took, those that it did not, and those taken against it."""
+        self.skipped = 0
+        """Problems that the environment could not build."""
         self._open = open_environment
         self._environments: dict[str, Environment] = {"": open_environment({})}
         self._cursors: Counter[str] = Counter()
@@ -75,17 +81,21 @@ class TaskSource:
         """The environment with the recipe's own settings."""
         return self._environments[""]
 
-    def draw(self) -> Drawn:
-        """Return the next problem that the selector wants; after 256 rejections in a row the next one anyway."""
+    def draw(self, *, is_strict: bool = False) -> Drawn:
+        """Return the next problem that the selector wants; after 256 rejections in a row the next one anyway.
+
+        One that the environment cannot build is passed over, but not eight in a row, and none where `is_strict`: then
+        EnvironmentFailed is raised. Which ones are passed over follows from the environment and the cursor alone.
+        """
         tier = self._choose()
         for _ in range(MOST_REJECTIONS):
-            drawn = self._draw_next(tier)
+            drawn = self._draw_next(tier, is_strict)
             if self.selector.select(drawn.problem):
                 self.selected += 1
                 return drawn
             self.rejected += 1
         self.forced += 1
-        return self._draw_next(tier)
+        return self._draw_next(tier, is_strict)
 
     def problem(self, index: int, tier: str) -> Problem:
         """Return a problem that was drawn before."""
@@ -126,10 +136,23 @@ class TaskSource:
         if isinstance(self.selector, KnowsSize):
             self.selector.on_size(self._environment(self.tier).size("train"))
 
-    def _draw_next(self, tier: str) -> Drawn:
-        index = self._pick_index(self._cursors[tier], tier)
-        self._cursors[tier] += 1
-        return Drawn(index, tier, self._ask("train", index, tier))
+    def _draw_next(self, tier: str, is_strict: bool) -> Drawn:
+        unbuilt = 0
+        while True:
+            cursor = self._cursors[tier]
+            index = self._pick_index(cursor, tier)
+            self._cursors[tier] += 1
+            try:
+                return Drawn(index, tier, self._ask("train", index, tier))
+            except EnvironmentFailed as error:
+                if is_strict:
+                    raise
+                unbuilt += 1
+                if unbuilt == MOST_UNBUILT:
+                    raise EnvironmentFailed(f"{error}; {unbuilt} problems in a row could not be built") from error
+                self.skipped += 1
+                if cursor == index:  # the first time of each
+                    log.warning("problem.skipped", workflow=self.workflow, tier=tier, index=index, why=str(error))
 
     def _pick_index(self, cursor: int, tier: str) -> int:
         size = self._environment(tier).size("train")
@@ -140,13 +163,16 @@ class TaskSource:
     def _ask(self, split: Split, index: int, tier: str) -> Problem:
         environment = self._environment(tier)
         try:
-            return environment.problem(split, index)
+            problem = environment.problem(split, index)
+            if split == "train":
+                problem_to_json(problem)  # as its task will hold it
         except Exception as error:
             kind = EnvironmentAway if is_unreachable(error) else EnvironmentFailed
             raise kind(
                 f"environment {environment.name!r} of workflow {self.workflow} gave no problem {index} of {split}: "
-                f"{type(error).__name__}: {error} at {locate_error(error)}"
+                f"{type(error).__name__}: {read_error_text(error)} at {locate_error(error)}"
             ) from error
+        return problem
 
     def _environment(self, tier: str) -> Environment:
         if tier not in self._environments:
@@ -161,6 +187,7 @@ class TaskSource:
             "selected": self.selected,
             "rejected": self.rejected,
             "forced": self.forced,
+            "skipped": self.skipped,
             "selector": self.selector.snapshot(),
         }
 
@@ -168,5 +195,6 @@ class TaskSource:
         """Take the state that `snapshot` returned."""
         self._cursors, self.tier = Counter(state["cursors"]), state["tier"]
         self.selected, self.rejected, self.forced = state["selected"], state["rejected"], state["forced"]
+        self.skipped = state.get("skipped", 0)
         self._pass_size_on()
         self.selector.restore(state["selector"])

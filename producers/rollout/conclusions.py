@@ -18,7 +18,6 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import STORE_NAME, Run, refuse_replaced
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreError
-from headrace.producers.engines.contract import EngineError
 from headrace.producers.rollout.episodes import (
     RolloutContext,
     WorkflowSpec,
@@ -130,13 +129,17 @@ class Concluder:
         done(started)  # 3
 
     async def _play(self, started: StartedTask, task: Task, ending: asyncio.Event) -> Groups:
-        """Play a task and return its groups, by policy. Raises EngineError when the engine is dead."""
+        """Play a task and return its groups, by policy; whatever goes wrong with it is why they failed.
+
+        A worker that ended by it would be started again with the same task, and at last blame it for poison. Raises
+        EngineError when the engine is dead.
+        """
         try:
             spec = await self._spec_of(task)
             wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
             async with self.holds.hold(wanted):
                 groups = await play_group(task, spec, self.context, ending, partial(self._release_slot, started))
-        except (UsageError, EngineError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - of whatever kind, it is the task's alone while the engine lives
             groups = self._conclude_unplayed(task, build_failure(0, error))
         if all(group.reason == "failed" for group in groups.values()):
             await self._check_engine()

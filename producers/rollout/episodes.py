@@ -19,7 +19,8 @@ from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
 from headrace.producers.rollout.failures import build_failure, make_exception
-from headrace.producers.rollout.reachability import Reachability
+from headrace.producers.rollout.reachability import UNREACHABLE, Reachability
+from headrace.schemas.episode_errors import RAISED
 from headrace.schemas.ids import derive_seed, now_ms
 from headrace.schemas.records import Failure, Sampling, Sequence, Task, Trajectory, TrajectoryGroup
 
@@ -82,7 +83,7 @@ async def play_group(
 
     Raises PayloadError before any episode begins.
     """
-    problem = problem_from_json(task.payload)
+    problem_from_json(task.payload)
     started_ms = now_ms()
 
     async def run_sample(sample: int) -> Episode | Failure:
@@ -91,7 +92,8 @@ async def play_group(
         async def attempt_episode() -> Episode | Failure:
             cast = _build_actors(task, sample, spec, context)
             actors.extend(cast.values())
-            return await play_episode(sample, problem, spec, cast)
+            own = problem_from_json(task.payload)  # a workflow may write into it
+            return await play_episode(sample, own, spec, cast)
 
         ended: Episode | Failure | None = None
         try:
@@ -231,7 +233,7 @@ def conclude_unplayed(
 ) -> dict[str, TrajectoryGroup]:
     """Return the groups of a task that was not played; `failure` is the reason of every sample."""
     failures = tuple(replace(failure, sample=sample) for sample in range(task.n_asked))
-    reason = "failed" if failure.reason == "error" else failure.reason
+    reason = "failed" if failure.reason in (*RAISED, UNREACHABLE) else failure.reason
     return {
         policy: replace(build_empty_group(task, policy, environment, context), failures=failures, reason=reason)
         for policy in policies

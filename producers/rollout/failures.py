@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from headrace.infra.own_frames import locate_error
+from headrace.infra.own_frames import locate_error, read_error_text
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.rollout.actor import EngineActor
@@ -71,7 +71,8 @@ def make_exception(what: str, error: BaseException) -> Exception:
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    says = f": {error}" if str(error) else ""
+    text = read_error_text(error)
+    says = f": {text}" if text else ""
     made = RuntimeError(f"{what} raised {type(error).__name__}{says}: catch it there, and give a low reward")
     made.__cause__ = error
     return made.with_traceback(error.__traceback__)
@@ -80,7 +81,7 @@ def make_exception(what: str, error: BaseException) -> Exception:
 def describe_in_one_line(error: BaseException) -> str:
     """Return an error as the detail of a failure."""
     return _make_encodable(
-        " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:FAILURE_DETAIL_LENGTH]
+        " ".join(f"{type(error).__name__}: {read_error_text(error)}".split()).removesuffix(":")[:FAILURE_DETAIL_LENGTH]
     )
 
 

@@ -97,6 +97,27 @@ def test_a_request_that_the_engine_refuses_is_a_failed_group() -> None:
     assert (works.tally.episodes_failed, works.tally.groups_done, slots.taken) == (2, 1, 0)
 
 
+def test_whatever_goes_wrong_with_a_task_fails_its_group_and_not_the_worker_while_the_engine_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(conclusions, "play_group", fail)
+    for error, reason in ((TypeError("NoneType"), "error"), (ConnectionError("NoneType"), "unreachable")):
+        slots = Slots(8)
+        works, sent = concluder(dead=False)
+        asyncio.run(works.conclude(started(slots), asyncio.Event(), lambda _: None))
+        group = codec.decode(sent[0].value, TrajectoryGroup)
+        assert (group.reason, [failure.reason for failure in group.failures]) == ("failed", [reason] * 2)
+        assert group.failures[0].detail == f"{type(error).__name__}: NoneType"
+        assert (group.failures[0].at.endswith(" in fail"), slots.taken) == (True, 0)
+    works, sent = concluder(dead=True)
+    with pytest.raises(EngineError, match="crashed"):
+        asyncio.run(works.conclude(started(Slots(8)), asyncio.Event(), lambda _: None))
+    assert sent == []
+
+
 def admission_to(works: Concluder) -> Admission:
     """Return a gate that has room for eight episodes, and weights and recipe for every task."""
     return Admission(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score, Split, Workflow
-from headrace.envs.payload import problem_to_json
+from headrace.envs.payload import PayloadError, problem_to_json
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
@@ -276,6 +276,46 @@ def test_roles_of_one_policy_share_a_trajectory_and_keep_their_own_rewards_and_p
     assert [sequence.parent for sequence in trajectory.sequences] == [-1, 0, -1, 2]
     assert [sequence.reward for sequence in trajectory.sequences] == [None, None, 0.25, 0.25]
     assert build_stamp(groups["p"]).min_version == -1
+
+
+@pytest.mark.parametrize("roles", [("solver",), ("solver", "critic")])
+def test_a_parent_that_is_no_index_fails_its_episode_and_is_named(roles: tuple[str, ...]) -> None:
+    async def odd(*_: object) -> Episode:
+        sequence = records.Sequence(parent=cast("Any", None))
+        return {role: RoleTrajectory(1.0, (sequence,)) for role in roles}
+
+    groups, _ = play(TASK, spec(odd, dict.fromkeys(roles, "p")), context(FakeEngine()))
+    said = "TypeError: Sequence.parent must be the index of a sequence of its role, or -1 for none; got NoneType None"
+    assert [failure.detail for failure in groups["p"].failures] == [said] * 3
+    made = RoleTrajectory(1.0, (records.Sequence(parent=cast("Any", np.int64(3))),)).sequences[0].parent
+    assert (type(made), made) == (int, 3)
+
+
+def test_what_an_episode_writes_into_its_problem_no_other_episode_sees() -> None:
+    async def writes(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        await single_turn(problem, env, actors)
+        seen = cast("Any", problem.extra)["seen"]
+        seen.append(1)
+        return {"solver": RoleTrajectory(len(seen), ())}
+
+    payload = problem_to_json(Problem("t", "12", extra={"seen": []}))
+    groups, _ = play(replace(TASK, payload=payload), spec(writes), context(FakeEngine()))
+    assert [trajectory.reward for trajectory in groups["p"].trajectories] == [1.0] * 3
+
+
+def test_a_payload_that_holds_no_problem_is_told_before_any_episode_begins() -> None:
+    ends: list[object] = []
+    with pytest.raises(PayloadError, match="payload must be a JSON object"):
+        asyncio.run(
+            play_group(
+                replace(TASK, payload="[]"),
+                spec(),
+                context(FakeEngine()),
+                asyncio.Event(),
+                lambda *end: ends.append(end),
+            )
+        )
+    assert ends == []
 
 
 def test_what_is_no_episode_is_a_failure_that_names_it() -> None:

@@ -12,17 +12,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 from email.message import Message
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from made_groups import candidate
 from structlog.testing import capture_logs
 
+from headrace.consumers.algorithms.chain import Chain, load_chain
+from headrace.consumers.algorithms.contract import Stateless
+from headrace.envs.contract import Problem
+from headrace.envs.payload import problem_to_json
+from headrace.envs.registry import load_environment
 from headrace.infra.own_frames import choose_location, describe_with_location, is_own_file, locate_error, locate_wait
+from headrace.infra.recipe.settings import Named
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.ops.episode_errors import ErrorsFold
+from headrace.ops.faults import Fault, catching
 from headrace.producers.engines.contract import EngineError, VersionGone
+from headrace.producers.feed.selectors.registry import load_selector
 from headrace.producers.rollout.actor import EngineActor
-from headrace.producers.rollout.failures import FailureLog, build_failure
+from headrace.producers.rollout.failures import FailureLog, build_failure, make_exception
 from headrace.producers.rollout.scoring import ScoreTimeLimit
 from headrace.schemas import codec
 from headrace.schemas.episode_errors import MOST_KINDS_OF_TASK, describe_error, group_errors, kind_of
@@ -95,6 +104,50 @@ def test_a_task_that_waits_is_where_the_users_own_code_waits(own: Any) -> None:
 def test_an_error_of_the_users_own_code_is_told_with_type_and_place_and_one_of_ours_as_it_is(own: Any) -> None:
     assert describe_with_location(raised(own.judge, "7")) == "KeyError: '7' at judges/own_judge.py:5 in judge"
     assert describe_with_location(ValueError("no such loss")) == "no such loss"
+
+
+class Mute(ValueError):
+    """Such as an error of a client library whose server answers with more than a text."""
+
+    def __str__(self) -> str:
+        said: str = self.args[0]
+        return said
+
+
+MUTE = "its text cannot be made, as Mute.__str__ raises TypeError"
+
+
+def refuse(*_: object, **__: object) -> Any:
+    raise Mute({"code": 402})
+
+
+def test_an_error_that_cannot_say_what_it_is_fails_its_episode_alone_and_is_told_by_its_type() -> None:
+    failure = build_failure(3, raised(refuse))
+    assert failure.detail == f"Mute: {MUTE}"
+    assert failure.at.endswith(" in refuse")
+    assert failure.traceback.endswith("Mute: <exception str() failed>\n")
+    assert str(make_exception("the scorer", StopIteration(Mute({})))).startswith("the scorer raised StopIteration: its")
+    assert describe_with_location(Mute({})) == MUTE
+
+
+def test_an_error_that_cannot_say_what_it_is_is_told_wherever_own_code_may_raise_it(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own, "judge", refuse)
+    monkeypatch.setattr(Stateless, "process", refuse, raising=False)
+    faults: list[Fault] = []
+    with catching(faults):
+        refuse()
+    with catching(faults):
+        load_environment("judges.own_judge:judge", 1, {})
+    assert [MUTE in fault.sentence for fault in faults] == [True, True]
+    for call, words in (
+        (load_selector, (Named(use="judges.own_judge:judge"), 1)),
+        (load_chain, ([("judges.own_judge:judge", {})],)),
+        (Chain([("mine", cast("Any", Stateless()))]).process, (candidate(1.0, 0.0), 0)),
+        (problem_to_json, (Problem("t", "?", extra={"is": type("Odd", (), {"tolist": refuse})()}),)),
+    ):
+        assert MUTE in str(raised(call, *words))
 
 
 def test_files_of_ours_of_python_and_of_packages_are_nobodys_own() -> None:

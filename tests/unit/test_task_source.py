@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.envs.contract import Problem, Score, Split
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.recipe.settings import Feed, Named
 from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
 from headrace.producers.feed.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
-from headrace.producers.feed.task_source import EnvironmentFailed, TaskSource
+from headrace.producers.feed.task_source import MOST_UNBUILT, EnvironmentFailed, TaskSource
 from headrace.schemas.records import Outcome
 
 
@@ -150,6 +151,68 @@ def test_an_environment_that_cannot_be_reached_is_waited_for(monkeypatch: pytest
     monkeypatch.setattr(Sums, "problem", away)
     with pytest.raises(Unavailable, match=r"gave no problem 0 of train: ConnectionRefusedError: the data set's server"):
         source().draw()
+
+
+class Torn(Sums):
+    """Cannot build its problem 1, and one of 2 is not JSON where it is asked to."""
+
+    def __init__(self, bad: tuple[int, ...] = (1,), unplain: tuple[int, ...] = (), size: int = 3) -> None:
+        super().__init__()
+        self.bad, self.unplain, self._size = bad, unplain, size
+
+    def size(self, split: Split) -> int | None:
+        return self._size
+
+    def problem(self, split: Split, index: int) -> Problem:
+        if index in self.bad:
+            raise LookupError("no such row")
+        return Problem(str(index), "?", extra={"is": object()} if index in self.unplain else {})
+
+
+def torn(selector: Selector | None = None, **settings: Any) -> TaskSource:
+    return TaskSource("math", lambda _: Torn(**settings), selector or AcceptAll(1))
+
+
+def test_a_training_problem_that_cannot_be_built_is_passed_over_and_told_once() -> None:
+    problems = torn(Picky(1, ("0", "3")), bad=(1,), unplain=(2,), size=4)
+    with capture_logs() as logs:
+        drawn = [problems.draw().index for _ in range(4)]
+    assert drawn == [0, 3, 0, 3]
+    assert (problems.skipped, problems.selected, problems.rejected) == (4, 4, 0), "no selector is asked about it"
+    told = [{**one, "why": one["why"].partition(" at ")[0]} for one in logs]
+    assert [(one["event"], one["log_level"], one["workflow"], one["index"]) for one in told] == [
+        ("problem.skipped", "warning", "math", index) for index in (1, 2)
+    ]
+    assert told[0]["why"] == "environment 'sums' of workflow math gave no problem 1 of train: LookupError: no such row"
+    assert "PayloadError: problem '2' is not plain JSON" in told[1]["why"]
+    assert logs[0]["why"].endswith(" in problem")
+    with pytest.raises(EnvironmentFailed, match="no such row"):
+        torn().list_held_out(2)
+
+
+def test_a_source_goes_on_behind_the_problems_that_it_passed_over() -> None:
+    whole, first = torn(), torn()
+    want = [whole.draw() for _ in range(5)]
+    got = [first.draw()]
+    for _ in range(4):
+        again = torn()
+        again.restore(json.loads(json.dumps(first.snapshot())))
+        first = again
+        got.append(first.draw())
+    assert got == want
+    assert first.snapshot() == whole.snapshot()
+    older = {key: value for key, value in whole.snapshot().items() if key != "skipped"}
+    again = torn()
+    again.restore(older)
+    assert again.skipped == 0, "of a build that passed none over"
+
+
+def test_eight_training_problems_in_a_row_that_cannot_be_built_end_the_feeder_and_one_ends_a_trial() -> None:
+    assert torn(bad=tuple(range(MOST_UNBUILT - 1)), size=20).draw().index == MOST_UNBUILT - 1
+    with pytest.raises(EnvironmentFailed, match=r"gave no problem 7 of .*; 8 problems in a row could not be built"):
+        torn(bad=tuple(range(MOST_UNBUILT)), size=20).draw()
+    with pytest.raises(EnvironmentFailed, match=r"gave no problem 0 of .*: no such row at \S+ in problem$"):
+        torn(bad=(0,)).draw(is_strict=True)
 
 
 def test_selectors_are_found_by_name_or_as_package_and_name() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.envs.contract import Problem
 from headrace.infra.errors import UsageError
+from headrace.infra.own_frames import read_error_text
 from headrace.infra.recipe.named import check_settings, find_named
 from headrace.infra.recipe.settings import Feed, Named
 from headrace.producers.feed.selectors.contract import ChoosesTier, KnowsSize, Selector
@@ -106,5 +107,6 @@ def load_selector(named: Named, seed: int) -> Selector:
         check_settings(f"feed.selector, {named.use}", build, named.settings, elsewhere=("seed",))
         selector: Selector = build(seed=seed, **named.settings)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"feed.selector {named.use!r} refuses its settings {named.settings}: {error}") from error
+        why = read_error_text(error)
+        raise UsageError(f"feed.selector {named.use!r} refuses its settings {named.settings}: {why}") from error
     return selector
