@@ -25,7 +25,7 @@ from headrace.infra.kafka.clients import (
     RunAddress,
     fetch_end_offsets,
 )
-from headrace.infra.kafka.cluster_topics import fetch_topics
+from headrace.infra.kafka.cluster_topics import NotLetIn, fetch_topics
 from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import PartitionId, read_all, read_range
 from headrace.infra.process.signals import MustRestart, StopRequested
@@ -230,6 +230,12 @@ def _wait_for_store(call: Callable[[], T], patience_s: float, given_up: threadin
             return found
 
 
+JOIN_PAUSE_S = 0.2
+"""Between two looks for a run."""
+LONGEST_JOIN_PAUSE_S = 10.0
+"""The same where the cluster refuses the user: accounts are locked after too many wrong passwords."""
+
+
 def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | None = None) -> Run:
     """Read a run's recipe from its topic, waiting for broker and recipe as long as the patience lasts.
 
@@ -239,7 +245,7 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
     and AddressUnreachable where the cluster answers only at the address that was given.
     """
     begin = time.monotonic()
-    end, logged = begin + patience_s, False
+    end, logged, pauses = begin + patience_s, False, Backoff(JOIN_PAUSE_S, LONGEST_JOIN_PAUSE_S)
     while True:
         try:
             return _join(address)
@@ -250,12 +256,14 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
                 raise
             if stop is not None and stop.is_set():
                 raise StopRequested("stopped while waiting for the run") from error
-            if not logged and time.monotonic() - begin > 3:
+            if not isinstance(error, NotLetIn):
+                pauses.reset()
+            if not logged and (isinstance(error, NotLetIn) or time.monotonic() - begin > 3):
                 # A wait for servers begins to wait again; a run that is not there is an error at the end.
                 ends = {} if isinstance(error, KafkaAway) else {"gives_up_after_s": patience_s}
                 log.warning("run.waiting", run=str(address), why=str(error), **ends)
                 logged = True
-            time.sleep(0.2)
+            (stop or threading.Event()).wait(pauses.next_s())
 
 
 def _join(address: RunAddress) -> Run:
@@ -301,7 +309,14 @@ def list_runs(connection: Connection, patience_s: float) -> list[str]:
 def require_run(address: RunAddress, names: Collection[str]) -> None:
     """Raise NoSuchRun, with the runs that the cluster has, unless this one is among them."""
     if address.run not in names:
-        there = f"there are {', '.join(names)}" if names else "no run has begun there, or its topics were deleted"
+        there = (
+            f"there are {', '.join(names)}"
+            if names
+            else (
+                "no run has begun there, its topics were deleted, or this user may not see them (`headrace doctor --run "
+                f"{address}` tells which)"
+            )
+        )
         raise NoSuchRun(f"there is no run {address.run!r} on {address.connection.bootstrap}: {there}")
 
 

@@ -12,7 +12,9 @@ import pytest
 from headrace.infra.kafka import clients as kafka
 from headrace.infra.kafka import cluster_topics
 from headrace.infra.kafka.clients import Connection, KafkaAway, RunAddress, fetch_end_offsets, fetch_partitions
+from headrace.infra.kafka.cluster_topics import NotLetIn
 from headrace.infra.process.signals import StopRequested
+from headrace.infra.run import run
 from headrace.infra.run.run import NoSuchRun, join
 
 CONNECTION = Connection("127.0.0.1:1")
@@ -60,3 +62,34 @@ def test_who_joins_a_run_that_is_not_there_is_told_which_runs_are(monkeypatch: p
     stop.set()
     with pytest.raises(StopRequested, match="while waiting for the run"):
         join(address, 60, stop)
+
+
+class Noted(threading.Event):
+    """Notes the pauses, which take no time; set after the eighth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses.append(timeout or 0.0)
+        if len(self.pauses) == 8:
+            self.set()
+        return False
+
+
+@pytest.mark.parametrize(
+    ("error", "pauses"),
+    [(NotLetIn("a wrong password"), [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10]), (NoSuchRun("not yet"), [0.2] * 8)],
+)
+def test_who_is_not_let_in_asks_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, pauses: list[float]
+) -> None:
+    def refuse(_address: RunAddress) -> Any:
+        raise error
+
+    monkeypatch.setattr(run, "_join", refuse)
+    stop = Noted()
+    with pytest.raises(StopRequested):
+        join(RunAddress(CONNECTION, "a"), 60, stop)
+    assert stop.pauses == pytest.approx(pauses)
