@@ -11,6 +11,7 @@ from headrace.consumers.algorithms.contract import Algorithm, Candidate, Drop, K
 from headrace.consumers.algorithms.degenerate import Flagging
 from headrace.consumers.algorithms.order import find_wrong_order
 from headrace.consumers.algorithms.replay import ReplayMemory
+from headrace.consumers.algorithms.returned import WrongResult, check_verdict
 from headrace.consumers.algorithms.sizes import drop_if_nothing_left
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.recipe.named import check_settings, find_named
@@ -48,7 +49,7 @@ class ChainError(UsageError):
 
 
 class AlgorithmFailed(HeadraceError):
-    """An algorithm raised an error over one group; the message ends with where in its code."""
+    """An algorithm raised an error over one group, whose message ends with where in its code, or returned nonsense."""
 
 
 class UnknownAlgorithm(UsageError):
@@ -60,6 +61,8 @@ class Chain:
 
     def __init__(self, algorithms: Sequence[tuple[str, Algorithm]]) -> None:
         self._algorithms = tuple(algorithms)
+        self._shipped = frozenset(type(one) for _, one in algorithms if _find_shipped_name("", one))
+        """Kinds whose results are not looked at: tests hold what they return."""
 
     @property
     def can_replay(self) -> bool:
@@ -104,8 +107,8 @@ class Chain:
         """Return the Keep or Drop that the candidate ends with, then the Replays of every algorithm that saw it.
 
         A Keep's candidate lists which of its trajectories were rejected, and why. An algorithm after a Drop sees
-        nothing. Raises AlgorithmFailed when an algorithm raises, and ChainError when one does not return exactly one
-        Keep or Drop.
+        nothing. Raises AlgorithmFailed when an algorithm raises, or does not return exactly one Keep or Drop of which
+        records can be made.
         """
         verdict: Keep | Drop = drop_if_nothing_left(candidate) or Keep(candidate)
         again: list[Result] = []
@@ -117,11 +120,11 @@ class Chain:
                 results = (found,) if isinstance(found, _VERDICT) else tuple(found)
             except Exception as error:
                 raise AlgorithmFailed(f"algorithm {name} failed: {_describe(error)}") from error
-            if len(results) == 1 and isinstance(results[0], _VERDICT):
-                verdict = results[0]
-                continue
-            verdict = _check_verdict(name, results)
-            again += [result for result in results if isinstance(result, Replay)]
+            before, verdict = verdict.candidate, _find_verdict(name, results)
+            if type(algorithm) not in self._shipped:
+                verdict = _check_own_verdict(name, verdict, before)
+            if len(results) > 1:
+                again += [result for result in results if isinstance(result, Replay)]
         return (verdict, *again)
 
     def snapshot(self) -> dict[str, Any]:
@@ -152,11 +155,18 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({where or 'in the call itself'})"
 
 
-def _check_verdict(name: str, results: Sequence[Result]) -> Keep | Drop:
+def _find_verdict(name: str, results: Sequence[Result]) -> Keep | Drop:
     verdicts = [result for result in results if isinstance(result, _VERDICT)]
     if len(verdicts) != 1:
-        raise ChainError(f"algorithm {name} must return exactly one Keep or Drop for a group; got {len(verdicts)}")
+        raise AlgorithmFailed(f"algorithm {name} must return exactly one Keep or Drop for a group; got {len(verdicts)}")
     return verdicts[0]
+
+
+def _check_own_verdict(name: str, verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
+    try:
+        return check_verdict(verdict, before)
+    except WrongResult as wrong:
+        raise AlgorithmFailed(f"algorithm {name} returned what cannot be used: {wrong}") from wrong
 
 
 def load_chain(named: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> Chain:
