@@ -11,7 +11,7 @@ from headrace.consumers.algorithms.contract import Algorithm, Candidate, Drop, K
 from headrace.consumers.algorithms.degenerate import Flagging
 from headrace.consumers.algorithms.order import find_wrong_order
 from headrace.consumers.algorithms.replay import ReplayMemory
-from headrace.consumers.algorithms.returned import WrongResult, check_verdict
+from headrace.consumers.algorithms.returned import WrongResult, check_replay, check_verdict
 from headrace.consumers.algorithms.sizes import drop_if_nothing_left
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.recipe.named import check_settings, find_named
@@ -121,10 +121,10 @@ class Chain:
             except Exception as error:
                 raise AlgorithmFailed(f"algorithm {name} failed: {_describe(error)}") from error
             before, verdict = verdict.candidate, _find_verdict(name, results)
+            replays = [result for result in results if isinstance(result, Replay)] if len(results) > 1 else []
             if type(algorithm) not in self._shipped:
-                verdict = _check_own_verdict(name, verdict, before)
-            if len(results) > 1:
-                again += [result for result in results if isinstance(result, Replay)]
+                verdict, replays = _check_own_results(name, verdict, replays, before)
+            again += replays
         return (verdict, *again)
 
     def snapshot(self) -> dict[str, Any]:
@@ -162,9 +162,11 @@ def _find_verdict(name: str, results: Sequence[Result]) -> Keep | Drop:
     return verdicts[0]
 
 
-def _check_own_verdict(name: str, verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
+def _check_own_results(
+    name: str, verdict: Keep | Drop, replays: list[Replay], before: Candidate
+) -> tuple[Keep | Drop, list[Replay]]:
     try:
-        return check_verdict(verdict, before)
+        return check_verdict(verdict, before), [check_replay(one) for one in replays]
     except WrongResult as wrong:
         raise AlgorithmFailed(f"algorithm {name} returned what cannot be used: {wrong}") from wrong
 

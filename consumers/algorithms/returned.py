@@ -10,10 +10,10 @@ from dataclasses import replace
 from operator import index
 from typing import Any
 
-from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Rejection
-from headrace.schemas.records import TrajectoryGroup
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, Replay
+from headrace.schemas.records import GroupUse, TrajectoryGroup
 
-_INTS, _NUMBERS = frozenset({int}), frozenset({int, float})
+_INTS, _FLOATS = frozenset({int}), frozenset({float})
 
 
 class WrongResult(ValueError):
@@ -26,14 +26,30 @@ def check_verdict(verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
     Raises WrongResult.
     """
     if isinstance(verdict, Drop):
-        reason: Any = verdict.reason
-        if not isinstance(reason, str):
-            raise WrongResult(f"the reason of a Drop must be a text; got {reason!r:.80}")
-        return verdict
+        try:
+            return replace(verdict, reason=_read_text(verdict.reason))
+        except (AttributeError, UnicodeError):
+            raise WrongResult(f"the reason of a Drop must be a text; got {verdict.reason!r:.80}") from None
     if verdict.candidate is before:
         return verdict
     changes = _find_changes(verdict.candidate, before)
     return Keep(replace(verdict.candidate, **changes)) if changes else verdict
+
+
+def check_replay(replay: Replay) -> Replay:
+    """Return a replay of which records can be made. Raises WrongResult."""
+    use = replay.use
+    try:
+        [weight] = array("d", [replay.weight])
+        return Replay(
+            GroupUse(_read_text(use.stream), _read_int(use.number), _read_int(use.use)),
+            _read_int(replay.deadline_version),
+            _read_int(replay.min_version),
+            _read_int(replay.max_version),
+            weight,
+        )
+    except (AttributeError, TypeError, ValueError):
+        raise WrongResult(f"a Replay must have a GroupUse, whole numbers and a weight; got {replay!r:.160}") from None
 
 
 def _find_changes(after: Any, before: Candidate) -> dict[str, Any]:
@@ -77,7 +93,7 @@ def _read_kept(kept: Any, count: int) -> tuple[int, ...]:
 
 def _read_rewards(rewards: Any, count: int, failures: int) -> tuple[float, ...]:
     found: tuple[float, ...] = rewards
-    if type(rewards) is not tuple or not _NUMBERS.issuperset(map(type, rewards)):
+    if type(rewards) is not tuple or not _FLOATS.issuperset(map(type, rewards)):
         try:
             found = tuple(array("d", tuple(rewards)))  # which takes no text, as float does
         except Exception:  # noqa: BLE001 - whatever another type raises
@@ -91,11 +107,11 @@ def _read_rewards(rewards: Any, count: int, failures: int) -> tuple[float, ...]:
 
 
 def _read_rejected(rejected: Any, count: int) -> tuple[Rejection, ...]:
-    if type(rejected) is tuple and all(_is_sound(one, count) for one in rejected):
+    if type(rejected) is tuple and all(_is_plain(one) and 0 <= one.index < count for one in rejected):
         return rejected
     try:
-        found = tuple([one._replace(index=_read_int(one.index)) for one in rejected])
-        if all(_is_sound(one, count) for one in found):
+        found = tuple([Rejection(_read_int(one.index), _read_text(one.reason), one.detail) for one in rejected])
+        if all(0 <= one.index < count for one in found):
             return found
     except Exception:  # noqa: BLE001, S110 - whatever another type raises
         pass
@@ -105,8 +121,9 @@ def _read_rejected(rejected: Any, count: int) -> tuple[Rejection, ...]:
     )
 
 
-def _is_sound(one: Any, count: int) -> bool:
-    return isinstance(one, Rejection) and type(one.index) is int and 0 <= one.index < count and type(one.reason) is str
+def _is_plain(one: Any) -> bool:
+    is_named = isinstance(one, Rejection) and type(one.reason) is str and one.reason.isascii()
+    return is_named and type(one.index) is int
 
 
 def _read_version(name: str, version: Any) -> int:
@@ -114,6 +131,12 @@ def _read_version(name: str, version: Any) -> int:
         return version if type(version) is int else _read_int(version)
     except TypeError:
         raise WrongResult(f"{name} must be a whole number; got {version!r:.80}") from None
+
+
+def _read_text(text: Any) -> str:
+    """Return a text of any kind as one that can be written; raise AttributeError or UnicodeError for anything else."""
+    read: str = text.encode().decode()
+    return read
 
 
 def _read_int(number: Any) -> int:

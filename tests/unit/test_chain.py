@@ -2,6 +2,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any, cast
 
 import numpy as np
@@ -129,6 +130,7 @@ WHOLE = candidate(1.0, 0.0)
     [
         ((one for one in ()), "must return exactly one Keep or Drop for a group; got 0"),
         (Drop(None), "the reason of a Drop must be a text; got None"),  # type: ignore[arg-type]
+        (Drop("\ud800"), "the reason of a Drop must be a text"),
         (Keep(None), "a Keep must have a Candidate; got NoneType"),  # type: ignore[arg-type]
         (Keep(replace(WHOLE, kept=(0, 2))), r"kept must be from 0 to 1, .* got \(0, 2\)"),
         (Keep(replace(WHOLE, kept=(-1,))), r"kept must be from 0 to 1, .* got \(-1,\)"),
@@ -166,6 +168,7 @@ def test_numbers_and_lists_of_numpy_become_those_of_a_record() -> None:
         (np.array([0]), np.array([0.5, math.nan], np.float32)),
         ([np.int64(0)], [np.float64(0.5), np.float32(math.nan)]),
         ([0], [np.float32(0.5), math.nan]),
+        ((0,), (np.float64(0.5), math.nan)),
     ):
         low, high = np.int64(2), np.int32(3)
         made = Candidate(WHOLE.group, cast("Any", rewards), cast("Any", kept_), cast("Any", low), cast("Any", high))
@@ -173,6 +176,27 @@ def test_numbers_and_lists_of_numpy_become_those_of_a_record() -> None:
         assert repr((found.kept, found.rewards, found.min_version, found.max_version, found.rejected)) == repr(
             ((0,), (0.5, math.nan), 2, 3, (Rejection(1, "x"),))
         )
+
+
+def test_whole_rewards_and_names_of_an_enumeration_become_numbers_and_texts() -> None:
+    class Rule(StrEnum):
+        SHORT = "short"
+
+    made = replace(WHOLE, rewards=(1, 0), rejected=(Rejection(0, Rule.SHORT),))
+    found = kept(Chain([("own", Returning(Keep(made)))]).process(WHOLE, 3))
+    assert repr((found.rewards, found.rejected)) == repr(((1.0, 0.0), (Rejection(0, "short"),)))
+    [drop] = Chain([("own", Returning(Drop(Rule.SHORT)))]).process(WHOLE, 3)
+    assert repr(drop) == repr(Drop("short"))
+
+
+def test_the_numbers_of_a_replay_become_those_of_a_record_or_it_is_refused() -> None:
+    four: Any = np.int64(4)
+    given = Replay(GroupUse("sums", four, four), four, four, four, cast("Any", np.float32(0.5)))
+    _, again = Chain([("own", Returning([given, Keep(WHOLE)]))]).process(WHOLE, 3)
+    assert repr(again) == repr(Replay(GroupUse("sums", 4, 4), 4, 4, 4, 0.5))
+    for wrong in (replace(given, use=cast("Any", ("sums", 4))), replace(given, weight=cast("Any", "1"))):
+        with pytest.raises(AlgorithmFailed, match="own returned what cannot be used: a Replay must"):
+            Chain([("own", Returning([Keep(WHOLE), wrong]))]).process(WHOLE, 3)
 
 
 def test_what_an_algorithm_returns_right_goes_on_as_it_is() -> None:
