@@ -11,6 +11,7 @@ from headrace.consumers.algorithms.contract import Algorithm, Candidate, Drop, K
 from headrace.consumers.algorithms.degenerate import Flagging
 from headrace.consumers.algorithms.order import find_wrong_order
 from headrace.consumers.algorithms.replay import ReplayMemory
+from headrace.consumers.algorithms.returned import WrongResult, check_replay, check_verdict
 from headrace.consumers.algorithms.sizes import drop_if_nothing_left
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import read_error_text
@@ -49,7 +50,7 @@ class ChainError(UsageError):
 
 
 class AlgorithmFailed(HeadraceError):
-    """An algorithm raised an error over one group; the message ends with where in its code."""
+    """An algorithm raised an error over one group, whose message ends with where in its code, or returned nonsense."""
 
 
 class UnknownAlgorithm(UsageError):
@@ -61,6 +62,8 @@ class Chain:
 
     def __init__(self, algorithms: Sequence[tuple[str, Algorithm]]) -> None:
         self._algorithms = tuple(algorithms)
+        self._shipped = frozenset(type(one) for _, one in algorithms if _find_shipped_name("", one))
+        """Kinds whose results are not looked at: tests hold what they return."""
 
     @property
     def can_replay(self) -> bool:
@@ -105,8 +108,8 @@ class Chain:
         """Return the Keep or Drop that the candidate ends with, then the Replays of every algorithm that saw it.
 
         A Keep's candidate lists which of its trajectories were rejected, and why. An algorithm after a Drop sees
-        nothing. Raises AlgorithmFailed when an algorithm raises, and ChainError when one does not return exactly one
-        Keep or Drop.
+        nothing. Raises AlgorithmFailed when an algorithm raises, or does not return exactly one Keep or Drop of which
+        records can be made.
         """
         verdict: Keep | Drop = drop_if_nothing_left(candidate) or Keep(candidate)
         again: list[Result] = []
@@ -118,11 +121,11 @@ class Chain:
                 results = (found,) if isinstance(found, _VERDICT) else tuple(found)
             except Exception as error:
                 raise AlgorithmFailed(f"algorithm {name} failed: {_describe(error)}") from error
-            if len(results) == 1 and isinstance(results[0], _VERDICT):
-                verdict = results[0]
-                continue
-            verdict = _check_verdict(name, results)
-            again += [result for result in results if isinstance(result, Replay)]
+            before, verdict = verdict.candidate, _find_verdict(name, results)
+            replays = [result for result in results if isinstance(result, Replay)] if len(results) > 1 else []
+            if type(algorithm) not in self._shipped:
+                verdict, replays = _check_own_results(name, verdict, replays, before)
+            again += replays
         return (verdict, *again)
 
     def snapshot(self) -> dict[str, Any]:
@@ -153,11 +156,20 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {read_error_text(error)} ({where or 'in the call itself'})"
 
 
-def _check_verdict(name: str, results: Sequence[Result]) -> Keep | Drop:
+def _find_verdict(name: str, results: Sequence[Result]) -> Keep | Drop:
     verdicts = [result for result in results if isinstance(result, _VERDICT)]
     if len(verdicts) != 1:
-        raise ChainError(f"algorithm {name} must return exactly one Keep or Drop for a group; got {len(verdicts)}")
+        raise AlgorithmFailed(f"algorithm {name} must return exactly one Keep or Drop for a group; got {len(verdicts)}")
     return verdicts[0]
+
+
+def _check_own_results(
+    name: str, verdict: Keep | Drop, replays: list[Replay], before: Candidate
+) -> tuple[Keep | Drop, list[Replay]]:
+    try:
+        return check_verdict(verdict, before), [check_replay(one) for one in replays]
+    except WrongResult as wrong:
+        raise AlgorithmFailed(f"algorithm {name} returned what cannot be used: {wrong}") from wrong
 
 
 def load_chain(named: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> Chain:

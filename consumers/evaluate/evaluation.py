@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import fsum
 from typing import Any, NamedTuple
@@ -93,21 +93,36 @@ def read_lost_stamp(headers: Headers, run_id: str) -> Stamp | None:
     return stamp if stamp.run_id == run_id and stamp.min_version >= 0 else None
 
 
+@dataclass(slots=True)
+class _Open:
+    """An evaluation without a result."""
+
+    revision: int
+    """The lowest one that its groups name: the one that it was asked under. A task sent again has a later one."""
+    problems: int
+    """So many were asked for."""
+    found: dict[int, Answers]
+    """By number."""
+
+
 class EvaluationFold:
     """Gathers the groups of every (workflow, policy, version) until all problems have concluded, then gives its result.
 
     A group that comes again (same stream and number) is passed over. Where a workflow has several policies, the ones
-    that only play along are measured too, at the version they played with, once per version.
+    that only play along are measured too, at the version they played with, once per version. A version may so be asked
+    the same problems twice, under other numbers; each counts once.
 
     Args:
         run_id: The run.
-        problems: Problems of one evaluation.
+        problems: Problems of one evaluation, by the newest recipe.
+        by_revision: The same by recipe revision, as far as they are known.
     """
 
-    def __init__(self, run_id: str, problems: int) -> None:
+    def __init__(self, run_id: str, problems: int, by_revision: Sequence[int] = ()) -> None:
         self.run_id = run_id
         self.problems = problems
-        self._open: dict[EvaluationId, dict[int, Answers]] = {}
+        self._by_revision = dict(enumerate(by_revision))
+        self._open: dict[EvaluationId, _Open] = {}
         self._done: set[EvaluationId] = set()
 
     def fold_group(self, group: TrajectoryGroup) -> EvalResult | None:
@@ -115,12 +130,17 @@ class EvaluationFold:
         key = EvaluationId(workflow_of(group.stream), group.policy, group.asked_version)
         if key in self._done:
             return None
-        found = self._open.setdefault(key, {})
-        found.setdefault(group.number, count_answers(group))
-        if len(found) < self.problems:
+        asked = self._by_revision.get(group.revision, self.problems)
+        one = self._open.setdefault(key, _Open(group.revision, asked, {}))
+        if group.revision < one.revision:
+            one.revision, one.problems = group.revision, asked
+        one.found.setdefault(group.number, count_answers(group))
+        numbers = choose_numbers(one.found, one.problems) if len(one.found) >= one.problems else []
+        if len(numbers) < one.problems:
             return None
         self._done.add(key)
-        return self._build_result(key, list(self._open.pop(key).values()))
+        del self._open[key]
+        return self._build_result(key, [one.found[number] for number in numbers])
 
     def _build_result(self, key: EvaluationId, found: list[Answers]) -> EvalResult:
         workflow, policy, version = key
@@ -133,7 +153,7 @@ class EvaluationFold:
             workflow=workflow,
             version=version,
             problems=len(found),
-            asked=self.problems,
+            asked=len(found),
             samples=samples,
             avg_at_k=mean_score(played),
             pass_at_k={
@@ -148,15 +168,32 @@ class EvaluationFold:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as JSON has it. The feeder goes by it: what is missing here, and was read, is lost."""
-        rows = [[*key, number, asdict(one)] for key, found in self._open.items() for number, one in found.items()]
-        return {"open": rows, "done": [list(key) for key in sorted(self._done)]}
+        rows = [[*key, at, asdict(answers)] for key, one in self._open.items() for at, answers in one.found.items()]
+        asked = [[*key, one.revision, one.problems] for key, one in self._open.items()]
+        return {"open": rows, "done": [list(key) for key in sorted(self._done)], "asked": asked}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take the state that `snapshot` returned."""
         self._done = {EvaluationId(*key) for key in state["done"]}
-        self._open = {}
-        for workflow, policy, version, number, one in state["open"]:
-            self._open.setdefault(EvaluationId(workflow, policy, version), {})[number] = Answers(**one)
+        self._open = {
+            EvaluationId(*key): _Open(revision, problems, {}) for *key, revision, problems in state.get("asked", ())
+        }
+        for *key, number, answers in state["open"]:
+            one = self._open.setdefault(EvaluationId(*key), _Open(len(self._by_revision), self.problems, {}))
+            one.found[number] = Answers(**answers)
+
+
+def choose_numbers(found: Collection[int], problems: int) -> list[int]:
+    """Return a number of each problem, of one evaluation alone where one is whole; `found` has `problems` or more.
+
+    The numbers of a workflow's evaluations follow one another, and those of one evaluation ask one problem each: so
+    does any stretch of them as long as one, and numbers that far apart ask the same problem.
+    """
+    numbers = sorted(found)
+    for at, first in enumerate(numbers[: len(numbers) - problems + 1]):
+        if numbers[at + problems - 1] - first < problems:
+            return numbers[at : at + problems]
+    return list({number % problems: number for number in reversed(numbers)}.values())
 
 
 def workflow_of(stream: str) -> str:

@@ -31,7 +31,8 @@ class Evaluator:
 
     def __init__(self, run: Run, own: OwnPositions) -> None:
         self.run, self.own = run, own
-        self.fold = EvaluationFold(run.run_id, run.recipe.evaluate.problems)
+        problems = [recipe.evaluate.problems for recipe in run.revisions]
+        self.fold = EvaluationFold(run.run_id, problems[-1], problems)
         if own.restored is not None:
             self.fold.restore(json.loads(own.restored))
         self._policies = {run.topics.eval_groups(policy): policy for policy in run.recipe.policies}
@@ -100,6 +101,7 @@ class Evaluator:
             stream=stamp.stream,
             number=stamp.number,
             policy=policy,
+            revision=stamp.revision,
             n_asked=self.run.recipe.evaluate.samples,
             asked_version=stamp.min_version,
         )

@@ -1,14 +1,24 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from made_groups import candidate, dropped, kept
 from made_recipes import sums_recipe
 
-from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
-from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Replay, Result, Stateless
+from headrace.consumers.algorithms.chain import (
+    ALGORITHMS,
+    AlgorithmFailed,
+    Chain,
+    ChainError,
+    UnknownAlgorithm,
+    load_chain,
+)
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, Replay, Result, Stateless
 from headrace.consumers.algorithms.pods import Pods
 from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.infra.errors import UsageError
@@ -97,9 +107,101 @@ def test_replays_come_beside_the_verdict_even_of_a_group_dropped_later() -> None
 def test_an_algorithm_without_exactly_one_verdict_is_named() -> None:
     for answers in ((Replay(GroupUse()),), (Drop("a"), Drop("b"))):
         with pytest.raises(
-            ChainError, match=r"algorithm broken must return exactly one Keep or Drop for a group; got [02]"
+            AlgorithmFailed, match=r"algorithm broken must return exactly one Keep or Drop for a group; got [02]"
         ):
             Chain([("broken", Counting(*answers))]).process(candidate(1.0, 0.0), 3)
+
+
+class Returning(Stateless):
+    """Returns what it was given, of whatever kind."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def process(self, candidate: Candidate, clock: int) -> Any:
+        return self.found
+
+
+WHOLE = candidate(1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ((one for one in ()), "must return exactly one Keep or Drop for a group; got 0"),
+        (Drop(None), "the reason of a Drop must be a text; got None"),  # type: ignore[arg-type]
+        (Drop("\ud800"), "the reason of a Drop must be a text"),
+        (Keep(None), "a Keep must have a Candidate; got NoneType"),  # type: ignore[arg-type]
+        (Keep(replace(WHOLE, kept=(0, 2))), r"kept must be from 0 to 1, .* got \(0, 2\)"),
+        (Keep(replace(WHOLE, kept=(-1,))), r"kept must be from 0 to 1, .* got \(-1,\)"),
+        (Keep(replace(WHOLE, kept=(True, False))), r"kept must hold the positions of trajectories; got .*True"),
+        (Keep(replace(WHOLE, kept=np.array([True, False]))), "kept must hold the positions of trajectories"),
+        (Keep(replace(WHOLE, kept=(0.5,))), "kept must hold the positions of trajectories"),  # type: ignore[arg-type]
+        (Keep(replace(WHOLE, kept=None)), "kept must hold the positions of .* got None"),  # type: ignore[arg-type]
+        (
+            Keep(replace(WHOLE, rewards=(1.0,))),
+            "rewards must have one number for each of the 2 .*; got 1",
+        ),
+        (Keep(replace(WHOLE, rewards=("1", 0.0))), "rewards must be numbers; got"),  # type: ignore[arg-type]
+        (Keep(replace(WHOLE, rewards=np.zeros((2, 1)))), "rewards must be numbers; got"),
+        (Keep(replace(WHOLE, min_version=None)), "min_version must be a whole number; got None"),  # type: ignore[arg-type]
+        (WHOLE.group, "failed: TypeError"),
+        (Keep(replace(WHOLE, rejected=(Rejection(2, "x"),))), r"rejected must .* got \(Rejection\(index=2"),
+        (Keep(replace(WHOLE, rejected=(Rejection(-1, "x"),))), r"rejected must .* got \(Rejection\(index=-1"),
+        (Keep(replace(WHOLE, rejected=(Rejection(0, None),))), r"rejected must .* reason=None"),  # type: ignore[arg-type]
+        (Keep(replace(WHOLE, rejected=((0, "x", ""),))), r"rejected must .* got \(\(0, 'x'"),  # type: ignore[arg-type]
+        (Keep(replace(WHOLE, rejected=0)), r"rejected must .* got 0"),  # type: ignore[arg-type]
+        (
+            Keep(candidate(1.0, 0.0, number=9)),
+            "the candidate of a Keep must be of the group that",
+        ),
+    ],
+)
+def test_what_an_algorithm_returns_wrong_fails_over_its_group_alone(found: Any, why: str) -> None:
+    with pytest.raises(AlgorithmFailed, match=f"algorithm broken .*{why}"):
+        Chain([("broken", Returning(found))]).process(WHOLE, 3)
+
+
+def test_numbers_and_lists_of_numpy_become_those_of_a_record() -> None:
+    gone = Rejection(cast("int", np.int64(1)), "x")
+    for kept_, rewards in (
+        (np.array([0]), np.array([0.5, math.nan], np.float32)),
+        ([np.int64(0)], [np.float64(0.5), np.float32(math.nan)]),
+        ([0], [np.float32(0.5), math.nan]),
+        ((0,), (np.float64(0.5), math.nan)),
+    ):
+        low, high = np.int64(2), np.int32(3)
+        made = Candidate(WHOLE.group, cast("Any", rewards), cast("Any", kept_), cast("Any", low), cast("Any", high))
+        found = kept(Chain([("own", Returning(Keep(replace(made, rejected=cast("Any", [gone])))))]).process(WHOLE, 3))
+        assert repr((found.kept, found.rewards, found.min_version, found.max_version, found.rejected)) == repr(
+            ((0,), (0.5, math.nan), 2, 3, (Rejection(1, "x"),))
+        )
+
+
+def test_whole_rewards_and_names_of_an_enumeration_become_numbers_and_texts() -> None:
+    class Rule(StrEnum):
+        SHORT = "short"
+
+    made = replace(WHOLE, rewards=(1, 0), rejected=(Rejection(0, Rule.SHORT),))
+    found = kept(Chain([("own", Returning(Keep(made)))]).process(WHOLE, 3))
+    assert repr((found.rewards, found.rejected)) == repr(((1.0, 0.0), (Rejection(0, "short"),)))
+    [drop] = Chain([("own", Returning(Drop(Rule.SHORT)))]).process(WHOLE, 3)
+    assert repr(drop) == repr(Drop("short"))
+
+
+def test_the_numbers_of_a_replay_become_those_of_a_record_or_it_is_refused() -> None:
+    four: Any = np.int64(4)
+    given = Replay(GroupUse("sums", four, four), four, four, four, cast("Any", np.float32(0.5)))
+    _, again = Chain([("own", Returning([given, Keep(WHOLE)]))]).process(WHOLE, 3)
+    assert repr(again) == repr(Replay(GroupUse("sums", 4, 4), 4, 4, 4, 0.5))
+    for wrong in (replace(given, use=cast("Any", ("sums", 4))), replace(given, weight=cast("Any", "1"))):
+        with pytest.raises(AlgorithmFailed, match="own returned what cannot be used: a Replay must"):
+            Chain([("own", Returning([Keep(WHOLE), wrong]))]).process(WHOLE, 3)
+
+
+def test_what_an_algorithm_returns_right_goes_on_as_it_is() -> None:
+    for right in (Keep(WHOLE), Keep(WHOLE.without([Rejection(1, "x")])), Keep(WHOLE.with_shaped_rewards([2, 3]))):
+        assert Chain([("own", Returning([right]))]).process(WHOLE, 3)[0] is right
 
 
 def test_a_chain_goes_on_from_its_snapshot() -> None:

@@ -266,8 +266,17 @@ class Picky(Stateless):
         return (Keep(candidate),)
 
 
-def picky(*refused: int) -> CuratorPartition:
-    return partition_of([{"use": f"{__name__}:Picky", "refused": list(refused)}])
+class Careless(Picky):
+    """Returns of some numbers what no record can be made of."""
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
+        if candidate.group.number in self.refused:
+            return (Keep(replace(candidate, kept=(0, 7))),)
+        return (Keep(candidate),)
+
+
+def picky(*refused: int, kind: type[Picky] = Picky) -> CuratorPartition:
+    return partition_of([{"use": f"{__name__}:{kind.__name__}", "refused": list(refused)}])
 
 
 def test_a_group_over_which_an_algorithm_fails_is_dead_and_the_next_one_is_kept() -> None:
@@ -283,6 +292,18 @@ def test_a_group_over_which_an_algorithm_fails_is_dead_and_the_next_one_is_kept(
     outcome, _ = read(list(mended.handle(sent_back(message(group(4), offset=1)))))
     assert isinstance(outcome, Outcome)
     assert (outcome.verdict, outcome.number) == ("kept", 4), "it was sent back after the fix"
+
+
+def test_a_group_over_which_an_algorithm_returns_nonsense_is_dead_and_eight_in_a_row_end_the_curator() -> None:
+    state = picky(*range(4, 400, 4), kind=Careless)
+    assert handled(state, group(0)).verdict == "kept"
+    for offset in range(1, MOST_FAILURES):
+        [dead] = read(list(state.handle(message(group(4 * offset), offset=offset))))
+        assert isinstance(dead, DeadLetter)
+        assert (dead.reason, dead.number) == ("algorithm_failed", 4 * offset)
+        assert "Careless returned what cannot be used: kept must be from 0 to 1" in dead.detail
+    with pytest.raises(ChainError, match=r"the chain failed on 8 groups in a row; .*kept must be from 0 to 1"):
+        list(state.handle(message(group(4 * MOST_FAILURES), offset=MOST_FAILURES)))
 
 
 def test_an_algorithm_that_fails_over_one_group_after_the_other_ends_the_curator_with_its_words() -> None:

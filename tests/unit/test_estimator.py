@@ -91,6 +91,24 @@ def compared(sequences: Sequence[RewardedSequence]) -> list[float]:
     return [one.reward for one in sequences]
 
 
+def in_place(sequences: Sequence[RewardedSequence]) -> list[Any]:
+    for one in sequences:
+        if one.token_rewards is not None:
+            for at in reversed(range(one.length - 1)):
+                one.token_rewards[at] += 0.5 * one.token_rewards[at + 1]
+    return [one.reward if one.token_rewards is None else one.token_rewards for one in sequences]
+
+
+def copied(sequences: Sequence[RewardedSequence]) -> list[Any]:
+    given = [one.token_rewards for one in sequences]
+    return in_place(
+        [
+            replace(one, token_rewards=None if rewards is None else rewards.copy())
+            for one, rewards in zip(sequences, given, strict=True)
+        ]
+    )
+
+
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> str:
     module = ModuleType("my_estimators")
@@ -100,6 +118,8 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
         number=3,
         torn=torn,
         compared=compared,
+        in_place=in_place,
+        copied=copied,
         short=lambda sequences: [one.reward for one in sequences][:-1],
         infinite=lambda sequences: [float("inf") for _ in sequences],
         wide=lambda sequences: [[one.reward] * 7 for one in sequences],
@@ -115,6 +135,9 @@ def test_an_estimator_of_your_own_is_taken_by_its_path(own: str) -> None:
     found = load_estimator(settings(f"{own}:by_token", group_by="task+role", weight="sequence"))
     assert [np.asarray(one).tolist() for one in found(sequences)] == [[1, 1], [0, 0]]
     assert found.whole_batch, "nobody knows"
+    given = replace(sequences[0], token_rewards=np.array([0.5, 1.0]))
+    for _ in range(2):
+        assert np.asarray(load_estimator(settings(f"{own}:copied"))([given])).tolist() == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +150,10 @@ def test_an_estimator_of_your_own_is_taken_by_its_path(own: str) -> None:
         (
             "compared",
             r"failed on one group alone, .*: ValueError: one group at .*test_estimator\.py:[0-9]+ in compared",
+        ),
+        (
+            "in_place",
+            r"token rewards, which must be .*: ValueError: .* read-only at .*test_estimator\.py:[0-9]+ in in_place",
         ),
         ("number", "is neither a function nor a class but 3"),
         ("missing", "module my_estimators has no 'missing'"),

@@ -102,6 +102,52 @@ def test_one_version_gives_one_result() -> None:
     assert fold.fold_group(group(1, 1, policy="judge")) is not None
 
 
+def test_each_problem_counts_once_where_two_evaluations_ask_it_of_one_version() -> None:
+    fold = EvaluationFold("r", 4)
+    rewards = {0: 1.0, 4: 1.0, 1: 0.0, 5: 0.0, 2: 0.0}
+    assert not fold_all(fold, [group(number, reward) for number, reward in rewards.items()])
+    result = fold.fold_group(group(3, 0.0))
+    assert result is not None
+    assert (result.problems, result.asked, result.avg_at_k) == (4, 4, 0.25)
+    [mixed] = fold_all(EvaluationFold("r", 4), [group(number, float(number < 4)) for number in (4, 0, 5, 2, 7)])
+    assert (mixed.problems, mixed.avg_at_k) == (4, 0.5), "no evaluation is whole: the first one that asked it"
+
+
+def test_an_evaluation_that_is_whole_makes_the_result_and_no_answer_of_another_one() -> None:
+    # after four numbers for other problems: 4 to 6 are one evaluation, and 7 to 9 the next
+    [result] = fold_all(EvaluationFold("r", 3), [group(number, float(number > 6)) for number in (4, 7, 8, 9)])
+    assert (result.problems, result.avg_at_k) == (3, 1.0)
+
+
+def test_an_open_evaluation_concludes_with_as_many_problems_as_it_was_asked_for() -> None:
+    for before, after in ((2, 3), (3, 2)):
+        first, later = EvaluationFold("r", before), EvaluationFold("r", after, [before])
+        first.fold_group(group(0, 1.0))
+        later.restore(json.loads(json.dumps(first.snapshot())))
+        groups = [replace(group(number, 1.0), revision=1) for number in range(1, before)]  # sent again
+        groups += [group(number, 1.0, version=4) for number in range(before)]  # of which it had none
+        groups += [replace(group(number, 1.0, version=9), revision=1) for number in range(before, before + after)]
+        found = [(one.version, one.problems, one.asked) for one in fold_all(later, groups)]
+        assert found == [(3, before, before), (4, before, before), (9, after, after)]
+
+
+def test_a_task_that_a_later_revision_sends_again_leaves_its_evaluation_as_large_as_it_was() -> None:
+    fold = EvaluationFold("r", 3, [2])
+    assert fold.fold_group(replace(group(1, 1.0), revision=1)) is None
+    [result] = fold_all(fold, [group(0, 1.0)])
+    assert result.asked == 2
+
+
+def test_a_snapshot_that_does_not_say_how_many_problems_were_asked_goes_by_the_recipe() -> None:
+    first, later = EvaluationFold("r", 2), EvaluationFold("r", 2)
+    first.fold_group(group(0, 1.0))
+    state = first.snapshot()
+    later.restore({"open": state["open"], "done": state["done"]})  # as builds before wrote it
+    result = later.fold_group(group(1, 1.0))
+    assert result is not None
+    assert result.asked == 2
+
+
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.4, 1.0]), min_size=4, max_size=4), min_size=4, max_size=4), st.data())
 def test_order_repetition_and_restarts_change_nothing(rewards: list[list[float]], data: st.DataObject) -> None:
     groups = [group(n, *values, version=v) for v in (0, 20) for n, values in enumerate(rewards)]

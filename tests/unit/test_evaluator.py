@@ -18,6 +18,7 @@ from headrace.infra.run import own_positions
 from headrace.infra.run.own_positions import OwnPositions
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
 from headrace.schemas.records import EvalResult
 from headrace.schemas.topics import Topics
 
@@ -54,7 +55,7 @@ def test_an_evaluator_fences_any_other_before_it_reads_where_that_one_was(monkey
 def test_a_result_and_the_positions_that_it_follows_from_are_written_in_one_turn() -> None:
     """A result without them would come again after a restart."""
     recipe = sums_recipe(evaluate={"every": 1, "problems": 2, "samples": 1})
-    run = SimpleNamespace(run_id="one", recipe=recipe, topics=Topics("r"), get_group=None)
+    run = SimpleNamespace(run_id="one", recipe=recipe, revisions=(recipe,), topics=Topics("r"), get_group=None)
     own = SimpleNamespace(restored=None, snapshot=lambda body: [Outgoing("r.state", body)])
     found = Evaluator(cast("Run", run), cast("OwnPositions", own))
 
@@ -69,3 +70,22 @@ def test_a_result_and_the_positions_that_it_follows_from_are_written_in_one_turn
     assert codec.decode(result.value, EvalResult).avg_at_k == 1.0
     assert not found.is_commit_due, "a snapshot is not due, and comes with the result"
     assert [record.topic for record in found.before_commit(())] == ["r.state"]
+
+
+def test_an_evaluation_that_was_asked_under_a_recipe_of_fewer_problems_concludes_with_those() -> None:
+    before, now = (sums_recipe(evaluate={"problems": problems, "samples": 1}) for problems in (2, 3))
+    run = SimpleNamespace(run_id="one", recipe=now, revisions=(before, now), topics=Topics("r"), get_group=None)
+    found = Evaluator(cast("Run", run), cast("OwnPositions", SimpleNamespace(restored=None)))
+
+    def take(number: int, revision: int, value: bytes = b"") -> list[Outgoing]:
+        version = 1 + revision
+        made = replace(group([1.0], number=number), run_id="one", stream="eval.sums", asked_version=version)
+        stamp = Stamp("one", "eval.sums", number, revision=revision, policy="solver", min_version=version)
+        value = value or codec.encode(replace(made, revision=revision))
+        return list(found.handle(Message("r.eval-groups.solver", 0, number, b"", value, stamp.to_headers())))
+
+    assert not take(0, 0)
+    _, result = take(1, 0, b"unreadable")
+    assert codec.decode(result.value, EvalResult).asked == 2
+    [*none, result] = [one for number in (2, 3, 4) for one in take(number, 1)]
+    assert (none, codec.decode(result.value, EvalResult).asked) == ([], 3)

@@ -147,6 +147,8 @@ def test_a_rewarded_sequence_carries_what_estimators_ask_for() -> None:
     assert rewarded.token_rewards is not None
     assert rewarded.token_rewards.tolist() == [0.75, 0.0, 1.25]
     assert rewarded.token_rewards.sum() == rewarded.reward
+    with pytest.raises(ValueError, match="read-only"):
+        rewarded.token_rewards[0] += 1.0  # the next estimate, and `retrain`, would have other numbers
 
 
 def turns(turn: int, rewards: tuple[float | None, ...]) -> tuple[Span, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +25,10 @@ PROBE_BATCH = tuple(
     for trajectory in range(2)
 )
 """A batch that every estimator can take; its first two are one group, as an estimator gets it when it arrives."""
+PROBE_TOKENS = tuple(
+    replace(one, token_rewards=np.frombuffer(np.array([0.0, one.reward]).tobytes())) for one in PROBE_BATCH
+)
+"""The same with rewards of single tokens, which nobody may write to: so they come from groups."""
 SINGLES = tuple(RewardedSequence(0, "solver", float(group), length=2, baseline=0.25, group=group) for group in range(2))
 """A batch of two groups of one trajectory each, of rewards 0 and 1."""
 
@@ -97,7 +101,11 @@ def load_estimator(settings: TrainerSettings) -> Estimator:
     options = {**taken, **named.settings}
     whole_batch = settings.batch_norm or named.use in WHOLE_BATCH or named.use not in ADVANTAGES
     estimator = Estimator(named.use, function, options, settings.batch_norm, whole_batch)
-    for batch, what in ((PROBE_BATCH, "a test batch of two groups"), (PROBE_BATCH[:2], "one group alone")):
+    for batch, what in (
+        (PROBE_BATCH, "a test batch of two groups"),
+        (PROBE_BATCH[:2], "one group alone"),
+        (PROBE_TOKENS, "two groups with token rewards, which must be copied before they are changed"),
+    ):
         try:
             estimator.compute(batch)
         except Exception as error:  # whatever one of the user's own raises

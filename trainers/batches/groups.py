@@ -201,6 +201,7 @@ def _find_token_rewards(
         if span.reward is not None:
             rewards[max(int(generated[end - 1]) - 1, 0) if end else 0] += span.reward
     rewards[-1] += reward - sum(given)
+    rewards.setflags(write=False)  # an advantage is taken of them more than once
     return rewards
 
 

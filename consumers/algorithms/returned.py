@@ -1,0 +1,146 @@
+"""What an algorithm of the user's own returned over a group, looked at before any record is made of it.
+
+Numbers of numpy and lists become what a record takes. What the algorithm did not change is not looked at again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from operator import index
+from typing import Any
+
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, Replay
+from headrace.schemas.records import GroupUse, TrajectoryGroup
+
+_INTS, _FLOATS = frozenset({int}), frozenset({float})
+
+
+class WrongResult(ValueError):
+    """An algorithm returned what no record can be made of; the message says what must be, and what was found."""
+
+
+def check_verdict(verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
+    """Return a verdict of which records can be made; `before` is the candidate that the algorithm was given.
+
+    Raises WrongResult.
+    """
+    if isinstance(verdict, Drop):
+        try:
+            return replace(verdict, reason=_read_text(verdict.reason))
+        except (AttributeError, UnicodeError):
+            raise WrongResult(f"the reason of a Drop must be a text; got {verdict.reason!r:.80}") from None
+    if verdict.candidate is before:
+        return verdict
+    changes = _find_changes(verdict.candidate, before)
+    return Keep(replace(verdict.candidate, **changes)) if changes else verdict
+
+
+def check_replay(replay: Replay) -> Replay:
+    """Return a replay of which records can be made. Raises WrongResult."""
+    use = replay.use
+    try:
+        [weight] = array("d", [replay.weight])
+        return Replay(
+            GroupUse(_read_text(use.stream), _read_int(use.number), _read_int(use.use)),
+            _read_int(replay.deadline_version),
+            _read_int(replay.min_version),
+            _read_int(replay.max_version),
+            weight,
+        )
+    except (AttributeError, TypeError, ValueError):
+        raise WrongResult(f"a Replay must have a GroupUse, whole numbers and a weight; got {replay!r:.160}") from None
+
+
+def _find_changes(after: Any, before: Candidate) -> dict[str, Any]:
+    """Return the fields that must be of other types, as those. Raises WrongResult."""
+    if not isinstance(after, Candidate):
+        raise WrongResult(f"a Keep must have a Candidate; got {type(after).__name__}")
+    group = before.group
+    if after.group is not group and not _is_same_group(after.group, group):
+        raise WrongResult("the candidate of a Keep must be of the group that the algorithm was given")
+    count, fields = len(group.trajectories), dict[str, Any]()
+    if after.kept is not before.kept:
+        fields["kept"] = _read_kept(after.kept, count)
+    if after.rewards is not before.rewards:
+        fields["rewards"] = _read_rewards(after.rewards, count, len(group.failures))
+    if after.rejected is not before.rejected:
+        fields["rejected"] = _read_rejected(after.rejected, count)
+    for name in ("min_version", "max_version"):
+        fields[name] = _read_version(name, getattr(after, name))
+    return {name: value for name, value in fields.items() if value is not getattr(after, name)}
+
+
+def _is_same_group(found: Any, given: TrajectoryGroup) -> bool:
+    return (
+        isinstance(found, TrajectoryGroup)
+        and (found.stream, found.number) == (given.stream, given.number)
+        and len(found.trajectories) == len(given.trajectories)
+    )
+
+
+def _read_kept(kept: Any, count: int) -> tuple[int, ...]:
+    found: tuple[int, ...] = kept
+    if type(kept) is not tuple or not _INTS.issuperset(map(type, kept)):
+        try:
+            found = tuple([_read_int(one) for one in kept])
+        except Exception:  # noqa: BLE001 - whatever another type raises
+            raise WrongResult(f"kept must hold the positions of trajectories; got {kept!r:.80}") from None
+    if found and not 0 <= min(found) <= max(found) < count:
+        raise WrongResult(f"kept must be from 0 to {count - 1}, the positions of trajectories; got {kept!r:.80}")
+    return found
+
+
+def _read_rewards(rewards: Any, count: int, failures: int) -> tuple[float, ...]:
+    found: tuple[float, ...] = rewards
+    if type(rewards) is not tuple or not _FLOATS.issuperset(map(type, rewards)):
+        try:
+            found = tuple(array("d", tuple(rewards)))  # which takes no text, as float does
+        except Exception:  # noqa: BLE001 - whatever another type raises
+            raise WrongResult(f"rewards must be numbers; got {rewards!r:.80}") from None
+    if len(found) - count not in {0, failures}:
+        raise WrongResult(
+            f"rewards must have one number for each of the {count} trajectories, kept or not, then one for each of the "
+            f"{failures} failed episodes or none; got {len(found)}"
+        )
+    return found
+
+
+def _read_rejected(rejected: Any, count: int) -> tuple[Rejection, ...]:
+    if type(rejected) is tuple and all(_is_plain(one) and 0 <= one.index < count for one in rejected):
+        return rejected
+    try:
+        found = tuple([Rejection(_read_int(one.index), _read_text(one.reason), one.detail) for one in rejected])
+        if all(0 <= one.index < count for one in found):
+            return found
+    except Exception:  # noqa: BLE001, S110 - whatever another type raises
+        pass
+    raise WrongResult(
+        "rejected must hold a Rejection, with the position of a trajectory and a reason, for each trajectory that "
+        f"left; got {rejected!r:.80}"
+    )
+
+
+def _is_plain(one: Any) -> bool:
+    is_named = isinstance(one, Rejection) and type(one.reason) is str and one.reason.isascii()
+    return is_named and type(one.index) is int
+
+
+def _read_version(name: str, version: Any) -> int:
+    try:
+        return version if type(version) is int else _read_int(version)
+    except TypeError:
+        raise WrongResult(f"{name} must be a whole number; got {version!r:.80}") from None
+
+
+def _read_text(text: Any) -> str:
+    """Return a text of any kind as one that can be written; raise AttributeError or UnicodeError for anything else."""
+    read: str = text.encode().decode()
+    return read
+
+
+def _read_int(number: Any) -> int:
+    """Return a whole number of another type; raise TypeError for a truth value, which is no position."""
+    if isinstance(number, bool):
+        raise TypeError
+    return index(number)
