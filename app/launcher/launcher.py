@@ -169,7 +169,7 @@ class Launcher:
 
     def run(self) -> int:
         """Run to the end and show the result. Raises HeadraceError and KeyboardInterrupt."""
-        self._say(f"run [bold]{self._recipe.name}[/] in {self._folder.root}")
+        self._say(f"run [bold]{self._recipe.name}[/] in {escape(str(self._folder.root))}")
         self._servers.claim()
         early = self._before is None and self._servers.has_embedded_kafka
         if early:  # a new run: their imports take as long as the broker's start, and they wait for the recipe
@@ -192,7 +192,7 @@ class Launcher:
         )
         self._note(run)
         if run.ended and self._before is not None and self._before.finished:
-            self._console.print(f"Run [bold]{self._recipe.name}[/] is finished ({run.ended}).")
+            self._console.print(f"Run [bold]{self._recipe.name}[/] is finished ({escape(run.ended)}).")
         else:
             if not early:
                 self._start_components()

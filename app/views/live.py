@@ -12,6 +12,7 @@ import structlog
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
+from rich.text import Text
 
 from headrace.app.views.say import say
 from headrace.app.views.tables import describe_revision
@@ -224,11 +225,22 @@ class LivePage:
             processes=around.processes,
         )
         if self._live is not None:
-            self._live.update(page(moment, self._console.width), refresh=True)
+            self._draw(self._live, moment)
         elif began >= self._line_due:
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
             self._line_due = began + PLAIN_INTERVAL_S
         self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
+
+    def _draw(self, drawn: Live, moment: Moment) -> None:
+        """Draw the page; where that fails, lines come in its place: the run matters more."""
+        try:
+            drawn.update(page(moment, self._console.width), refresh=True)
+        except Exception as error:
+            drawn.update(Text())  # it draws once more when it stops, and with each line of a log until then
+            drawn.stop()
+            self._live = None
+            log.exception("page.not_drawn")
+            self._say(f"the page cannot be drawn ({type(error).__name__}: {error}): lines come in its place", "yellow")
 
 
 class StandstillNews:

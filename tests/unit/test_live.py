@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.panel import Panel
 
 from headrace.app.views import live
 from headrace.app.views.live import LivePage, StandstillNews
@@ -303,3 +304,13 @@ def test_the_evaluation_of_the_last_version_is_awaited_until_it_is_there_and_eac
     missing = ("solver at version 80 on sums",)
     assert seen == [((), False), (missing, False), (missing, True), (missing, False), ((), False)]
     assert len({repr(one) for one in work[1:]}) == 4
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_page_that_cannot_be_drawn_ends_no_run_and_lines_come_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    past(monkeypatch, published(0), published(1), all_new=True)
+    monkeypatch.setattr(live, "page", lambda _moment, _width: Panel("", title="[/x]"))
+    shown = Screen(terminal=True, colours=True).shown_after(3)
+
+    assert shown.count("the page cannot be drawn") == 1
+    assert "solver version 1/80" in shown

@@ -172,6 +172,16 @@ def shown(found: Summary, width: int = 100, again: str = "headrace up arithmetic
     return captured.get()
 
 
+def test_the_closing_page_shows_what_is_not_ours_as_it_is(found: Summary) -> None:
+    solver = replace(found.policies["solver"], eval_tiers={"[/hard]": (0.1, 0.2), "[easy]": (None, 0.9)})
+    groups = replace(found.groups, discarded={"[/own]": 2})
+    data = replace(found.data, folder="/data/[/x] [y]")
+    page = shown(replace(found, policies={"solver": solver}, groups=groups, data=data))
+
+    for words in ("[/hard]", "0.10 → 0.20", "[easy]", "2 [/own]", "/data/[/x] [y]"):
+        assert words in page
+
+
 def test_the_closing_page_tells_what_came_of_the_run(found: Summary) -> None:
     page, solver = shown(found), found.policies["solver"]
     assert "1 dead letter not tied to a task (1 undecodable)" in page
