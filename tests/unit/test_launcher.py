@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 import pytest
 from rich.console import Console
 
-from headrace.app.launcher import launcher
+from headrace.app.launcher import launcher, watch
 from headrace.app.launcher.beginning import RunOfAnother
 from headrace.app.launcher.components import components_of
 from headrace.app.launcher.drained import (
@@ -222,6 +222,28 @@ def test_a_worker_that_loads_its_model_for_the_last_versions_evaluation_is_waite
     assert not drain.is_over()
     clock.now_s += EVALUATION_DRAIN_S + 121.0
     assert drain.is_over()
+
+
+def test_who_watches_a_run_sees_it_until_the_last_version_is_evaluated(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = DrainingPage(awaited=("solver at version 80 on sums",))
+    turns = list[float]()
+
+    def turn(_timeout_s: float) -> None:
+        turns.append(clock.now_s)
+        clock.now_s += EVALUATION_DRAIN_S + 1.0
+        page.work, page.awaited_evaluations = page.work + 1, page.awaited_evaluations if len(turns) < 5 else ()
+
+    monkeypatch.setattr(page, "turn", turn, raising=False)
+    monkeypatch.setattr(page, "close", lambda: None, raising=False)
+    monkeypatch.setattr(watch, "LivePage", lambda *_, **__: page)
+    monkeypatch.setattr(watch, "servers_of", lambda *_: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr(watch, "fetch_session_timeout_s", lambda _: 8.0)
+    run = cast("Run", SimpleNamespace(recipe=load_recipe("arithmetic"), connection=None))
+
+    assert watch.watch(run, Console(file=io.StringIO()), lambda _: None, plain=True) == "steps"
+    assert len(turns) == 5
 
 
 @pytest.mark.parametrize(
