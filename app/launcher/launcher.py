@@ -355,12 +355,12 @@ class Launcher:
         """Write the summary file and show the summary, both from the topics; return whether the audit closes."""
         from headrace.app.views.closing import show_summary
         from headrace.ops.figures.summary import summarize
-        from headrace.ops.plain_json import plain
+        from headrace.ops.plain_json import encode_json
 
         assert self._notes is not None  # noqa: S101 - written by `run`
         summary = summarize(run, self._notes.effort, self._folder)
         if self._request.summary is not None:
-            write_atomically(self._request.summary, (json.dumps(plain(summary), indent=1) + "\n").encode())
+            write_atomically(self._request.summary, f"{encode_json(summary)}\n".encode())
         show_summary(summary, self._console, self._request.program, self._request.again)
         return summary.audit.ok
 
