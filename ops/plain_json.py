@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -17,9 +18,9 @@ class PlainForm(Protocol):
 
 
 def plain(found: object) -> Any:
-    """Return what `json` can write: dataclasses as objects, tuples as lists, NaN as null, what is in them likewise.
+    """Return what `json` can write: dataclasses as objects, tuples as lists, NaN and infinities as null.
 
-    A field whose name would be a word of Python ends in `_` (`from_`); its key does not.
+    What is in them likewise. A field whose name would be a word of Python ends in `_` (`from_`); its key does not.
     """
     if is_dataclass(found) and not isinstance(found, type):
         if isinstance(found, PlainForm):
@@ -29,6 +30,11 @@ def plain(found: object) -> Any:
         return {key: plain(value) for key, value in found.items()}
     if isinstance(found, list | tuple):
         return [plain(value) for value in found]
-    if isinstance(found, float) and math.isnan(found):
+    if isinstance(found, float) and not math.isfinite(found):
         return None
     return found
+
+
+def encode_json(found: object, indent: int | None = 1) -> str:
+    """Return the JSON of what a tool found, which every parser reads."""
+    return json.dumps(plain(found), indent=indent, allow_nan=False)

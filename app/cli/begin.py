@@ -52,6 +52,8 @@ def begin(
 
     Example: [bold]headrace begin my-run.toml[/]
     """
+    from rich.markup import escape
+
     from headrace.app.launcher.beginning import begin as begin_run
     from headrace.app.launcher.components import parts_of
     from headrace.infra.recipe.recipe_file import load_recipe
@@ -59,7 +61,7 @@ def begin(
     log_quietly()
     run = begin_run(load_recipe(recipe, sets or ()), _say, new_recipe=new_recipe)
     if run.ended:
-        _say(f"this run has ended ({run.ended}): `headrace status --run {run.address}` shows it")
+        _say(escape(f"this run has ended ({run.ended}): `headrace status --run {run.address}` shows it"))
         return
     program = program_name()
     _say("start each in its own terminal, here or on another machine; curate and rollout up to once per partition")
@@ -77,6 +79,8 @@ def watch(
 
     Example: [bold]headrace watch --run kafka://127.0.0.1:9092/my-run[/]
     """
+    from rich.markup import escape
+
     from headrace.app.launcher.watch import watch as follow
     from headrace.infra.process.signals import INTERRUPTED
     from headrace.ops.opened_run import open_run
@@ -89,7 +93,7 @@ def watch(
             ended = follow(opened.run, open_console(), _say, plain=plain, began_ms=opened.began_ms)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-    _say(f"the run has ended ({ended}): see `headrace status` and `headrace audit`")
+    _say(f"the run has ended ({escape(ended)}): see `headrace status` and `headrace audit`")
 
 
 def _say(words: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -57,6 +57,8 @@ COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
 """Panel and commands, in the order of `--help`; a command has the name of its function."""
 NAMES = {export_trajectories: "export", try_recipe: "try"}
 """Names of the commands that differ from their function's."""
+CLICK_ERROR: type[Any] = typer.BadParameter.__mro__[2]
+"""What is wrong with a command line. Some releases of Typer have their own copy of Click's classes."""
 MAY_BE_EMPTY = "--answer"
 """The option whose value may be empty: an answer without a text."""
 
@@ -104,10 +106,11 @@ def _refuse_empty_words(words: Sequence[str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; expected errors become one message and an exit code, with --json also a JSON object."""
     replace_what_cannot_be_encoded()
+    words = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
-        _spare_markdown(sys.argv[1:])
+        _spare_markdown(words)
     try:
-        _refuse_empty_words(sys.argv[1:] if arguments is None else arguments)
+        _refuse_empty_words(words)
         app(args=None if arguments is None else list(arguments))
     except (HeadraceError, OSError) as error:
         from headrace.infra.environment import LOG_LEVEL_VARIABLE, read_environment
@@ -116,10 +119,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         with suppress(OSError):  # nobody reads it, and the exit code says it all the same
             typer.echo(f"error: {error}", err=True)
-        if JSON in (sys.argv[1:] if arguments is None else arguments):
-            with suppress(OSError):
-                typer.echo(json.dumps({"error": str(error)}))
+        _tell_as_json(str(error), words)
         sys.exit(error.exit_code if isinstance(error, HeadraceError) else CHECK_FAILED)
+    except SystemExit as ended:
+        if isinstance(wrong := ended.__context__, CLICK_ERROR):  # Typer has shown it already
+            _tell_as_json(wrong.format_message(), words)
+        raise
+
+
+def _tell_as_json(error: str, words: Sequence[str]) -> None:
+    """Print an error as JSON to who asked for it."""
+    if JSON in words:
+        with suppress(OSError):
+            typer.echo(json.dumps({"error": error}))
 
 
 if __name__ == "__main__":

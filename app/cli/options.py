@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import sys
@@ -61,9 +60,9 @@ class NoVerdict(HeadraceError):
 def answer(found: T, page: Callable[[T], RenderableType], *, as_json: bool) -> None:
     """Print the result, as JSON or as a page."""
     if as_json:
-        from headrace.ops.plain_json import plain
+        from headrace.ops.plain_json import encode_json
 
-        typer.echo(json.dumps(plain(found), indent=1))
+        typer.echo(encode_json(found))
     else:
         open_console().print(page(found))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -157,7 +156,7 @@ def check_engine(
     from headrace.app.views.engine_check_page import check_line
     from headrace.ops.engine_check.engine_check import EngineCheckRequest
     from headrace.ops.engine_check.engine_check import check_engine as check
-    from headrace.ops.plain_json import plain
+    from headrace.ops.plain_json import encode_json
 
     console, found = open_console(), []
     for one in check(EngineCheckRequest(loaded, policy, tolerance)):
@@ -165,7 +164,7 @@ def check_engine(
         if not as_json:
             console.print(check_line(one), highlight=False, soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps(plain(found), indent=1))
+        typer.echo(encode_json(found))
     if any(one.verdict == "broken" for one in found):
         raise typer.Exit(CHECK_FAILED)
 
@@ -223,7 +222,7 @@ def compare(
     from headrace.ops.compare.comparison import build_comparison
     from headrace.ops.compare.sweep import play
     from headrace.ops.compare.sweep_file import load_sweep
-    from headrace.ops.plain_json import plain
+    from headrace.ops.plain_json import encode_json
 
     log_quietly()
     asked, runs = load_sweep(sweep)
@@ -243,7 +242,7 @@ def compare(
         say(f"Stopped. Give the same command again to resume from {escape(str(folder))}.")
         raise typer.Exit(INTERRUPTED) from None
     found = build_comparison(asked.name, asked.about, results)
-    write_atomically(folder / "comparison.json", json.dumps(plain(found), indent=1).encode())
+    write_atomically(folder / "comparison.json", encode_json(found).encode())
     if plot is not None:
         from headrace.app.views.comparison_page import plot as draw
 

@@ -113,7 +113,7 @@ def doctor(
     for finding in findings:
         lacking += not finding.ok
         mark = "[green]ok  [/]" if finding.ok else "[red]lack[/]"
-        line = f"{mark} [bold]{finding.what:<14}[/] {escape(finding.detail)}"
+        line = f"{mark} [bold]{escape(f'{finding.what:<14}')}[/] {escape(finding.detail)}"
         console.print(line, highlight=False, soft_wrap=True)
     if run is None and recipe is None:
         console.print(variables_table(), soft_wrap=True)

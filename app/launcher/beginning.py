@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from rich.markup import escape
+
 from headrace.app.launcher.components import components_of
 from headrace.infra.embedded.data_folder import data_folder_of
 from headrace.infra.embedded.servers import ReportLine, Servers
@@ -104,7 +106,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         say(f"recipe revision {revision.revision} is written")
     elif revision is not None and revision.revision > newest_before and not revision.ended:
         say(f"the recipe was changed, and this run has trained nothing yet: revision {revision.revision} is written")
-    say(f"address: [bold]{address}[/]")
+    say(f"address: [bold]{escape(str(address))}[/]")
     return run
 
 

@@ -12,7 +12,10 @@ another after 8 s."""
 AFTER_SESSION_S = 20.0
 """Seconds that the drain still takes once another worker has the tasks of a dead one."""
 EVALUATION_DRAIN_S = 60.0
-"""Seconds for the last version's evaluation, which may take longer."""
+"""Seconds without a group, beside the longest episode, after which the last version's evaluation is not expected:
+the tasks of a killed worker go to another within them."""
+STARTS_WITHIN_S = 1800.0
+"""Seconds after the end within which a worker that starts is waited for, as the same command may load a large model."""
 
 
 class RunPage(Protocol):
@@ -30,8 +33,16 @@ class RunPage(Protocol):
         """Numbers that are issued and not concluded, over all policies and shadows."""
 
     @property
-    def is_awaiting_evaluation(self) -> bool:
-        """Whether the last version's evaluation is still to come."""
+    def awaited_evaluations(self) -> tuple[str, ...]:
+        """Evaluations of last versions that are still to come, in words."""
+
+    @property
+    def work(self) -> object:
+        """What workers and evaluator have done: the value changes with every group that a worker concludes."""
+
+    @property
+    def has_starting_worker(self) -> bool:
+        """Whether a worker is there that does not play yet."""
 
     @property
     def progress(self) -> object:
@@ -58,42 +69,51 @@ def groups_drain_s(session_s: float) -> float:
     return max(GROUPS_DRAIN_S, session_s + AFTER_SESSION_S)
 
 
-def is_drained(page: RunPage, since_end_s: float, since_concluded_s: float, drain_s: float = GROUPS_DRAIN_S) -> bool:
-    """Return whether a run that has ended has also drained.
-
-    Args:
-        page: Follows the run.
-        since_end_s: Seconds since its end.
-        since_concluded_s: Seconds since the last group was concluded, or since the end.
-        drain_s: Seconds without a conclusion after which no further one is expected.
-    """
-    if page.in_flight and since_concluded_s < drain_s:
-        return False
-    return not (page.is_awaiting_evaluation and since_end_s < EVALUATION_DRAIN_S)
-
-
 class Drain:
-    """The time from the end of a run until it has drained. Slow curators may take any time, as long as they conclude.
+    """The time from the end of a run until it has drained. What is slow may take any time, as long as it progresses.
 
     Args:
         page: Follows the run.
         session_s: Asks, once the run has ended, for the session time-out of its consumer groups, in seconds.
+        episode_limit_s: Seconds that an episode may take, in which nothing is seen of an evaluation.
     """
 
-    def __init__(self, page: RunPage, session_s: Callable[[], float]) -> None:
+    def __init__(self, page: RunPage, session_s: Callable[[], float], episode_limit_s: float) -> None:
         self._page, self._session_s = page, session_s
         self._ended_at: float | None = None
         self._in_flight, self._concluded_at = 0, 0.0
-        self._drain_s = GROUPS_DRAIN_S
+        self._work: object = None
+        self._worked_at = 0.0
+        self._groups_s, self._evaluation_s = GROUPS_DRAIN_S, EVALUATION_DRAIN_S + episode_limit_s
 
     def is_over(self) -> bool:
-        """Return whether the run has drained; raises what `session_s` raises."""
+        """Return whether the run has drained, or nothing came for too long; raises what `session_s` raises."""
         if self._ended_at is None:
             if not self._page.ended:
                 return False
             self._ended_at = time.monotonic()
-            self._drain_s = groups_drain_s(self._session_s())
+            self._groups_s = groups_drain_s(self._session_s())
         now = time.monotonic()
         if self._page.in_flight != self._in_flight:
             self._in_flight, self._concluded_at = self._page.in_flight, now
-        return is_drained(self._page, now - self._ended_at, now - self._concluded_at, self._drain_s)
+        if self._page.in_flight and now - self._concluded_at < self._groups_s:
+            return False
+        return not (self._page.awaited_evaluations and self._can_be_evaluated(now))
+
+    def _can_be_evaluated(self, now: float) -> bool:
+        """Return whether an evaluation has progressed lately, or a worker that could play it still starts."""
+        assert self._ended_at is not None  # noqa: S101 - set by the only caller
+        starts = self._page.has_starting_worker and now - self._ended_at < STARTS_WITHIN_S
+        if starts or self._page.work != self._work:
+            self._work, self._worked_at = self._page.work, now
+        return now - self._worked_at < self._evaluation_s
+
+
+def describe_rest(page: RunPage) -> str:
+    """Return, of a run that was waited for in vain, what is missing of it; empty where it has drained."""
+    rest = [f"{page.in_flight} groups are still in flight"] if page.in_flight else []
+    if page.awaited_evaluations:
+        rest.append(f"the last version is not evaluated ({', '.join(page.awaited_evaluations)})")
+    if not rest:
+        return ""
+    return f"{' and '.join(rest)} some time after the end of the run: give the same command again to go on with it"

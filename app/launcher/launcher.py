@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from headrace.app.launcher.beginning import begin_or_join
 from headrace.app.launcher.components import components_of
-from headrace.app.launcher.drained import Drain, RunPage
+from headrace.app.launcher.drained import Drain, RunPage, describe_rest
 from headrace.app.launcher.early_imports import make_fork_server
 from headrace.app.launcher.look_before import look_before
 from headrace.app.launcher.redirected_log import redirect_log
@@ -169,7 +169,7 @@ class Launcher:
 
     def run(self) -> int:
         """Run to the end and show the result. Raises HeadraceError and KeyboardInterrupt."""
-        self._say(f"run [bold]{self._recipe.name}[/] in {self._folder.root}")
+        self._say(f"run [bold]{self._recipe.name}[/] in {escape(str(self._folder.root))}")
         self._servers.claim()
         early = self._before is None and self._servers.has_embedded_kafka
         if early:  # a new run: their imports take as long as the broker's start, and they wait for the recipe
@@ -192,19 +192,16 @@ class Launcher:
         )
         self._note(run)
         if run.ended and self._before is not None and self._before.finished:
-            self._console.print(f"Run [bold]{self._recipe.name}[/] is finished ({run.ended}).")
+            self._console.print(f"Run [bold]{self._recipe.name}[/] is finished ({escape(run.ended)}).")
         else:
             if not early:
                 self._start_components()
-            in_flight = self._follow(run)
+            rest = self._follow(run)
             self._run = None
             self._end_components()
-            self._note(run, finished=not in_flight)
-            if in_flight:
-                self._say(
-                    f"{in_flight} groups are still in flight some time after the end of the run: give the same "
-                    "command again to finish them"
-                )
+            self._note(run, finished=not rest)
+            if rest:
+                self._say(f"[yellow]{escape(rest)}[/]")
         closes = self._call_when_reachable(lambda: self._summarize(join(self._address)))
         self._servers.stop()
         if not closes:
@@ -266,8 +263,8 @@ class Launcher:
 
     # --------------------------------------------------------------------------------------------------- while it runs
 
-    def _follow(self, run: Run) -> int:
-        """Show the run until it has ended and drained, or waited long enough; return the numbers still in flight."""
+    def _follow(self, run: Run) -> str:
+        """Show the run until it has ended and drained, or waited long enough; return what is missing, in words."""
         from headrace.app.views.live import LivePage
 
         assert self._supervisor is not None  # noqa: S101 - started by `run`
@@ -287,13 +284,14 @@ class Launcher:
         except GaveUp as error:
             raise type(error)("\n".join(filter(None, (str(error), page.standstill)))) from error
         else:
-            return page.in_flight
+            return describe_rest(page)
         finally:
             page.close()
 
     def _turn_until_drained(self, run: Run, page: RunPage, supervisor: Supervisor) -> None:
         """Show the run until nothing more can be expected of it. Raises GaveUp and AllFailed."""
-        drain = Drain(page, lambda: self._call_when_reachable(lambda: fetch_session_timeout_s(run.connection)))
+        session_s = lambda: self._call_when_reachable(lambda: fetch_session_timeout_s(run.connection))  # noqa: E731
+        drain = Drain(page, session_s, self._recipe.rollout.episode_limit_s)
         while not drain.is_over():
             page.turn(LAUNCHER_TURN_S)
             supervisor.raise_failure()
@@ -357,12 +355,12 @@ class Launcher:
         """Write the summary file and show the summary, both from the topics; return whether the audit closes."""
         from headrace.app.views.closing import show_summary
         from headrace.ops.figures.summary import summarize
-        from headrace.ops.plain_json import plain
+        from headrace.ops.plain_json import encode_json
 
         assert self._notes is not None  # noqa: S101 - written by `run`
         summary = summarize(run, self._notes.effort, self._folder)
         if self._request.summary is not None:
-            write_atomically(self._request.summary, (json.dumps(plain(summary), indent=1) + "\n").encode())
+            write_atomically(self._request.summary, f"{encode_json(summary)}\n".encode())
         show_summary(summary, self._console, self._request.program, self._request.again)
         return summary.audit.ok
 

@@ -33,7 +33,7 @@ def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool
     servers = servers_of(run, say)
     page = LivePage(run, console, plain=plain, around=lambda: Surroundings(began_ms, servers.watch()))
     try:
-        drain = Drain(page, lambda: fetch_session_timeout_s(run.connection))
+        drain = Drain(page, lambda: fetch_session_timeout_s(run.connection), run.recipe.rollout.episode_limit_s)
         while not drain.is_over():
             page.turn(WATCH_TURN_S)
     finally:

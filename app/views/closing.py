@@ -102,8 +102,9 @@ def panel(summary: Summary) -> Panel:
     for policy, block in summary.policies.items():
         drawing = "\n".join(chart(by_version(block.reward_curve), CHART_WIDTH, CHART_HEIGHT))
         parts += [Text(f"reward of {policy} by version", style="bold"), Text(drawing, style="green", no_wrap=True)]
-    title = f"[bold]{summary.run}[/] · {summary.versions} versions in {summary.wall_s:.0f} s"
-    title += f" · {ENDED_TEXTS[summary.ended]}" if summary.ended in ENDED_TEXTS else ""
+    ended = f" · {ENDED_TEXTS[summary.ended]}" if summary.ended in ENDED_TEXTS else ""
+    words = f" · {summary.versions} versions in {summary.wall_s:.0f} s{ended}"
+    title = Text.assemble((summary.run, "bold"), words)
     return Panel(Group(*parts, _facts(summary)), title=title, title_align="left", expand=False)
 
 
@@ -173,7 +174,7 @@ def _facts(summary: Summary) -> Table:
         table.add_row("ended", "early: the held-out reward did not rise any more (evaluate.stop_after)")
     _add_rewards(table, summary.policies)
     discarded = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
-    table.add_row("groups", f"{groups.issued} issued = {groups.trained} trained + discarded ({discarded})")
+    table.add_row("groups", Text(f"{groups.issued} issued = {groups.trained} trained + discarded ({discarded})"))
     table.add_row("", f"+ {groups.dead} dead + {groups.in_flight} in flight")
     counts = {name: one.groups for name, one in summary.policies.items()}
     counts |= {name: one.groups for name, one in summary.shadows.items()}
@@ -196,7 +197,7 @@ def _facts(summary: Summary) -> Table:
     )
     for policy, block in summary.policies.items():
         table.add_row("weights", Text(f"{policy}: {in_words(block.weights)}"))
-    table.add_row("data", f"{shorten_path(data.folder)} ({data.bytes / 1e6:.0f} MB)")
+    table.add_row("data", Text(f"{shorten_path(data.folder)} ({data.bytes / 1e6:.0f} MB)"))
     return table
 
 
@@ -213,7 +214,7 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
     for policy, block in policies.items():
         whose = f"{policy}: " if len(policies) > 1 else ""
         for tier, (first, last) in block.eval_tiers.items():
-            table.add_row(f"  {tier}", f"{whose}{_change(first, last)}")
+            table.add_row(Text(f"  {tier}"), f"{whose}{_change(first, last)}")
     for policy, block in policies.items():
         if block.best is not None and block.best.version < block.versions:
             whose = f"{policy}: " if len(policies) > 1 else ""

@@ -35,7 +35,7 @@ def dead_letters_table(dead_letters: Sequence[ListedDeadLetter], reason: str | N
             Text(dead_letter.reason),
             Text(_source(dead_letter)),
             Text(_number(dead_letter)),
-            "; ".join(filter(None, [_copy(dead_letter), _describe_redrive(dead_letter)])),
+            Text("; ".join(filter(None, [_copy(dead_letter), _describe_redrive(dead_letter)]))),
         )
     reasons = Counter(dead_letter.reason for dead_letter in dead_letters)
     by_reason = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())

@@ -24,7 +24,7 @@ def gc_page(done: Collected) -> RenderableType:
         column.justify = "right"
     verb = "would go" if done.dry_run else "deleted"
     for row in done.collected:
-        table.add_row(Text(verb, "yellow"), row.kind, f"{row.objects:,}", format_bytes(row.bytes), row.why)
+        table.add_row(Text(verb, "yellow"), row.kind, f"{row.objects:,}", format_bytes(row.bytes), Text(row.why))
     for name, counted in done.kept.items():
         if counted.objects:
             why = WHY_KEPT[name].format(age=_age(done.older_than_s))

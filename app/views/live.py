@@ -12,6 +12,7 @@ import structlog
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
+from rich.text import Text
 
 from headrace.app.views.say import say
 from headrace.app.views.tables import describe_revision
@@ -24,6 +25,7 @@ from headrace.ops.figures.figures import Figures, lags
 from headrace.ops.figures.pulse import Pulse
 from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.standstill import Standstill, Surroundings
+from headrace.ops.figures.weights_figures import is_there
 from headrace.schemas.episode_errors import kind_of
 from headrace.schemas.ids import now_ms
 
@@ -142,20 +144,30 @@ class LivePage:
         return self._figures.in_flight
 
     @property
-    def is_awaiting_evaluation(self) -> bool:
-        """Whether the last version of a policy is to be evaluated, and has not been in each of its workflows."""
+    def awaited_evaluations(self) -> tuple[str, ...]:
+        """Evaluations of the last version of a policy that are still to come, in words, by workflow."""
         recipe = self._run.recipe
+        if not recipe.evaluate.every or self.ended != "steps":
+            return ()
         done = {(one.workflow, one.policy, one.version) for one in self._figures.evals}
         newest = {policy: pulse.newest_published for policy, pulse in self._pulse.policies.items()}
-        return (
-            bool(recipe.evaluate.every)
-            and self.ended == "steps"
-            and any(
-                (workflow, policy, newest[policy]) not in done
-                for workflow in recipe.workflows
-                for policy in recipe.policies_of(workflow)
-            )
+        return tuple(
+            f"{policy} at version {newest[policy]} on {workflow}"
+            for workflow in recipe.workflows
+            for policy in recipe.policies_of(workflow)
+            if (workflow, policy, newest[policy]) not in done
         )
+
+    @property
+    def work(self) -> object:
+        """How many groups each worker has concluded, and how many evaluations are."""
+        return {one.worker: one.groups_done for one in self._figures.workers}, len(self._figures.evals)
+
+    @property
+    def has_starting_worker(self) -> bool:
+        """Whether a worker is there that does not play yet."""
+        now = now_ms()
+        return any(one.state == "starting" and is_there(one, now) for one in self._figures.workers)
 
     @property
     def progress(self) -> object:
@@ -213,11 +225,22 @@ class LivePage:
             processes=around.processes,
         )
         if self._live is not None:
-            self._live.update(page(moment, self._console.width), refresh=True)
+            self._draw(self._live, moment)
         elif began >= self._line_due:
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
             self._line_due = began + PLAIN_INTERVAL_S
         self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
+
+    def _draw(self, drawn: Live, moment: Moment) -> None:
+        """Draw the page; where that fails, lines come in its place: the run matters more."""
+        try:
+            drawn.update(page(moment, self._console.width), refresh=True)
+        except Exception as error:
+            drawn.update(Text())  # it draws once more when it stops, and with each line of a log until then
+            drawn.stop()
+            self._live = None
+            log.exception("page.not_drawn")
+            self._say(f"the page cannot be drawn ({type(error).__name__}: {error}): lines come in its place", "yellow")
 
 
 class StandstillNews:

@@ -62,7 +62,7 @@ def offline_page(done: Curated) -> RenderableType:
     table = _build_table("policy", "read", "kept", "again", "dropped", "of those kept", "dead")
     for policy, one in done.policies.items():
         gone = (one.dropped, one.dropped_trajectories, one.dead)
-        cells = [", ".join(f"{n:,} {why}" for why, n in counts.items()) or "0" for counts in gone]
+        cells = [Text(", ".join(f"{n:,} {why}" for why, n in counts.items()) or "0") for counts in gone]
         table.add_row(policy, f"{one.read:,}", f"{one.kept:,}", f"{one.again:,}", *cells)
     by = done.chain or "the run's own chain"
     title = Text.assemble(("curated", "bold"), f"  {done.archive} by {by}, into {done.out}")
@@ -74,7 +74,7 @@ def export_page(done: Exported) -> RenderableType:
     """Return what `headrace export` shows."""
     table = _build_table("outcome", "trajectories")
     for outcome, count in done.outcomes.items():
-        table.add_row(outcome, f"{count:,}")
+        table.add_row(Text(outcome), f"{count:,}")
     what = f"  {done.topic} of {done.archive} into {done.file}"
     title = Text.assemble(("exported", "bold"), f"{what}: {done.rows:,} rows, {format_bytes(done.bytes)}")
     parts: list[RenderableType] = [title, table]
@@ -183,15 +183,15 @@ def run_page(summary: OfflineSummary) -> RenderableType:
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in groups.discarded.items()) or "none"
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
-    table.add_row("run", f"[bold]{summary.run}[/] over {data.archive}, nothing played")
+    table.add_row("run", Text.assemble((summary.run, "bold"), f" over {data.archive}, nothing played"))
     table.add_row("policy", f"{policy}, {len(block.progress) - 1} versions, to version {block.versions}")
     table.add_row("groups", f"{groups.issued:,} read, {groups.trained:,} trained, {groups.replayed:,} replayed")
-    table.add_row("dropped", dropped)
+    table.add_row("dropped", Text(dropped))
     for version, reward in block.eval_curve:
         table.add_row("held out", f"{reward:.2f} at version {version}")
     for line in summary.ignored:
         table.add_row("ignored", Text(line, style="yellow"))
-    table.add_row("data", f"{data.folder}: curated, trained")
+    table.add_row("data", Text(f"{data.folder}: curated, trained"))
     return table
 
 

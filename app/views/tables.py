@@ -37,13 +37,13 @@ def status_table(status: Status) -> RenderableType:
     table.add_column(style="dim")
     table.add_column()
     ended = f" ({found.ended})" if found.ended else ""
-    table.add_row("run", f"[bold]{found.run}[/] {found.state}{ended}")
+    table.add_row("run", Text.assemble((found.run, "bold"), f" {found.state}{ended}"))
     for what, words in _lines(found):
         table.add_row(what, Text(words, style="red" if what == "error" else ""))
     groups = found.groups
     table.add_row("groups", f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight")
     discarded = " · ".join(f"{count} {reason}" for reason, count in groups.discarded.items())
-    table.add_row("discarded", f"{discarded or 'none'} · {groups.dead} dead")
+    table.add_row("discarded", Text(f"{discarded or 'none'} · {groups.dead} dead"))
     for line in replay_lines(
         {**found.policies, **{variant: shadow.groups for variant, shadow in found.shadows.items()}}
     ):
@@ -53,9 +53,9 @@ def status_table(status: Status) -> RenderableType:
         table.add_row(word, Text(line))
     if found.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(found.unnumbered_letters)))
-    table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in found.lag.items()) or "none")
+    table.add_row("lag", Text(" · ".join(f"{topic} {count}" for topic, count in found.lag.items()) or "none"))
     for words in _describe_evaluations(found):
-        table.add_row("held out", words)
+        table.add_row("held out", Text(words))
     if found.tokens:
         table.add_row("wasted", describe_waste(found.wasted_tokens, found.tokens, is_all=status.wasted_is_all))
     for policy, weights in found.weights.items():
@@ -65,7 +65,7 @@ def status_table(status: Status) -> RenderableType:
         made = f", {worker.tokens:,} tokens since it started" if worker.tokens else ""
         detail = f" ({worker.detail})" if worker.detail else ""
         state = _describe_lost(worker) if gone else worker.state
-        table.add_row("worker", f"{worker.worker} {state}{detail}{made}")
+        table.add_row("worker", Text(f"{worker.worker} {state}{detail}{made}"))
     return table
 
 
@@ -165,7 +165,7 @@ def audit_table(audit: AuditReport) -> RenderableType:
             policy_variant,
             str(counts.issued),
             str(counts.trained),
-            discarded,
+            Text(discarded),
             *map(str, (counts.dead, counts.in_flight, counts.lost, counts.doubled)),
         )
     numbers: list[RenderableType] = [] if audit.source else [table]  # an offline experiment has none of its own
@@ -248,5 +248,5 @@ def evaluation_table(found: Mapping[str, Mapping[str, Measured]]) -> RenderableT
             row = (mean, passed, asked, f"{one.mean_length:.1f}", str(one.failures))
             table.add_row(workflow, policy, *row)
             for tier, reward in one.tiers.items():
-                table.add_row("", f"  {tier}", "-" if reward is None else f"{reward:.3f}")
+                table.add_row("", Text(f"  {tier}"), "-" if reward is None else f"{reward:.3f}")
     return table

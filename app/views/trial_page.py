@@ -86,7 +86,7 @@ def _conversation(sequence: SequenceSeen) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name in (sequence.role or "kind", "turn", "tokens", "mask", "text"):
         table.add_column(
-            name, no_wrap=name != "text", justify="right" if name in {"turn", "tokens", "mask"} else "left"
+            Text(name), no_wrap=name != "text", justify="right" if name in {"turn", "tokens", "mask"} else "left"
         )
     tokens = iter(sequence.each)
     for span in sequence.spans:
@@ -114,7 +114,7 @@ def _members(tried: GroupTried) -> Table:
     parts = list(dict.fromkeys(name for member in tried.group.trajectories for name in member.reward_parts))
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name in ("#", "reward", *parts, "advantage", "logprob", "tokens"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(Text(name), justify="right", no_wrap=True)
     table.add_column("answer", overflow="fold")
     for member in tried.group.trajectories:
         for index, sequence in enumerate(member.sequences):

@@ -65,12 +65,12 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     starts = figures.state == "stopped" and moment.processes
     state = f"{figures.state}: {figures.ended}" if figures.ended else "starting" if starts else figures.state
     state = "every episode fails" if fails else "no progress" if standstill else state
-    title = f"[bold]{figures.run}[/] · {moment.recipe.about or 'headrace'}"
+    title = Text.assemble((figures.run, "bold"), f" · {moment.recipe.about or 'headrace'}")
     return Panel(
         Group(*parts),
         title=title,
         title_align="left",
-        subtitle=f"{state} · {clock(moment.elapsed_s)}",
+        subtitle=Text(f"{state} · {clock(moment.elapsed_s)}"),
         width=min(width, WIDTH),
     )
 
@@ -177,16 +177,15 @@ def _numbers(moment: Moment) -> Table:
     for policy in moment.recipe.policies:
         found = _evals_of(moment, policy)
         if found:
-            table.add_row(
-                _label("held out", policy, moment.recipe),
-                " · ".join(map(describe_evaluation, (*found[:1], *found[1:][-(1 if found[-1].tiers else 3) :]))),
-            )
+            some = (*found[:1], *found[1:][-(1 if found[-1].tiers else 3) :])
+            words = " · ".join(map(describe_evaluation, some))
+            table.add_row(_label("held out", policy, moment.recipe), Text(words))
     table.add_row(
         "groups",
         f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight · {groups.dead} dead",
     )
     discarded = " · ".join(f"{count} {reason}" for reason, count in sorted(groups.discarded.items()))
-    table.add_row("discarded", discarded or "none")
+    table.add_row("discarded", Text(discarded or "none"))
     counts = {**figures.policies, **{name: shadow.groups for name, shadow in figures.shadows.items()}}
     for words in replay_lines(counts):
         table.add_row("replays", Text(words))
@@ -199,8 +198,8 @@ def _numbers(moment: Moment) -> Table:
     if figures.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(figures.unnumbered_letters)))
     if not figures.ended:  # after the end unread groups do not matter
-        table.add_row("lag", _lag(moment))
-    table.add_row("workers", _workers(moment))
+        table.add_row("lag", Text(_lag(moment)))
+    table.add_row("workers", Text(_workers(moment)))
     return table
 
 

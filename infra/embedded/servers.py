@@ -113,7 +113,7 @@ class Servers:
     def fetch(self) -> None:
         """Fetch what an embedded Kafka lacks, and report it. Raises JarUnavailable."""
         if self._kafka is not None:
-            fetch_class_path(cache_folder(), self._say)
+            fetch_class_path(cache_folder(), lambda words: self._say(escape(words)))
 
     def start(self) -> None:
         """Start the embedded servers beside each other; return when all that the run needs answers.
@@ -259,7 +259,7 @@ class ServerRestarter:
         """Report it, unless it was: that the disk is full, or that it does not start."""
         kind = FULL if FULL in why else what
         if self._reported not in (kind, FULL):
-            self._say(f"{what}{why}")
+            self._say(escape(f"{what}{why}"))
             self._reported = kind
 
 

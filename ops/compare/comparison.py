@@ -204,14 +204,16 @@ def _curve(blocks: Sequence[PolicyResult], what: str, axis: str) -> MeanCurve:
 def points_of(block: PolicyResult, what: str, axis: str) -> list[Point]:
     """Return a curve of a policy's result against versions, trajectories or seconds.
 
-    A point is the mean of its version and of those before it, TRAILING in all.
+    A point is the mean of its version and of those before it, TRAILING in all. A version whose evaluation lacks a
+    workflow is left out, as means over others cannot be compared.
     """
     column, trailing = CURVE_AXES.index(axis), TRAILING.get(what, 1)
     at = {row[0]: row[column] for row in block.progress}
     values: dict[float, list[float]] = {}
     for version, value in CURVES[what](block):  # an evaluation has one for each workflow
         values.setdefault(version, []).append(value)
-    versions = sorted(values.keys() & at.keys())
+    workflows = max(map(len, values.values()), default=0)  # all that the recipe has: a sweep's never changes
+    versions = sorted(version for version in values.keys() & at.keys() if len(values[version]) == workflows)
     means = [fmean(values[version]) for version in versions]
     return [
         (at[version], fmean(means[max(0, index + 1 - trailing) : index + 1])) for index, version in enumerate(versions)

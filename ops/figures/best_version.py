@@ -1,4 +1,4 @@
-"""The version of a policy with the highest held-out reward."""
+"""Held-out reward by version, as mean over workflows, and the version with the highest one."""
 
 from __future__ import annotations
 
@@ -20,22 +20,30 @@ class BestVersion:
     """Held-out reward, mean over workflows."""
 
 
-def find_best_version(results: Iterable[EvalResult]) -> BestVersion | None:
-    """Return the version of one policy that was best in evaluations; None if none was evaluated.
+def average_over_workflows(results: Iterable[EvalResult]) -> dict[int, float]:
+    """Return, by version of one policy and in their order, the mean of its held-out rewards over workflows.
 
-    Compared are versions that were evaluated in every workflow of the two newest that were: a later recipe may have
-    left a workflow out. Of equally good ones it is the earliest, which has moved the least from its start.
+    Only versions count that were evaluated in every workflow of the two newest that were, and only in those: means over
+    others cannot be compared. A later recipe may have left a workflow out.
     """
     rewards: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for result in results:
         if result.has_reward and math.isfinite(result.avg_at_k):
             rewards[result.version][result.workflow] = result.avg_at_k
     workflows = {workflow for version in sorted(rewards)[-2:] for workflow in rewards[version]}
-    means = {
+    return {
         version: fmean(found[workflow] for workflow in workflows)
-        for version, found in rewards.items()
+        for version, found in sorted(rewards.items())
         if workflows <= found.keys()
     }
+
+
+def find_best_version(results: Iterable[EvalResult]) -> BestVersion | None:
+    """Return the version of one policy that was best in evaluations; None if none was evaluated.
+
+    Of equally good ones it is the earliest, which has moved the least from its start.
+    """
+    means = average_over_workflows(results)
     if not means:
         return None
     best = min(means, key=lambda version: (-means[version], version))

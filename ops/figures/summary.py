@@ -13,7 +13,7 @@ from headrace.infra.stopwatch import compute_log_share
 from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.audit.report import audit
 from headrace.ops.discards import Bias, PolicyDiscards, discards
-from headrace.ops.figures.best_version import BestVersion, find_best_version
+from headrace.ops.figures.best_version import BestVersion, average_over_workflows, find_best_version
 from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import Pulse
 from headrace.ops.figures.run_figures import GroupCounts, RewardPoint, RunFigures, Selection, ShadowFigures
@@ -222,9 +222,8 @@ def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> 
 
 
 def eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:
-    """Return avg@k of the first and the last version that was evaluated, means over workflows; of one only the last."""
-    known = [one for one in evals if one.has_reward]
-    means = [fmean(one.avg_at_k for one in known if one.version == at) for at in sorted({e.version for e in known})]
+    """Return avg@k of the first and the last version that was evaluated in all workflows; of one only the last."""
+    means = list(average_over_workflows(evals).values())
     return (means[0] if len(means) > 1 else None), (means[-1] if means else None)
 
 

@@ -29,7 +29,7 @@ from headrace.ops.figures.run_figures import Selection
 from headrace.ops.figures.summary import Lengths
 from headrace.ops.offline.held_out import evaluate
 from headrace.ops.offline.offline_curator import curate_offline
-from headrace.ops.plain_json import plain
+from headrace.ops.plain_json import encode_json, plain
 
 log = structlog.get_logger()
 
@@ -147,7 +147,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
             data=OfflineData(str(request.data), request.archive),
         )
         if request.summary is not None:
-            write_atomically(request.summary, json.dumps(plain(found), indent=1).encode())
+            write_atomically(request.summary, encode_json(found).encode())
     return found
 
 
@@ -224,7 +224,7 @@ def _curate(request: OfflineRequest) -> CuratedStep:
         if out.exists():
             shutil.rmtree(out)
         found = curate_offline(request.archive, None, request.recipe, out)
-        write_atomically(report, json.dumps(plain(found)).encode())
+        write_atomically(report, encode_json(found, None).encode())
     read = json.loads(report.read_text())
     return CuratedStep(**{field.name: read[field.name] for field in fields(CuratedStep)})
 
@@ -246,7 +246,7 @@ def _train(request: OfflineRequest, policy: str) -> TrainedStep:
                 tell(done, most)
 
             found = train_offline(request.data / CURATED, out, training, report_step)
-        write_atomically(report, json.dumps({**plain(found), "seconds": seconds}).encode())
+        write_atomically(report, encode_json({**plain(found), "seconds": seconds}, None).encode())
     read = json.loads(report.read_text())
     read["versions"] = [one["version"] for one in read["versions"]]
     return TrainedStep(**{field.name: read[field.name] for field in fields(TrainedStep)})

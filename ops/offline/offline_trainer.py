@@ -7,7 +7,6 @@ version that is made: these are other weights, and may be fewer or more versions
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -33,7 +32,7 @@ from headrace.ops.offline.offline_versions import (
     retrain_versions,
     train_versions,
 )
-from headrace.ops.plain_json import plain
+from headrace.ops.plain_json import encode_json, plain
 from headrace.trainers.batches.estimator import check_advantage
 from headrace.trainers.learner.chosen_loss import check_loss
 from headrace.trainers.learner.learner import Learner
@@ -183,7 +182,7 @@ def _write_lines(path: Path, made: Iterable[RemadeVersion], tell: Callable[[int]
     with path.open("w") as file:
         for one in made:
             made_one = one.describe()
-            file.write(json.dumps({**plain(made_one), "groups": one.uses}) + "\n")
+            file.write(encode_json({**plain(made_one), "groups": one.uses}, None) + "\n")
             versions.append(made_one)
             tell(len(versions))
     return versions
@@ -255,7 +254,7 @@ def _summarize_untrained(counts: RecordCounts, archive: Archive, policy: str) ->
 def _write(folder: Path, start: Start, found: TrainedOffline) -> None:
     """Write the last weights, what lies beside them, and the report."""
     write_model(start, folder)
-    (folder / REPORT).write_text(json.dumps(found.report(), indent=1) + "\n")
+    (folder / REPORT).write_text(encode_json(found.report()) + "\n")
 
 
 def write_model(start: Start, folder: Path) -> None:

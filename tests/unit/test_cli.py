@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.app.cli import main as cli
-from headrace.app.cli.options import open_console
+from headrace.app.cli.options import answer, open_console
 from headrace.infra import log
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
@@ -210,6 +211,51 @@ def test_who_asks_for_json_gets_an_error_as_json_too(
     assert caught.value.code == 2
     assert json.loads(said.out) == {"error": "no such run: name another"}
     assert said.err == "error: no such run: name another\n"
+
+
+def test_numbers_that_json_does_not_know_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    answer({"most": math.inf, "least": [-math.inf, math.nan], "some": 0.5}, str, as_json=True)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    found = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert found == {"most": None, "least": [None, None], "some": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("status", "--bogus", "--json"), "No such option: --bogus"),
+        (("lineage", "--version", "x", "--json"), "Invalid value for '--version'"),
+        (("offline", "train", "--json"), "Missing option '--from'"),
+        (("statsu", "--json"), "No such command 'statsu'"),
+    ],
+)
+def test_a_wrong_command_line_is_told_as_json_too_to_who_asks_for_it(
+    words: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = []
+    for asked in (words, words[:-1]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(asked)
+        ends.append((caught.value.code, capsys.readouterr()))
+    (code, said), (plain_code, plainly) = ends
+    assert (code, plain_code) == (2, 2)
+    assert why in json.loads(said.out)["error"]
+    assert plainly.out == ""
+    assert said.err == plainly.err
+    assert "Usage: " in said.err
+
+
+def test_help_and_version_are_no_errors_whatever_else_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, told in ((("status", "--json", "--help"), "Usage: "), (("--version",), "headrace ")):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(words)
+        said = capsys.readouterr()
+        assert caught.value.code == 0
+        assert told in said.out
+        assert "error" not in said.out.splitlines()[-1]
 
 
 def test_an_audit_that_cannot_be_made_is_another_end_than_one_that_does_not_close(

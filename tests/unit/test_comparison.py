@@ -62,6 +62,12 @@ def test_a_point_is_the_mean_of_its_version_and_of_those_before_it() -> None:
     assert [y for _, y in points_of(block, "reward", "version")] == [0, 0.5, 5 / 3, 3.5, 6, 11, 18]
 
 
+def test_a_version_whose_evaluation_lacks_a_workflow_is_no_point() -> None:
+    curve = [[0, 0.8], [0, 0.1], [20, 0.85], [20, 0.15], [40, 0.86]]
+    block = policy(eval_curve=curve, progress=[[v, v, v] for v in (0, 20, 40)])
+    assert points_of(block, "held_out", "version") == [(0, pytest.approx(0.45)), (20, pytest.approx(0.5))]
+
+
 def test_the_discarded_share_leaves_out_what_the_end_of_the_run_cut_off() -> None:
     some = GroupsResult(6, {"zero_variance": 3, "run_end": 2}, dead=1, replayed=0)
     none = GroupsResult(0, {"run_end": 2}, dead=0, replayed=0)

@@ -12,10 +12,17 @@ from typing import Any, Self, cast
 import pytest
 from rich.console import Console
 
-from headrace.app.launcher import launcher
+from headrace.app.launcher import launcher, watch
 from headrace.app.launcher.beginning import RunOfAnother
 from headrace.app.launcher.components import components_of
-from headrace.app.launcher.drained import GROUPS_DRAIN_S, Drain, RunPage, groups_drain_s, is_drained
+from headrace.app.launcher.drained import (
+    EVALUATION_DRAIN_S,
+    GROUPS_DRAIN_S,
+    STARTS_WITHIN_S,
+    Drain,
+    RunPage,
+    groups_drain_s,
+)
 from headrace.app.launcher.launcher import UpRequest
 from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
@@ -143,26 +150,133 @@ def test_up_holds_a_run_on_a_shared_cluster_until_it_ends_and_starts_nothing_bef
     assert order == ["kafka://k:1/demo", str(tmp_path / "run"), "it is free"]
 
 
-def test_the_drain_at_the_end_of_a_run_outlasts_the_session_of_a_dead_worker() -> None:
-    page = SimpleNamespace(in_flight=1, is_awaiting_evaluation=False)
-    assert groups_drain_s(8.0) == 30.0
-    assert groups_drain_s(45.0) == 65.0
-    assert is_drained(page, 31.0, 31.0, 30.0)
-    assert not is_drained(page, 31.0, 31.0, 65.0)
-    assert is_drained(SimpleNamespace(in_flight=0, is_awaiting_evaluation=False), 0.0, 0.0, 65.0)
+class DrainingPage:
+    """Stands for the page of a run that has ended."""
+
+    ended = "steps"
+
+    def __init__(self, in_flight: int = 0, awaited: tuple[str, ...] = ()) -> None:
+        self.in_flight, self.awaited_evaluations = in_flight, awaited
+        self.work, self.has_starting_worker = 0, False
 
 
-def test_a_run_whose_curators_are_slow_drains_as_long_as_groups_are_concluded(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 0.0
-    monkeypatch.setattr("headrace.app.launcher.drained.time.monotonic", lambda: now_s)
-    page = SimpleNamespace(in_flight=40, is_awaiting_evaluation=False, ended="steps")
-    drain = Drain(cast("RunPage", page), lambda: 8.0)
+class Clock:
+    """Stands for the monotonic clock of the drain."""
+
+    now_s = 1000.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("headrace.app.launcher.drained.time.monotonic", lambda: made.now_s)
+    return made
+
+
+def drain_of(page: DrainingPage, session_s: float = 8.0, episode_limit_s: float = 120.0) -> Drain:
+    drain = Drain(cast("RunPage", page), lambda: session_s, episode_limit_s)
+    drain.is_over()  # as of the run's end
+    return drain
+
+
+def test_the_drain_at_the_end_of_a_run_outlasts_the_session_of_a_dead_worker(clock: Clock) -> None:
+    assert (groups_drain_s(8.0), groups_drain_s(45.0)) == (30.0, 65.0)
+    near, far = drain_of(DrainingPage(1), 8.0), drain_of(DrainingPage(1), 45.0)
+    clock.now_s += 31.0
+    assert near.is_over()
+    assert not far.is_over()
+    assert drain_of(DrainingPage(), 45.0).is_over(), "nothing is in flight"
+
+
+def test_a_run_whose_curators_are_slow_drains_as_long_as_groups_are_concluded(clock: Clock) -> None:
+    page = DrainingPage(40)
+    drain = drain_of(page)
     for _ in range(10):
-        now_s += GROUPS_DRAIN_S - 1
+        clock.now_s += GROUPS_DRAIN_S - 1
         page.in_flight -= 1
         assert not drain.is_over()
-    now_s += GROUPS_DRAIN_S + 1
+    clock.now_s += GROUPS_DRAIN_S + 1
     assert drain.is_over(), "nothing was concluded for so long"
+
+
+def test_the_last_versions_evaluation_is_waited_for_as_long_as_groups_of_it_are_played(clock: Clock) -> None:
+    page = DrainingPage(awaited=("solver at version 80 on sums",))
+    drain = drain_of(page)
+    for _ in range(10):
+        clock.now_s += EVALUATION_DRAIN_S + 119.0
+        page.work += 1
+        assert not drain.is_over()
+    clock.now_s += EVALUATION_DRAIN_S + 121.0
+    assert drain.is_over(), "no episode takes longer"
+    page.work, page.awaited_evaluations = page.work + 1, ()
+    assert drain.is_over(), "it is there"
+
+
+def test_a_worker_that_loads_its_model_for_the_last_versions_evaluation_is_waited_for_but_not_for_ever(
+    clock: Clock,
+) -> None:
+    page = DrainingPage(awaited=("solver at version 80 on sums",))
+    page.has_starting_worker = True
+    drain = drain_of(page)
+    clock.now_s += STARTS_WITHIN_S - 1
+    assert not drain.is_over()
+    clock.now_s += EVALUATION_DRAIN_S + 121.0
+    assert drain.is_over()
+
+
+def test_who_watches_a_run_sees_it_until_the_last_version_is_evaluated(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = DrainingPage(awaited=("solver at version 80 on sums",))
+    turns = list[float]()
+
+    def turn(_timeout_s: float) -> None:
+        turns.append(clock.now_s)
+        clock.now_s += EVALUATION_DRAIN_S + 1.0
+        page.work, page.awaited_evaluations = page.work + 1, page.awaited_evaluations if len(turns) < 5 else ()
+
+    monkeypatch.setattr(page, "turn", turn, raising=False)
+    monkeypatch.setattr(page, "close", lambda: None, raising=False)
+    monkeypatch.setattr(watch, "LivePage", lambda *_, **__: page)
+    monkeypatch.setattr(watch, "servers_of", lambda *_: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr(watch, "fetch_session_timeout_s", lambda _: 8.0)
+    run = cast("Run", SimpleNamespace(recipe=load_recipe("arithmetic"), connection=None))
+
+    assert watch.watch(run, Console(file=io.StringIO()), lambda _: None, plain=True) == "steps"
+    assert len(turns) == 5
+
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        (DrainingPage(), ""),
+        (DrainingPage(3), "3 groups are still in flight some time after"),
+        (DrainingPage(0, ("solver at version 80 on [/x]",)), "not evaluated (solver at version 80 on [/x]) some time"),
+    ],
+)
+def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted_as_finished(
+    page: DrainingPage, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    request = UpRequest(load_recipe("arithmetic", ["kafka.bootstrap=127.0.0.1:1"]), tmp_path, plain=True)
+    said, noted = io.StringIO(), list[object]()
+    launch = launcher.Launcher(request, DataFolder(tmp_path), None, Console(file=said))
+    servers: dict[str, object] = {name: lambda *_: None for name in ("claim", "fetch", "start", "stop")}
+    launch._servers = cast(
+        "Any", SimpleNamespace(has_embedded_kafka=False, has_embedded_store=False, connection=None, **servers)
+    )
+    monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="", run_id="run-1"))
+    monkeypatch.setattr(launcher, "join", lambda _: None)
+    monkeypatch.setattr(launch, "_start_components", lambda: None)
+    monkeypatch.setattr(launch, "_supervisor", SimpleNamespace(states=dict, stop=lambda _: None))
+    monkeypatch.setattr(launch, "_turn_until_drained", lambda *_: None)
+    monkeypatch.setattr(launch, "_call_when_reachable", lambda _: page)
+    monkeypatch.setattr(page, "close", lambda: None, raising=False)
+    monkeypatch.setattr(launch, "_note", lambda _run, *, finished=None: noted.append(finished))
+
+    assert launch.run() == 0
+    assert noted[-1] is not bool(told)
+    assert told in said.getvalue()
+    assert ("give the same command again" in said.getvalue()) is bool(told)
 
 
 @pytest.mark.parametrize(("closes", "code"), [(True, 0), (False, launcher.AUDIT_OPEN)])
@@ -188,7 +302,7 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
 
 def test_a_run_that_is_given_up_says_what_it_stood_still_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Page:
-        ended, in_flight, is_awaiting_evaluation = "", 0, False
+        ended, in_flight = "", 0
         hopeless = ""
         standstill = "solver has not made a version: no worker is alive."
         closed = False

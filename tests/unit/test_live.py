@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.panel import Panel
 
 from headrace.app.views import live
 from headrace.app.views.live import LivePage, StandstillNews
@@ -24,7 +25,15 @@ from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.figures.standstill import Standstill, Surroundings
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
-from headrace.schemas.records import EpisodeError, Outcome, RecipeRevision, Snapshot, WeightsPublished
+from headrace.schemas.records import (
+    EpisodeError,
+    EvalResult,
+    Outcome,
+    RecipeRevision,
+    Snapshot,
+    WeightsPublished,
+    WorkerStatus,
+)
 
 RECIPE = load_recipe("arithmetic")
 RUN = Run(RunAddress(Connection("127.0.0.1:1"), RECIPE.name), "run-1", (RECIPE,), StoreAddress("h", "b", "k", "s"))
@@ -261,3 +270,47 @@ def test_lines_tell_a_standstill_once_and_its_end_only_when_it_lasts() -> None:
         (26, well, "versions come again"),
     ]
     assert [news.take_sentence(one, now_s) for now_s, one, _ in looks] == [told for _, _, told in looks]
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_the_evaluation_of_the_last_version_is_awaited_until_it_is_there_and_each_group_of_it_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def at_work(state: str, groups: int) -> tuple[str, WorkerStatus]:
+        status = WorkerStatus(
+            run_id="run-1", worker="rollout-sums-0", state=state, groups_done=groups, updated_ms=now_ms()
+        )
+        return RECIPE.topics.workers, status
+
+    result = EvalResult(run_id="run-1", policy="solver", workflow="sums", version=80)
+    ended = RecipeRevision(run_id="run-1", revision=0, recipe=RECIPE.to_json(), ended="steps")
+    topics = RECIPE.topics
+    past(
+        monkeypatch,
+        published(80),
+        (RECIPES, ended),
+        at_work("starting", 0),
+        at_work("rolling", 1),
+        (topics.evals("solver"), result),
+        all_new=True,
+    )
+    screen = Screen(terminal=False)
+    seen = list[tuple[tuple[str, ...], bool]]()
+    work = list[object]()
+    for _ in range(5):
+        screen.shown_after(1)
+        seen.append((screen.page.awaited_evaluations, screen.page.has_starting_worker))
+        work.append(screen.page.work)
+    missing = ("solver at version 80 on sums",)
+    assert seen == [((), False), (missing, False), (missing, True), (missing, False), ((), False)]
+    assert len({repr(one) for one in work[1:]}) == 4
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_page_that_cannot_be_drawn_ends_no_run_and_lines_come_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    past(monkeypatch, published(0), published(1), all_new=True)
+    monkeypatch.setattr(live, "page", lambda _moment, _width: Panel("", title="[/x]"))
+    shown = Screen(terminal=True, colours=True).shown_after(3)
+
+    assert shown.count("the page cannot be drawn") == 1
+    assert "solver version 1/80" in shown

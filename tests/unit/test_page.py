@@ -27,6 +27,7 @@ from headrace.schemas.records import (
     DeadLetter,
     EvalResult,
     Outcome,
+    TierResult,
     WeightsPublished,
     WorkerStatus,
 )
@@ -286,3 +287,23 @@ def test_the_last_page_shows_no_lag_and_no_worker_that_is_gone(moment: Moment) -
     assert "tasks.sums 12" not in shown
     assert "rollout-sums-0" not in shown
     assert "finished: steps" in shown
+
+
+def test_text_that_is_not_ours_is_shown_as_it_is_and_never_read_as_markup(moment: Moment) -> None:
+    odd = "sandbox [/run/sbx.sock] is [away]"
+    tier = TierResult("[hard]", 2, 2, 0.5)
+    counts = moment.figures.groups
+    figures = replace(
+        moment.figures,
+        workers=tuple(replace(one, detail=odd) for one in moment.figures.workers),
+        evals=tuple(replace(one, tiers=(tier,)) for one in moment.figures.evals),
+        groups=replace(counts, discarded={"[/own]": 2}),
+        ended="[/end]",
+    )
+    about = moment.recipe.model_copy(update={"about": "all about [/x] [y]"})
+    seen = replace(moment, recipe=about, figures=figures)
+
+    for shown in (drawn(page(seen), 100), drawn(status_table(status_of(figures)), 200)):
+        for words in (odd, "[hard] 0.50", "2 [/own]", "[/end]"):
+            assert words in shown
+    assert "all about [/x] [y]" in drawn(page(seen), 100)

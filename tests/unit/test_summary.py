@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -62,14 +63,25 @@ def test_evaluations_of_the_first_and_last_version_are_averaged_over_workflows()
         EvalResult(workflow="b", version=40, avg_at_k=0.9),
         EvalResult(workflow="a", version=40, avg_at_k=0.7),
         EvalResult(workflow="a", version=0, avg_at_k=0.3),
-        EvalResult(workflow="a", version=20, avg_at_k=0.1),
+        EvalResult(workflow="b", version=0, avg_at_k=0.1),
     ]
 
-    first, last = eval_ends(evals)
-    assert first == 0.3
-    assert last == pytest.approx(0.8)
+    assert eval_ends(evals) == (pytest.approx(0.2), pytest.approx(0.8))
     assert eval_ends(evals[:2]) == (None, pytest.approx(0.8)), "one version is not told as two"
     assert eval_ends([]) == (None, None)
+
+
+def test_a_version_that_lacks_a_workflow_is_neither_the_first_nor_the_last_that_was_evaluated() -> None:
+    easy = [
+        EvalResult(workflow="easy", version=at, avg_at_k=reward) for at, reward in ((0, 0.8), (20, 0.85), (40, 0.86))
+    ]
+    hard = [EvalResult(workflow="hard", version=at, avg_at_k=reward) for at, reward in ((0, 0.1), (20, 0.15))]
+    of_two = (pytest.approx(0.45), pytest.approx(0.5))
+    assert eval_ends([*easy, *hard]) == of_two
+    failed = EvalResult(workflow="hard", version=40, avg_at_k=math.nan, problems=4, samples=1, failures=4)
+    assert eval_ends([*easy, *hard, failed]) == of_two
+    left_out = EvalResult(workflow="easy", version=60, avg_at_k=0.9)
+    assert eval_ends([*easy, *hard, left_out]) == (0.8, 0.9), "the recipe has one workflow by then"
 
 
 def run_of(recipe_name: str = "arithmetic") -> Run:
@@ -170,6 +182,16 @@ def shown(found: Summary, width: int = 100, again: str = "headrace up arithmetic
     with console.capture() as captured:
         show_summary(found, console, "headrace", again)
     return captured.get()
+
+
+def test_the_closing_page_shows_what_is_not_ours_as_it_is(found: Summary) -> None:
+    solver = replace(found.policies["solver"], eval_tiers={"[/hard]": (0.1, 0.2), "[easy]": (None, 0.9)})
+    groups = replace(found.groups, discarded={"[/own]": 2})
+    data = replace(found.data, folder="/data/[/x] [y]")
+    page = shown(replace(found, policies={"solver": solver}, groups=groups, data=data))
+
+    for words in ("[/hard]", "0.10 → 0.20", "[easy]", "2 [/own]", "/data/[/x] [y]"):
+        assert words in page
 
 
 def test_the_closing_page_tells_what_came_of_the_run(found: Summary) -> None:
