@@ -313,8 +313,8 @@ def require_run(address: RunAddress, names: Collection[str]) -> None:
             f"there are {', '.join(names)}"
             if names
             else (
-                "no run has begun there, its topics were deleted, or this user may not see them (`headrace doctor --run "
-                f"{address}` tells which)"
+                "no run has begun there, its topics were deleted, or this user may not see them: `headrace doctor "
+                f"--run {address}` tells which"
             )
         )
         raise NoSuchRun(f"there is no run {address.run!r} on {address.connection.bootstrap}: {there}")
