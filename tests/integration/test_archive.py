@@ -232,7 +232,7 @@ def test_what_was_deleted_before_it_was_archived_is_told(run: Run, tmp_path: Pat
 @pytest.mark.tools
 def test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused(run: Run, keys: None, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
-    with pytest.raises(UsageError, match=r"no topic .*\.trajectories\.other; of .*trajectories\.solver"):
+    with pytest.raises(UsageError, match=r"no topic .*\.trajectories\.other: choose from .*trajectories\.solver"):
         archive(run, tmp_path / "a", ["trajectories.other"])
     archive(run, tmp_path / "a")
     archive(run, tmp_path / "other", ["recipe"])
