@@ -108,11 +108,8 @@ def _name_first_tasks(one: RevisionFigures) -> str:
 
 def _selection_rows(status: RunFigures) -> Iterator[tuple[str, str]]:
     for stream, selection in status.selection.items():
-        if selection.rejected or selection.forced:
-            yield (
-                "tasks",
-                f"{stream}: {selection.selected} selected · {selection.rejected} rejected · {selection.forced} forced",
-            )
+        if words := str(selection):
+            yield "tasks", f"{stream}: {words}"
 
 
 def _lines(status: RunFigures) -> Iterator[tuple[str, str]]:

@@ -192,8 +192,7 @@ def _numbers(moment: Moment) -> Table:
     for policy_variant, shadow in figures.shadows.items():
         table.add_row("shadow", Text(shadow_in_words(policy_variant, shadow)))
     for stream, selection in figures.selection.items():
-        if selection.rejected or selection.forced:
-            words = f"{selection.selected} selected · {selection.rejected} rejected · {selection.forced} forced"
+        if words := str(selection):
             table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", words)
     if figures.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(figures.unnumbered_letters)))

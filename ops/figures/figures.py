@@ -279,7 +279,10 @@ class Figures:
 
 def _selection(source: Mapping[str, Any]) -> Selection:
     counts = {name: int(source.get(name, 0)) for name in ("selected", "rejected", "forced")}
-    return Selection(**counts, state={name: _brief(state) for name, state in source.get("selector", {}).items()})
+    unbuilt = int(source.get("skipped", 0))
+    return Selection(
+        **counts, unbuilt=unbuilt, state={name: _brief(state) for name, state in source.get("selector", {}).items()}
+    )
 
 
 def _brief(state: Any) -> Any:

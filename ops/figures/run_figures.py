@@ -37,6 +37,15 @@ class Selection:
     """Taken against it, after too many rejections in a row."""
     state: dict[str, Any] = field(default_factory=dict)
     """Selector to what it remembers; where there are many entries, to their number."""
+    unbuilt: int = 0
+    """Passed over, because the environment could not build them."""
+
+    def __str__(self) -> str:
+        """Return it in words; empty where every problem was taken."""
+        if not self.rejected and not self.forced and not self.unbuilt:
+            return ""
+        unbuilt = f" · {self.unbuilt} cannot be built" if self.unbuilt else ""
+        return f"{self.selected} selected · {self.rejected} rejected · {self.forced} forced{unbuilt}"
 
 
 @dataclass(frozen=True, slots=True)

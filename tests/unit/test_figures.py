@@ -129,10 +129,10 @@ def test_what_a_selector_said_is_told_and_of_what_it_remembers_how_much_that_is(
     log = Log()
     assert log.read().selection == {}
     remembers = {"greso": {"p_easy": 0.4, "counts": [1, 2, 3], "streaks": dict.fromkeys(map(str, range(17)), 1)}}
-    source = {"cursors": {"": 9}, "selected": 5, "rejected": 3, "forced": 1, "selector": remembers}
+    source = {"cursors": {"": 9}, "selected": 5, "rejected": 3, "forced": 1, "skipped": 2, "selector": remembers}
     log.fed(next={"sums": 6}, sources={"sums": source})
     told = {"greso": {"p_easy": 0.4, "counts": [1, 2, 3], "streaks": 17}}
-    assert log.read().selection == {"sums": Selection(5, 3, 1, told)}
+    assert log.read().selection == {"sums": Selection(5, 3, 1, told, 2)}
 
 
 def test_a_repeated_message_changes_nothing() -> None:

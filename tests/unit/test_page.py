@@ -212,6 +212,8 @@ def test_the_page_tells_what_a_selector_said_once_it_rejects(moment: Moment) -> 
     figures = replace(moment.figures, selection={"sums": Selection(40, 300, 1)})
     assert "40 selected · 300 rejected · 1 forced" in drawn(page(replace(moment, figures=figures)))
     assert "sums: 40 selected · 300 rejected · 1 forced" in drawn(status_table(status_of(replace(figures, workers=()))))
+    figures = replace(moment.figures, selection={"sums": Selection(40, 0, 0, unbuilt=2)})
+    assert "0 forced · 2 cannot be built" in drawn(page(replace(moment, figures=figures)))
 
 
 def test_status_and_page_tell_what_the_run_stands_still_for_and_advice(moment: Moment) -> None:
