@@ -18,12 +18,12 @@ def read_lines(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]
     Args:
         path: The log.
         begin: Byte at which to begin; a negative one counts from the end.
-        most_bytes: Bytes that are read.
+        most_bytes: So many of the bytes from there on are read, the last ones.
     """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(begin if begin >= 0 else max(0, size + begin))
+            file.seek(max(begin if begin >= 0 else size + begin, size - most_bytes, 0))
             text = file.read(most_bytes).decode(errors="replace")
     except OSError:
         return []

@@ -148,16 +148,24 @@ class Bucket:
             response.release_conn()
 
     def upload(self, key: str, size_bytes: int, open_data: Callable[[], BinaryIO]) -> None:
-        """Send an object; `open_data` is called again for a second attempt."""
+        """Send an object; `open_data` is called again for a second attempt.
+
+        S3 may answer that it joins the parts of a large object, with status 200, and then that it could not: the client
+        takes that answer for one without an ETag.
+        """
 
         def send(client: Minio) -> None:
             with open_data() as data:
-                client.put_object(
+                stored = client.put_object(
                     bucket_name=self.address.bucket,
                     object_name=key,
                     data=data,
                     length=size_bytes,
                     part_size=max(UPLOAD_PART_BYTES, -(-size_bytes // MOST_PARTS)),
+                )
+            if size_bytes > UPLOAD_PART_BYTES and not stored.etag:
+                raise StoreUnavailable(
+                    f"the store did not join the parts of {self.name_object(key)}: they are sent again"
                 )
 
         if size_bytes <= UPLOAD_PART_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import re
@@ -29,6 +30,7 @@ ROOM_SLACK = 16
 """A process looks for room again when it has brought in this fraction of what there may be: looking takes a while."""
 LONGEST_FETCH_S = 86_400.0
 """What was begun before that, and is not whole, its process left behind when it was killed."""
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -74,7 +76,7 @@ class ObjectCache:
         """
         path = self._path(claim)
         try:
-            found = self._map_file(claim, path)
+            found = self._map_or_make_room(claim, path)
             if self._can_be_full():
                 self._make_room(keep=claim.sha256)
         except OSError as error:
@@ -83,6 +85,15 @@ class ObjectCache:
                 self._has_warned = True
             return memoryview(self._store.get(claim.key, claim.sha256, claim.size_bytes))
         return found
+
+    def _map_or_make_room(self, claim: ClaimCheck, path: Path) -> memoryview:
+        try:
+            return self._map_file(claim, path)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+        self._make_room(claim.sha256, claim.size_bytes)
+        return self._map_file(claim, path)
 
     def _map_file(self, claim: ClaimCheck, path: Path) -> memoryview:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,8 +127,13 @@ class ObjectCache:
         size, files = self._brought
         return size * ROOM_SLACK > self._most_bytes or files * ROOM_SLACK > MOST_FILES
 
-    def _make_room(self, keep: str) -> None:
-        """Remove what was not used for longest. Two who do so at once remove more than need be, and nothing wrong."""
+    def _make_room(self, keep: str, free_bytes: int = 0) -> None:
+        """Remove what was not used for longest. Two who do so at once remove more than need be, and nothing wrong.
+
+        Args:
+            keep: The sha256 of what is not removed.
+            free_bytes: So many are to be free on the disk that were not.
+        """
         self._brought = (0, 0)
         for path in self._folder.glob("??/*.part"):
             with suppress(FileNotFoundError):
@@ -129,8 +145,9 @@ class ObjectCache:
                 found = path.stat()
                 files.append((found.st_mtime_ns, found.st_size, path))
         total, count = sum(size for _, size, _ in files), len(files)
+        most_bytes = min(self._most_bytes, total - free_bytes) if free_bytes else self._most_bytes
         for _, size, path in sorted(files):
-            if total <= self._most_bytes and count <= MOST_FILES:
+            if total <= most_bytes and count <= MOST_FILES:
                 return
             if path.name != keep:
                 path.unlink(missing_ok=True)

@@ -25,3 +25,11 @@ def test_what_extensions_leak_at_the_exit_does_not_bury_the_reason(tmp_path: Pat
 
     path.write_text("starting\n" + LEAKS * 500)
     assert find_last_error(read_lines(path, 0)) == "starting"
+
+
+def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rollout.log"
+    path.write_text("of an earlier life\n" + "error: a judge is busy\n" * 100 + "error: the answer is missing\n")
+    begin = len("of an earlier life\n")
+    assert len(read_lines(path, begin)) == 101
+    assert find_last_error(read_lines(path, begin, most_bytes=60)) == "the answer is missing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -182,3 +183,29 @@ def test_who_fetches_something_is_waited_for(tmp_path: Path, monkeypatch: pytest
         fcntl.flock(held, fcntl.LOCK_UN)
         assert waiting.result(timeout=30) == b"whole"
     assert store.fetched == {}
+
+
+class SmallDisk(Store):
+    """The folder's disk has room for so many bytes."""
+
+    folder: Path
+    room: int
+
+    def get_to_file(self, key: str, sha256: str, size: int, path: Path) -> None:
+        if sum(one.stat().st_size for one in self.folder.glob("??/" + "?" * 64)) + size > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().get_to_file(key, sha256, size, path)
+
+
+def test_on_a_full_disk_the_oldest_files_give_way_to_the_newest(tmp_path: Path) -> None:
+    store = SmallDisk(**{name: name.encode() * 10 for name in "abcd"})
+    store.folder, store.room = tmp_path, 25
+    cache = cache_of(store, tmp_path)
+    for at, name in enumerate("abcd"):
+        cache.get(store.claim(name))
+        os.utime(file_of(tmp_path, store.claim(name)), (at, at))
+    assert files_in(tmp_path) == {store.claim(name).sha256 for name in "cd"}
+    assert store.fetched == Counter("abcd")
+
+    store.room = 5
+    assert bytes(cache.get(store.claim("a"))) == b"a" * 10, "from the store, where all room is too little"

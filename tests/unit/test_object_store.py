@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -193,3 +195,46 @@ def test_a_server_that_is_no_object_store_is_not_waited_for() -> None:
     with answering(404, b"<html>", "text/html") as store, pytest.raises(StoreError, match="refuses") as caught:
         store.get("k", SHA256, len(DATA))
     assert not isinstance(caught.value, Unavailable)
+
+
+BEGUN = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+
+
+class Joins(BaseHTTPRequestHandler):
+    """Takes the parts of an object, and says with status 200 that it could not join them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer(404, b"")
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(200, b"")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self._answer(200, BEGUN if self.path.endswith("?uploads=") else s3_error("InternalError"))
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("ETag", '"e"')
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_parts_that_the_store_could_not_join_are_no_object() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Joins) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        with (
+            ObjectStore(address(f"127.0.0.1:{server.server_address[1]}"), timeout_s=2) as store,
+            pytest.raises(StoreUnavailable, match="did not join the parts of .*: they are sent again"),
+        ):
+            store.put(bytes(9 << 20), "weights")
+        server.shutdown()
+        thread.join()
