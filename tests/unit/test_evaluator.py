@@ -10,11 +10,13 @@ from typing import Any, cast
 import pytest
 from made_groups import group
 from made_recipes import sums_recipe
+from structlog.testing import capture_logs
 
 from headrace.consumers.evaluate import evaluator as evaluators
 from headrace.consumers.evaluate.evaluator import Evaluator
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.run import own_positions
+from headrace.infra.run.end_watch import EndWatch
 from headrace.infra.run.own_positions import OwnPositions
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
@@ -56,7 +58,10 @@ def test_a_result_and_the_positions_that_it_follows_from_are_written_in_one_turn
     recipe = sums_recipe(evaluate={"every": 1, "problems": 2, "samples": 1})
     run = SimpleNamespace(run_id="one", recipe=recipe, topics=Topics("r"), get_group=None)
     own = SimpleNamespace(restored=None, snapshot=lambda body: [Outgoing("r.state", body)])
-    found = Evaluator(cast("Run", run), cast("OwnPositions", own))
+    looks = list[str]()
+    found = Evaluator(cast("Run", run), cast("OwnPositions", own), lambda: looks.append("for the end"))
+    found.tick()
+    assert looks == ["for the end"]
 
     def take(number: int) -> list[Outgoing]:
         made = replace(group([1.0], number=number), run_id="one", stream="eval.sums", purpose="eval", asked_version=1)
@@ -69,3 +74,13 @@ def test_a_result_and_the_positions_that_it_follows_from_are_written_in_one_turn
     assert codec.decode(result.value, EvalResult).avg_at_k == 1.0
     assert not found.is_commit_due, "a snapshot is not due, and comes with the result"
     assert [record.topic for record in found.before_commit(())] == ["r.state"]
+
+
+def test_an_evaluator_that_outlives_its_run_says_what_to_do_with_it() -> None:
+    watch = EndWatch(cast("Run", SimpleNamespace(address=None, recipe_end=0, ended="steps", run_id="one")), "stop it")
+    watch._news = cast("Any", SimpleNamespace(look=list))
+    with capture_logs() as said:
+        watch.look()
+        watch._due = 0.0
+        watch.look()
+    assert said == [{"event": "run.over", "log_level": "info", "why": "steps", "now": "stop it"}]
