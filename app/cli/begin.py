@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headrace.app.cli.options import DataChoice, RunChoice, SetOption, log_quietly, open_console, program_name
+from headrace.app.cli.options import (
+    DataChoice,
+    RunChoice,
+    SetOption,
+    log_quietly,
+    open_console,
+    open_viewer,
+    program_name,
+)
 from headrace.infra.errors import UsageError
 
 
@@ -78,18 +87,21 @@ def watch(
     Example: [bold]headrace watch --run kafka://127.0.0.1:9092/my-run[/]
     """
     from headrace.app.launcher.watch import watch as follow
+    from headrace.app.views.say import say
     from headrace.infra.process.signals import INTERRUPTED
     from headrace.ops.opened_run import open_run
 
     log_quietly()
+    console = open_viewer()
     with open_run(run, data) as opened:
         if opened.rests:
             raise UsageError("this run is not running: `headrace status` shows a stopped run, `headrace up` resumes it")
         try:
-            ended = follow(opened.run, open_console(), _say, plain=plain, began_ms=opened.began_ms)
+            ended = follow(opened.run, console, partial(say, console), plain=plain, began_ms=opened.began_ms)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-    _say(f"the run has ended ({ended}): see `headrace status` and `headrace audit`")
+    where = f"--run {opened.run.address}"
+    say(console, f"the run has ended ({ended}): see `headrace status {where}` and `headrace audit {where}`")
 
 
 def _say(words: str) -> None:

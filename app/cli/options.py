@@ -86,6 +86,17 @@ def open_console(*, outlives_reader: bool = False, on_stderr: bool = False) -> C
 
     stream = sys.stderr if on_stderr else sys.stdout
     console = Console(file=outlive_reader(stream)) if outlives_reader else Console(stderr=on_stderr)
+    return _with_width(console)
+
+
+def open_viewer() -> Console:
+    """Return a console on standard output for a command that only shows: it ends, well, when nobody reads it."""
+    from headrace.app.cli.viewer import Viewer
+
+    return _with_width(Viewer())
+
+
+def _with_width(console: Console) -> Console:
     if console.width < 1:  # COLUMNS=0, as some shells and CI systems set it: nothing would be shown
         console.width = USUAL_WIDTH
     return console
