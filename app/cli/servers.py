@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,9 +74,12 @@ def doctor(
 ) -> None:
     """Check whether this machine can run Headrace, and show how to get what is missing.
 
-    With a recipe, check all that it names and needs here: devices, model, data, your own modules, memory, disk.
+    With a recipe, check all that it names and needs here: devices, model, data, your own modules, memory, disk, and
+    the Kafka cluster and the object store that it names.
 
     With --run, check whether a Kafka cluster can carry that run, as `up` does before it starts anything.
+
+    A line is marked `ok`, `lack`, or `note` where something is not known, or can be done without.
 
     Example: [bold]headrace doctor[/]
 
@@ -98,11 +102,13 @@ def doctor(
     if recipe is not None:
         from headrace.infra.embedded.data_folder import data_folder_of
         from headrace.infra.recipe.recipe_file import load_recipe
+        from headrace.ops.cluster_checks import examine_servers
         from headrace.ops.recipe_check import ask_of_run, run_checks
 
         log_quietly()
         loaded = load_recipe(recipe, sets or ())
-        findings = run_checks(ask_of_run(loaded, data_folder_of(loaded.name, data)))
+        checks = run_checks(ask_of_run(loaded, data_folder_of(loaded.name, data)))
+        findings = chain(checks, examine_servers(loaded))
     elif run is not None:
         from headrace.ops.cluster_checks import examine_run
 
@@ -112,7 +118,7 @@ def doctor(
         findings = examine()
     for finding in findings:
         lacking += not finding.ok
-        mark = "[green]ok  [/]" if finding.ok else "[red]lack[/]"
+        mark = "[red]lack[/]" if not finding.ok else "[yellow]note[/]" if finding.is_note else "[green]ok  [/]"
         line = f"{mark} [bold]{finding.what:<14}[/] {escape(finding.detail)}"
         console.print(line, highlight=False, soft_wrap=True)
     if run is None and recipe is None:
