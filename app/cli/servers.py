@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.app.cli.options import CHECK_FAILED, DataChoice, RunChoice, SetOption, log_quietly, open_console
+from headrace.app.cli.options import (
+    CHECK_FAILED,
+    DataChoice,
+    JsonOption,
+    RunChoice,
+    SetOption,
+    answer,
+    log_quietly,
+    open_console,
+)
 from headrace.infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,26 +30,30 @@ def topics(
     run: RunChoice = None,
     data: DataChoice = None,
     sets: SetOption = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Only list them: create and check none.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the topics of a recipe or run; on a cluster create those that are missing and check the others.
 
     Example: [bold]headrace topics arithmetic --set kafka.bootstrap=broker:9092[/]
 
+    Example: [bold]headrace topics my-run.toml --list[/]
+
     Example: [bold]headrace topics --data .headrace/arithmetic[/]
     """
     from headrace.ops.opened_run import open_run
-    from headrace.ops.topic_listing import listing_of_recipe, listing_of_run
+    from headrace.ops.topic_listing import list_topics_of_recipe, list_topics_of_run, topics_page
 
     log_quietly()
     if recipe is not None:
         if run or data:
             raise UsageError("give either a recipe, as in `headrace topics arithmetic`, or a run by --run or --data")
-        open_console().print(listing_of_recipe(recipe, sets or ()))
+        answer(list_topics_of_recipe(recipe, sets or (), only_list=only_list), topics_page, as_json=as_json)
         return
     if sets:
         raise UsageError("--set can be used only with a recipe: the recipe of a run is recorded already")
     with open_run(run, data) as opened:
-        open_console().print(listing_of_run(opened.run))
+        answer(list_topics_of_run(opened.run, only_list=only_list), topics_page, as_json=as_json)
 
 
 def store_policy(
