@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.app.cli.options import (
+    PROGRAM,
     DataChoice,
     RunChoice,
     SetOption,
@@ -63,6 +64,7 @@ def begin(
     """
     from headrace.app.launcher.beginning import begin as begin_run
     from headrace.app.launcher.components import parts_of
+    from headrace.infra.environment import FOR_USERS, read_environment
     from headrace.infra.recipe.recipe_file import load_recipe
 
     log_quietly()
@@ -71,10 +73,18 @@ def begin(
         _say(f"this run has ended ({run.ended}): `headrace status --run {run.address}` shows it")
         return
     program = program_name()
-    _say("start each in its own terminal, here or on another machine; curate and rollout up to once per partition")
+    there = "" if program == PROGRAM else f", where the program is `{PROGRAM}`"
+    _say(
+        f"start each in its own terminal, here or on another machine{there}; curate and rollout up to once per "
+        "partition"
+    )
     for words in parts_of(run.recipe):
         typer.echo(f"  {program} {' '.join(words)} --run {run.address}")
-    typer.echo(f"  {program} watch --run {run.address}")
+    if names := [name for name in FOR_USERS if read_environment(name)]:
+        _say(f"each terminal needs the environment variables that are set here: {', '.join(names)}")
+    _say("these look at the run, and may be started and stopped at any time")
+    for command in ("watch", "status", "audit"):
+        typer.echo(f"  {program} {command} --run {run.address}")
 
 
 def watch(

@@ -48,6 +48,7 @@ CHECK_FAILED = 1
 """Exit code of a command that found something wrong."""
 NO_VERDICT = 3
 JSON = "--json"
+PROGRAM = "headrace"
 USUAL_WIDTH = 80
 JsonOption = Annotated[bool, typer.Option(JSON, help='Print JSON for programs; an error too, as {"error": "…"}.')]
 
@@ -124,5 +125,8 @@ def program_name() -> str:
     """Return how this user calls the command: its name if the shell finds it, else the present call."""
     called = Path(sys.argv[0])
     if called.suffix == ".py":
+        found = shutil.which(PROGRAM)
+        if found is not None and Path(found).resolve().parent == Path(sys.executable).parent.resolve():
+            return PROGRAM
         return shlex.join([sys.executable, "-m", "headrace"])
     return called.name if shutil.which(called.name) else str(called)
