@@ -295,7 +295,7 @@ def examine_servers(recipe: Recipe) -> Iterator[Finding]:
         address = RunAddress(connection, recipe.name)
         wanted = needs_of(recipe, recipe.topic_specs_with(recipe.state_partitions))
         found = examine_cluster(connection, wanted)
-        if recipe.name in list_runs(connection, CLUSTER_PATIENCE_S):
+        if all(finding.ok for finding in found) and recipe.name in list_runs(connection, CLUSTER_PATIENCE_S):
             specs = read_topic_specs(read_first_revision(address), recipe)
             found = examine_cluster(connection, needs_of(recipe, specs))
         yield from found

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
 from headrace.infra.kafka.clients import KafkaAway
+from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.store.store_address import StoreAddress
 from headrace.ops import cluster_checks
+from headrace.ops.doctor import Finding
 from headrace.ops.store_check import examine_store
 
 
@@ -44,6 +46,13 @@ def test_of_a_store_that_cannot_be_used_doctor_says_why(monkeypatch: pytest.Monk
     ok, detail = found_at(port, "")
     assert not ok
     assert "no keys for the object store" in detail
+
+
+def test_what_a_named_cluster_lacks_is_shown_though_its_runs_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = [Finding("rights", ok=False, detail="Read is missing")]
+    monkeypatch.setattr(cluster_checks, "examine_cluster", lambda *_: lacking)
+    monkeypatch.setattr(cluster_checks, "list_runs", lambda *_: pytest.fail("it was asked further"))
+    assert list(cluster_checks.examine_servers(load_recipe("arithmetic", ('kafka.bootstrap="k:1"',)))) == lacking
 
 
 def test_doctor_of_a_recipe_that_names_servers_looks_at_both(monkeypatch: pytest.MonkeyPatch) -> None:
