@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.infra.errors import UsageError
+from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.advertised import describe_unreachable
-from headrace.infra.kafka.clients import TRANSACTION_TIMEOUT_MS, Connection
+from headrace.infra.kafka.client_settings import merge_client_settings
+from headrace.infra.kafka.clients import TRANSACTION_TIMEOUT_MS, Connection, RunAddress
 from headrace.infra.kafka.cluster_sight import SeenCluster, SeenTopic, look_at_cluster
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import read_first_revision, read_topic_specs
 from headrace.infra.run.run import join, list_runs
+from headrace.infra.store.store_address import StoreAddress
 from headrace.ops.doctor import Finding
+from headrace.ops.store_check import examine_store
 from headrace.schemas.topics import Topics, TopicSpec
 
 LEAST = {
@@ -46,6 +51,8 @@ class Wanted:
     groups: tuple[str, ...] = ()
     transactional_id: str = ""
     """With which a transaction is tried; empty for none."""
+    unbegun: str = ""
+    """Name of a run that has not begun, whose topics are not known; only that of its recipe is looked at."""
 
 
 class ClusterUnfit(UsageError):
@@ -63,21 +70,27 @@ def needs_of(recipe: Recipe, specs: Iterable[TopicSpec]) -> Wanted:
 def needs_of_unbegun(run: str) -> Wanted:
     """Return what any run of that name uses, as far as it can be known without its recipe."""
     recipe_topic = Topics(run).recipe
-    return Wanted((TopicSpec(recipe_topic, 1),), (f"{run}.look",), f"{run}.look")
+    return Wanted((TopicSpec(recipe_topic, 1),), (f"{run}.look",), f"{run}.look", unbegun=run)
 
 
-def check_cluster(seen: SeenCluster, wanted: Wanted) -> list[Finding]:
-    """Return every check, each ok or with what to do. Of a cluster whose brokers cannot be reached no more is known."""
+def check_cluster(seen: SeenCluster, wanted: Wanted, user: str = "NAME") -> list[Finding]:
+    """Return every check, each ok or with what to do. Of a cluster whose brokers cannot be reached no more is known.
+
+    Args:
+        seen: What was seen of it.
+        wanted: What the run needs.
+        user: Who asked, to be named in grants.
+    """
     addresses = _addresses(seen)
     if not addresses.ok:
         return [addresses]
     return [
         addresses,
-        _version(seen),
+        _version(seen, user),
         _group_protocol(seen),
         _transactions(seen),
-        _topics(seen, wanted.topics),
-        *_rights(seen, wanted),
+        _topics(seen, wanted),
+        *_rights(seen, wanted, user),
         _groups(seen),
     ]
 
@@ -85,14 +98,16 @@ def check_cluster(seen: SeenCluster, wanted: Wanted) -> list[Finding]:
 def _addresses(seen: SeenCluster) -> Finding:
     if silent := [broker for broker in seen.brokers if broker.error]:
         return Finding("addresses", ok=False, detail=describe_unreachable(seen.bootstrap, silent))
-    return Finding("addresses", ok=True, detail=f"{', '.join(map(str, seen.brokers)) or 'none'} answer from here")
+    verb = "answer" if len(seen.brokers) > 1 else "answers"
+    return Finding("addresses", ok=True, detail=f"{', '.join(map(str, seen.brokers)) or 'none'} {verb} from here")
 
 
-def _version(seen: SeenCluster) -> Finding:
+def _version(seen: SeenCluster, user: str) -> Finding:
     if seen.settings is None:
         why = seen.refused.get("settings", "it was not asked")
-        grant = f"; kafka-acls --add {name_grant('DESCRIBE_CONFIGS', 'cluster')} allows it" if is_forbidden(why) else ""
-        return Finding("version", ok=True, detail=f"not known: the brokers' settings cannot be read ({why}){grant}")
+        grant = f"; {name_grant(user, 'DESCRIBE_CONFIGS', 'cluster')} allows it" if is_forbidden(why) else ""
+        detail = f"not known: the brokers' settings cannot be read ({why}){grant}"
+        return Finding("version", ok=True, detail=detail, is_note=True)
     if (protocol := seen.settings.get("inter.broker.protocol.version")) is not None:  # brokers have none from 4.0 on
         return Finding("version", ok=False, detail=f"the brokers must be of Kafka 4.0 or newer; they are of {protocol}")
     return Finding("version", ok=True, detail="4.0 or newer")
@@ -103,7 +118,9 @@ def _group_protocol(seen: SeenCluster) -> Finding:
     if protocols is not None and "consumer" not in protocols.replace(" ", "").split(","):
         detail = f"group.coordinator.rebalance.protocols of the brokers is {protocols}: add consumer to it (KIP-848)"
         return Finding("group protocol", ok=False, detail=detail)
-    return Finding("group protocol", ok=True, detail="consumer (KIP-848)" if protocols else "not known")
+    return Finding(
+        "group protocol", ok=True, detail="consumer (KIP-848)" if protocols else "not known", is_note=not protocols
+    )
 
 
 def _transactions(seen: SeenCluster) -> Finding:
@@ -120,22 +137,30 @@ def _transactions(seen: SeenCluster) -> Finding:
     why = seen.refused.get("transactions", "")
     lacking += [why] if why and not lacking and not is_forbidden(why) else []
     tried = "not tried: see rights" if why else "work"
-    return Finding("transactions", ok=not lacking, detail="; ".join(lacking) or tried)
+    return Finding("transactions", ok=not lacking, detail="; ".join(lacking) or tried, is_note=bool(why))
 
 
-def _topics(seen: SeenCluster, specs: Sequence[TopicSpec]) -> Finding:
+def _topics(seen: SeenCluster, wanted: Wanted) -> Finding:
+    specs = wanted.topics
     there = [spec for spec in specs if spec.name in seen.topics]
     lacking = [words for spec in there for words in _differences(spec, seen.topics[spec.name])]
     lacking += _find_wrong_defaults(seen.settings or {}, [spec for spec in specs if spec.name not in seen.topics])
     lacking += [f"{name} cannot be made: {why}" for name, why in seen.unmakeable.items()]
     if lacking:
         return Finding("topics", ok=False, detail="; ".join(lacking))
+    if wanted.unbegun:
+        detail = f"{wanted.unbegun} has not begun: `headrace topics RECIPE` lists those that it needs"
+        return Finding("topics", ok=True, detail=detail, is_note=True)
     missing = len(specs) - len(there)
     unread = sum(seen.topics[spec.name].config is None for spec in there)
-    words = [f"{len(there)} are as the run needs them"] if there else []
-    words += [f"{missing} are to be made"] if missing else []
+    words = [f"{len(there)} {_be(len(there))} as the run needs {'them' if len(there) > 1 else 'it'}"] if there else []
+    words += [f"{missing} {_be(missing)} to be made"] if missing else []
     words += [f"settings of {unread} cannot be read ({seen.refused.get('topics', '')})"] if unread else []
-    return Finding("topics", ok=True, detail=", ".join(words) or "none is asked for")
+    return Finding("topics", ok=True, detail=", ".join(words) or "none is asked for", is_note=unread > 0)
+
+
+def _be(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[TopicSpec]) -> Iterator[str]:
@@ -171,7 +196,7 @@ def _differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
         )
 
 
-def _rights(seen: SeenCluster, wanted: Wanted) -> list[Finding]:
+def _rights(seen: SeenCluster, wanted: Wanted, user: str) -> list[Finding]:
     """Return a check for each right that is missing, with the option of `kafka-acls` that grants it."""
     lacking: dict[tuple[str, str], list[str]] = {}
     for spec in wanted.topics:
@@ -183,7 +208,12 @@ def _rights(seen: SeenCluster, wanted: Wanted) -> list[Finding]:
     if is_forbidden(seen.refused.get("transactions", "")):
         lacking["WRITE", "transactional-id"] = [wanted.transactional_id]
     found = [
-        Finding("rights", ok=operation == "DELETE", detail=_describe_right(operation, kind, names))
+        Finding(
+            "rights",
+            ok=operation == "DELETE",
+            detail=_describe_right(user, operation, kind, names),
+            is_note=operation == "DELETE",
+        )
         for (operation, kind), names in lacking.items()
     ]
     return found or [Finding("rights", ok=True, detail="all that a run needs, as far as Kafka shows them")]
@@ -197,18 +227,19 @@ def _find_forbidden(seen: SeenCluster, topic: str) -> frozenset[str]:
     return frozenset() if operations is None else (RIGHTS - {"CREATE"} | {"DELETE"}) - operations
 
 
-def _describe_right(operation: str, kind: str, names: Sequence[str]) -> str:
+def _describe_right(user: str, operation: str, kind: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    said = f"{_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} is missing"
+    said = f"{_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} {_be(len(names))} missing"
     if operation == "DELETE":
         said += "; a run works without it, but finished tasks stay, and `headrace compare` leaves its topics"
-    return f"{said}: kafka-acls --add {name_grant(operation, kind, names[0].partition('.')[0])}"
+    return f"{said}: {name_grant(user, operation, kind, names[0].partition('.')[0])}"
 
 
-def name_grant(operation: str, kind: str, run: str = "") -> str:
-    """Return the options of `kafka-acls` that grant an operation on what begins with the name of a run."""
+def name_grant(user: str, operation: str, kind: str, run: str = "") -> str:
+    """Return the `kafka-acls` that grants a user an operation on what begins with the name of a run."""
     resource = f"--{kind} {run}. --resource-pattern-type prefixed" if run else f"--{kind}"
-    return f"--operation {_name_operation(operation)} {resource}"
+    principal = shlex.quote(f"User:{user}")
+    return f"kafka-acls --add --allow-principal {principal} --operation {_name_operation(operation)} {resource}"
 
 
 def _name_operation(operation: str) -> str:
@@ -233,7 +264,8 @@ def _groups(seen: SeenCluster) -> Finding:
 
 def examine_cluster(connection: Connection, wanted: Wanted) -> list[Finding]:
     """Look at a cluster once; return every check. Raises KafkaAway and KafkaRefused when no broker answers."""
-    return check_cluster(look_at_cluster(connection, wanted.topics, wanted.groups, wanted.transactional_id), wanted)
+    seen = look_at_cluster(connection, wanted.topics, wanted.groups, wanted.transactional_id)
+    return check_cluster(seen, wanted, connection.client.get("sasl.username", "NAME"))
 
 
 def examine_run(text: str) -> list[Finding]:
@@ -244,9 +276,31 @@ def examine_run(text: str) -> list[Finding]:
     address = parse_run(text)
     found = examine_cluster(address.connection, needs_of_unbegun(address.run))
     if not all(finding.ok for finding in found) or address.run not in list_runs(address.connection, CLUSTER_PATIENCE_S):
-        return found
+        detail = f"not known before {address.run} begins: `headrace doctor RECIPE` looks at it"
+        return [*found, Finding("store", ok=True, detail=detail, is_note=True)]
     run = join(address, CLUSTER_PATIENCE_S)
-    return examine_cluster(address.connection, needs_of(run.recipe, run.topic_specs))
+    found = examine_cluster(address.connection, needs_of(run.recipe, run.topic_specs))
+    return [*found, examine_store(run.store_address)]
+
+
+def examine_servers(recipe: Recipe) -> Iterator[Finding]:
+    """Yield what was checked of the servers that a recipe names."""
+    kafka, store = recipe.kafka, recipe.store
+    if store.endpoint:
+        yield examine_store(StoreAddress(store.endpoint, store.bucket, secure=store.secure, region=store.region))
+    if not kafka.bootstrap:
+        return
+    try:
+        connection = Connection(kafka.bootstrap, merge_client_settings(kafka.client), kafka.compression)
+        address = RunAddress(connection, recipe.name)
+        wanted = needs_of(recipe, recipe.topic_specs_with(recipe.state_partitions))
+        found = examine_cluster(connection, wanted)
+        if all(finding.ok for finding in found) and recipe.name in list_runs(connection, CLUSTER_PATIENCE_S):
+            specs = read_topic_specs(read_first_revision(address), recipe)
+            found = examine_cluster(connection, needs_of(recipe, specs))
+        yield from found
+    except HeadraceError as error:
+        yield Finding("addresses", ok=False, detail=str(error))
 
 
 def refuse_unfit(connection: Connection, wanted: Wanted) -> None:

@@ -35,6 +35,8 @@ class Finding:
     what: str
     ok: bool
     detail: str
+    is_note: bool = False
+    """Neither good nor lacking: not known, or to be done without."""
 
 
 def examine() -> Iterator[Finding]:

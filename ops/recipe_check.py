@@ -106,7 +106,7 @@ def run_checks(asked: Asked) -> Iterator[Finding]:
     for what, check in CHECKS.items():
         faults = check(asked)
         detail = f"\n{' ' * 20}".join(f"{'maybe: ' * fault.is_doubt}{fault.sentence}" for fault in faults)
-        yield Finding(what, all(fault.is_doubt for fault in faults), detail)
+        yield Finding(what, all(fault.is_doubt for fault in faults), detail, is_note=bool(faults))
 
 
 # ----------------------------------------------------------------------------------------------------- of any machine

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from headrace.infra.kafka.advertised import refuse_unreachable
 from headrace.infra.kafka.client_settings import merge_client_settings
@@ -16,27 +19,59 @@ from headrace.infra.run.run import Run
 from headrace.schemas.topics import TopicSpec
 
 
-def listing_of_recipe(name_or_path: str, sets: Sequence[str]) -> Table:
-    """Return the topics that a recipe needs; made and checked when it names a cluster."""
+@dataclass(frozen=True, slots=True)
+class ListedTopic:
+    """A topic, with all settings that it is made with."""
+
+    name: str
+    partitions: int
+    settings: dict[str, str]
+    state: str = ""
+    """`created` now, `ok` before; empty where no cluster was asked."""
+
+
+def list_topics_of_recipe(name_or_path: str, sets: Sequence[str], *, only_list: bool) -> list[ListedTopic]:
+    """Return the topics that a recipe needs; made and checked when it names a cluster, unless only a list is wanted."""
     recipe = load_recipe(name_or_path, sets)
     kafka = recipe.kafka
-    if not kafka.bootstrap:
-        return _build_table(recipe.topic_specs_with(recipe.state_partitions), None)
+    if only_list or not kafka.bootstrap:
+        return _list(recipe.topic_specs_with(recipe.state_partitions), None)
     connection = Connection(kafka.bootstrap, merge_client_settings(kafka.client), kafka.compression)
     refuse_unreachable(connection)
     specs = read_topic_specs(read_first_revision(RunAddress(connection, recipe.name)), recipe)
-    return _build_table(specs, ensure_topics(connection, specs))
+    return _list(specs, ensure_topics(connection, specs))
 
 
-def listing_of_run(run: Run) -> Table:
-    """Return the topics of a run, made and checked."""
-    return _build_table(run.topic_specs, ensure_topics(run.connection, run.topic_specs))
+def list_topics_of_run(run: Run, *, only_list: bool) -> list[ListedTopic]:
+    """Return the topics of a run; made and checked, unless only a list is wanted."""
+    return _list(run.topic_specs, None if only_list else ensure_topics(run.connection, run.topic_specs))
 
 
-def _build_table(specs: Sequence[TopicSpec], created: list[str] | None) -> Table:
-    table = Table("topic", "partitions", "kept", *(() if created is None else ("state",)), box=None, header_style="dim")
-    for spec in specs:
-        kept = "newest by key" if spec.config.get("cleanup.policy") == "compact" else "for ever"
-        state = () if created is None else ("created" if spec.name in created else "ok",)
-        table.add_row(spec.name, str(spec.partitions), kept, *state)
-    return table
+def _list(specs: Sequence[TopicSpec], created: list[str] | None) -> list[ListedTopic]:
+    def state_of(name: str) -> str:
+        return "" if created is None else "created" if name in created else "ok"
+
+    return [
+        ListedTopic(
+            spec.name, spec.partitions, dict(sorted({**spec.config, **spec.made_with}.items())), state_of(spec.name)
+        )
+        for spec in specs
+    ]
+
+
+def topics_page(listed: Sequence[ListedTopic]) -> Group:
+    """Return a table of topics, and below it their settings, those of many topics once."""
+    is_asked = any(topic.state for topic in listed)
+    table = Table(
+        "topic", "partitions", "kept", "settings", *(["state"] if is_asked else []), box=None, header_style="dim"
+    )
+    kinds: list[str] = []
+    for topic in listed:
+        kept = "newest by key" if topic.settings.get("cleanup.policy") == "compact" else "for ever"
+        words = " ".join(f"{key}={value}" for key, value in topic.settings.items())
+        if words not in kinds:
+            kinds.append(words)
+        number = str(kinds.index(words) + 1)
+        table.add_row(topic.name, str(topic.partitions), kept, number, *([topic.state] if is_asked else []))
+    lines = [Text(f"settings {number}: {words}") for number, words in enumerate(kinds, 1)]
+    return Group(table, Text(), *lines)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headrace.app.cli.options import DataChoice, RunChoice, SetOption, log_quietly, open_console, program_name
+from headrace.app.cli.options import (
+    PROGRAM,
+    DataChoice,
+    RunChoice,
+    SetOption,
+    log_quietly,
+    open_console,
+    open_viewer,
+    program_name,
+)
 from headrace.infra.errors import UsageError
 
 
@@ -56,6 +66,7 @@ def begin(
 
     from headrace.app.launcher.beginning import begin as begin_run
     from headrace.app.launcher.components import parts_of
+    from headrace.infra.environment import FOR_USERS, read_environment
     from headrace.infra.recipe.recipe_file import load_recipe
 
     log_quietly()
@@ -64,10 +75,18 @@ def begin(
         _say(escape(f"this run has ended ({run.ended}): `headrace status --run {run.address}` shows it"))
         return
     program = program_name()
-    _say("start each in its own terminal, here or on another machine; curate and rollout up to once per partition")
+    there = "" if program == PROGRAM else f", where the program is `{PROGRAM}`"
+    _say(
+        f"start each in its own terminal, here or on another machine{there}; curate and rollout up to once per "
+        "partition"
+    )
     for words in parts_of(run.recipe):
         typer.echo(f"  {program} {' '.join(words)} --run {run.address}")
-    typer.echo(f"  {program} watch --run {run.address}")
+    if names := [name for name in FOR_USERS if read_environment(name)]:
+        _say(f"each terminal needs the environment variables that are set here: {', '.join(names)}")
+    _say("these look at the run, and may be started and stopped at any time")
+    for command in ("watch", "status", "audit"):
+        typer.echo(f"  {program} {command} --run {run.address}")
 
 
 def watch(
@@ -82,18 +101,21 @@ def watch(
     from rich.markup import escape
 
     from headrace.app.launcher.watch import watch as follow
+    from headrace.app.views.say import say
     from headrace.infra.process.signals import INTERRUPTED
     from headrace.ops.opened_run import open_run
 
     log_quietly()
+    console = open_viewer()
     with open_run(run, data) as opened:
         if opened.rests:
             raise UsageError("this run is not running: `headrace status` shows a stopped run, `headrace up` resumes it")
         try:
-            ended = follow(opened.run, open_console(), _say, plain=plain, began_ms=opened.began_ms)
+            ended = follow(opened.run, console, partial(say, console), plain=plain, began_ms=opened.began_ms)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-    _say(f"the run has ended ({escape(ended)}): see `headrace status` and `headrace audit`")
+    where = f"--run {opened.run.address}"
+    say(console, escape(f"the run has ended ({ended}): see `headrace status {where}` and `headrace audit {where}`"))
 
 
 def _say(words: str) -> None:

@@ -47,6 +47,7 @@ CHECK_FAILED = 1
 """Exit code of a command that found something wrong."""
 NO_VERDICT = 3
 JSON = "--json"
+PROGRAM = "headrace"
 USUAL_WIDTH = 80
 JsonOption = Annotated[bool, typer.Option(JSON, help='Print JSON for programs; an error too, as {"error": "…"}.')]
 
@@ -85,6 +86,17 @@ def open_console(*, outlives_reader: bool = False, on_stderr: bool = False) -> C
 
     stream = sys.stderr if on_stderr else sys.stdout
     console = Console(file=outlive_reader(stream)) if outlives_reader else Console(stderr=on_stderr)
+    return _with_width(console)
+
+
+def open_viewer() -> Console:
+    """Return a console on standard output for a command that only shows: it ends, well, when nobody reads it."""
+    from headrace.app.cli.viewer import Viewer
+
+    return _with_width(Viewer())
+
+
+def _with_width(console: Console) -> Console:
     if console.width < 1:  # COLUMNS=0, as some shells and CI systems set it: nothing would be shown
         console.width = USUAL_WIDTH
     return console
@@ -112,5 +124,8 @@ def program_name() -> str:
     """Return how this user calls the command: its name if the shell finds it, else the present call."""
     called = Path(sys.argv[0])
     if called.suffix == ".py":
+        found = shutil.which(PROGRAM)
+        if found is not None and Path(found).resolve().parent == Path(sys.executable).parent.resolve():
+            return PROGRAM
         return shlex.join([sys.executable, "-m", "headrace"])
     return called.name if shutil.which(called.name) else str(called)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.app.cli.options import CHECK_FAILED, DataChoice, RunChoice, SetOption, log_quietly, open_console
+from headrace.app.cli.options import (
+    CHECK_FAILED,
+    DataChoice,
+    JsonOption,
+    RunChoice,
+    SetOption,
+    answer,
+    log_quietly,
+    open_console,
+)
 from headrace.infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,26 +30,30 @@ def topics(
     run: RunChoice = None,
     data: DataChoice = None,
     sets: SetOption = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Only list them: create and check none.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the topics of a recipe or run; on a cluster create those that are missing and check the others.
 
     Example: [bold]headrace topics arithmetic --set kafka.bootstrap=broker:9092[/]
 
+    Example: [bold]headrace topics my-run.toml --list[/]
+
     Example: [bold]headrace topics --data .headrace/arithmetic[/]
     """
     from headrace.ops.opened_run import open_run
-    from headrace.ops.topic_listing import listing_of_recipe, listing_of_run
+    from headrace.ops.topic_listing import list_topics_of_recipe, list_topics_of_run, topics_page
 
     log_quietly()
     if recipe is not None:
         if run or data:
             raise UsageError("give either a recipe, as in `headrace topics arithmetic`, or a run by --run or --data")
-        open_console().print(listing_of_recipe(recipe, sets or ()))
+        answer(list_topics_of_recipe(recipe, sets or (), only_list=only_list), topics_page, as_json=as_json)
         return
     if sets:
         raise UsageError("--set can be used only with a recipe: the recipe of a run is recorded already")
     with open_run(run, data) as opened:
-        open_console().print(listing_of_run(opened.run))
+        answer(list_topics_of_run(opened.run, only_list=only_list), topics_page, as_json=as_json)
 
 
 def store_policy(
@@ -73,9 +87,12 @@ def doctor(
 ) -> None:
     """Check whether this machine can run Headrace, and show how to get what is missing.
 
-    With a recipe, check all that it names and needs here: devices, model, data, your own modules, memory, disk.
+    With a recipe, check all that it names and needs here: devices, model, data, your own modules, memory, disk, and
+    the Kafka cluster and the object store that it names.
 
     With --run, check whether a Kafka cluster can carry that run, as `up` does before it starts anything.
+
+    A line is marked `ok`, `lack`, or `note` where something is not known, or can be done without.
 
     Example: [bold]headrace doctor[/]
 
@@ -98,11 +115,13 @@ def doctor(
     if recipe is not None:
         from headrace.infra.embedded.data_folder import data_folder_of
         from headrace.infra.recipe.recipe_file import load_recipe
+        from headrace.ops.cluster_checks import examine_servers
         from headrace.ops.recipe_check import ask_of_run, run_checks
 
         log_quietly()
         loaded = load_recipe(recipe, sets or ())
-        findings = run_checks(ask_of_run(loaded, data_folder_of(loaded.name, data)))
+        checks = run_checks(ask_of_run(loaded, data_folder_of(loaded.name, data)))
+        findings = chain(checks, examine_servers(loaded))
     elif run is not None:
         from headrace.ops.cluster_checks import examine_run
 
@@ -112,7 +131,7 @@ def doctor(
         findings = examine()
     for finding in findings:
         lacking += not finding.ok
-        mark = "[green]ok  [/]" if finding.ok else "[red]lack[/]"
+        mark = "[red]lack[/]" if not finding.ok else "[yellow]note[/]" if finding.is_note else "[green]ok  [/]"
         line = f"{mark} [bold]{escape(f'{finding.what:<14}')}[/] {escape(finding.detail)}"
         console.print(line, highlight=False, soft_wrap=True)
     if run is None and recipe is None:

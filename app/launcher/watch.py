@@ -31,7 +31,7 @@ def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool
         began_ms: When it was started last, in ms since the epoch; 0 if unknown.
     """
     servers = servers_of(run, say)
-    page = LivePage(run, console, plain=plain, around=lambda: Surroundings(began_ms, servers.watch()))
+    page = LivePage(run, console, plain=plain, around=lambda: Surroundings(began_ms, servers.watch()), opening="so far")
     try:
         drain = Drain(page, lambda: fetch_session_timeout_s(run.connection), run.recipe.rollout.episode_limit_s)
         while not drain.is_over():

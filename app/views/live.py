@@ -16,7 +16,7 @@ from rich.text import Text
 
 from headrace.app.views.say import say
 from headrace.app.views.tables import describe_revision
-from headrace.app.views.view import Moment, describe_resumed, line, page
+from headrace.app.views.view import Moment, describe_so_far, line, page
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.run.run import Run
@@ -54,6 +54,7 @@ class LivePage:
         plain: Lines even on a terminal.
         around: What is known of the run beside its topics.
         spent_s: What the run has taken so far.
+        opening: What the first line calls the state that a run with a past is in.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class LivePage:
         plain: bool,
         around: Callable[[], Surroundings] = Surroundings,
         spent_s: float = 0.0,
+        opening: str = "resumed",
     ) -> None:
         self._run = run
         self._console = console
         self._around = around
+        self._opening = opening
         self._fold = Figures(run.run_id, run.recipe)
         self._pulse = Pulse(run.run_id, run.recipe)
         self._reader = TopicReader(run.connection, find_whole_topics(run.connection, self._fold.topics), "page")
@@ -83,6 +86,8 @@ class LivePage:
         self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
         self._figures = self._fold.compute_figures({}, 0)
+        self._last_line: object = None
+        """What the newest line said of how far the run is."""
         live = console.is_terminal and not plain
         self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
 
@@ -102,11 +107,11 @@ class LivePage:
         return not behind or time.monotonic() > self._past_due
 
     def _begin(self) -> None:
-        """Report the state of a resumed run, and show it from now on."""
+        """Report the state of a run with a past, and show it from now on."""
         self._begun = True
         figures = self._fold.compute_figures({}, 0)
         if figures.versions:
-            self._say(describe_resumed(self._run.recipe, figures))
+            self._say(f"{self._opening}: {describe_so_far(self._run.recipe, figures)}")
         if figures.in_force is not None:
             self._revision = figures.in_force.revision
         if self._live is not None:
@@ -193,7 +198,8 @@ class LivePage:
     def close(self) -> None:
         """Show the last state and restore the terminal; after a run's end the closing page follows instead."""
         try:
-            self._line_due = 0.0
+            if not (self.ended and self._last_line == self._how_far):
+                self._line_due = 0.0
             if self._begun:
                 self._refresh()
         finally:
@@ -202,6 +208,10 @@ class LivePage:
                 self._live.stop()
             self._lag.close()
             self._reader.close()
+
+    @property
+    def _how_far(self) -> object:
+        return self.ended, self.in_flight, self.progress
 
     def _refresh(self) -> None:
         began, worked = time.monotonic(), time.thread_time()
@@ -228,7 +238,7 @@ class LivePage:
             self._draw(self._live, moment)
         elif began >= self._line_due:
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
-            self._line_due = began + PLAIN_INTERVAL_S
+            self._line_due, self._last_line = began + PLAIN_INTERVAL_S, self._how_far
         self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
 
     def _draw(self, drawn: Live, moment: Moment) -> None:

@@ -105,11 +105,11 @@ def line(moment: Moment) -> str:
     return "  ".join(words)
 
 
-def describe_resumed(recipe: Recipe, figures: RunFigures) -> str:
-    """Return the state of a resumed run in one line."""
+def describe_so_far(recipe: Recipe, figures: RunFigures) -> str:
+    """Return the state of a run with a past in one line."""
     at = ", ".join(f"{name} at version {v} of {recipe.trainer_of(name).steps}" for name, v in figures.versions.items())
     groups = figures.groups
-    return f"resumed: {at}; of {groups.issued} groups {groups.trained} are trained, {groups.in_flight} in flight"
+    return f"{at}; of {groups.issued} groups {groups.trained} are trained, {groups.in_flight} in flight"
 
 
 def clock(seconds: float) -> str:

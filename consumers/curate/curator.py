@@ -23,7 +23,6 @@ from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Replay
 from headrace.consumers.curate.context import CuratorContext, UnknownRevision, find_recipe
 from headrace.consumers.curate.curated_records import build_stamp
 from headrace.consumers.curate.dedupe import Dedupe
-from headrace.consumers.curate.end_watch import EndWatch
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.messages import CuratorMessages
 from headrace.consumers.curate.published_versions import PublishedVersions
@@ -48,6 +47,7 @@ from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop
 from headrace.infra.recipe.plug_in_sources import check_sources, curator_plug_ins
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.claimed_groups import fetch_trajectories
+from headrace.infra.run.end_watch import EndWatch
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.run.group_restore import Membership
 from headrace.infra.run.revisions import join_to_write
@@ -61,6 +61,7 @@ log = structlog.get_logger()
 
 MOST_FAILURES = 8
 """Groups in a row over which the chain may fail. One that fails over each would use up rollouts without end."""
+NOW_THAT_IT_IS_OVER = "groups that still come are curated; stop this process when none is in flight"
 LARGEST_INLINE_GROUP = 7 << 20
 """A group that came inline in more bytes makes a curated record that the broker refuses."""
 
@@ -133,7 +134,7 @@ def open_curator(run: Run, policy_variant: str, published: PublishedVersions, is
             snapshot_every_s=run.recipe.curate.snapshot_every_s,
         ),
         lambda partition_id: CuratorPartition(context, partition_id, partitions),
-        EndWatch(run, policy_variant).look,
+        EndWatch(run, NOW_THAT_IT_IS_OVER, policy=policy_variant).look,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -14,6 +14,7 @@ from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.kafka.decoding import MOST_EPISODES, MessageRefused, decode_own
 from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.run.claimed_groups import fetch_trajectories
+from headrace.infra.run.end_watch import EndWatch
 from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Role, run_alone
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
@@ -24,13 +25,20 @@ from headrace.schemas.topics import EVALUATOR
 log = structlog.get_logger()
 
 EVALUATOR_TURN_S = 0.2
+NOW_THAT_IT_IS_OVER = "the last version is evaluated still; stop this process when none is in flight"
 
 
 class Evaluator:
-    """Implements the run loop's `Component`."""
+    """Implements the run loop's `Component`.
 
-    def __init__(self, run: Run, own: OwnPositions) -> None:
-        self.run, self.own = run, own
+    Args:
+        run: The run.
+        own: Its positions.
+        look_for_end: Called every turn: says that the run is over.
+    """
+
+    def __init__(self, run: Run, own: OwnPositions, look_for_end: Callable[[], None] = lambda: None) -> None:
+        self.run, self.own, self._look_for_end = run, own, look_for_end
         problems = [recipe.evaluate.problems for recipe in run.revisions]
         self.fold = EvaluationFold(run.run_id, problems[-1], problems)
         if own.restored is not None:
@@ -108,6 +116,7 @@ class Evaluator:
 
     def tick(self) -> Iterable[Outgoing]:
         """Return nothing: only groups make results."""
+        self._look_for_end()
         return ()
 
     def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - the snapshot names none
@@ -137,7 +146,7 @@ def open_evaluator(run: Run) -> Evaluator:
     """Build the evaluator of a run from what is committed; its transactional id has been taken over before."""
     topics = tuple(run.topics.eval_groups(policy) for policy in run.recipe.policies)
     role = Role(run.connection, EVALUATOR, run.run_id, run.state_partition_id(EVALUATOR), topics)
-    return Evaluator(run, OwnPositions(role))
+    return Evaluator(run, OwnPositions(role), EndWatch(run, NOW_THAT_IT_IS_OVER).look)
 
 
 def main(run: str) -> None:

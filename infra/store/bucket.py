@@ -181,6 +181,10 @@ class Bucket:
         finally:
             http.clear()
 
+    def has_bucket(self) -> bool:
+        """Return whether it is there."""
+        return self.ask(lambda: self.client.bucket_exists(bucket_name=self.address.bucket), "")
+
     def make(self) -> None:
         """Make the bucket unless it exists."""
         from minio.error import S3Error
@@ -194,7 +198,7 @@ class Bucket:
                 if error.code not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:  # another process was quicker
                     raise
 
-        if not self.ask(lambda: self.client.bucket_exists(bucket_name=name), ""):
+        if not self.has_bucket():
             self.ask(request, "")
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -202,7 +206,7 @@ class Bucket:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                self.ask(lambda: self.client.bucket_exists(bucket_name=self.address.bucket), "")
+                self.has_bucket()
             except StoreUnavailable:
                 if time.monotonic() >= deadline:
                     raise

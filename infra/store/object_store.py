@@ -198,6 +198,15 @@ class ObjectStore:
         """Remove an object, if it is there."""
         self._bucket.delete(key)
 
+    @property
+    def access_key(self) -> str:
+        """Id of the access key in use, which is not a secret."""
+        return self._bucket.access_key
+
+    def has_bucket(self) -> bool:
+        """Return whether the bucket is there. Raises StoreDenied and StoreUnavailable."""
+        return self._bucket.has_bucket()
+
     def ensure_bucket(self) -> None:
         """Make the bucket unless it exists, and see that these keys may write and read it.
 

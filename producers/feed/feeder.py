@@ -143,7 +143,7 @@ class Feeder:
         if self.state.ended != self._said_over:  # a feeder that was started by hand outlives the run
             self._said_over = self.state.ended
             if self._said_over:
-                now = "no task is issued any more: stop this process, or go on with the run by `headrace up`"
+                now = "no task is issued any more; stop this process when no group is in flight"
                 log.info("run.over", why=self._said_over, now=now)
         announcements, self._announcements = self._announcements, []
         return [*(self._build_outgoing(planned) for planned in self._planned), *announcements, *dead]

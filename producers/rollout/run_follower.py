@@ -15,6 +15,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.weights.paths import RECENT_VERSIONS
 from headrace.producers.rollout.published_weights import PublishedWeights
+from headrace.producers.rollout.run_end import OVER_AFTER_S
 from headrace.producers.rollout.weight_loader import WeightLoader
 from headrace.schemas.records import WeightsPublished
 
@@ -140,7 +141,9 @@ class RunFollower(threading.Thread):
         if revision.plug_ins.items() - self.plug_ins.items():
             self.plug_ins = {**self.plug_ins, **revision.plug_ins}
         if revision.ended and not self.ended:
+            now = f"tasks that still come are played; this process ends when none has come for {OVER_AFTER_S:.0f} s"
             log.info("run.ended", why=revision.ended)
+            log.info("run.over", why=revision.ended, now=now)
         self.ended = revision.ended
 
     def _read(self, message: Message) -> WeightsPublished | None:

@@ -72,11 +72,13 @@ def test_a_run_of_separate_processes_is_watched_to_its_end_and_its_audit_closes(
 
     begun = headrace("begin", "arithmetic", *sets, where=tmp_path, **keys)
     assert begun.returncode == 0, begun.stderr
-    parts = [shlex.split(line.partition(" -m headrace ")[2]) for line in begun.stdout.splitlines() if line[:2] == "  "]
-    assert [part[0] for part in parts] == ["feed", "curate", "evaluate", "train", "rollout", "watch"]
+    commands = [line for line in begun.stdout.splitlines() if line[:2] == "  "]
+    parts = [shlex.split(re.split("(?:^| )headrace ", line)[1]) for line in commands]
+    assert [part[0] for part in parts] == ["feed", "curate", "evaluate", "train", "rollout", "watch", "status", "audit"]
     again = headrace("begin", "arithmetic", *sets, where=tmp_path, **keys)
     assert again.stdout == begun.stdout, "it is there, and joined"
-    *parts, watch = parts
+    *parts, watch, status, audited = parts
+    assert status[1:] == audited[1:] == watch[1:]
     running = [started(ended, command(*part), tmp_path / f"{part[0]}.txt", **keys) for part in parts]
     watched = headrace(*watch, "--plain", where=tmp_path, timeout_s=400, **keys)
     assert watched.returncode == 0, watched.stdout + watched.stderr

@@ -13,12 +13,12 @@ from made_run import make_run, tiny_recipe
 from said import say
 from structlog.testing import capture_logs
 
-from headrace.consumers.curate import end_watch
 from headrace.consumers.curate.curator import open_curator
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.run import end_watch
 from headrace.infra.run.run import Run, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
+from headrace.app.cli.options import program_name
 from headrace.app.launcher import beginning
 from headrace.app.launcher.beginning import RunOfAnother, begin
 from headrace.app.launcher.components import components_of, parts_of
@@ -69,6 +70,46 @@ def test_a_run_does_not_begin_on_servers_that_would_end_with_the_command() -> No
     ):
         with pytest.raises(UsageError, match=f"(?s){named}.*`headrace servers` starts"):
             begin(load_recipe("arithmetic", sets), lambda _: None, new_recipe=False)
+
+
+def test_begin_names_the_parts_what_looks_at_them_and_the_variables_that_each_terminal_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in FOR_USERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HEADRACE_S3_SECRET_KEY", "hush")
+    monkeypatch.setenv("HEADRACE_KAFKA_CLIENT", "{}")
+    monkeypatch.setenv("COLUMNS", "200")
+    run = SimpleNamespace(ended="", address=ADDRESS, recipe=load_recipe("arithmetic"))
+    monkeypatch.setattr(beginning, "begin", lambda *_, **__: run)
+    monkeypatch.setattr("sys.argv", ["/venv/bin/headrace"])
+    monkeypatch.setattr("shutil.which", lambda name: f"/venv/bin/{name}")
+    done = CliRunner().invoke(app, ["begin", "arithmetic"])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    commands = [line.split()[1] for line in lines if line.startswith("  headrace ")]
+    assert commands == ["feed", "curate", "evaluate", "train", "rollout", "watch", "status", "audit"]
+    assert "hush" not in done.output
+    assert any(line.endswith("are set here: HEADRACE_KAFKA_CLIENT, HEADRACE_S3_SECRET_KEY") for line in lines)
+    assert lines.index(next(line for line in lines if "look at the run" in line)) == len(lines) - 4
+
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    elsewhere = CliRunner().invoke(app, ["begin", "arithmetic"]).output
+    assert "  /venv/bin/headrace feed --run" in elsewhere
+    assert "here or on another machine, where the program is `headrace`" in elsewhere
+
+
+def test_a_program_that_was_started_by_its_python_is_named_as_the_shell_finds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "headrace").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "venv" / "headrace")
+    monkeypatch.setattr("sys.argv", ["/x/headrace/__main__.py"])
+    monkeypatch.setattr("sys.executable", str(tmp_path / "venv" / "python"))
+    for found, named in ((str(tmp_path / "link"), "headrace"), ("/other/headrace", None), (None, None)):
+        monkeypatch.setattr("shutil.which", lambda _, found=found: found)
+        assert program_name() == (named or f"{tmp_path}/venv/python -m headrace")
 
 
 def test_nothing_is_made_on_a_cluster_that_cannot_carry_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from headrace.ops.offline.offline_trainer import TrainingRequest
 from headrace.ops.offline.retrain import ComparedVersion
 from headrace.ops.opened_run import OpenedRun
 from headrace.ops.plain_json import plain
+from headrace.ops.topic_listing import ListedTopic
 
 FEED = "headrace.producers.feed.feeder.main"
 COMPONENTS = {
@@ -417,20 +419,42 @@ def test_topics_of_a_run_are_listed_by_its_folder_too(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         opened_run, "open_run", lambda *given: (asked.append(given), nullcontext(OpenedRun(RUN, rests=True)))[1]
     )
-    monkeypatch.setattr("headrace.ops.topic_listing.listing_of_run", lambda run: "its topics" if run is RUN else "")
+    listed = [ListedTopic("its.topic", 3, {"retention.ms": "-1"}, "created")]
+
+    def list_topics(run: object, *, only_list: bool) -> list[ListedTopic]:
+        return [] if only_list or run is not RUN else listed
+
+    monkeypatch.setattr("headrace.ops.topic_listing.list_topics_of_run", list_topics)
 
     for words in (["--data", str(tmp_path)], ["--run", ADDRESS], []):
         result = CliRunner().invoke(cli.app, ["topics", *words])
-        assert (result.exit_code, result.output) == (0, "its topics\n")
+        assert result.exit_code == 0, result.output
+        assert (
+            result.output.split()[-8:]
+            == ["its.topic", "3", "for", "ever", "1", "created", "settings", "1:", "retention.ms=-1"][-8:]
+        )
 
     assert asked == [(None, tmp_path), (ADDRESS, None), (None, None)]
 
 
-def test_topics_of_a_recipe_are_listed_without_a_cluster() -> None:
-    result = CliRunner().invoke(cli.app, ["topics", "arithmetic", "--set", "name=mine"])
+def test_topics_of_a_recipe_are_listed_without_a_cluster_and_with_all_that_they_are_to_be_made_with() -> None:
+    words = ["topics", "arithmetic", "--set", "name=mine"]
+    page = CliRunner().invoke(cli.app, words)
+    assert page.exit_code == 0
+    assert re.search(r"mine\.trajectories\.solver +8 +for ever +1", page.output)
+    settings = "cleanup.policy=delete max.message.bytes=8388608 retention.bytes=-1 retention.ms=-1"
+    assert f"settings 1: {settings} settings 2: " in " ".join(page.output.split())
 
-    assert result.exit_code == 0
-    assert "mine.trajectories.solver" in result.output
+    only = CliRunner().invoke(cli.app, [*words, "--set", "kafka.bootstrap=nobody:1", "--list", "--json"])
+    assert only.exit_code == 0, only.output
+    listed = {one["name"]: one for one in json.loads(only.output)}
+    assert listed["mine.workers"]["settings"]["cleanup.policy"] == "compact"
+    assert listed["mine.tasks.sums"] == {
+        "name": "mine.tasks.sums",
+        "partitions": 8,
+        "settings": dict(one.split("=") for one in settings.split()),
+        "state": "",
+    }
 
 
 def test_clean_removes_a_run_and_nothing_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from headrace.infra.kafka.advertised import AddressUnreachable, Advertised, refu
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.cluster_sight import SeenCluster, SeenGroup, SeenTopic
 from headrace.ops import cluster_checks, opened_run
-from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, needs_of, refuse_unfit
+from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, needs_of, needs_of_unbegun, refuse_unfit
 
 RECIPE = sums_recipe()
 WANTED = needs_of(RECIPE, RECIPE.topic_specs)
@@ -33,6 +33,7 @@ SOUND = SeenCluster(
 )
 CURATED = "t.curated.solver"
 BATCHES = "t.batches.solver"
+GRANT = "kafka-acls --add --allow-principal User:NAME --operation"
 
 
 def with_topic(name: str, **config: str) -> SeenCluster:
@@ -71,12 +72,12 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
     (
         "rights",
         lambda: replace(SOUND, refused={"transactions": "Transactional Id authorization failed"}),
-        "id t.look is missing: kafka-acls --add --operation Write --transactional-id t. --resource-pattern-type prefix",
+        f"id t.look is missing: {GRANT} Write --transactional-id t. --resource-pattern-type prefix",
     ),
     (
         "rights",
         lambda: without(CURATED, forbidden={CURATED: frozenset({"CREATE"})}),
-        f"Create on topic {CURATED} is missing: kafka-acls --add --operation Create --topic t. ",
+        f"Create on topic {CURATED} is missing: {GRANT} Create --topic t. ",
     ),
     ("topics", lambda: without(CURATED, unmakeable={CURATED: "3 replicas, please"}), "cannot be made: 3 replicas"),
     ("topics", lambda: with_topic(CURATED, max_message_bytes="200"), f"{CURATED} has max.message.bytes=200"),
@@ -109,12 +110,12 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
         lambda: replace(
             SOUND, topics={**SOUND.topics, BATCHES: replace(SOUND.topics[BATCHES], operations=ALL - {"WRITE"})}
         ),
-        f"Write on topic {BATCHES} is missing: kafka-acls --add --operation Write --topic t. --resource-pattern-type",
+        f"Write on topic {BATCHES} is missing: {GRANT} Write --topic t. --resource-pattern-type",
     ),
     (
         "rights",
         lambda: replace(SOUND, groups={"t.curate.solver": SeenGroup(operations=frozenset({"DESCRIBE"}))}),
-        "Read on group t.curate.solver is missing: kafka-acls --add --operation Read --group t. --resource-",
+        f"Read on group t.curate.solver is missing: {GRANT} Read --group t. --resource-",
     ),
     (
         "groups",
@@ -137,11 +138,30 @@ def test_each_missing_right_is_a_line_and_what_a_run_can_do_without_is_no_fault(
     assert [(one.ok, one.detail.partition(" on ")[0]) for one in rights] == [
         (True, "Delete"), (False, "Describe"), (False, "DescribeConfigs"), (False, "Read"), (False, "Write"),
     ]  # fmt: skip
-    assert f"and {len(WANTED.topics) - 1} more is missing" in rights[-1].detail
+    assert f"and {len(WANTED.topics) - 1} more are missing" in rights[-1].detail
     unseen = replace(SOUND, settings=None, refused={"settings": "Cluster authorization failed"})
     [version] = [finding for finding in check_cluster(unseen, WANTED) if finding.what == "version"]
     assert version.ok
     assert "--operation DescribeConfigs --cluster allows it" in version.detail
+    assert [one.is_note for one in (rights[0], version, rights[1])] == [True, True, False]
+
+
+def test_a_grant_names_the_user_that_asked_and_sentences_fit_their_number() -> None:
+    seen = without(CURATED, forbidden={CURATED: frozenset({"CREATE"})})
+    found = {one.what: one for one in check_cluster(seen, WANTED, "alice b")}
+    assert "--allow-principal 'User:alice b' --operation Create" in found["rights"].detail
+    assert found["addresses"].detail == "k:1 answers from here"
+    assert found["topics"].detail.endswith(", 1 is to be made")
+    two = replace(SOUND, brokers=(Advertised("k", 1), Advertised("l", 1)), topics={})
+    found = {one.what: one for one in check_cluster(two, WANTED)}
+    assert found["addresses"].detail == "k:1, l:1 answer from here"
+    assert found["topics"].detail == f"{len(WANTED.topics)} are to be made"
+
+
+def test_of_a_run_that_has_not_begun_the_topics_are_not_counted() -> None:
+    [topics] = [one for one in check_cluster(replace(SOUND, topics={}), needs_of_unbegun("t")) if one.what == "topics"]
+    assert topics.detail == "t has not begun: `headrace topics RECIPE` lists those that it needs"
+    assert topics.is_note
 
 
 def test_all_that_is_wrong_is_one_list_and_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +183,7 @@ def test_doctor_prints_every_check_of_a_cluster_and_its_exit_code_says_whether_o
     monkeypatch.setattr(cluster_checks, "look_at_cluster", lambda *_: seen)
     monkeypatch.setattr(cluster_checks, "list_runs", lambda *_: [])
     done = CliRunner().invoke(app, ["doctor", "--run", "kafka://k:1/t"])
-    assert (done.exit_code, done.output.count("ok  ")) == (0, 7), done.output
+    assert (done.exit_code, done.output.count("ok  "), done.output.count("note")) == (0, 6, 2), done.output
     seen = replace(SOUND, brokers=(Advertised("k", 1, "refused"),))
     done = CliRunner().invoke(app, ["doctor", "--run", "kafka://k:1/t"])
     assert (done.exit_code, "advertises k:1 (refused)" in done.output) == (1, True)

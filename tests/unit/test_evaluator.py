@@ -10,11 +10,13 @@ from typing import Any, cast
 import pytest
 from made_groups import group
 from made_recipes import sums_recipe
+from structlog.testing import capture_logs
 
 from headrace.consumers.evaluate import evaluator as evaluators
 from headrace.consumers.evaluate.evaluator import Evaluator
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.run import own_positions
+from headrace.infra.run.end_watch import EndWatch
 from headrace.infra.run.own_positions import OwnPositions
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
@@ -57,7 +59,10 @@ def test_a_result_and_the_positions_that_it_follows_from_are_written_in_one_turn
     recipe = sums_recipe(evaluate={"every": 1, "problems": 2, "samples": 1})
     run = SimpleNamespace(run_id="one", recipe=recipe, revisions=(recipe,), topics=Topics("r"), get_group=None)
     own = SimpleNamespace(restored=None, snapshot=lambda body: [Outgoing("r.state", body)])
-    found = Evaluator(cast("Run", run), cast("OwnPositions", own))
+    looks = list[str]()
+    found = Evaluator(cast("Run", run), cast("OwnPositions", own), lambda: looks.append("for the end"))
+    found.tick()
+    assert looks == ["for the end"]
 
     def take(number: int) -> list[Outgoing]:
         made = replace(group([1.0], number=number), run_id="one", stream="eval.sums", purpose="eval", asked_version=1)
@@ -89,3 +94,13 @@ def test_an_evaluation_that_was_asked_under_a_recipe_of_fewer_problems_concludes
     assert codec.decode(result.value, EvalResult).asked == 2
     [*none, result] = [one for number in (2, 3, 4) for one in take(number, 1)]
     assert (none, codec.decode(result.value, EvalResult).asked) == ([], 3)
+
+
+def test_an_evaluator_that_outlives_its_run_says_what_to_do_with_it() -> None:
+    watch = EndWatch(cast("Run", SimpleNamespace(address=None, recipe_end=0, ended="steps", run_id="one")), "stop it")
+    watch._news = cast("Any", SimpleNamespace(look=list))
+    with capture_logs() as said:
+        watch.look()
+        watch._due = 0.0
+        watch.look()
+    assert said == [{"event": "run.over", "log_level": "info", "why": "steps", "now": "stop it"}]

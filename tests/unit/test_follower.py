@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
@@ -279,7 +280,10 @@ def test_revisions_come_into_force_and_the_end_is_seen_and_taken_back() -> None:
     scene.take("r.recipe", codec.encode(revision))
     assert scene.follower.recipe.rollout.temperature == 0.5
     assert scene.follower.recipes[0].rollout.temperature == 1.0
-    scene.take("r.recipe", codec.encode(replace(revision, ended="steps")))
+    with capture_logs() as said:
+        scene.take("r.recipe", codec.encode(replace(revision, ended="steps")))
     assert scene.follower.ended == "steps"
+    [over] = [one for one in said if one["event"] == "run.over"]
+    assert "this process ends when none has come for 20 s" in over["now"]
     scene.take("r.recipe", codec.encode(replace(revision, revision=2)))
     assert scene.follower.ended == ""

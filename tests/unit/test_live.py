@@ -112,11 +112,18 @@ class Screen:
     """A terminal, or a pipe."""
 
     def __init__(
-        self, *, terminal: bool, run: Run = RUN, around: Surroundings = SURROUNDINGS, colours: bool = False
+        self,
+        *,
+        terminal: bool,
+        run: Run = RUN,
+        around: Surroundings = SURROUNDINGS,
+        colours: bool = False,
+        opening: str = "resumed",
     ) -> None:
         self._out = io.StringIO()
         console = Console(file=self._out, width=90, force_terminal=terminal or colours)
-        self.page = LivePage(run, console, plain=not terminal, spent_s=100, around=lambda: around)
+        plain = not terminal
+        self.page = LivePage(run, console, plain=plain, spent_s=100, around=lambda: around, opening=opening)
 
     def shown_after(self, turns: int) -> str:
         for _ in range(turns):
@@ -138,6 +145,15 @@ def test_a_run_that_goes_on_is_shown_when_its_past_is_read_beginning_with_where_
     first, second = screen.shown_after(1).splitlines()
     assert first.startswith("headrace: resumed: solver at version 2 of 80")
     assert "1:40  solver version 2/80" in second
+
+
+def test_who_watches_a_run_that_has_ended_reads_of_no_resumption_and_its_last_line_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past(monkeypatch, published(0), published(1), (RECIPES, replace(revision(0)[1], ended="steps")))
+    screen = Screen(terminal=False, opening="so far")
+    assert screen.shown_after(3).startswith("headrace: so far: solver at version 1 of 80")
+    assert screen.shown_at_the_end().count("steps") == 1
 
 
 CHAINS: dict[int, list[dict[str, Any]]] = {

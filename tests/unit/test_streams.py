@@ -54,6 +54,43 @@ def test_no_end_of_a_reader_ends_what_runs_for_days(command: str, streams: str, 
     assert done.returncode == 7, done.stdout
 
 
+WATCHING = """
+import sys, time
+from contextlib import nullcontext
+from types import SimpleNamespace
+from headrace.app.cli.main import main
+from headrace.app.launcher import watch
+from headrace.ops import opened_run
+
+def follow(_run, console, _say, **_):
+    for turn in range(int(sys.argv[1])):
+        console.print(f"turn {turn}")
+        time.sleep(0.01)
+    time.sleep(0.3)  # by now head has gone
+    return "steps"
+
+run = SimpleNamespace(address="kafka://k:1/demo")
+opened_run.open_run = lambda *_: nullcontext(SimpleNamespace(rests=False, run=run, began_ms=0))
+watch.watch = follow
+main(["watch"])
+"""
+
+
+@pytest.mark.parametrize("turns", [1, 50])
+def test_who_watches_through_head_is_told_of_no_loss_and_the_end_of_a_run_names_its_address(
+    turns: int, tmp_path: Path
+) -> None:
+    (tmp_path / "work.py").write_text(WATCHING)
+    for reader in ("(head -n 1; exec <&-; sleep 1)", "cat"):
+        words = f"set -o pipefail; {sys.executable} work.py {turns} | {reader}"
+        done = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+    ended = (
+        "headrace: the run has ended (steps): see `headrace status --run kafka://k:1/demo` and `headrace audit --run "
+    )
+    assert ended + "kafka://k:1/demo`" in done.stdout
+
+
 @pytest.mark.parametrize("streams", [">/dev/full", "2>/dev/full"])
 def test_an_error_that_cannot_be_printed_keeps_its_exit_code(streams: str, tmp_path: Path) -> None:
     words = f"{sys.executable} -P -m headrace status --json --data nothing {streams}"

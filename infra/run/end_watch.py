@@ -1,4 +1,4 @@
-"""Says that the run is over: a curator that was started by hand outlives it, and nothing comes any more."""
+"""Says that the run is over: a part that was started by hand outlives it, and nothing comes any more."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ END_LOOK_EVERY_S = 5.0
 
 
 class EndWatch:
-    """Looks at the recipe topic while there is nothing to curate, and logs each end of the run once.
+    """Looks at the recipe topic now and then, and logs each end of the run once.
 
     Args:
         run: The run.
-        policy_variant: Whose curator this is.
+        now: What this part still does, and when to stop it.
+        whose: Further fields of the line.
     """
 
-    def __init__(self, run: Run, policy_variant: str) -> None:
-        self._run, self._policy_variant = run, policy_variant
+    def __init__(self, run: Run, now: str, **whose: str) -> None:
+        self._run, self._now, self._whose = run, now, whose
         self._news = RecipeNews(run.address, run.recipe_end)
         self._ended = run.ended
         self._is_logged = False
@@ -43,5 +44,4 @@ class EndWatch:
             self._ended = ended
         if self._ended and not self._is_logged:
             self._is_logged = True
-            now = "groups that still come are curated; stop this process when none is in flight"
-            log.info("run.over", policy=self._policy_variant, why=self._ended, now=now)
+            log.info("run.over", **self._whose, why=self._ended, now=self._now)
