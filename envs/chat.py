@@ -86,6 +86,8 @@ class Chat:
         self._kept: str | None = None
         """Text of the newest sequence; None before there is one, and after a text prompt alone."""
         self._last: Generation | None = None
+        self._is_thinking = False
+        """Whether the prompt of the newest answer ends inside of a thought."""
         self._open: Generation | None = None
         """The newest answer while it is no message yet."""
 
@@ -121,7 +123,8 @@ class Chat:
         """Tool calls of the newest answer."""
         if self._last is None:
             return []
-        return parse_tool_calls(self._actor.decode(self._last.ids, special_tokens=True), self.tools)
+        text = self._actor.decode(self._last.ids, special_tokens=True)
+        return parse_tool_calls(text, self.tools, is_thinking=self._is_thinking)
 
     def add(self, *messages: Message) -> None:
         """Append what a user, a tool or the system says. Raises TypeError as the class does."""
@@ -139,6 +142,7 @@ class Chat:
             self._last = None
             return Generation(records.no_ints(), records.no_floats(), (), "length")
         transcript = self._transcripts[-1]
+        self._is_thinking = (self._kept or "").rstrip().endswith("<think>")
         self._last = self._open = await self._actor.generate(transcript.ids, **sampling)
         transcript.add_generation(self._last)
         return self._last

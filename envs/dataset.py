@@ -284,12 +284,17 @@ class Dataset:
         stacked = stack_digests(digests)
         firsts, further, owners = find_distinct(stacked)
         for number, owner in zip(further.tolist(), owners.tolist(), strict=True):
-            answers = [self._read_row(rows, one).answer for one in (number, owner)]
-            if not is_same_answer(*answers):
-                raise TaskFileError(
-                    f"{rows.name_row(number)} and {rows.name_row(owner)} hold the same problem with different answers, "
-                    f"{answers[0]!r:.60} and {answers[1]!r:.60}: keep the right one"
-                )
+            again, first = (self._read_row(rows, one) for one in (number, owner))
+            what, both = "answers", (again.answer, first.answer)
+            if both == ("", "") and again.extra != first.extra:  # what answers it is in the columns that are kept
+                what = "columns"
+                both = str(dict(again.extra)), str(dict(first.extra))
+            elif is_same_answer(*both):
+                continue
+            raise TaskFileError(
+                f"{rows.name_row(number)} and {rows.name_row(owner)} hold the same problem with different {what}, "
+                f"{both[0]!r:.60} and {both[1]!r:.60}: keep the right one"
+            )
         return _Pool(source, rows, firsts, stacked[firsts], count)
 
 

@@ -35,14 +35,19 @@ class InvalidToolCall:
     """What stands between the tags."""
 
 
-def parse_tool_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[ToolCall | InvalidToolCall]:
+def parse_tool_calls(
+    text: str, tools: Sequence[Mapping[str, Any]] = (), *, is_thinking: bool = False
+) -> list[ToolCall | InvalidToolCall]:
     """Return the calls of a generated text in order; what it thinks (`<think>`) calls nothing. Never raises.
 
     Args:
         text: What the policy generated.
         tools: JSON schemas; a call of another name is invalid. Without any, each name is taken.
+        is_thinking: Whether the prompt ends with `<think>`. Then all is thought where no `</think>` follows, as of an
+            answer that was cut off.
     """
     names = [tool_name(tool) for tool in tools]
+    text = f"<think>{text}" if is_thinking else text
     begun = text.split("</think>", 1)  # where the prompt ends with <think>, the text begins inside of it
     said = begun[-1] if "<think>" not in begun[0] else text
     return [_read_call(found[1], found[2], names) for found in _BLOCK.finditer(_THOUGHT.sub("", said))]
@@ -57,8 +62,10 @@ def _read_call(block: str, end: str, names: Sequence[str]) -> ToolCall | Invalid
         arguments = found.get("arguments", {}) if isinstance(found, dict) else None
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
+        json.dumps([found, arguments], ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        return InvalidToolCall(f"the tool call is not JSON: {error}", inner)
+        why = "it holds half of a character" if isinstance(error, UnicodeEncodeError) else error
+        return InvalidToolCall(f"the tool call is not JSON: {why}", inner)
     if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
         return InvalidToolCall('a tool call is {"name": ..., "arguments": {...}}, and this one has no name', inner)
     if not isinstance(arguments, dict):

@@ -15,7 +15,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.files import ADAPTER_CONFIG, TOKENIZER_FILE
 from headrace.infra.weights.folder import INDEX, SINGLE, open_weights
-from headrace.infra.weights.model_config import read_config, refuse_other_media, refuse_quantised
+from headrace.infra.weights.model_config import read_config, refuse_longrope, refuse_other_media, refuse_quantised
 from headrace.infra.weights.tensors import Tensor, WeightsError
 
 if TYPE_CHECKING:  # it takes a moment, and a recipe with an alphabet needs none
@@ -35,7 +35,9 @@ def check_model(name: str, policy: Policy) -> None:
     """
     config = read_config(policy.path) if policy.path else policy.model
     if config is not None:
-        refuse_other_media(config, f"policy {name}: {policy.path or 'its model'}")
+        what = f"policy {name}: {policy.path or 'its model'}"
+        refuse_other_media(config, what)
+        refuse_longrope(config, what)
 
 
 def check_model_files(name: str, policy: Policy) -> None:

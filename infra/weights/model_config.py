@@ -50,6 +50,26 @@ def refuse_quantised(config: Mapping[str, Any], what: str) -> None:
         )
 
 
+def refuse_longrope(config: Mapping[str, Any], what: str) -> None:
+    """Raise UsageError for positions that are scaled by the longest sequence of a batch, as in LongRoPE (2402.13753).
+
+    Transformers takes one of two lists of frequencies for all rows: by whether any is longer than the context that the
+    model was trained with first. A token's log-probability would depend on its neighbours in the batch.
+    """
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if {"longrope", "su"}.isdisjoint({rope.get("rope_type"), rope.get("type")}):
+        return
+    original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    context = read_context(config)
+    if original and context and context <= original:
+        return
+    raise UsageError(
+        f"{what} scales positions by LongRoPE over a context of {context} tokens: log-probabilities would depend on "
+        f"the other sequences of a batch. Set max_position_embeddings to {original or 'its original context'} in the "
+        "config.json of a copy, and train with sequences of at most that length"
+    )
+
+
 def read_context(config: Mapping[str, Any]) -> int | None:
     """Return how many tokens a sequence may have, by the model or by its text model; None where neither says."""
     text = config.get("text_config") or {}

@@ -414,6 +414,20 @@ def test_a_path_of_another_kind_is_refused_with_what_to_do(
         Dataset(1, str(path)).size("train")
 
 
+def test_of_one_problem_without_an_answer_other_kept_columns_are_refused_as_two_answers_are(tmp_path: Path) -> None:
+    def read(*tests: str) -> int:
+        lines = [{"problem": "Write f.", "tests": one, "id": number} for number, one in enumerate(tests)]
+        more = [{"problem": str(number), "tests": "t", "id": number} for number in range(8)]
+        path = written(tmp_path / "code.jsonl", lines + more)
+        env = Dataset(1, path, columns={"answer": ""}, keep=["tests"], scorer="math:floor", held_out=0)
+        env.read_data()
+        return env.size("train")
+
+    assert read("assert f() == 1", "assert f() == 1") == 9
+    with pytest.raises(TaskFileError, match=r":2 and .*:1 hold the same problem with different columns, .*== 2.*== 1"):
+        read("assert f() == 1", "assert f() == 2")
+
+
 def test_a_mixture_mixes_datasets_and_their_worked_examples(tmp_path: Path) -> None:
     sources = [
         {

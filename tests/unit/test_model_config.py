@@ -11,6 +11,9 @@ from made_recipes import sums_recipe
 from tiny_models import TOKENIZER
 
 from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Policy
+from headrace.infra.weights.model_config import refuse_longrope
+from headrace.ops.model_check import check_model
 from headrace.ops.recipe_check import check_names
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import build_model, character_tokenizer, load_model
@@ -83,3 +86,26 @@ def test_a_context_of_a_folder_is_measured_by_its_own_tokenizer(tmp_path: Path) 
     character_tokenizer(ALPHABET).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="so no answer fits"):
         check_names(recipe)
+
+
+@pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
+def test_a_model_whose_positions_depend_on_the_longest_sequence_of_a_batch_is_refused(where: str) -> None:
+    rope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    config = {where: rope, "max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    with pytest.raises(UsageError, match=r"phi scales positions by LongRoPE.*Set max_position_embeddings to 4096 in"):
+        refuse_longrope(config, "phi")
+    refuse_longrope({**config, "max_position_embeddings": 4096}, "phi")
+    refuse_longrope({**config, where: {"rope_type": "llama3"}}, "phi")
+
+
+def test_such_a_model_is_refused_at_the_start_and_by_the_trainer(tmp_path: Path) -> None:
+    config = transformers.Phi3Config(
+        hidden_size=16, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=1, intermediate_size=16,
+        vocab_size=32, max_position_embeddings=128, original_max_position_embeddings=32, pad_token_id=0,
+        rope_scaling={"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"policy solver: .* scales positions by LongRoPE over a context of 128"):
+        check_model("solver", Policy(path=str(tmp_path)))
+    with pytest.raises(UsageError, match="scales positions by LongRoPE"):
+        load_model(tmp_path)

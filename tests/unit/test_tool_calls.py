@@ -31,9 +31,18 @@ def test_what_a_policy_thinks_calls_nothing() -> None:
     assert len(parse_tool_calls(f"{ADD}<think>hm</think>")) == 1
 
 
+def test_a_thought_that_the_prompt_began_and_that_was_cut_off_calls_nothing() -> None:
+    for text in (ADD, f"a literal <think> and {ADD}", f"{ADD} <think> {ADD}"):
+        assert parse_tool_calls(text, is_thinking=True) == [], text
+    assert len(parse_tool_calls(f"{ADD}</think>{ADD}", is_thinking=True)) == 1
+
+
 @pytest.mark.parametrize(
     ("inner", "said"),
     [
+        (r'{"name": "\ud83d"}', "half of a character"),
+        (r'{"name": "add", "arguments": {"a": ["\ud83d"]}}', "half of a character"),
+        (r'{"name": "add", "arguments": "{\"a\": \"\\ud83d\"}"}', "half of a character"),
         ("{'name': 'add'}", "the tool call is not JSON: "),
         ("[1]", "this one has no name"),
         ('{"arguments": {}}', "this one has no name"),
@@ -45,6 +54,7 @@ def test_a_call_that_cannot_be_read_says_why(inner: str, said: str) -> None:
     [found] = parse_tool_calls(f"<tool_call>{inner}</tool_call>", TOOLS)
     assert isinstance(found, InvalidToolCall)
     assert said in found.error
+    assert found.error.encode()
     assert found.text == inner
 
 

@@ -19,7 +19,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
-from headrace.infra.weights.model_config import read_config, refuse_other_media, refuse_quantised
+from headrace.infra.weights.model_config import read_config, refuse_longrope, refuse_other_media, refuse_quantised
 from headrace.infra.weights.prompt_tokens import encode_plain, encode_rendered, render_messages
 from headrace.infra.weights.tensors import Tensor
 
@@ -164,6 +164,7 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
     config = read_config(path) or {}
     refuse_other_media(config, str(path))
     refuse_quantised(config, str(path))
+    refuse_longrope(config, str(path))
     only_here = {"local_files_only": True, "trust_remote_code": False}
     load: Any = transformers.AutoModelForCausalLM.from_pretrained  # its stub knows one of the two results alone
     try:
