@@ -419,7 +419,7 @@ def test_of_one_problem_without_an_answer_other_kept_columns_are_refused_as_two_
         lines = [{"problem": "Write f.", "tests": one, "id": number} for number, one in enumerate(tests)]
         more = [{"problem": str(number), "tests": "t", "id": number} for number in range(8)]
         path = written(tmp_path / "code.jsonl", lines + more)
-        env = Dataset(1, path, columns={"answer": ""}, keep=["tests"], scorer="math:floor", held_out=0)
+        env = Dataset(1, path, columns={"answer": ""}, keep=["tests"], scorer="operator:eq", held_out=0)
         env.read_data()
         return env.size("train")
 
