@@ -9,7 +9,7 @@ from some_cases import named
 from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, pack, pad
 from headrace.trainers.learner.attention import PACKED_ATTENTION, PackingError, enable_packing
 from headrace.trainers.learner.logprobs import compute_token_logprobs
-from headrace.trainers.learner.model import deterministic
+from headrace.trainers.learner.model import choose_attention, deterministic
 
 SHAPE = {
     "vocab_size": 64,
@@ -151,3 +151,22 @@ def test_on_a_gpu_packed_sequences_agree_with_padded_ones_in_bf16(monkeypatch: p
     assert torch.equal(packed_gradient, again_gradient)
     assert float((packed - logprobs).abs().mean()) < 0.02
     assert float((packed_gradient - gradient).float().norm()) < 0.05 * float(gradient.float().norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_a_sliding_window_is_padded_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    model = built("mistral").to("cuda", torch.bfloat16)
+    with deterministic(model.device, torch.bfloat16):
+        logprobs, _ = evaluated(model, pad(sequences()))
+        again, _ = evaluated(model, pad(sequences()))
+    assert torch.equal(logprobs, again)
+
+
+def test_where_flash_attention_may_refuse_a_mask_there_is_another_kernel() -> None:
+    flash, plain = torch.nn.attention.SDPBackend.FLASH_ATTENTION, torch.nn.attention.SDPBackend.MATH
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert choose_attention(cuda, torch.bfloat16) == [flash, plain]
+    assert choose_attention(cuda, torch.float32) == [plain]
+    assert choose_attention(cpu, torch.float32) == [flash]

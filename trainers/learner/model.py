@@ -269,16 +269,25 @@ def pin_threads(count: int = 0) -> None:
     torch.set_num_threads(count or torch.get_num_threads())
 
 
+def choose_attention(device: torch.device, dtype: torch.dtype) -> list[SDPBackend]:
+    """Return the attention kernels that may be used, the first that can: which one can depends on shapes alone.
+
+    On a GPU flash attention takes no mask, which a padded pass over a sliding window has, and no large heads.
+    """
+    if device.type == "cpu":
+        return [SDPBackend.FLASH_ATTENTION]
+    return [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if dtype is torch.bfloat16 else [SDPBackend.MATH]
+
+
 @contextmanager
 def deterministic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Bit-equal results for equal inputs on equal machines: deterministic algorithms, one attention kernel."""
+    """Bit-equal results for equal inputs on equal machines: deterministic algorithms, also of attention."""
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread
     before = torch.are_deterministic_algorithms_enabled()
-    flash = device.type == "cpu" or dtype is torch.bfloat16
     torch.use_deterministic_algorithms(True)
     try:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if flash else SDPBackend.MATH):
+        with sdpa_kernel(choose_attention(device, dtype), set_priority=True):
             yield
     finally:
         torch.use_deterministic_algorithms(before)
