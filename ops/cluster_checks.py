@@ -181,7 +181,10 @@ def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[Topic
 def _differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
     """Yield what is wrong with a topic, each with its setting."""
     if topic.partitions != spec.partitions:
-        yield f"{spec.name} has {topic.partitions} partitions, but the run needs {spec.partitions}: rename the run"
+        yield (
+            f"{spec.name} has {topic.partitions} partitions, but the run needs {spec.partitions}, and Kafka cannot "
+            "lower the number: rename the run, and add `--branch` to keep the weights of one that has begun"
+        )
     config = topic.config or {}
     for key, value in spec.config.items():
         if config.get(key, value) != value:

@@ -94,7 +94,8 @@ class LivePage:
     def turn(self, timeout_s: float) -> None:
         """Read what is new, waiting at most that long for it, and show it when a redraw is due."""
         for message in self._reader.poll(MOST_MESSAGES_A_POLL, timeout_s):
-            self._fold.fold_message(message)
+            is_new = message.offset >= self._past.get((message.topic, message.partition), 0)
+            self._fold.fold_message(message, now_ms() if is_new else 0)
             self._pulse.fold_message(message)
         if not self._begun and self._has_read_the_past():
             self._begin()

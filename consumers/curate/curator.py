@@ -40,7 +40,8 @@ from headrace.infra.kafka.decoding import (
 )
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.topic_reader import PartitionId, find_whole_topics
+from headrace.infra.kafka.topic_admin import require_partitions
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import bind_to_log, configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
@@ -95,12 +96,12 @@ def open_curator(run: Run, policy_variant: str, published: PublishedVersions, is
     """Return the group consumer of the curators of a policy or shadow; the chain is checked before it joins the group.
 
     Groups that are older than a shadow go through the first chain that it had. Raises OtherSource or SourceChanged
-    where the chain's plug-ins are not those that the run goes by.
+    where the chain's plug-ins are not those that the run goes by; TopicDiffers for another number of partitions.
     """
     topics, topic = run.topics, run.topics.trajectories(policy_variant)
     check_sources(run.plug_ins, curator_plug_ins(run.recipe, policy_variant))
     load_policy_chain(run.recipe, policy_variant)
-    partitions = len(find_whole_topics(run.connection, [topic]))
+    require_partitions(run.connection, topic, run.partitions)
 
     recipes, news = dict(enumerate(run.revisions)), RecipeNews(run.address, run.recipe_end)
 
@@ -133,7 +134,7 @@ def open_curator(run: Run, policy_variant: str, published: PublishedVersions, is
             state_partition=run.state_partition_id(component)[1],
             snapshot_every_s=run.recipe.curate.snapshot_every_s,
         ),
-        lambda partition_id: CuratorPartition(context, partition_id, partitions),
+        lambda partition_id: CuratorPartition(context, partition_id, run.partitions),
         EndWatch(run, NOW_THAT_IT_IS_OVER, policy=policy_variant).look,
     )
 
@@ -143,7 +144,7 @@ class CuratorPartition:
 
     def __init__(self, context: CuratorContext, partition_id: PartitionId, partitions: int) -> None:
         self._context = context
-        self._partition = partition_id[1]
+        self._partition, self._partitions = partition_id[1], partitions
         self._messages = CuratorMessages(context, partition_id[1])
         self._dedupe = Dedupe(partition_id[1], partitions)
         self._clock = -1
@@ -301,6 +302,7 @@ class CuratorPartition:
         """Return the state as JSON, without what is too old to be trained on again."""
         self._chains.forget_stale(self._clock)
         state = {
+            "partitions": self._partitions,
             "dedupe": self._dedupe.snapshot(),
             "clock": self._clock,
             "uses": self._replayable.snapshot(self._chains.by_name()),
@@ -309,8 +311,13 @@ class CuratorPartition:
         return json.dumps(state, separators=(",", ":")).encode()
 
     def restore(self, body: bytes) -> None:
-        """Take what `snapshot` returned."""
+        """Take what `snapshot` returned. Raises ValueError for one of another number of partitions.
+
+        Its indices would be those of other numbers. Older snapshots do not say theirs.
+        """
         state = json.loads(body)
+        if (of := state.get("partitions", self._partitions)) != self._partitions:
+            raise ValueError(f"it is of a topic with {of!r:.20} partitions, and there are {self._partitions}")
         self._dedupe.restore(state["dedupe"])
         self._clock = state["clock"]
         self._replayable.restore(state["uses"])

@@ -14,6 +14,7 @@ from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
     KafkaRefused,
+    fetch_partitions,
     get_admin,
     translate_kafka_errors,
 )
@@ -41,19 +42,44 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
     admin = get_admin(connection)
     found = fetch_topics(connection, TOPICS_PATIENCE_S).topics
     missing = [spec for name, spec in wanted.items() if name not in found]
-    differences = [
-        f"{name} has {len(found[name].partitions)} partitions, the recipe has {spec.partitions}"
+    counts = [
+        _describe_count(name, len(found[name].partitions), spec.partitions)
         for name, spec in wanted.items()
         if name in found and len(found[name].partitions) != spec.partitions
     ]
-    differences += _find_config_differences(admin, [spec for name, spec in wanted.items() if name in found])
-    if differences:
-        raise TopicDiffers(
-            f"topics differ from what the run needs: {'; '.join(differences)}. Correct them with Kafka's tools, "
-            "or give the run another name",
+    settings = _find_config_differences(admin, [spec for name, spec in wanted.items() if name in found])
+    if counts or settings:
+        remedy = (
+            advise_other_name(connection, next(iter(wanted)))
+            if counts
+            else "Correct them with Kafka's tools, or give the run another name"
         )
+        raise TopicDiffers(f"topics differ from what the run needs: {'; '.join([*counts, *settings])}. {remedy}")
     _create(admin, missing, replication)
     return [spec.name for spec in missing]
+
+
+def require_partitions(connection: Connection, topic: str, wanted: int) -> None:
+    """Raise TopicDiffers unless a topic has as many partitions as its run began with; KafkaAway, KafkaRefused.
+
+    A component that went by a raised count would look for a number where it was never concluded.
+    """
+    found = fetch_partitions(connection, topic)
+    if found != wanted:
+        raise TopicDiffers(f"{_describe_count(topic, found, wanted)}. {advise_other_name(connection, topic)}")
+
+
+def _describe_count(topic: str, found: int, wanted: int) -> str:
+    return f"{topic} has {found} partitions, the recipe has {wanted}"
+
+
+def advise_other_name(connection: Connection, topic: str) -> str:
+    """Return what is left to do where a topic of a run has another number of partitions."""
+    run = topic.partition(".")[0]
+    return (
+        "The number is fixed for a run, and Kafka cannot lower it: begin a new run by `--set name=`; with the weights "
+        f"of this one by `headrace up RECIPE --set name={run}-2 --branch kafka://{connection.bootstrap}/{run}@best`"
+    )
 
 
 def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> None:

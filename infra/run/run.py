@@ -115,6 +115,11 @@ class Run:
         return newest_environments(self.environments[number] for number in numbers)
 
     @property
+    def partitions(self) -> int:
+        """Number of partitions of the topics of groups: what the run began with, as it is fixed."""
+        return self.revisions[0].kafka.partitions
+
+    @property
     def topics(self) -> Topics:
         """Names of its topics."""
         return Topics(self.address.run)

@@ -31,7 +31,7 @@ from headrace.ops.figures.standstill import (
 )
 from headrace.ops.figures.trouble import Trouble
 from headrace.ops.figures.version_figures import VersionsFold
-from headrace.ops.figures.weights_figures import FRESH_MS, WeightsFold, is_there
+from headrace.ops.figures.weights_figures import WeightsFold, is_fresh, is_there
 from headrace.ops.first_word import is_first_word
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -90,8 +90,14 @@ class Figures:
             partition_id: offset for positions in self._positions.values() for partition_id, offset in positions.items()
         }
 
-    def fold_message(self, message: Message) -> None:
-        """Take in a message; unreadable ones and those of other runs are skipped."""
+    def fold_message(self, message: Message, arrived_ms: int = 0) -> None:
+        """Take in a message; unreadable ones and those of other runs are skipped.
+
+        Args:
+            message: The message.
+            arrived_ms: When it came, by the clock here, if it was written since. A worker is there by that time and
+                not by its own clock, which may go otherwise.
+        """
         partition_id = (message.topic, message.partition)
         kind = self._kinds.get(message.topic)
         if kind is None or message.offset < self._read.get(partition_id, 0):
@@ -107,6 +113,8 @@ class Figures:
             record = codec.decode(message.value, kind)
         except SchemaError:
             return
+        if isinstance(record, WorkerStatus) and arrived_ms:
+            record = replace(record, updated_ms=arrived_ms)
         if record.run_id == self._run_id:
             self._fold_record(message, record)
 
@@ -268,7 +276,7 @@ class Figures:
 
     def _state(self, now_ms: int) -> RunState:
         here = [worker for worker in self._workers.values() if is_there(worker, now_ms)]
-        starting = not self._workers and now_ms - self._newest_ms < FRESH_MS
+        starting = not self._workers and is_fresh(self._newest_ms, now_ms)
         if self._ended:
             account = self._audit.account
             counted = (*account.policies(drained=False).values(), *account.shadows().values())

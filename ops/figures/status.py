@@ -9,7 +9,7 @@ from headrace.infra.run.run import Run
 from headrace.ops.figures.figures import Figures, figures
 from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.standstill import Standstill, Surroundings
-from headrace.ops.figures.weights_figures import FRESH_MS, is_there
+from headrace.ops.figures.weights_figures import is_there
 from headrace.ops.plain_json import plain
 from headrace.schemas.ids import now_ms
 
@@ -51,7 +51,7 @@ def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
         found = replace(found, standstill=_find_standstill(run, fold, found, Surroundings(began_ms), now))
     elif found.state == "running":
         found = replace(found, state="stopped")
-    gone = [(rests or now - worker.updated_ms > FRESH_MS) and worker.state != "stopped" for worker in found.workers]
+    gone = [(rests or not is_there(worker, now)) and worker.state != "stopped" for worker in found.workers]
     at_work = not rests and any(is_there(worker, now) for worker in found.workers)
     wasted_is_all = found.is_drained and not at_work  # until then an evaluation may be under way
     if wasted_is_all:

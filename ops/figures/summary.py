@@ -18,6 +18,7 @@ from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import Pulse
 from headrace.ops.figures.run_figures import GroupCounts, RewardPoint, RunFigures, Selection, ShadowFigures
 from headrace.ops.figures.weights_figures import WeightsFigures
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import EvalResult
 
 LOG_PROCESSES = ("broker", "feed", "curate")
@@ -131,7 +132,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> Summary:
     for message in read_all(run.connection, fold.topics):
         fold.fold_message(message)
         pulse.fold_message(message)
-    figures = fold.compute_figures({}, 0)
+    figures = fold.compute_figures({}, now_ms())
     proof, rates, feed = audit(run, drained=True), pulse.mean_rates(), run.recipe.feed
     fates = discards(run, None).policies
     policies = {

@@ -124,8 +124,13 @@ class WeightsFold:
 
 
 def is_there(worker: WorkerStatus, now_ms: int) -> bool:
-    """Return whether a worker runs, by its newest status."""
-    return worker.state != "stopped" and now_ms - worker.updated_ms < FRESH_MS
+    """Return whether a worker runs, by its newest status. One from the future is of a clock that was set back since."""
+    return worker.state != "stopped" and is_fresh(worker.updated_ms, now_ms)
+
+
+def is_fresh(at_ms: int, now_ms: int) -> bool:
+    """Return whether something was said within the time between two heartbeats, as the two clocks go."""
+    return abs(now_ms - at_ms) < FRESH_MS
 
 
 def median_of(values: Iterable[float]) -> float | None:

@@ -23,8 +23,8 @@ from pathlib import Path
 import structlog
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import fetch_partitions
 from headrace.infra.kafka.run_address import parse_run
+from headrace.infra.kafka.topic_admin import require_partitions
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
@@ -153,9 +153,11 @@ class RolloutWorker:
 
 
 def fetch_group_partitions(run: Run, policies: tuple[str, ...]) -> dict[str, int]:
-    """Return how many partitions each topic has that groups go to."""
+    """Return how many partitions each topic has that groups go to. Raises TopicDiffers where the run has others."""
     topics = [choose_topic(run.topics, policy, purpose) for policy in policies for purpose in ("train", "eval")]
-    return {topic: fetch_partitions(run.connection, topic) for topic in topics}
+    for topic in topics:
+        require_partitions(run.connection, topic, run.partitions)
+    return dict.fromkeys(topics, run.partitions)
 
 
 def choose_workflow(recipe: Recipe, asked: str | None) -> str:

@@ -233,6 +233,9 @@ def test_a_run_from_another_data_folder_is_refused_with_who_runs_it_since_when_a
     with pytest.raises(RunOfAnother, match=r"begun 2023-11-14 22:13:20 UTC .* not in the embedded store") as told:
         refuse("his", embedded_store=True)
     assert told.value.exit_code == 2
+    before_the_clock_was_set_back = now_ms() + 3_600_000
+    alive.append(WorkerStatus(worker="rollout-sums-0", state="rolling", updated_ms=before_the_clock_was_set_back))
+    refuse(None, embedded_store=False)
     alive.append(WorkerStatus(worker="rollout-sums-0", state="rolling", pid=7, host="hers", updated_ms=now_ms()))
     with pytest.raises(RunOfAnother, match="running now: rollout-sums-0 is process 7 on hers"):
         refuse(None, embedded_store=False)

@@ -194,6 +194,28 @@ def test_a_run_runs_while_a_worker_is_there_and_is_stopped_when_none_is() -> Non
     assert log.read().state == "running"
 
 
+def test_a_worker_that_was_killed_before_the_clock_was_set_back_is_not_there() -> None:
+    log = Log()
+    log.say(TOPICS.recipe, RecipeRevision(run_id="r"), at_ms=NOW + 3_600_000)
+    assert log.read().state == "stopped"
+    log.worker("a", "rolling", NOW + 3_600_000)
+    assert log.read().state == "stopped"
+    log.worker("b", "rolling", NOW + 10_000)
+    assert log.read().state == "running", "clocks of two machines differ by seconds"
+
+
+@pytest.mark.parametrize("apart_ms", [-20_000, 20_000])
+def test_a_worker_whose_clock_goes_otherwise_is_there_while_its_heartbeats_come(apart_ms: int) -> None:
+    log, topic = Log(), TOPICS.workers
+    for at, arrived_ms in enumerate((0, NOW)):
+        status = WorkerStatus(
+            run_id="r", worker="a", state="rolling", versions={"solver": at}, updated_ms=NOW + apart_ms
+        )
+        log.figures.fold_message(Message(topic, 0, at, b"a", codec.encode(status)), arrived_ms)
+        assert log.read().state == ("running" if arrived_ms else "stopped")
+    assert log.read(NOW + 20_000).state == "stopped"
+
+
 def test_a_run_that_ended_is_finished_once_it_is_drained_or_nobody_is_left() -> None:
     log = Log()
     log.issued(1)

@@ -323,6 +323,19 @@ def test_the_evaluation_of_the_last_version_is_awaited_until_it_is_there_and_eac
 
 
 @pytest.mark.usefixtures("_at_once")
+def test_a_worker_whose_clock_is_behind_is_there_once_a_heartbeat_of_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = WorkerStatus(run_id="run-1", worker="w", state="starting", updated_ms=now_ms() - 20_000)
+    past(monkeypatch, (RECIPE.topics.workers, status), (RECIPE.topics.workers, status))
+    monkeypatch.setattr(MadeUpTopics, "ends", lambda _: {(RECIPE.topics.workers, 0): 1})
+    screen = Screen(terminal=False)
+    found = []
+    for _ in range(2):
+        screen.shown_after(1)
+        found.append(screen.page.has_starting_worker)
+    assert found == [False, True]
+
+
+@pytest.mark.usefixtures("_at_once")
 def test_a_page_that_cannot_be_drawn_ends_no_run_and_lines_come_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     past(monkeypatch, published(0), published(1), all_new=True)
     monkeypatch.setattr(live, "page", lambda _moment, _width: Panel("", title="[/x]"))

@@ -60,7 +60,7 @@ def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(feeder, "OwnPositions", noted)
     monkeypatch.setattr(evaluator, "OwnPositions", noted)
     monkeypatch.setattr(curator, "GroupConsumer", noted)
-    monkeypatch.setattr(curator, "find_whole_topics", lambda *_: [0, 1])
+    monkeypatch.setattr(curator, "require_partitions", lambda *_: None)
     monkeypatch.setattr(feeder, "send_examples", lambda *_: None)
     monkeypatch.setattr(feeder, "read_revisions", lambda _: [RecipeRevision()])
     monkeypatch.setattr(compactor, "open_producer", lambda *_: None)

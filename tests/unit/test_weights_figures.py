@@ -52,6 +52,7 @@ def test_workers_that_are_there_tell_how_far_they_are_apart() -> None:
 def test_a_worker_that_stopped_or_fell_silent_serves_nothing() -> None:
     told = [status("a", 5), status("b", 5), replace(status("b", 5), state="stopped"), status("c", 4)]
     told += [replace(status("d", 3), updated_ms=NOW_MS - FRESH_MS)]
+    told += [replace(status("e", 3), updated_ms=NOW_MS + FRESH_MS)]
     assert versions_by_worker(told, "p", NOW_MS) == {"a": 5, "c": 4}
 
 
