@@ -19,7 +19,7 @@ import structlog
 from headrace.envs.answers import find_last_boxed, is_same_answer
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
 from headrace.envs.data.held_out import interleave_sets, read_held_out
-from headrace.envs.data.layout import SCORER, Layout, Record, RowFault, read_columns
+from headrace.envs.data.layout import SCORER, Layout, Record, RowFault, read_columns_setting
 from headrace.envs.data.rows import Rows, TaskFileError
 from headrace.envs.data.scorers import build_scorer
 from headrace.envs.data.sources import Source
@@ -126,7 +126,7 @@ class Dataset:
         self._chosen = {"split": split, "config": config, "revision": revision}
         self._held_out_given: Mapping[str, Any] = held_out if isinstance(held_out, Mapping) else {}
         self._held_out = read_held_out(held_out, self._source)
-        named = read_columns(columns or {})
+        named = read_columns_setting(columns or {})
         built = {"": build_scorer(scorer)} | (
             {name: build_scorer(name) for name in ROW_SCORERS} if named.scorer else {}
         )

@@ -136,14 +136,14 @@ def _data_folder() -> Finding:
     return _check_writable("data folder", HOME.absolute(), "run in another folder, or give one by --data")
 
 
-def find_nearest(folder: Path) -> Path:
-    """Return a folder, or the first above it that exists."""
+def find_existing_parent(folder: Path) -> Path:
+    """Return a folder if it exists, else the nearest folder above it that does."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _file_locks() -> Finding:
     """Try a lock where data folders are made."""
-    nearest = find_nearest(HOME.absolute())
+    nearest = find_existing_parent(HOME.absolute())
     descriptor = os.open(nearest, os.O_RDONLY)
     try:
         take_lock(descriptor, shared=True)
@@ -163,6 +163,6 @@ def _temporary_folder() -> Finding:
 
 
 def _check_writable(what: str, folder: Path, remedy: str) -> Finding:
-    nearest = find_nearest(folder)
+    nearest = find_existing_parent(folder)
     ok = os.access(nearest, os.W_OK | os.X_OK)
     return Finding(what, ok, str(folder) if ok else f"{nearest} is not writable: {remedy}")

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from headrace.infra.kafka.dead_letters import REDRIVEN
-from headrace.ops.first_word import is_of_training
+from headrace.ops.first_word import is_first_word_of_training
 from headrace.schemas.episode_errors import describe_error, kind_of
 from headrace.schemas.records import DeadLetter, EpisodeError, Outcome
 
@@ -61,7 +61,7 @@ class ErrorsFold:
 
     def fold_outcome(self, outcome: Outcome) -> None:
         """Take in what became of a group; a curator's word on its first use counts."""
-        if not is_of_training(outcome):
+        if not is_first_word_of_training(outcome):
             return
         for error in outcome.errors:
             kind = outcome.stream, *kind_of(error)

@@ -11,6 +11,6 @@ def is_first_word(outcome: Outcome) -> bool:
     return outcome.level == "group" and outcome.component == "curate" and not outcome.use
 
 
-def is_of_training(outcome: Outcome) -> bool:
-    """Return whether it is one, and of no evaluation."""
+def is_first_word_of_training(outcome: Outcome) -> bool:
+    """Return whether an outcome is a first word (see `is_first_word`), and of no evaluation."""
     return is_first_word(outcome) and not is_eval(outcome.stream)

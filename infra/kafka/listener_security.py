@@ -50,7 +50,7 @@ def look_at_listener(host: str, port: int) -> Listener | None:
             return Listener(has_tls=False, mechanisms=_ask_mechanisms(plain))
         with (
             socket.create_connection((host, port), ASK_S) as plain,
-            _trust_anybody().wrap_socket(plain, server_hostname=host) as secure,
+            _make_unverified_context().wrap_socket(plain, server_hostname=host) as secure,
         ):
             try:
                 return Listener(has_tls=True, mechanisms=_ask_mechanisms(secure))
@@ -60,7 +60,7 @@ def look_at_listener(host: str, port: int) -> Listener | None:
         return None
 
 
-def _trust_anybody() -> ssl.SSLContext:
+def _make_unverified_context() -> ssl.SSLContext:
     """Nothing secret is sent, and what comes back is but shown."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -186,7 +186,7 @@ class Run:
         With `anew` they are sent whatever the store has under their name: that may have been altered.
         Raises StoreUnavailable when that is given up.
         """
-        stored = self.store.name(data, kind, suffix)
+        stored = self.store.compute_stored_object(data, kind, suffix)
         _wait_for_store(lambda: self.store.put_named(stored, data, anew=anew), math.inf, given_up)
         return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)
 

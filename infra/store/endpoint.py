@@ -35,7 +35,8 @@ def parse_endpoint(text: str) -> str:
     host = host if host.endswith("://") else host.removesuffix("/")
     if "@" in host:
         raise MaskedValueError(
-            "holds a user or a password: write host:port, and put the store's keys into the environment"
+            "holds a user or a password: write host:port, and set HEADRACE_S3_ACCESS_KEY and HEADRACE_S3_SECRET_KEY in "
+            "the environment"
         )
     found = _HOST.fullmatch(host)
     if host and (found is None or not 1 <= int(found[1] or LAST_PORT) <= LAST_PORT):

@@ -95,11 +95,11 @@ class ObjectStore:
 
     def put(self, data: Content, kind: Kind, suffix: str = "") -> StoredObject:
         """Store bytes under the name of their content; already there and young, they are not sent again."""
-        stored = self.name(data, kind, suffix)
+        stored = self.compute_stored_object(data, kind, suffix)
         self.put_named(stored, data)
         return stored
 
-    def name(self, data: Content, kind: Kind, suffix: str = "") -> StoredObject:
+    def compute_stored_object(self, data: Content, kind: Kind, suffix: str = "") -> StoredObject:
         """Return what bytes will be once they are stored; the store is not asked."""
         hashed, size = hashlib.sha256(), 0
         for piece in pieces_of(data):

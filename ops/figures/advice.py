@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from headrace.ops.figures.run_figures import Advice, RewardPoint
 from headrace.ops.figures.standstill import ADVICE_BY_REASON, OTHER_ADVICE
-from headrace.ops.first_word import is_of_training
+from headrace.ops.first_word import is_first_word_of_training
 from headrace.schemas.records import EvalResult, Outcome
 
 ADVICE_GROUPS = 64
@@ -59,7 +59,7 @@ class AdviceFold:
 
     def fold_outcome(self, outcome: Outcome, at_ms: int) -> None:
         """Take in an outcome of that time, in whatever order; only a curator's of the first use of a group counts."""
-        if not is_of_training(outcome):
+        if not is_first_word_of_training(outcome):
             return
         discarded = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
         newest = self._newest[outcome.policy]

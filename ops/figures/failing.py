@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from headrace.ops.first_word import is_of_training
+from headrace.ops.first_word import is_first_word_of_training
 from headrace.schemas.episode_errors import RAISED, kind_of
 from headrace.schemas.records import EpisodeError, Outcome
 
@@ -46,7 +46,7 @@ class FailingFold:
 
     def fold_outcome(self, variant: str, outcome: Outcome, at_ms: int) -> None:
         """Take in what a curator wrote of a group at that time, in whatever order."""
-        if not is_of_training(outcome):
+        if not is_first_word_of_training(outcome):
             return
         if outcome.rewards:
             self._succeed(variant, at_ms)

@@ -218,14 +218,14 @@ class GenerationServer:
         try:
             self.load = self.api.read_load()
             self._answered_at = now
-            self._find_limit()
+            self._update_limit()
         except ServerAway as away:
             if now - self._answered_at > FROZEN_S:
                 self.note_gone(ServerAway(f"no answer for {FROZEN_S:.0f} s ({away})"))
                 if self._process is not None:
                     self._process.stop(timeout_s=5)
 
-    def _find_limit(self) -> None:
+    def _update_limit(self) -> None:
         admission = self.gate.admission
         before = admission.limit
         self.gate.look(self.load)

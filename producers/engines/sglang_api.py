@@ -173,5 +173,6 @@ def read_label(label: Any) -> int:
         return int(label)
     except (TypeError, ValueError):
         raise EngineError(
-            f"SGLang serves weights with the label {label!r}, but this worker loaded none of that label"
+            f"SGLang serves weights with the label {label!r}, which is no version of this run: another process loads "
+            "weights into this server, so give this run a server of its own"
         ) from None

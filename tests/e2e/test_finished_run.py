@@ -101,9 +101,9 @@ def test_audit_and_status_agree_from_the_topics_alone(finished: Finished, run: R
         assert told[key] == finished.summary[key]
     assert told["policies"]["solver"]["produced"] == told["groups"]["issued"]
     assert [worker["worker"] for worker in told["workers"]] == ["rollout-sums-0"], "a trainer is no worker"
-    topics = headrace("topics", "--data", finished.data)
+    topics = headrace("topics", "--data", finished.data, "--json")
     assert topics.returncode == 0, topics.stderr
-    assert {line.split()[-1] for line in topics.stdout.splitlines()[1:]} == {"ok"}
+    assert {topic["state"] for topic in json.loads(topics.stdout)} == {"ok"}
     assert told.keys() >= {"run", "state", "versions", "groups", "lag", "workers"}
 
 

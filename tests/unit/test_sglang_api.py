@@ -69,7 +69,7 @@ def test_an_answer_aborted_before_its_first_token_is_empty() -> None:
         ({"weight_versions": [{"version": "3", "start": 0, "end": 2}]}, "3 tokens and the versions of 2"),
         (
             {"weight_versions": [{"version": "default", "start": 0, "end": 3}]},
-            "'default', but this worker loaded none of that label",
+            "'default', which is no version of this run: another process loads",
         ),
     ],
 )
