@@ -261,14 +261,13 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
                 raise
             if stop is not None and stop.is_set():
                 raise StopRequested("stopped while waiting for the run") from error
-            if not isinstance(error, NotLetIn):
-                pauses.reset()
-            if not logged and (isinstance(error, NotLetIn) or time.monotonic() - begin > 3):
+            is_refused = isinstance(error, NotLetIn)
+            if not logged and (is_refused or time.monotonic() - begin > 3):
                 # A wait for servers begins to wait again; a run that is not there is an error at the end.
                 ends = {} if isinstance(error, KafkaAway) else {"gives_up_after_s": patience_s}
                 log.warning("run.waiting", run=str(address), why=str(error), **ends)
                 logged = True
-            (stop or threading.Event()).wait(pauses.next_s())
+            (stop or threading.Event()).wait(pauses.next_s() if is_refused else JOIN_PAUSE_S)
 
 
 def _join(address: RunAddress) -> Run:
@@ -314,14 +313,12 @@ def list_runs(connection: Connection, patience_s: float) -> list[str]:
 def require_run(address: RunAddress, names: Collection[str]) -> None:
     """Raise NoSuchRun, with the runs that the cluster has, unless this one is among them."""
     if address.run not in names:
-        there = (
-            f"there are {', '.join(names)}"
-            if names
-            else (
+        there = f"there are {', '.join(names)}"
+        if not names:
+            there = (
                 "no run has begun there, its topics were deleted, or this user may not see them: `headrace doctor "
                 f"--run {address}` tells which"
             )
-        )
         raise NoSuchRun(f"there is no run {address.run!r} on {address.connection.bootstrap}: {there}")
 
 

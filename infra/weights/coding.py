@@ -3,10 +3,10 @@
 A block is a stretch of a tensor's items, looked at as unsigned integers of their width. Of every item that changed
 there are two numbers:
 
-* the gap, items that did not change since the one before. Written as a sum: 255 (or 65,535,
-  where gaps are long) as often as it fits, then the rest; of two-byte parts the low and the high bytes are apart. Where
-  each item changes with equal chance, gaps are geometric, their parts are independent, and nothing is lost by coding
-  them apart.
+* the gap, items that did not change since the one before. Written as a sum: 255 (or 65,535, where gaps are long) as
+  often as it fits, then the rest. Each part is called a digit; of two-byte digits the low and the high bytes are apart.
+  Where each item changes with equal chance, gaps are geometric, their digits are independent, and nothing is lost by
+  coding them apart.
 * the difference of the bit patterns modulo 2^bits, folded: 0, -1, 1, -2, ... become 0, 1, 2, 3, ... A step of one unit
   in the last place is 1 or 2 however large the value is, and sign flips, NaN and -0 survive, since nothing is a number
   here. What fits is written as a code of four or eight bits, what does not goes to a stream of its own, and the highest
@@ -145,7 +145,7 @@ def _find_escape_code(code_bits: int) -> int:
 
 
 def _split_digits(positions: Positions, full: int) -> Positions:
-    """Gaps in base `full`: as many full digits as fit, then the rest."""
+    """Return the digits of gaps: `full` as often as it fits, then the rest."""
     gaps = np.diff(positions, prepend=np.int32(-1)) - np.int32(1)
     more = gaps // full
     if not more.any():

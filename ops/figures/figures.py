@@ -287,10 +287,8 @@ class Figures:
 
 def _selection(source: Mapping[str, Any]) -> Selection:
     counts = {name: int(source.get(name, 0)) for name in ("selected", "rejected", "forced")}
-    unbuilt = int(source.get("skipped", 0))
-    return Selection(
-        **counts, unbuilt=unbuilt, state={name: _brief(state) for name, state in source.get("selector", {}).items()}
-    )
+    state = {name: _brief(state) for name, state in source.get("selector", {}).items()}
+    return Selection(**counts, state=state, unbuilt=int(source.get("skipped", 0)))
 
 
 def _brief(state: Any) -> Any:
