@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Message, fetch_partitions
+from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import read_all, read_key
 from headrace.infra.run.own_positions import read_newest_snapshot
@@ -229,7 +229,7 @@ def _find_waiting_attempts(run: Run, stream: str, number: int) -> tuple[int, ...
 
 def _find_records(run: Run, topic: str, stream: str, number: int) -> Iterator[Message]:
     """Return the records of one number from the partition of a topic where all of them are."""
-    partition_id = (topic, number % fetch_partitions(run.connection, topic))
+    partition_id = (topic, number % run.partitions)
     return read_key(run.connection, partition_id, task_key(stream, number))
 
 

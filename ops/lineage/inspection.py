@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import fetch_partitions
 from headrace.infra.kafka.topic_reader import name_offset, read_key
 from headrace.infra.run.run import Run, find_groups_run
 from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, advantages_of, see_group
@@ -185,7 +184,7 @@ def _find_produced(run: Run, policy: str, stream: str, number: int) -> _Found | 
     """Return the group as a worker produced it: the first record of it that can be read."""
     topics = run.topics
     topic = topics.eval_groups(policy) if is_eval(stream) else topics.trajectories(policy)
-    partition_id = (topic, number % fetch_partitions(run.connection, topic))
+    partition_id = (topic, number % run.partitions)
     for message in read_key(run.connection, partition_id, task_key(stream, number)):
         try:
             group = codec.decode(message.value, TrajectoryGroup)

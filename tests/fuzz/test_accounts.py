@@ -119,7 +119,6 @@ def test_a_group_has_a_fate_whatever_was_said(fuzz: Fuzz, monkeypatch: pytest.Mo
 
     for module in (group_fate, lineage):
         monkeypatch.setattr(module, "read_all", read)
-    monkeypatch.setattr(group_fate, "fetch_partitions", lambda connection, topic: 4)
     monkeypatch.setattr(group_fate, "read_newest_snapshot", lambda connection, topic, component: None)
     monkeypatch.setattr(
         group_fate,

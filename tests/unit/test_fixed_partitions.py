@@ -20,6 +20,7 @@ from headrace.infra.kafka.topic_admin import TopicDiffers, ensure_topics
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
+from headrace.ops.lineage import group_fate, inspection
 from headrace.producers.rollout.worker import fetch_group_partitions
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -97,6 +98,24 @@ def test_a_count_that_differs_is_not_to_be_corrected_and_a_setting_is(monkeypatc
     wrong.append("retention.ms")
     with pytest.raises(TopicDiffers, match=r"retention\.ms\. Correct them with Kafka's tools"):
         ensure_topics(Connection("k:1"), [TopicSpec(TOPIC, 9)])
+
+
+def test_the_records_of_a_group_are_looked_for_where_its_number_of_partitions_put_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    having(monkeypatch, 9)
+    looked_at: list[tuple[str, int]] = []
+
+    def read_nothing(_: Connection, partition_id: tuple[str, int], key: bytes) -> list[Message]:
+        looked_at.append(partition_id)
+        return []
+
+    for module in (group_fate, inspection):
+        monkeypatch.setattr(module, "read_key", read_nothing)
+    run = run_of(recipe_of(8))
+    assert list(group_fate._find_records(run, TOPIC, "sums", 17)) == []
+    assert inspection._find_produced(run, "solver", "sums", 17) is None
+    assert looked_at == [(TOPIC, 1), (TOPIC, 1)], "a number has the partition 17 % 8, also when there are 9 today"
 
 
 def partition_of(partitions: int) -> CuratorPartition:
