@@ -32,8 +32,8 @@ def problem_to_json(problem: Problem) -> str:
         return json.dumps(plain, sort_keys=True, allow_nan=False, default=_make_plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(
-            f"problem {problem.task_id!r} is not plain JSON ({read_error_text(error)}): keep numbers, strings, lists "
-            "and maps in `extra`, messages and tools"
+            f"problem {problem.task_id!r} cannot be written as JSON ({read_error_text(error)}): its `extra`, messages "
+            "and tools may hold only numbers, strings, lists and dicts"
         ) from error
 
 

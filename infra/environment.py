@@ -69,7 +69,7 @@ def read_environment(name: str, default: str = "") -> str:
     return os.environ.get(name, default)
 
 
-def is_alone() -> bool:
+def is_single_process() -> bool:
     """Return whether torchrun started no other process beside this one, for the same work."""
     return read_environment(PROCESSES_VARIABLE, "1") == "1"
 

@@ -26,7 +26,7 @@ from safetensors.torch import save
 
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.environment import cache_folder
-from headrace.trainers.learner.numerics import numerics
+from headrace.trainers.learner.numerics import fingerprint_numerics
 from headrace.trainers.learner.warm_start import (
     Follower,
     ModelState,
@@ -82,7 +82,7 @@ class KeptWarmStart(Follower):
             "settings": asdict(settings),
             "config": model.config.to_json_string(),
             "tokenizer": [type(tokenizer).__name__, tokenizer.get_vocab(), tokenizer.eos_token_id],
-            "numerics": numerics(str(model.device)),
+            "numerics": fingerprint_numerics(str(model.device)),
             "source": _hash_own_code(),
         }
         key = blake3(json.dumps(rules, sort_keys=True).encode())

@@ -124,9 +124,9 @@ def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: 
 
 def _continue_in_leading_process() -> AbstractContextManager[None]:
     """Continue in one of the processes that torchrun started; without torchrun nothing heavy is imported."""
-    from headrace.infra.environment import is_alone
+    from headrace.infra.environment import is_single_process
 
-    if is_alone():
+    if is_single_process():
         return nullcontext()
     from headrace.trainers.learner.backends.group import lead_group
 

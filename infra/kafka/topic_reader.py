@@ -147,14 +147,14 @@ class TopicReader:
         def has_more() -> bool:
             unmet.difference_update(self._ended)
             for partition_id in tuple(unmet):
-                if (end := self._find_fetched_end(partition_id)) is not None:
+                if (end := self._find_cached_high_watermark(partition_id)) is not None:
                     ends[partition_id] = max(ends[partition_id], end)
                     unmet.remove(partition_id)
             return bool(unmet) or any(self.positions[partition_id] < end for partition_id, end in ends.items())
 
         return self._read_while(has_more, ends, timeout_s)
 
-    def _find_fetched_end(self, partition_id: PartitionId) -> int | None:
+    def _find_cached_high_watermark(self, partition_id: PartitionId) -> int | None:
         """Return the high watermark that the newest fetch of a partition returned; None while the client has none.
 
         It was seen to have none, minutes after it had read a partition to its end.

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.infra.errors import UsageError
 
 PART_CONFIGS = ("text_config", "vision_config", "audio_config")
-"""Configs of parts, which only a model of several media has."""
+"""Configs of parts, which only a multimodal model has."""
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What configs call the number of experts in a layer."""
@@ -35,8 +35,8 @@ def refuse_other_media(config: Mapping[str, Any], what: str) -> None:
     if any(isinstance(config.get(part), dict) for part in PART_CONFIGS):
         kind = ", ".join(config.get("architectures") or [str(config.get("model_type"))])
         raise UsageError(
-            f"{what} is a model of several media ({kind}), and only text models are trained here: save its text part "
-            'as a model of its own (docs/recipes.md, "The text part of a multimodal model"), and name that folder'
+            f"{what} is a multimodal model ({kind}), and Headrace trains text models only: save its text part as a "
+            'model of its own (docs/recipes.md, "The text part of a multimodal model"), and set the path to that folder'
         )
 
 

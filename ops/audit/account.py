@@ -150,7 +150,7 @@ class RunAccount:
                 stream, number, which = use
                 numbers.evict(stream, number, which, verdict)
         if version >= 0:
-            chain.batch(version, ChainLink(epoch, base, result, where))
+            chain.fold_batch(version, ChainLink(epoch, base, result, where))
             self.batches[policy_variant].fold_batch(
                 BatchFacts(version, epoch, revision, len(groups), fingerprint, where)
             )
@@ -166,7 +166,7 @@ class RunAccount:
             if self.known.keeps_positions:
                 numbers.named_positions[fields.use(group)] = partition, offset
         is_last = version >= self.chains[policy_variant].steps or (version < 0 and "run_end" in verdicts)
-        chain.positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
+        chain.fold_positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
         if is_last:
             chain.let_go()
 

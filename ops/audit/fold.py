@@ -175,7 +175,7 @@ class AuditFold:
         if pointer.run_id != self.run_id or variant not in self.account.chains:
             return False
         link = ChainLink(pointer.epoch, "", pointer.weights_hash, name_offset(message))
-        self.account.chains[variant].checkpoint(pointer.version, link)
+        self.account.chains[variant].fold_checkpoint(pointer.version, link)
         return True
 
     def _fold_weights(self, message: Message) -> bool:

@@ -63,11 +63,11 @@ class WeightsChain:
         self._ages: deque[dict[int, int]] = deque(maxlen=MOST_AHEAD + 2)
         """Positions at the newest versions, oldest first."""
 
-    def batch(self, version: int, link: ChainLink) -> None:
+    def fold_batch(self, version: int, link: ChainLink) -> None:
         """Take in a record that made a version."""
         self._add_link(self._batches, version, link, "was trained")
 
-    def event(self, version: int, link: ChainLink, base_version: int = -1, *, final: bool = False) -> None:
+    def fold_event(self, version: int, link: ChainLink, base_version: int = -1, *, final: bool = False) -> None:
         """Record that a version is published: as a delta when `base_version` is one, `final` when it is marked so."""
         self._unmarked = link.where if version == self.steps and not final else ""
         self._anchors[version] = self._anchor
@@ -127,7 +127,7 @@ class WeightsChain:
                 f"{link.epoch}, but that version {found}: {link.where}"
             )
 
-    def checkpoint(self, version: int, link: ChainLink) -> None:
+    def fold_checkpoint(self, version: int, link: ChainLink) -> None:
         """Take in a pointer to a checkpoint; a later one of the same version replaces it."""
         self._checkpoints[version] = link
 
@@ -141,7 +141,7 @@ class WeightsChain:
             self.broken.add_sentence(f"version {version} of {self.policy} {done} after version {newest}: {link.where}")
         links[version] = link
 
-    def positions(self, positions: Iterable[tuple[int, int]], where: str, *, version: int, settles: bool) -> None:
+    def fold_positions(self, positions: Iterable[tuple[int, int]], where: str, *, version: int, settles: bool) -> None:
         """Take in how far the trainer had read the curated topic.
 
         Args:

@@ -17,7 +17,7 @@ def fold_event(chain: WeightsChain, event: WeightsPublished, message: Message) -
     else:
         chain.check_anchor(event.anchor_offset, name_offset(message), None if event.kind == DELTA else event.version)
     if is_version(event):
-        chain.event(event.version, link, event.base_version, final=event.final)
+        chain.fold_event(event.version, link, event.base_version, final=event.final)
     elif event.kind == WHOLE:
         chain.fold_whole(event.version, link)
     else:

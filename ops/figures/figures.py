@@ -122,11 +122,11 @@ class Figures:
         if isinstance(record, WorkerStatus):
             self._workers[message.key] = record
             self._tokens[record.worker, record.started_ms] = (record.tokens, record.wasted_tokens)
-            self._weights.status(record)
+            self._weights.fold_status(record)
         elif isinstance(record, EvalResult):
-            self._rewards.evaluation(record)
+            self._rewards.fold_evaluation(record)
         elif isinstance(record, RecipeRevision):
-            self._revisions.revision(record)
+            self._revisions.fold_revision(record)
             self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
             self._began_ms = self._began_ms or record.created_ms
         elif isinstance(record, WeightsPublished):
@@ -161,7 +161,7 @@ class Figures:
         self._versions.see(policy_variant_of(event.policy, event.variant), event.version)
         if event.variant:
             return
-        self._weights.event(event)
+        self._weights.fold_event(event)
         if not event.version:
             self._versions.made_ms[event.policy][0] = event.created_ms
 

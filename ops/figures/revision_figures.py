@@ -38,7 +38,7 @@ class RevisionsFold:
         self._groups: Counter[int] = Counter()
         self._kept: Counter[int] = Counter()
 
-    def revision(self, record: RecipeRevision) -> None:
+    def fold_revision(self, record: RecipeRevision) -> None:
         """Take in a record of the recipe topic."""
         if record.recipe and record.revision not in self._chains:
             try:

@@ -41,7 +41,7 @@ class RewardsFold:
         if outcome.rewards and outcome.policy in self._curves:
             self._curves[outcome.policy][outcome.head_version].add(outcome.rewards)
 
-    def evaluation(self, result: EvalResult) -> None:
+    def fold_evaluation(self, result: EvalResult) -> None:
         """Take in a result; one whose figures are not numbers is skipped."""
         if _is_believable(result):
             self.evals.append(result)

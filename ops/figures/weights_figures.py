@@ -68,7 +68,7 @@ class WeightsFold:
         self._of = {policy: _Versions() for policy in policies}
         self._workers: dict[str, WorkerStatus] = {}
 
-    def event(self, event: WeightsPublished) -> None:
+    def fold_event(self, event: WeightsPublished) -> None:
         """Take in a published version."""
         of = self._of.get(event.policy)
         if of is None:
@@ -82,7 +82,7 @@ class WeightsFold:
             found |= {"ratio": metrics["full_bytes"] / size, "density": metrics["density"]}
         of.recent.append(found)
 
-    def status(self, status: WorkerStatus) -> None:
+    def fold_status(self, status: WorkerStatus) -> None:
         """Take in what a worker says of itself."""
         before = self._workers.get(status.worker)
         self._workers[status.worker] = status

@@ -239,7 +239,7 @@ def _rows(
     key = GroupId.of(group)
     is_first = key not in seen
     seen.add(key)
-    beside = _of_group(group)
+    beside = _group_columns(group)
     for trajectory in group.trajectories:
         outcome, reason, versions = fates.of(key, trajectory.id) if is_first else (REPEATED, "", [])
         done.trajectories += 1
@@ -247,15 +247,15 @@ def _rows(
         beside |= {"outcome": outcome, "reason": reason, "trained_versions": versions}
         for index, sequence in enumerate(trajectory.sequences):
             try:
-                tokens = _of_tokens(sequence)
+                tokens = _token_columns(sequence)
             except ValueError:
                 done.skipped["malformed"] += 1
                 continue
             done.rows += 1
-            yield {**beside, **_of_trajectory(trajectory, index), **tokens, **_texts(tokens, tokenizer)}
+            yield {**beside, **_trajectory_columns(trajectory, index), **tokens, **_texts(tokens, tokenizer)}
 
 
-def _of_group(group: TrajectoryGroup) -> ExportedRow:
+def _group_columns(group: TrajectoryGroup) -> ExportedRow:
     return {
         "stream": group.stream,
         "number": group.number,
@@ -273,7 +273,7 @@ def _of_group(group: TrajectoryGroup) -> ExportedRow:
     }
 
 
-def _of_trajectory(trajectory: Trajectory, index: int) -> ExportedRow:
+def _trajectory_columns(trajectory: Trajectory, index: int) -> ExportedRow:
     sequence = trajectory.sequences[index]
     return {
         "trajectory": trajectory.id,
@@ -287,7 +287,7 @@ def _of_trajectory(trajectory: Trajectory, index: int) -> ExportedRow:
     }
 
 
-def _of_tokens(sequence: Sequence) -> ExportedRow:
+def _token_columns(sequence: Sequence) -> ExportedRow:
     """Return a sequence's tokens, cut before the first generated one. Raises ValueError where spans do not cover it."""
     generated = np.array([span.kind == "generated" for span in sequence.spans], np.bool_)
     mask = _spread(generated, [span.length for span in sequence.spans], sequence.ids.size)

@@ -135,7 +135,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
     with folder.hold("`headrace offline up`"):
         if folder.read() is not None:
             raise UsageError(f"{folder.root} holds a run: give another folder by --data")
-        _refuse_others(request, archive)
+        _claim_folder(request, archive)
         [policy] = recipe.policies
         curated = _curate(request)
         trained = _train(request, policy)
@@ -168,7 +168,7 @@ def identity(archive: Archive) -> str:
     return hashlib.sha256(archive.manifest.to_bytes()).hexdigest()
 
 
-def _refuse_others(request: OfflineRequest, archive: Archive) -> None:
+def _claim_folder(request: OfflineRequest, archive: Archive) -> None:
     path, now = request.data / f"{EXPERIMENT}.json", {"recipe": request.recipe.to_json(), "archive": identity(archive)}
     if path.exists():
         before = json.loads(path.read_text())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from headrace.infra.archive.reading import Archive
-from headrace.infra.environment import is_alone
+from headrace.infra.environment import is_single_process
 from headrace.infra.errors import UsageError
 from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.plug_in_sources import newest_sources, trainer_plug_ins, warn_of_differing_sources
@@ -128,7 +128,7 @@ def train_offline(
         LineageBroken: The start, or a batch, cannot be had from what is archived.
         FolderBusy: Another process makes `out`.
     """
-    if not is_alone():
+    if not is_single_process():
         raise UsageError("offline training runs in one process, but several were started: start it without torchrun")
     archive = Archive(source)
     policy, before, recipes = _apply_settings(archive, request)

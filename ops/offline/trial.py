@@ -27,7 +27,7 @@ from headrace.ops.recipe_check import examine_trial
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.feed.feeder import build_task_source
-from headrace.producers.feed.planned import build_bare_task, build_training_task
+from headrace.producers.feed.planned import build_common_task, build_training_task
 from headrace.producers.rollout.conclusions import build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, find_common_wait
 from headrace.producers.rollout.group_records import encode_group
@@ -136,7 +136,7 @@ def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Tas
     """Yield the first tasks that a run's feeder would issue, and how they are played."""
     source, spec = build_task_source(recipe, workflow), build_workflow_spec(recipe, workflow)
     for number in range(count):
-        bare = build_bare_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw(is_strict=True).problem)
+        bare = build_common_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw(is_strict=True).problem)
         yield build_training_task(recipe, bare, 0), spec
 
 

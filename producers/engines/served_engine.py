@@ -301,8 +301,8 @@ def _check_answer(server: GenerationServer, answer: Answer, vocabulary: int, exp
     """Raise EngineError for what the policy cannot have made: tokens of other weights, or of another vocabulary."""
     if (largest := answer.ids.max(initial=0)) >= vocabulary:
         raise EngineError(
-            f"{server.name} answered with token {largest}, but the policy has {vocabulary} tokens: it serves another "
-            "model"
+            f"{server.name} answered with token id {largest}, but the policy's vocabulary has {vocabulary} tokens: the "
+            "server serves another model. Start it with the policy's model"
         )
     if not np.isfinite(answer.logprobs).all():
         raise EngineError(f"{server.name} answered with log-probabilities that are not finite: its numbers overflow")

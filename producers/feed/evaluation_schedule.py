@@ -43,7 +43,7 @@ class EvaluationSchedule:
         """Whether nothing that is due still waits for another policy's first version."""
         return not self._waiting
 
-    def has_last_version(self, policy: str) -> bool:
+    def is_last_version_published(self, policy: str) -> bool:
         """Return whether a policy's last version is published."""
         return self.newest.get(policy, -1) >= self.steps[policy]
 

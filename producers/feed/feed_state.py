@@ -22,7 +22,7 @@ from headrace.producers.feed.open_evaluations import OpenEvaluations
 from headrace.producers.feed.open_tasks import OpenTask
 from headrace.producers.feed.overdue import MOST_ATTEMPTS
 from headrace.producers.feed.pacing import Pacing, Quota
-from headrace.producers.feed.planned import Planned, build_bare_task, build_evaluation_task, build_training_task
+from headrace.producers.feed.planned import Planned, build_common_task, build_evaluation_task, build_training_task
 from headrace.producers.feed.solved import SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
 from headrace.schemas.avro import Plain
@@ -218,13 +218,15 @@ class FeedState:
             self.evaluations.close()
         if not why or not self.evaluations.is_settled:
             return ""
-        if why == "steps" and not all(self.evaluations.has_last_version(policy) for policy in self.pacing.quotas):
+        if why == "steps" and not all(
+            self.evaluations.is_last_version_published(policy) for policy in self.pacing.quotas
+        ):
             return ""
         self.ended = why
         return why
 
     def _has_stopped_rising(self) -> bool:
-        complete = [policy for policy in self.pacing.quotas if self.evaluations.has_last_version(policy)]
+        complete = [policy for policy in self.pacing.quotas if self.evaluations.is_last_version_published(policy)]
         return self.early_stop.is_over(complete)
 
     def _plan_again(self, group: GroupId, task: OpenTask) -> Planned:
@@ -233,11 +235,11 @@ class FeedState:
             return self._plan_training(group, task, self.sources[group.stream].problem(task.index, task.tier))
         evaluation = self.evaluating.of(group)
         problem = self.sources[evaluation.workflow].build_held_out_problem(task.index)
-        bare = build_bare_task(self.recipe, self.revision.run_id, self.revision.revision, group, problem)
+        bare = build_common_task(self.recipe, self.revision.run_id, self.revision.revision, group, problem)
         return Planned(build_evaluation_task(self.recipe, bare, task.attempt, evaluation), task)
 
     def _plan_training(self, group: GroupId, task: OpenTask, problem: Problem) -> Planned:
-        bare = build_bare_task(self.recipe, self.revision.run_id, self.revision_of(*group), group, problem)
+        bare = build_common_task(self.recipe, self.revision.run_id, self.revision_of(*group), group, problem)
         return Planned(build_training_task(self.recipe, bare, task.attempt), task)
 
     def _plan_evaluations(self) -> list[Planned]:

@@ -23,12 +23,12 @@ class Planned:
 
 
 def build_training_task(recipe: Recipe, bare: Task, attempt: int) -> Task:
-    """Return a training number's task from what `build_bare_task` returned."""
+    """Return a training number's task from what `build_common_task` returned."""
     return replace(bare, workflow=bare.stream, n_asked=recipe.rollout.group_size, attempt=attempt)
 
 
 def build_evaluation_task(recipe: Recipe, bare: Task, attempt: int, evaluation: Evaluation) -> Task:
-    """Return the task of a number of an evaluation from what `build_bare_task` returned."""
+    """Return the task of a number of an evaluation from what `build_common_task` returned."""
     return replace(
         bare,
         workflow=evaluation.workflow,
@@ -39,7 +39,7 @@ def build_evaluation_task(recipe: Recipe, bare: Task, attempt: int, evaluation: 
     )
 
 
-def build_bare_task(recipe: Recipe, run_id: str, revision: int, group: GroupId, problem: Problem) -> Task:
+def build_common_task(recipe: Recipe, run_id: str, revision: int, group: GroupId, problem: Problem) -> Task:
     """Return what a task of either kind has: its number, its problem and its seed."""
     return Task(
         run_id=run_id,

@@ -71,7 +71,7 @@ def test_an_evaluation_of_which_every_episode_failed_has_no_reward() -> None:
     assert eval_ends([result]) == (None, None)
     assert eval_ends([result, EvalResult(version=20, avg_at_k=0.5, played=4)]) == (None, 0.5)
     fold = RewardsFold(["solver"])
-    fold.evaluation(result)
+    fold.fold_evaluation(result)
     assert (fold.evals, fold.tokens) == ([result], 0)
 
 

@@ -86,7 +86,7 @@ def test_another_start_is_not_taken_for_it_nor_what_other_code_or_another_machin
         patch.setattr(kept_warm_starts, "_hash_own_code", lambda: "other code")
         assert kept_in(tmp_path, tiny()).load_into_model() is None
     with monkeypatch.context() as patch:
-        patch.setattr(kept_warm_starts, "numerics", lambda _: {"torch": "another"})
+        patch.setattr(kept_warm_starts, "fingerprint_numerics", lambda _: {"torch": "another"})
         assert kept_in(tmp_path, tiny()).load_into_model() is None
 
 

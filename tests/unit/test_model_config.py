@@ -1,4 +1,4 @@
-"""A model of several media, and a context that no prompt fits into, are refused before anything starts."""
+"""A multimodal model, and a context that no prompt fits into, are refused before anything starts."""
 
 from __future__ import annotations
 
@@ -47,14 +47,16 @@ def gemma(folder: Path) -> Any:
     return config
 
 
-def test_a_model_of_several_media_is_refused_at_the_start_with_what_to_do(tmp_path: Path) -> None:
+def test_a_multimodal_model_is_refused_at_the_start_with_what_to_do(tmp_path: Path) -> None:
     gemma(tmp_path)
-    said = r"several media \(Gemma3ForConditionalGeneration\), and only text models.*save its text part"
-    with pytest.raises(UsageError, match=rf"^policy solver: {tmp_path} is a model of {said}"):
+    said = (
+        r"multimodal model \(Gemma3ForConditionalGeneration\), and Headrace trains text models only.*save its text part"
+    )
+    with pytest.raises(UsageError, match=rf"^policy solver: {tmp_path} is a {said}"):
         check_names(sums_recipe(policies={"solver": {"path": str(tmp_path)}}))
     with pytest.raises(UsageError, match=said):
         load_model(tmp_path)
-    with pytest.raises(UsageError, match="architecture = 'gemma3' is a model of several media"):
+    with pytest.raises(UsageError, match="architecture = 'gemma3' is a multimodal model"):
         build_model({"architecture": "gemma3"}, TOKENIZER, seed=1)
 
 

@@ -15,7 +15,7 @@ from headrace.ops.offline.offline_run import (
     CuratedStep,
     OfflineRequest,
     TrainedStep,
-    _refuse_others,
+    _claim_folder,
     _summary,
     run_offline,
 )
@@ -60,8 +60,8 @@ def test_a_folder_of_the_users_own_is_not_taken_for_a_step_to_do_again(tmp_path:
     request = OfflineRequest(RECIPE, "a", tmp_path)
     (tmp_path / "trained").mkdir()
     with pytest.raises(UsageError, match=r"trained exists, but not the experiment\.json that"):
-        _refuse_others(request, archive)
+        _claim_folder(request, archive)
     (tmp_path / "trained").rmdir()
-    _refuse_others(request, archive)
+    _claim_folder(request, archive)
     (tmp_path / "trained").mkdir()
-    _refuse_others(request, archive)
+    _claim_folder(request, archive)

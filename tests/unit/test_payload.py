@@ -41,7 +41,7 @@ def test_messages_tools_and_template_arguments_travel_and_a_text_problem_is_writ
 
 
 def test_a_problem_that_is_no_plain_json_is_refused_by_name() -> None:
-    with pytest.raises(PayloadError, match="problem 'p1' is not plain JSON"):
+    with pytest.raises(PayloadError, match="problem 'p1' cannot be written as JSON"):
         problem_to_json(Problem("p1", "?", extra={"gold": object()}))
     deep: list[object] = []
     for _ in range(100_000):

@@ -150,7 +150,7 @@ def test_what_is_no_environment_is_refused_in_a_sentence_that_says_what_it_lacks
         "Negative": "`size` must return .* got int -1",
         "Mapped": r"`problem` must return a Problem of headrace\.envs\.contract; problem\('train', 0\) returned dict",
         "Nothing": "`problem` must return .* returned NoneType None",
-        "Unplain": "problem 't' is not plain JSON .*type set",
+        "Unplain": "problem 't' cannot be written as JSON .*type set",
         "Lacking": r"cannot give its first problem: KeyError: 'question' at wrong_worlds\.py:\d+ in problem",
     }.items():
         with pytest.raises(ValueError, match=f"^environment right.*{why}"):

@@ -10,14 +10,14 @@ from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.offline import retrain as retraining
 from headrace.schemas.records import BatchTrained, CheckpointPointer
-from headrace.trainers.learner.numerics import numerics
+from headrace.trainers.learner.numerics import fingerprint_numerics
 from headrace.trainers.versions.history import History
 
 
 def test_of_what_two_processes_made_one_says_at_once_that_it_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("arithmetic")
     run = Run(RunAddress(Connection("127.0.0.1:1"), "r"), "r-1", (recipe,), StoreAddress("127.0.0.1:2", "b", "k", "s"))
-    made = {**numerics("cpu"), "threads": "1", "backend": "fsdp of 2"}
+    made = {**fingerprint_numerics("cpu"), "threads": "1", "backend": "fsdp of 2"}
     past = History(
         checkpoints={0: CheckpointPointer(policy="solver")},
         batches=[BatchTrained(version=version, fingerprint=made, weights_hash=f"w{version}") for version in (1, 2)],

@@ -210,7 +210,7 @@ def test_tokens_of_another_vocabulary_are_refused(scene: Scene) -> None:
     scene.load(1)
     for server in scene.servers.values():
         server.first = 996
-    with pytest.raises(EngineError, match="answered with token 1003, but the policy has 1000 tokens"):
+    with pytest.raises(EngineError, match="answered with token id 1003, but the policy's vocabulary has 1000 tokens"):
         scene.generate(None)
 
 

@@ -184,7 +184,7 @@ def test_a_training_problem_that_cannot_be_built_is_passed_over_and_told_once() 
         ("problem.skipped", "warning", "math", index) for index in (1, 2)
     ]
     assert told[0]["why"] == "environment 'sums' of workflow math gave no problem 1 of train: LookupError: no such row"
-    assert "PayloadError: problem '2' is not plain JSON" in told[1]["why"]
+    assert "PayloadError: problem '2' cannot be written as JSON" in told[1]["why"]
     assert logs[0]["why"].endswith(" in problem")
     with pytest.raises(EnvironmentFailed, match="no such row"):
         torn().list_held_out(2)

@@ -25,9 +25,9 @@ def status(worker: str, version: int, **seconds: float) -> WorkerStatus:
 
 def test_sizes_and_times_are_medians_and_anchors_are_no_deltas() -> None:
     fold = WeightsFold(["p"])
-    fold.event(event(0, 1000, full_bytes=1000.0, density=1.0, encode_s=9.0))
-    fold.event(event(1, 10, full_bytes=1000.0, density=0.01, encode_s=1.0, upload_s=2.0))
-    fold.event(event(3, 20, full_bytes=1000.0, density=0.03, encode_s=2.0))
+    fold.fold_event(event(0, 1000, full_bytes=1000.0, density=1.0, encode_s=9.0))
+    fold.fold_event(event(1, 10, full_bytes=1000.0, density=0.01, encode_s=1.0, upload_s=2.0))
+    fold.fold_event(event(3, 20, full_bytes=1000.0, density=0.03, encode_s=2.0))
     found = fold.figures("p", NOW_MS)
     assert (found.published, found.left_out, found.anchor_bytes, found.delta_bytes) == (3, 1, 1000, 30)
     assert (found.ratio, found.density, found.encode_s, found.upload_s) == (75.0, 0.02, 2.0, 2.0)
@@ -37,13 +37,13 @@ def test_sizes_and_times_are_medians_and_anchors_are_no_deltas() -> None:
 def test_workers_that_are_there_tell_how_far_they_are_apart() -> None:
     fold = WeightsFold(["p"])
     for version in range(6):
-        fold.event(event(version))
-    fold.status(status("a", 5, fetch_s=1.0, pause_s=0.5))
-    fold.status(status("b", 2, fetch_s=3.0))
+        fold.fold_event(event(version))
+    fold.fold_status(status("a", 5, fetch_s=1.0, pause_s=0.5))
+    fold.fold_status(status("b", 2, fetch_s=3.0))
     found = fold.figures("p", NOW_MS)
     assert (found.skew, found.behind, found.greatest_skew, found.fetch_s, found.pause_s) == (3, 3, 3, 2.0, 0.25)
-    fold.status(replace(status("b", 2), state="stopped"))
-    fold.status(status("c", 4))
+    fold.fold_status(replace(status("b", 2), state="stopped"))
+    fold.fold_status(status("c", 4))
     found = fold.figures("p", NOW_MS)
     assert (found.skew, found.behind, found.greatest_skew) == (1, 1, 3)
     assert fold.figures("p", NOW_MS + FRESH_MS).skew == 0, "nobody is there"
@@ -60,5 +60,5 @@ def test_a_status_that_comes_again_counts_once_and_old_ones_are_forgotten() -> N
     fold = WeightsFold(["p"])
     for version in range(2 * MEDIAN_VERSIONS):
         for _ in range(3):
-            fold.status(status("a", version, fetch_s=float(version)))
+            fold.fold_status(status("a", version, fetch_s=float(version)))
     assert fold.figures("p", NOW_MS).fetch_s == MEDIAN_VERSIONS + (MEDIAN_VERSIONS - 1) / 2

@@ -28,7 +28,7 @@ from headrace.trainers.learner.limits import Limits
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.masters import Masters
 from headrace.trainers.learner.model import deterministic, round_to_bf16, to_torch
-from headrace.trainers.learner.numerics import compute_dtype, numerics, plug_in_parts
+from headrace.trainers.learner.numerics import compute_dtype, fingerprint_numerics, plug_in_parts
 from headrace.trainers.learner.passes import Passes
 from headrace.trainers.learner.reference import ReferencePolicy
 from headrace.trainers.learner.schedule import learning_rate
@@ -206,8 +206,8 @@ class Learner:
         self.trained.load(version, read_parts(objects, index, parts, self.trained.room(index), None))
 
     def fingerprint(self) -> dict[str, str]:
-        """Return `numerics` of the learner's device, what the backend adds, and the sources of plug-ins."""
-        return {**numerics(str(self._device)), **self._backend.fingerprint, **plug_in_parts(self.settings)}
+        """Return `fingerprint_numerics` of the learner's device, what the backend adds, and the sources of plug-ins."""
+        return {**fingerprint_numerics(str(self._device)), **self._backend.fingerprint, **plug_in_parts(self.settings)}
 
     @torch.no_grad()
     def _spread_what_is_frozen(self, own: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]) -> None:

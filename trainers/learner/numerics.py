@@ -18,12 +18,12 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def numerics(name: str) -> dict[str, str]:
+def fingerprint_numerics(device_name: str) -> dict[str, str]:
     """Return what bit-equality depends on besides batch and settings; versions compare only where it is equal.
 
-    `name` is a device as a recipe names it. One that this machine lacks is reported as missing.
+    `device_name` is as a recipe names it. One that this machine lacks is reported as missing.
     """
-    device = torch.device(name)
+    device = torch.device(device_name)
     build = {line.strip() for line in torch.__config__.show().splitlines()}
     found = {
         "torch": str(torch.__version__),
@@ -37,7 +37,9 @@ def numerics(name: str) -> dict[str, str]:
         "compute_dtype": str(compute_dtype(device)).removeprefix("torch."),
     }
     if device.type == "cuda":
-        found["device"] = torch.cuda.get_device_name(device) if torch.cuda.is_available() else f"{name} is missing"
+        found["device"] = (
+            torch.cuda.get_device_name(device) if torch.cuda.is_available() else f"{device_name} is missing"
+        )
         found["cuda"] = str(torch.version.cuda)
     return found
 

@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from headrace.infra.environment import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, is_alone, read_environment
+from headrace.infra.environment import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, is_single_process, read_environment
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.process.child_process import die_with_parent
 from headrace.infra.recipe.plug_in_sources import check_sources, hash_sources, trainer_plug_ins
@@ -43,7 +43,7 @@ from headrace.trainers.learner.checkpoint import Checkpoint, Stored, Storing
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import empty_model, pin_threads, to_torch
-from headrace.trainers.learner.numerics import numerics, plug_in_parts
+from headrace.trainers.learner.numerics import fingerprint_numerics, plug_in_parts
 from headrace.trainers.learner.serial_executor import SerialExecutor
 from headrace.trainers.learner.shard_index import Index
 
@@ -63,7 +63,7 @@ def lead_group() -> Iterator[None]:
 
     A process that torchrun did not start among several is its own leader.
     """
-    if is_alone():
+    if is_single_process():
         yield
         return
     _join()
@@ -102,7 +102,7 @@ def build_learner(
 
 def numerics_here(settings: TrainerSettings) -> dict[str, str]:
     """Return the fingerprint that a learner of these settings would have in this process."""
-    alone = {**numerics(settings.device), **plug_in_parts(settings)}
+    alone = {**fingerprint_numerics(settings.device), **plug_in_parts(settings)}
     if not dist.is_initialized():
         return alone
     return {**alone, **_kind(settings).fingerprint_on(dist.get_world_size())}
