@@ -14,6 +14,7 @@ from headrace.infra.weights.files import ADAPTER_WEIGHTS
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.opened_run import open_run
 from headrace.ops.weights_export import choose_best, export
+from headrace.schemas.records import WeightsPublished
 
 BEGAN = "parent.json"
 BEST = "best"
@@ -109,17 +110,17 @@ def _copy_policy(run: Run, policy: str, version: int | None, out: Path, *, is_wh
             f"it into its base model as docs/lora.md shows, and set policies.{policy}.path to the merged folder"
         )
     if is_whole and run.recipe.policies[policy].lora is None:
-        _copy_optimizer(run, policy, found.version, out)
+        _copy_optimizer(run, policy, found, out)
     return found.version
 
 
-def _copy_optimizer(run: Run, policy: str, version: int, out: Path) -> None:
-    """Put the checkpoint of a version beside its weights, if the run keeps one that is a single object."""
+def _copy_optimizer(run: Run, policy: str, event: WeightsPublished, out: Path) -> None:
+    """Put the checkpoint of these weights beside them, if the run keeps one that is a single object."""
     from headrace.trainers.learner.checkpoint import CHECKPOINT_FILE, decode_checkpoint, encode_checkpoint
     from headrace.trainers.versions.history import read_history
 
-    pointer = read_history(run, policy).checkpoints.get(version)
-    if pointer is None or pointer.checkpoint is None or pointer.parts:
+    pointer = read_history(run, policy).checkpoints.get(event.version)
+    if pointer is None or pointer.weights_hash != event.weights_hash or pointer.checkpoint is None or pointer.parts:
         return
     kept = decode_checkpoint(run.get(pointer.checkpoint))
     own = {name: tensor for name, tensor in kept.tensors.items() if not name.startswith("reference/")}

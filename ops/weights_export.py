@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.infra.errors import UsageError
@@ -38,6 +39,11 @@ def choose_best(run: Run, policy: str) -> int:
     return best.version
 
 
+def find_newest_events(events: Iterable[WeightsPublished]) -> dict[int, WeightsPublished]:
+    """Return the newest event of each version: training goes on from a version as it was published last."""
+    return {event.version: event for event in events if is_version(event)}
+
+
 def export(run: Run, policy: str | None, version: int | None, out: Path) -> WeightsPublished:
     """Write a version, the newest if none is given, with the files beside its anchor; return its event.
 
@@ -49,27 +55,24 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
     name = run.resolve(policy)
     found = (read_record(message, WeightsPublished) for message in read_all(run.connection, [run.topics.weights(name)]))
     events = [event for event in found if event is not None and event.run_id == run.run_id]
-    versions = [event for event in events if is_version(event)]
+    versions = find_newest_events(events)
     if not versions:
         raise UsageError(f"policy {name} of run {run.address.run} has no published version yet")
-    wanted = max(versions, key=lambda event: event.version) if version is None else None
-    target = wanted or next((event for event in versions if event.version == version), None)
+    target = versions.get(max(versions) if version is None else version)
     if target is None:
         raise UsageError(
             f"policy {name} of run {run.address.run} has published no version {version}, as some are left out: choose "
-            f"one of {describe_versions(event.version for event in versions)}"
+            f"one of {describe_versions(versions)}"
         )
     retired = read_retired(run)
     if retired.has_version(name, WEIGHTS, target.version):
-        there = describe_versions(
-            event.version for event in versions if not retired.has_version(name, WEIGHTS, event.version)
-        )
+        there = describe_versions(one for one in versions if not retired.has_version(name, WEIGHTS, one))
         raise UsageError(
             f"`headrace gc` has retired the weights of version {target.version} of policy {name}: choose one of the "
             f"versions {there}"
         )
-    beside = [event.files for event in versions if event.files and event.version <= target.version][-1:]
-    files = choose_files_to_serve(beside[0]) if beside else ()
+    beside = [one for one, event in versions.items() if event.files and one <= target.version]
+    files = choose_files_to_serve(versions[max(beside)].files) if beside else ()
     with write_new_folder(out) as folder:
         tensors = PolicyWeights(run.weights_cache).bring(events, target)
         if is_adapter(files):

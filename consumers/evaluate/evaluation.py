@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from headrace.consumers.algorithms.contract import generated_lengths
 from headrace.consumers.evaluate.pass_at_k import mean_pass_at_k
+from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.headers import HeaderError, Headers, Stamp
 from headrace.schemas.records import EvalResult, TierResult, TrajectoryGroup
 
@@ -91,6 +92,19 @@ def read_lost_stamp(headers: Headers, run_id: str) -> Stamp | None:
     except HeaderError:
         return None
     return stamp if stamp.run_id == run_id and stamp.min_version >= 0 else None
+
+
+def build_unanswered(stamp: Stamp, policy: str, revisions: Sequence[Recipe]) -> TrajectoryGroup:
+    """Return a group without answers for one that cannot be read, by its stamp and all recipes of the run."""
+    asked_under = revisions[min(max(stamp.revision, 0), len(revisions) - 1)]
+    return TrajectoryGroup(
+        stream=stamp.stream,
+        number=stamp.number,
+        policy=policy,
+        revision=stamp.revision,
+        n_asked=asked_under.evaluate.samples,
+        asked_version=stamp.min_version,
+    )
 
 
 @dataclass(slots=True)

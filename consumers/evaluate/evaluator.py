@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from headrace.consumers.evaluate.evaluation import EvaluationFold, read_lost_stamp
+from headrace.consumers.evaluate.evaluation import EvaluationFold, build_unanswered, read_lost_stamp
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.kafka.decoding import MOST_EPISODES, MessageRefused, decode_own
@@ -58,7 +58,8 @@ class Evaluator:
         try:
             group = self._read_group(message.value, policy)
         except MessageRefused as refused:
-            lost = self._build_unanswered(message, policy) if refused.reason != "other_run" else None
+            stamp = read_lost_stamp(message.headers, self.run.run_id) if refused.reason != "other_run" else None
+            lost = build_unanswered(stamp, policy, self.run.revisions) if stamp is not None else None
             concluded = self.fold.fold_group(lost) if lost is not None else None
             return [self._build_dead_letter(message, refused), *self._build_messages(concluded)]
         return self._build_messages(self.fold.fold_group(group))
@@ -99,20 +100,6 @@ class Evaluator:
 
     def _build_dead_letter(self, message: Message, refused: MessageRefused) -> Outgoing:
         return build_dead_letter(self.run.topics, self.run.run_id, EVALUATOR, message, refused.refusal)
-
-    def _build_unanswered(self, message: Message, policy: str) -> TrajectoryGroup | None:
-        """Return a group without answers for one that is unreadable; None when its headers do not name it."""
-        stamp = read_lost_stamp(message.headers, self.run.run_id)
-        if stamp is None:
-            return None
-        return TrajectoryGroup(
-            stream=stamp.stream,
-            number=stamp.number,
-            policy=policy,
-            revision=stamp.revision,
-            n_asked=self.run.recipe.evaluate.samples,
-            asked_version=stamp.min_version,
-        )
 
     def tick(self) -> Iterable[Outgoing]:
         """Return nothing: only groups make results."""

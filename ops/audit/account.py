@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.infra.kafka.dead_letters import NOT_ISSUED, REDRIVEN
+from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.batch_records import BatchFacts, BatchRecords
@@ -208,7 +208,7 @@ class RunAccount:
         redriven, dead = dead_letter.reason == REDRIVEN, self._find_concluded(dead_letter)
         if not redriven:
             record_id = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
-            self.unread.fold_dead_letter(*record_id, not_issued=dead_letter.reason == NOT_ISSUED)
+            self.unread.fold_dead_letter(*record_id, is_void=dead_letter.number < 0)
         elif 0 <= dead_letter.redrives < offset:
             self.unnumbered.fold_redriven(dead_letter.redrives)
         if not redriven and not dead:

@@ -21,7 +21,8 @@ class Bounds:
     """Policy variant to the first uses that its window and its batches under way hold."""
     open: Mapping[str, int]
     """Policy to the numbers that the feeder lets be open. A policy that shares a workflow is not in here where a task
-    is issued as soon as any of them has room."""
+    is issued as soon as any of them has room. Where all of them must have room, one that has all its versions is
+    passed over: then the limits of those that it shares workflows with count."""
 
     @classmethod
     def of(cls, revisions: Sequence[Recipe]) -> Bounds:
@@ -58,6 +59,17 @@ def _window_limits(revisions: Sequence[Recipe], variant: str) -> Iterator[int]:
 def _find_open_limit(recipe: Recipe, policy: str) -> int:
     if policy not in recipe.policies:
         return 0
+    beside = {
+        other
+        for workflow in recipe.workflows
+        if policy in recipe.policies_of(workflow)
+        for other in recipe.policies_of(workflow)
+        if other != policy
+    }
+    return max(_own_open_limit(recipe, policy), sum(_own_open_limit(recipe, other) for other in beside))
+
+
+def _own_open_limit(recipe: Recipe, policy: str) -> int:
     trainer = recipe.trainer_of(policy)
     return (trainer.max_staleness + 1) * trainer.groups_per_batch
 

@@ -51,8 +51,8 @@ class DeepLook:
         self.rates = Deep()
         self._run, self._account, self._evaluations = run, account, evaluations
         topics = run.topics
-        self._kept = {topics.trajectories(policy) for policy in run.recipe.policies} | set(account.variant_of_topic)
-        """Topics whose records stay."""
+        self._of_groups = {topics.trajectories(policy) for policy in run.recipe.policies}
+        self._of_groups |= {topics.curated(variant) for variant in run.recipe.policy_variants}
         self._dead: dict[RecordId, tuple[str, int]] = {}
         """Record to where its dead letter is, and the digest of the bytes in there."""
         self._replays = {variant: ReplayChecks(variant, run.revisions) for variant in run.recipe.policy_variants}
@@ -91,7 +91,8 @@ class DeepLook:
                 )
                 self._replays[variant].fold_group(curated, message.partition, sent_back=is_sent_back(message))
                 self._compare(variant, curated)
-                self._check_rejected(variant, curated, group)
+                if not is_sent_back(message):  # the same bytes as before
+                    self._check_rejected(variant, curated, group)
             if self.objects:
                 check_attachments(group, self.objects)
 
@@ -121,7 +122,7 @@ class DeepLook:
 
     def _look_at_dead_letter(self, message: Message, dead_letter: DeadLetter) -> None:
         record_id = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
-        is_ours = dead_letter.run_id == self._run.run_id and dead_letter.topic in self._kept
+        is_ours = dead_letter.run_id == self._run.run_id and dead_letter.topic in self._of_groups
         if is_ours and dead_letter.reason != REDRIVEN and not dead_letter.cut_bytes:
             self._dead[record_id] = name_offset(message), _digest(dead_letter.value)
 
@@ -131,9 +132,11 @@ class DeepLook:
             yield f"the dead letter {dead_letter} is about {topic}[{partition}]@{offset}, where there is no record"
 
     def answer(self, message: Message) -> None:
-        """Look into an answer of an evaluation. Raises StoreAway."""
+        """Look into an answer of an evaluation as the evaluator took it in. Raises StoreAway."""
+        unanswered = self._evaluations.find_unanswered(message, self._run.run_id)
         with self._measure(message):
-            self._evaluations.look_into(check_trajectories(message, self._run.store if self.objects else None))
+            store = self._run.store if self.objects else None
+            self._evaluations.look_into(unanswered or check_trajectories(message, store))
 
     @contextmanager
     def _measure(self, message: Message, groups: int = 1) -> Iterator[None]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.consumers.evaluate.evaluation import EvaluationFold, workflow_of
+from headrace.consumers.evaluate.evaluation import EvaluationFold, build_unanswered, read_lost_stamp, workflow_of
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import PartitionId, name_offset, name_partition
@@ -24,7 +24,7 @@ from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.records import DeadLetter, EvalResult, Snapshot, TrajectoryGroup
-from headrace.schemas.topics import is_eval
+from headrace.schemas.topics import EVALUATOR, is_eval
 
 WAITS = REACHED
 """Bit of an evaluation whose task the workers have not read yet."""
@@ -54,7 +54,7 @@ class Evaluations:
     """
 
     def __init__(self, revisions: tuple[Recipe, ...]) -> None:
-        self._recipe = revisions[-1]
+        self._recipe, self._revisions = revisions[-1], revisions
         sizes = {one.evaluate.problems for one in revisions}
         self._size = sizes.pop() if len(sizes) == 1 else 0
         """Problems of each evaluation; 0 where they differ by revision."""
@@ -70,6 +70,10 @@ class Evaluations:
         """Deep audit only: the result that the answers give, and the offsets to which they must be read for it."""
         self._spans: dict[EvaluationKey, tuple[int, int]] = {}
         """Deep audit only: the lowest and the highest number that was answered."""
+        self._unread: set[tuple[str, int, int]] = set()
+        """Deep audit only: (topic, partition, offset) of answers of which there is a dead letter."""
+        self._unseen: set[EvaluationKey] = set()
+        """Deep audit only: what was answered by groups in a store that is left out."""
         self._fold = EvaluationFold("", self._size)
         self._found = Problems()
 
@@ -130,6 +134,9 @@ class Evaluations:
         if not self._size or not is_eval(group.stream):
             return
         key = (workflow_of(group.stream), group.policy, group.asked_version)
+        if group.claim is not None:
+            self._unseen.add(key)
+            return
         low, high = self._spans.get(key, (group.number, group.number))
         self._spans[key] = min(low, group.number), max(high, group.number)
         result = self._fold.fold_group(group)
@@ -137,8 +144,17 @@ class Evaluations:
             ends = {name_partition(partition_id): end for partition_id, end in self._ends.items()}
             self._expected[result.workflow, result.policy, result.version] = result, ends
 
+    def find_unanswered(self, message: Message, run_id: str) -> TrajectoryGroup | None:
+        """Return what the evaluator took in for an answer that it could not read; None for one that it could."""
+        if (message.topic, message.partition, message.offset) not in self._unread:
+            return None
+        stamp = read_lost_stamp(message.headers, run_id)
+        return build_unanswered(stamp, stamp.policy, self._revisions) if stamp is not None else None
+
     def mark_dead(self, dead_letter: DeadLetter) -> None:
         """Take in a dead letter about an evaluation, or that one was sent back."""
+        if dead_letter.component == EVALUATOR and dead_letter.reason != "other_run":
+            self._unread.add((dead_letter.topic, dead_letter.partition, dead_letter.offset))
         workflow = workflow_of(dead_letter.stream)
         if dead_letter.number < 0 or workflow not in self._recipe.workflows:
             return
@@ -216,6 +232,8 @@ class Evaluations:
         """In a deep audit, results that are not what the answers give."""
         for key, (expected, ends) in sorted(self._expected.items()):
             found = self._results.get(key)
+            if key in self._unseen:
+                continue
             if found is None and all(end <= self._read.get(name, 0) for name, end in ends.items()):
                 yield f"{_name(key)} is answered, but has no result"
             elif found is not None and found.has_reward and not 0 <= found.avg_at_k <= 1:
@@ -225,7 +243,7 @@ class Evaluations:
             ):
                 yield f"{_name(key)} has a result that differs from its answers (answers -> result): {differing}"
         if still and self._expected:
-            for key in sorted(self._results.keys() - self._expected.keys()):
+            for key in sorted(self._results.keys() - self._expected.keys() - self._unseen):
                 yield f"{_name(key)} has a result, but not all its answers are there"
 
     def _fields_to_compare(self, key: EvaluationKey, found: EvalResult) -> tuple[str, ...]:

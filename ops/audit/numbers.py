@@ -147,10 +147,13 @@ class PolicyNumbers:
             self.pages.clear(stream, number, 0, UNMATCHED)
 
     def check_position(self, stream: str, number: int, use: int, position: tuple[int, int]) -> None:
-        """Take in the position of a curated record: (partition, offset)."""
-        expected = self.named_positions.pop((stream, number, use), position)
+        """Take in the position of a curated record: (partition, offset). One that is there twice was sent back."""
+        expected = self.named_positions.get((stream, number, use), position)
         if expected not in (position, (-1, -1)):
             self.pages.mark(stream, number, use, MISPLACED)
+            return
+        self.named_positions[stream, number, use] = (-1, -1)
+        self.pages.clear(stream, number, use, MISPLACED)
 
     def expect_facts(self, stream: str, number: int, digest: int) -> None:
         """Note the digest of what an outcome says of a group: one of its deliveries must say it too."""

@@ -8,7 +8,7 @@ from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.ops.audit.problems import MOST_LISTED, AuditProblem, Problems
 
 UNREAD_PAGE_BITS = 12
-UNREAD, DEAD_LETTER, NOT_ISSUED = 1, 2, 4
+UNREAD, DEAD_LETTER, VOID = 1, 2, 4
 SENT_BACK = 0x80
 MOST_REASONS, REASON_LENGTH = SENT_BACK - 1, 40
 """Dead letters of further reasons, and of longer ones, count as OTHER_REASON."""
@@ -28,14 +28,17 @@ class Unread:
         if len(self._whys) < MOST_LISTED:
             self._whys[topic, partition, offset] = why
 
-    def fold_dead_letter(self, topic: str, partition: int, offset: int, *, not_issued: bool = False) -> None:
-        """Take in a dead letter, by the record that it is about, and whether its number was never issued."""
-        self._mark(topic, partition, offset, DEAD_LETTER | (NOT_ISSUED if not_issued else 0))
+    def fold_dead_letter(self, topic: str, partition: int, offset: int, *, is_void: bool = False) -> None:
+        """Take in a dead letter, by the record that it is about, and whether it concludes no number.
+
+        Then its number was never issued, or the curator could not read its headers.
+        """
+        self._mark(topic, partition, offset, DEAD_LETTER | (VOID if is_void else 0))
 
     def is_refused(self, topic: str, partition: int, offset: int) -> bool:
-        """Return whether a dead letter says of a record that its number was never issued."""
+        """Return whether a dead letter says of a record that it delivers no number."""
         page = self._pages.get((topic, partition, offset >> UNREAD_PAGE_BITS))
-        return page is not None and bool(page[offset & ((1 << UNREAD_PAGE_BITS) - 1)] & NOT_ISSUED)
+        return page is not None and bool(page[offset & ((1 << UNREAD_PAGE_BITS) - 1)] & VOID)
 
     def _mark(self, topic: str, partition: int, offset: int, bit: int) -> None:
         if offset < 0:

@@ -295,6 +295,24 @@ def test_a_group_that_was_refused_as_never_issued_is_no_problem_and_concludes_no
     assert found.unnumbered_letters == {"not_issued": 1}
 
 
+def test_a_group_whose_headers_its_curator_refused_is_no_delivery_of_the_number_in_them() -> None:
+    for number, what in ((3, "was read by the curators"), (10**30, "was produced, and never issued")):
+        log = Log()
+        log.issued(sums=4)
+        for other in range(3):
+            log.dropped(other)
+        headers = [(k, v) for k, v in Stamp("r", "sums", 3, policy="solver").to_headers() if k != "head_version"]
+        headers = [(k, b"%d" % number if k == "number" else v) for k, v in headers]
+        log.say(TOPICS.trajectories("solver"), b"", headers=headers)
+        reached = {(TOPICS.trajectories("solver"), 0): 4}
+        [said] = says(folded(log.messages, reached=reached).account.audit(WHOLE))
+        assert what in said
+        letter = Log()
+        letter.letter(policy="", stream="", topic=TOPICS.trajectories("solver"), offset=3, reason="undecodable")
+        found = folded([*letter.messages, *log.messages], reached=reached).account.audit(WHOLE)
+        assert (says(found), found.groups.produced) == ([], 3)
+
+
 def test_a_group_of_a_number_that_was_never_issued_may_wait_for_its_curator() -> None:
     log = clean()
     log.produced(50_000)
@@ -422,6 +440,9 @@ def test_more_in_flight_than_the_feeder_lets_be_open_are_lost_unless_they_were_s
     alone = RECIPE.model_copy(update={"workflows": {"sums": RECIPE.workflows["sums"]}})
     every = RECIPE.model_copy(update={"feed": RECIPE.feed.model_copy(update={"pace": "all"})})
     assert (Bounds.of([RECIPE]).open, Bounds.of([every]).open) == ({}, {"solver": 64, "judge": 64})
+    judge = every.policies["judge"].model_copy(update={"trainer": {"max_staleness": 0, "groups_per_batch": 16}})
+    slow = every.model_copy(update={"policies": {**every.policies, "judge": judge}})
+    assert Bounds.of([slow]).open == {"solver": 64, "judge": 64}, "solver alone counts when judge has all its versions"
     most = Bounds.of([alone]).open["solver"]
     assert most == 64
 

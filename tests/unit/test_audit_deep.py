@@ -77,6 +77,8 @@ class Scene:
         self.keys: dict[str, bytes] = {}
         self.objects: NoObject | None = None
         self.stored: dict[str, bytes] = {}
+        self.is_sent_back = False
+        """Whether the first use is there twice: refused, and then sent back."""
 
     def outcome(self, number: int, **more: Any) -> Outcome:
         common: dict[str, Any] = {"run_id": "r", "stream": "sums", "policy": "solver", "component": "curate"}
@@ -96,7 +98,7 @@ class Scene:
             yield TOPICS.outcomes("solver"), codec.encode(outcome), outcome_stamp(outcome)
         for letter in self.letters:
             yield TOPICS.dead_letters, codec.encode(letter), stamp
-        for curated in (self.first, self.again):
+        for curated in (self.first, *((self.first,) if self.is_sent_back else ()), self.again):
             of = replace(stamp, number=curated.number, use=curated.use)
             yield TOPICS.curated("solver"), codec.encode(curated), of
         for number, one in self.groups.items():
@@ -122,7 +124,9 @@ class Scene:
             if stamp.number == 1:
                 stamp = replace(stamp, **self.stamps.get(topic, {}))  # noqa: PLW2901 - the headers of this one
             key = b"feed" if topic == TOPICS.state else self.keys.get(topic, task_key("sums", stamp.number))
-            message = Message(topic, 0, ends.get(topic, 0), key, value, stamp.to_headers())
+            again = self.is_sent_back and topic == TOPICS.curated("solver") and ends.get(topic) == 1
+            headers = [*stamp.to_headers(), *((("redrive", b"0"),) if again else ())]
+            message = Message(topic, 0, ends.get(topic, 0), key, value, headers)
             ends[topic] = message.offset + 1
             is_new = fold.fold_message(message)
             if topic in fold.groups:
@@ -268,6 +272,31 @@ def test_of_values_that_are_as_they_should_be_nothing_is_said() -> None:
     whole = Scene()
     claimed(whole)
     assert whole.said() == []
+
+
+def sent_back(scene: Scene) -> None:
+    refused = DeadLetter("r", "train.solver", TOPICS.curated("solver"), 0, 0, "missing_object")
+    refused = replace(refused, value=codec.encode(scene.first), policy="solver", stream="sums", number=1)
+    scene.letters = [refused, replace(refused, component="redrive", offset=1, reason="redriven", redrives=0)]
+    scene.is_sent_back, scene.positions = True, [(0, 1), (0, 2)]
+
+
+def test_a_curated_record_that_was_refused_and_sent_back_is_trained_where_its_copy_is() -> None:
+    scene = Scene()
+    sent_back(scene)
+    scene.again = replace(scene.again, first_back=1)
+    assert scene.said() == []
+    scene.positions[0] = (0, 0)
+    assert scene.said() == [], "or where it was, if its trainer had not refused it"
+    scene.positions[0] = (0, 7)
+    assert any("is at another offset than the batch" in what for what in scene.said())
+
+
+def test_a_dead_letter_about_a_record_that_no_group_is_in_is_right() -> None:
+    scene = Scene()
+    about = DeadLetter("r", "feed", TOPICS.outcomes("solver"), 0, 1, "undecodable", value=b"x")
+    scene.letters.append(about)
+    assert scene.said() == []
 
 
 def test_a_value_that_is_not_as_it_should_be_is_named() -> None:

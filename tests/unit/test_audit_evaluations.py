@@ -11,17 +11,20 @@ import pytest
 from made_groups import group
 from made_recipes import sums_recipe
 
-from headrace.consumers.evaluate.evaluation import EvaluationFold
+from headrace.consumers.evaluate.evaluation import EvaluationFold, build_unanswered
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.evaluations import EvaluationCounts, Evaluations
 from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp
-from headrace.schemas.records import DeadLetter, EvalResult, Snapshot, TrajectoryGroup
+from headrace.schemas.records import ClaimCheck, DeadLetter, EvalResult, Snapshot, TrajectoryGroup
+from headrace.schemas.topics import EVALUATOR
 
 RECIPE = sums_recipe(evaluate={"problems": 2})
 TOPICS = RECIPE.topics
 STREAM, TASKS, ANSWERS = "eval.sums", TOPICS.tasks("eval.sums"), TOPICS.eval_groups("solver")
+
+OF_VERSION_1 = {"min_version": 1, "max_version": 1}
 
 
 def answer(number: int, *rewards: float) -> TrajectoryGroup:
@@ -45,10 +48,11 @@ class Scene:
         for letter in self.letters:
             found.mark_dead(letter)
         for offset, (number, one) in enumerate(self.answers.items()):
-            headers = Stamp("r", STREAM, number, policy="solver").to_headers()
+            of_version = {"min_version": one.asked_version, "max_version": one.asked_version}
+            headers = Stamp("r", STREAM, number, policy="solver", **of_version).to_headers()
             message = Message(ANSWERS, 0, offset, b"", codec.encode(one), headers)
             assert found.fold_answer(message, "r")
-            found.look_into(one)
+            found.look_into(found.find_unanswered(message, "r") or one)
         for offset, number in enumerate(self.tasks):
             message = Message(TASKS, 0, offset, b"", b"", Stamp("r", STREAM, number).to_headers())
             found.take_task(message, "r", {(TASKS, 0): self.passed})
@@ -155,6 +159,32 @@ def test_an_answer_is_on_the_topic_of_its_policy() -> None:
     headers = Stamp("r", STREAM, 1, policy="judge").to_headers()
     with pytest.raises(HeaderError, match="a group of policy judge is on another policy's eval-groups topic"):
         Evaluations((two,)).fold_answer(Message(ANSWERS, 0, 0, b"", b"", headers), "r")
+
+
+def test_an_answer_that_the_evaluator_could_not_read_counts_as_it_did_there() -> None:
+    scene = Scene()
+    fold = EvaluationFold("r", 2)
+    unread = build_unanswered(Stamp("r", STREAM, 3, policy="solver", **OF_VERSION_1), "solver", (RECIPE,))
+    [scene.results[1]] = [one for each in (scene.answers[2], unread) if (one := fold.fold_group(each)) is not None]
+    said = scene.said()
+    assert [what.partition(" (")[0] for what in said] == [
+        f"{NAME.format(1)} has a result that differs from its answers"
+    ]
+    scene.letters = [
+        DeadLetter("r", EVALUATOR, ANSWERS, 0, 3, "missing_object", stream=STREAM, number=3, policy="solver")
+    ]
+    assert scene.said() == []
+    scene.letters[0] = replace(scene.letters[0], reason="other_run")
+    assert scene.said() == said, "the evaluator passes over one of another run"
+
+
+def test_of_answers_in_a_store_that_is_left_out_nothing_is_said() -> None:
+    scene = Scene()
+    for number in (2, 3):
+        scene.answers[number] = replace(scene.answers[number], trajectories=(), claim=ClaimCheck("main", "k"))
+    assert scene.said() == []
+    scene.answers[2] = answer(2, 1.0, 0.0)
+    assert scene.said() == []
 
 
 def test_an_evaluation_whose_problem_is_dead_is_closed() -> None:
