@@ -23,11 +23,15 @@ from headrace.schemas.topics import variant_of
 
 TRAINED = "trained"
 """Value instead of a reason, for groups that were trained on."""
+DEAD = "dead"
+"""Reason of a group that its trainer could not use: it is a dead letter."""
 RUN_END = "run_end"
 """Reason of what was left when the run ended: not chosen by a rule, and left out by `before_end`."""
 NORMAL_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 REWARD_BIN = 0.25
+LARGEST_BINNED = 1e15
+"""From here on neighbouring floats are farther apart than bins."""
 BIAS_MATTERS = 0.05
 """A ratio of lengths is called a bias where its whole interval is farther than this from 1."""
 
@@ -191,6 +195,8 @@ class Ledger:
         self._is_shadow = is_shadow
         self._kept: dict[GroupId, GroupOutcome] = {}
         """Groups that a curator let pass and no trainer has used or evicted so far."""
+        self._dead: dict[GroupId, tuple[GroupOutcome, int]] = {}
+        """Groups that the trainer could not use, and which version it had then. A redrive may bring them back."""
         self._head = 0
         """Version of the trainer."""
         self.groups: dict[str, GroupsOfReason] = {}
@@ -221,11 +227,22 @@ class Ledger:
         fates = [(use, TRAINED) for use in batch.groups]
         fates += [(gone.group, gone.verdict) for gone in batch.evictions if gone.group is not None]
         for use, reason in fates:
-            seen = None if use.use else self._kept.pop(GroupId.of(use), None)
-            if seen is not None:
+            group = GroupId.of(use)
+            dead, _ = self._dead.pop(group, (None, 0)) if not use.use else (None, 0)
+            seen = None if use.use else self._kept.pop(group, dead)
+            if seen is not None and reason == DEAD:
+                self._dead[group] = seen, self._head
+            elif seen is not None:
                 _of(self.groups, reason).add(seen, self._head)
         if not self._is_shadow:
             self._head = max(self._head, batch.version)
+
+    def count_dead(self) -> dict[str, GroupsOfReason]:
+        """Return the groups by reason, those that the trainer could not use among them."""
+        dead = GroupsOfReason()
+        for seen, head in self._dead.values():
+            dead.add(seen, head)
+        return {**self.groups, DEAD: dead} if dead.groups else self.groups
 
     @property
     def waiting(self) -> int:
@@ -250,7 +267,7 @@ def discards(run: Run, policy: str | None) -> Discards:
 def policy_discards(ledger: Ledger) -> PolicyDiscards:
     """Return what a ledger says; `before_end` leaves out what was there still when the run ended."""
     trained = ledger.groups.get(TRAINED, GroupsOfReason())
-    others = {reason: groups for reason, groups in ledger.groups.items() if reason != TRAINED}
+    others = {reason: groups for reason, groups in ledger.count_dead().items() if reason != TRAINED}
     chosen = _pool(groups.lengths for reason, groups in others.items() if reason != RUN_END)
     return PolicyDiscards(
         trained=TrainedGroups(trained.groups, *_means(trained), _cells(trained)),
@@ -310,7 +327,7 @@ def _pool(several: Iterable[Moments]) -> Moments:
 
 def _cell(seen: GroupOutcome, age: int | None) -> Cell:
     length = None if math.isnan(seen.length) else 2 ** int(math.log2(seen.length)) if seen.length >= 1 else 0
-    reward = math.floor(seen.reward / REWARD_BIN) * REWARD_BIN if math.isfinite(seen.reward) else None
+    reward = math.floor(seen.reward / REWARD_BIN) * REWARD_BIN if abs(seen.reward) < LARGEST_BINNED else None
     return Cell(length, reward, age)
 
 
@@ -319,7 +336,7 @@ def _group_outcome(outcome: Outcome) -> GroupOutcome:
     return GroupOutcome(
         # The longest episodes are those that time out: as 0 tokens they would hide the bias.
         length=fmean(outcome.lengths) if outcome.lengths else math.nan,
-        reward=fmean(finite) if finite else math.nan,
+        reward=math.fsum(reward / len(finite) for reward in finite) if finite else math.nan,
         min_version=outcome.min_version,
         head_version=outcome.head_version,
     )

@@ -98,7 +98,12 @@ def _with_one_process(recipe: Recipe) -> Recipe:
         name: policy.model_copy(update={"trainer": {**policy.trainer, **one}})
         for name, policy in recipe.policies.items()
     }
-    return recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update=one), "policies": policies})
+    shadows = {
+        name: shadow.model_copy(update={"trainer": {**shadow.trainer, **one}})
+        for name, shadow in recipe.shadows.items()
+    }
+    trainer = recipe.trainer.model_copy(update=one)
+    return recipe.model_copy(update={"trainer": trainer, "policies": policies, "shadows": shadows})
 
 
 def run_checks(asked: Asked) -> Iterator[Finding]:

@@ -34,6 +34,10 @@ from headrace.schemas.topics import Topics, is_eval, policy_of, variant_of
 
 SUMMED = ("produced", "duplicates", "kept", "trained", "dead", "in_flight", "lost", "doubled")
 
+NO_SNAPSHOT = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+"""Errors that JSON and look-ups raise for a body that is not a snapshot."""
+MOST_NUMBERS = 1 << 32
+"""Numbers of a stream that an audit goes through; a run of a thousand groups a second has them after fifty days."""
 RecordId = tuple[str, int, int]
 """(topic, partition, offset)."""
 
@@ -341,7 +345,15 @@ class RunAccount:
 
 def read_issued(state: Any) -> dict[str, int]:
     """Return the next training number of every stream, of the feeder's state."""
-    return {stream: int(number) for stream, number in state["next"].items()}
+    return read_next_numbers(state["next"])
+
+
+def read_next_numbers(numbers: Mapping[str, Any]) -> dict[str, int]:
+    """Return next numbers as integers. Raises ValueError for one that no run comes to."""
+    found = {stream: int(number) for stream, number in numbers.items()}
+    if odd := {stream: number for stream, number in found.items() if not 0 <= number <= MOST_NUMBERS}:
+        raise ValueError(f"a next number must be from 0 to {MOST_NUMBERS}; got {odd}")
+    return found
 
 
 def topics_of(topics: Topics, variant: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import PartitionId, name_offset, name_partition
 from headrace.infra.recipe.settings import Recipe
+from headrace.ops.audit.account import NO_SNAPSHOT, read_next_numbers
 from headrace.ops.audit.pages import ANSWER_DUE, PAGE_NUMBERS, PRODUCED, REACHED, Mask, Page, Pages
 from headrace.ops.audit.problems import Problems
 from headrace.schemas import codec
@@ -121,10 +122,10 @@ class Evaluations:
 
     def take_snapshots(self, feeder: Message | None, evaluator: Message | None) -> None:
         """Take in the newest snapshots; of the feeder's the fold says whether it can be read."""
-        with suppress(SchemaError, ValueError, KeyError, TypeError, AttributeError):
+        with suppress(SchemaError, *NO_SNAPSHOT):
             if feeder is not None:
                 state = json.loads(codec.decode(feeder.value, Snapshot).body)
-                self._issued = {workflow: int(next_) for workflow, next_ in state.get("next_evaluation", {}).items()}
+                self._issued = read_next_numbers(state.get("next_evaluation", {}))
         with suppress(SchemaError):
             if evaluator is not None:
                 self._read = dict(codec.decode(evaluator.value, Snapshot).positions)

@@ -19,7 +19,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import is_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RecordId, RunAccount, read_issued
+from headrace.ops.audit.account import NO_SNAPSHOT, OF_PLAIN, OF_RECORD, RecordId, RunAccount, read_issued
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.flight import GroupStamp
 from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
@@ -34,8 +34,6 @@ from headrace.schemas.topics import checkpoint_prefix, is_eval, policy_of, polic
 FEEDER_KEY = b"feed"
 """Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream, and, as
 `revisions`, from which number on it issued under which recipe revision."""
-NO_SNAPSHOT = (ValueError, KeyError, TypeError, AttributeError)
-"""Errors that JSON and look-ups raise for a body that is not a snapshot."""
 EVALUATOR_KEY = b"evaluate"
 """Key of the evaluator's snapshots."""
 CURATOR_KEY = b"curate."

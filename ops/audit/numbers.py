@@ -313,7 +313,7 @@ class PolicyNumbers:
     def find_vanished(self, issued: Mapping[str, int]) -> Problems:
         """Return the numbers below these that are open, and of which there is neither a task to be played nor a group.
 
-        Tasks were read after that, and how far the workers were was asked before.
+        Tasks were read after that and before the groups, and how far the workers were was asked before.
         """
         found = Problems()
         for stream, end in issued.items():

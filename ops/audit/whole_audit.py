@@ -1,7 +1,8 @@
 """The audit of a whole run, step by step.
 
-Topics are read in the order in which a running run cannot mislead: what concludes a number before what keeps it,
-that before what produced it, and what the feeder wrote about what was issued last of all.
+Topics are read in the order in which a running run cannot mislead: what concludes a number before what keeps it, that
+before tasks, which are deleted once their groups are there, and these groups after them. What the feeder wrote about
+what was issued is read last of all.
 """
 
 from __future__ import annotations
@@ -144,8 +145,9 @@ class WholeAudit:
         }
         self._fold_messages(self.log.read(_select_existing(parts.outcomes, there), "outcomes"))
         self._fold_curated(self.log.read_in_order(_select_existing(parts.curated, there), "curated groups"))
-        self._fold_to_the_end(self.log.read(_select_existing(parts.trajectories, there), "groups"))
+        # The feeder deletes tasks that were played, so they are read before the groups that conclude them.
         self._fold_to_the_end(self.log.read(_select_existing(parts.tasks, there), "tasks"))
+        self._fold_to_the_end(self.log.read(_select_existing(parts.trajectories, there), "groups"))
         self._begin_evaluations(parts, there, asked)
         ends = self.log.ends(_select_existing(parts.curated, there))
         for chain in self.fold.account.chains.values():

@@ -285,7 +285,12 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
         if request.keep_checkpoints is not None:
             dropped = checkpoints_to_retire(kept.checkpoints, request.keep_checkpoints, at_ms)
         dropped |= {version for version in kept.checkpoints if before.has_version(policy, CHECKPOINTS, version)}
-        best = find_best_version(kept.evaluations)
+        # The best of what is left. What was evaluated lately may still lack a workflow.
+        best = find_best_version(
+            result
+            for written_ms, result in kept.evaluations
+            if written_ms <= at_ms and not before.has_version(policy, WEIGHTS, result.version)
+        )
         old = weights_to_retire(
             kept.weights,
             kept.checkpoints.keys() - dropped,

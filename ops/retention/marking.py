@@ -45,7 +45,8 @@ class Kept:
 
     weights: dict[int, WrittenVersion] = field(default_factory=dict)
     checkpoints: dict[int, WrittenVersion] = field(default_factory=dict)
-    evaluations: list[EvalResult] = field(default_factory=list)
+    evaluations: list[tuple[int, EvalResult]] = field(default_factory=list)
+    """When each was written, in ms since the epoch, and the result."""
 
 
 class Marker:
@@ -93,6 +94,10 @@ class Marker:
         self.records += 1
         if not message.value:
             return
+        if not _is_record(message.value):  # its readers refused it too: it is only searched for names
+            self.none_of_ours += 1
+            self._mark_named_objects(message.value)
+            return
         try:
             if not self._fold_version(message):
                 self._fold_evaluation(message)
@@ -121,7 +126,7 @@ class Marker:
         """Take in a result; one that cannot be read makes no version the best, and names no object."""
         result = read_record(message, EvalResult) if message.topic in self._evals else None
         if result is not None and result.run_id == self._run_id:
-            self.policies[self._evals[message.topic]].evaluations.append(result)
+            self.policies[self._evals[message.topic]].evaluations.append((message.timestamp_ms, result))
 
     def _fold_event(self, message: Message, policy: str) -> bool:
         event = codec.decode(message.value, WeightsPublished)
@@ -153,13 +158,7 @@ class Marker:
                 self._named.add(name)
 
     def _check_schema(self, value: bytes) -> None:
-        """Raise UnknownSchema for a record of a build that is newer than all that wrote down their schemas.
-
-        What is not a record at all was refused by its reader too, and is never deleted: it is only searched for names.
-        """
-        if value[: len(codec.AVRO_MAGIC)] != codec.AVRO_MAGIC or len(value) < codec.AVRO_HEADER_BYTES:
-            self.none_of_ours += 1
-            return
+        """Raise UnknownSchema for a record of a build that is newer than all that wrote down their schemas."""
         name = value[: codec.AVRO_HEADER_BYTES]
         if name not in self._schemas:
             codec.name_of(value)
@@ -184,3 +183,7 @@ class Marker:
         """Yield all objects that are ours."""
         for objects in self._objects.values():
             yield from objects
+
+
+def _is_record(value: bytes) -> bool:
+    return value[: len(codec.AVRO_MAGIC)] == codec.AVRO_MAGIC and len(value) >= codec.AVRO_HEADER_BYTES

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_recipes import sums_recipe
@@ -311,6 +312,16 @@ def test_a_group_whose_headers_its_curator_refused_is_no_delivery_of_the_number_
         letter.letter(policy="", stream="", topic=TOPICS.trajectories("solver"), offset=3, reason="undecodable")
         found = folded([*letter.messages, *log.messages], reached=reached).account.audit(WHOLE)
         assert (says(found), found.groups.produced) == ([], 3)
+
+
+@pytest.mark.parametrize("end", ["1e999", "1e15", "-1"])
+def test_a_snapshot_with_a_number_that_no_run_comes_to_is_none(end: str) -> None:
+    log = clean()
+    body = b'{"next": {"sums": %s}}' % end.encode()
+    log.say(TOPICS.state, codec.encode(Snapshot(run_id="r", component="feed", body=body)), b"feed")
+    said = " ".join(says(log.audit(STILL)))
+    assert "the feeder's snapshot t.state[0]@" in said
+    assert "cannot be read" in said
 
 
 def test_a_group_of_a_number_that_was_never_issued_may_wait_for_its_curator() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,26 @@ def test_what_was_never_generated_has_no_age_and_what_was_never_judged_no_reward
     ledger.outcome(outcome(0, 0, reason="no_trajectories", lengths=(), rewards=(math.nan,), min_version=-1))
     row = policy_discards(ledger).discarded["no_trajectories"]
     assert (row.length, row.reward, row.age, row.cells) == (None, None, None, ((None, None, None, 1),))
+
+
+def test_a_group_that_was_sent_back_and_trained_is_a_trained_one() -> None:
+    ledger = Ledger()
+    for number in (0, 1):
+        ledger.outcome(outcome(number, 4))
+    ledger.batch(batch(-1, gone={0: "dead", 1: "dead"}))
+    found = policy_discards(ledger)
+    assert ({reason: one.groups for reason, one in found.discarded.items()}, found.trained.groups) == ({"dead": 2}, 0)
+    ledger.batch(batch(1, 0))
+    found = policy_discards(ledger)
+    assert ({reason: one.groups for reason, one in found.discarded.items()}, found.trained.groups) == ({"dead": 1}, 1)
+
+
+def test_rewards_that_are_huge_are_counted() -> None:
+    ledger = Ledger()
+    worst = -sys.float_info.max
+    ledger.outcome(outcome(0, 4, reason="stale", rewards=(worst, worst)))
+    row = policy_discards(ledger).discarded["stale"]
+    assert (row.reward, [cell[1] for cell in row.cells]) == (worst, [None])
 
 
 def test_groups_of_which_nothing_came_back_do_not_count_as_short() -> None:

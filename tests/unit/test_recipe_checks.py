@@ -368,3 +368,5 @@ def test_a_trial_takes_its_step_in_one_process() -> None:
     own = {"path": "/models/any", "trainer": {"processes": 16, "tensor_parallel": 2}}
     recipe = sums_recipe(trainer={"processes": 64, "device": "cuda"}, policies={"solver": own})
     assert [one.processes for one in find_devices(_with_one_process(recipe))] == [1]
+    shadowed = sums_recipe(shadows={"other": {"trainer": {"processes": 2}}})
+    assert _with_one_process(shadowed).trainer_of("solver.other").processes == 1

@@ -129,7 +129,10 @@ def test_a_version_that_cannot_be_read_stops_everything() -> None:
         (TOPICS.state, key_of_retired("solver", WEIGHTS)),
     ):
         with pytest.raises(Unreadable, match="nothing is deleted"):
-            marker().fold_message(message(b"garbage", topic, key))
+            marker().fold_message(message(codec.encode(WeightsPublished(RUN, "solver"))[:-5], topic, key))
+        one = marker(*listed(claim("a")))
+        one.fold_message(message(b"garbage about " + claim("a").key.encode(), topic, key))
+        assert (unnamed(one), one.none_of_ours) == (set(), 1), "no build wrote it, and it announces no version"
 
 
 def test_what_is_not_named_as_an_object_is_left_alone() -> None:
@@ -162,6 +165,23 @@ def test_the_version_of_the_highest_held_out_reward_stays_with_what_leads_to_it(
     one.policies["solver"].weights.update(versions(200, 25))
     plans = plan(one, CollectionRequest(keep_versions=1), datetime.now(UTC), PREFIX)
     assert plans.added["solver", "weights"] == ((1, 49), (54, 124))
+
+
+def test_the_best_version_is_the_best_of_those_that_are_left_by_what_was_settled() -> None:
+    def planned(*results: tuple[int, str, float, datetime]) -> Plan:
+        one = marker()
+        one.policies["solver"].weights.update(versions(200, 25))
+        for version, workflow, reward, at in results:
+            result = EvalResult(RUN, "solver", "", workflow, version, avg_at_k=reward, played=8)
+            one.fold_message(message(result, TOPICS.evals("solver"), at=at))
+        retired = ObjectsRetired(RUN, "solver", what=WEIGHTS, versions=np.array([30, 30], np.int32))
+        one.fold_message(message(retired, TOPICS.state, key_of_retired("solver", WEIGHTS)))
+        return plan(one, CollectionRequest(keep_versions=1), NOW, PREFIX)
+
+    settled = [(30, "a", 0.9, LONG_AGO), (50, "a", 0.7, LONG_AGO), (90, "a", 0.5, LONG_AGO)]
+    assert planned(*settled).added["solver", WEIGHTS] == ((1, 29), (31, 49), (51, 124)), "30 is retired already"
+    slower = [(50, "b", 0.8, LONG_AGO), (90, "b", 0.5, LONG_AGO), (150, "a", 0.6, NOW), (160, "a", 0.9, NOW)]
+    assert planned(*settled, *slower).added == planned(*settled).added, "b is still to be evaluated"
 
 
 def test_more_versions_can_be_kept_and_no_fewer_than_a_worker_reads() -> None:

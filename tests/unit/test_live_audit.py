@@ -1,0 +1,89 @@
+"""What an audit of a run that goes on meanwhile is not misled by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from made_recipes import sums_recipe
+
+from headrace.infra.kafka.clients import Connection, Message, RunAddress
+from headrace.infra.kafka.group_offsets import Commit
+from headrace.infra.kafka.topic_reader import PartitionId
+from headrace.infra.run.retired import Retired
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import StoreAddress
+from headrace.ops.audit import commits
+from headrace.ops.audit.audited_log import AuditedLog
+from headrace.ops.audit.whole_audit import AuditRequest, WholeAudit
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp, task_key
+from headrace.schemas.records import RecipeRevision, Snapshot
+
+RECIPE = sums_recipe(kafka={"partitions": 1})
+TOPICS = RECIPE.topics
+TASKS, GROUPS = TOPICS.tasks("sums"), TOPICS.trajectories("solver")
+RUN = Run(RunAddress(Connection("nowhere:1"), "t"), "r", (RECIPE,), StoreAddress("nowhere:2", "b", "key", "key"))
+BODY = json.dumps({"next": {"sums": 1}}).encode()
+
+
+class GoingOn:
+    """The log of a run whose only task is played while its tasks or its groups are read, whichever are first.
+
+    Then the worker commits, and the feeder deletes the task.
+    """
+
+    records, seconds = 0, 1.0
+
+    def __init__(self) -> None:
+        stamp = Stamp("r", "sums", 0, policy="solver")
+        key = task_key("sums", 0)
+        self._group = Message(GROUPS, 0, 0, key, b"", stamp.to_headers())
+        feeder = Message(TOPICS.state, 0, 0, b"feed", codec.encode(Snapshot("r", "feed", body=BODY)))
+        self._messages = {TASKS: [Message(TASKS, 0, 0, key, b"", stamp.to_headers())], TOPICS.state: [feeder]}
+
+    def revisions(self) -> list[tuple[str, RecipeRevision]]:
+        return [("t.recipe[0]@0", RecipeRevision("r", recipe=RECIPE.to_json()))]
+
+    def topics(self) -> set[str]:
+        return {TASKS, GROUPS, TOPICS.state}
+
+    def find_shortened(self, _: Iterable[str]) -> Iterator[str]:
+        return iter(())
+
+    def read_uncounted(self, topics: Iterable[str]) -> Iterator[Message]:
+        for topic in topics:
+            yield from self._messages.get(topic, [])
+
+    def read(self, topics: Iterable[str], what: str) -> Iterator[Message]:
+        yield from self.read_uncounted(topics)
+        if what in {"tasks", "groups"}:
+            self._messages |= {TASKS: [], GROUPS: [self._group]}
+
+    read_in_order = read
+
+    def partitions(self, topics: Iterable[str]) -> dict[PartitionId, int]:
+        return {(topic, 0): 0 for topic in topics}
+
+    ends = partitions
+
+    def schemas(self) -> list[RecipeRevision]:
+        return []
+
+    def ask(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
+        bound = {(TASKS, 0): 0}
+        return {
+            group: commits.Committed(bound, {(TASKS, 0): Commit(0)}, bound) for group in groups if not group.component
+        }
+
+    def read_retired(self) -> Retired:
+        return Retired("r", ())
+
+
+def test_a_task_that_is_played_and_deleted_while_the_audit_reads_is_not_lost() -> None:
+    log: Any = GoingOn()
+    report = WholeAudit.of(RUN, AuditRequest(use_store=False), Path(), cast("AuditedLog", log)).perform()
+    assert (report.lost, report.groups.produced) == (0, 1)
+    assert not [what for what in map(str, report.problems) if "in flight" in what]
