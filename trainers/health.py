@@ -86,10 +86,11 @@ def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]
         )
     rewards = [one["reward_mean"] for one in metrics if "reward_mean" in one]
     means = [sum(rewards[end - HEALTH_EDGE : end]) / HEALTH_EDGE for end in range(HEALTH_EDGE, len(rewards) + 1)]
-    if means and max(means) - means[-1] > SMALL_FALL and means[-1] < FALL * max(means):
+    best = max(means, default=0.0)
+    if means and best - means[-1] > SMALL_FALL and means[-1] < best - FALL * abs(best):
         yield HealthFinding(
             "reward_collapse",
-            f"Mean reward has fallen from {max(means):.2f} to {means[-1]:.2f} within {len(rewards)} versions: begin "
+            f"Mean reward has fallen from {best:.2f} to {means[-1]:.2f} within {len(rewards)} versions: begin "
             "again from a version before, with a lower trainer.learning_rate or trainer.max_staleness.",
         )
 

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from blake3 import blake3
 
+from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import MessageRefused
 from headrace.infra.run.run import Run
@@ -29,8 +30,9 @@ from headrace.trainers.learner.limits import Limits
 
 UNUSABLE = (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError)
 """What decoding raises for a group that cannot be trained on."""
-MOST_ADVANTAGE_FAILURES = 8
-"""Groups in a row over which the advantage may fail. One that fails over each would use up rollouts without end."""
+MOST_FAILURES = 8
+"""Groups in a row over which the advantage may fail. One that fails over each would use up rollouts without end. So
+would a recipe whose groups are all refused: two batches of them, at least so many, end a run without a version."""
 
 
 class Intake:
@@ -63,6 +65,8 @@ class Intake:
         """When a group arrived last."""
         self._advantage_failures = 0
         """Groups in a row over which the advantage failed."""
+        self._has_taken, self._refused = False, 0
+        """Whether a group was taken in this life, and how many were refused before."""
         self._head = -1
         """In a shadow, the highest `head_version` of the groups that were read."""
 
@@ -77,7 +81,8 @@ class Intake:
         """Return a group as it waits in the window; a replay gets the group of its first use.
 
         A replay whose first use has left the log is evicted as `missing`. Raises MessageRefused as `unusable`, and
-        AdvantageError when the advantage has failed over MOST_ADVANTAGE_FAILURES groups in a row.
+        AdvantageError when the advantage has failed over MOST_FAILURES groups in a row; UsageError before the first
+        version when no group was ever taken.
         """
         self._arrivals += 1
         self.arrived_at = time.monotonic()
@@ -90,11 +95,21 @@ class Intake:
             with self._watch.measure("decode"):
                 return self._build_waiting(message, curated, self._prepare(found))
         except UNUSABLE as error:
-            if isinstance(error, AdvantageError):
-                self._advantage_failures += 1
-                if self._advantage_failures >= MOST_ADVANTAGE_FAILURES:
-                    raise
+            self._count_refused(error)
             raise MessageRefused("unusable", str(error)) from error
+
+    def _count_refused(self, error: Exception) -> None:
+        """Raise the error, or UsageError, where so many groups were refused that no version will come."""
+        if isinstance(error, AdvantageError):
+            self._advantage_failures += 1
+            if self._advantage_failures >= MOST_FAILURES:
+                raise error
+        elif isinstance(error, BatchError | RewardError) and not self._has_taken and self._newest_version() <= 0:
+            self._refused += 1
+            if self._refused >= max(MOST_FAILURES, 2 * self._settings.groups_per_batch):
+                raise UsageError(
+                    f"no version can be made: each of the first {self._refused} groups was refused. The newest: {error}"
+                ) from error
 
     def _build_waiting(self, message: Message, curated: CuratedGroup, payload: PreparedGroup) -> Waiting[PreparedGroup]:
         return Waiting(
@@ -113,7 +128,7 @@ class Intake:
         group = decode_group(self._run, curated)
         known = math.inf if self._settings.is_shadow else self._newest_version()
         found = prepare_checked_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
-        self._advantage_failures = 0
+        self._advantage_failures, self._has_taken = 0, True
         if self._settings.is_shadow:
             self._head = max(self._head, found.newest, group.trajectory_group.head_version)
         return found

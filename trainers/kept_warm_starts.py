@@ -26,6 +26,7 @@ from safetensors.torch import save
 
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.environment import cache_folder
+from headrace.trainers.learner.model import encode, encode_completion
 from headrace.trainers.learner.numerics import fingerprint_numerics
 from headrace.trainers.learner.warm_start import (
     Follower,
@@ -82,6 +83,10 @@ class KeptWarmStart(Follower):
             "settings": asdict(settings),
             "config": model.config.to_json_string(),
             "tokenizer": [type(tokenizer).__name__, tokenizer.get_vocab(), tokenizer.eos_token_id],
+            "ids": [
+                [[encode(tokenizer, one.prompt), encode_completion(tokenizer, one.completion)] for one in some]
+                for some in examples
+            ],
             "numerics": fingerprint_numerics(str(model.device)),
             "source": _hash_own_code(),
         }

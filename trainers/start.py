@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 import transformers
 
-from headrace.infra.errors import HeadraceError
+from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.topic_reader import find_whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
@@ -201,6 +201,11 @@ def _warm_start(
         seed=run.recipe.seed,
     )
     to_learn_from = [example for example in examples if example not in apart]
+    if not to_learn_from:
+        raise UsageError(
+            f"policies.{policy}.warm_start needs at least two different worked examples, one of which is held out; the "
+            f"environment gives {len(distinct)} (warm_start.examples asks for {len(examples)})"
+        )
     with open_heartbeat(run, policy, "warming up") as beat:
 
         class Reported(KeptWarmStart):

@@ -7,17 +7,27 @@ the loss, `Objective.compute_loss_share` (losses/objective.py).
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
+from typing import TYPE_CHECKING
 
+from headrace.infra.errors import Unavailable
 from headrace.infra.kafka.clients import KafkaRefused
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import bind_to_log, configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
+from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, begin_attempts, stop_on_signals
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.store.store_errors import StoreError
 from headrace.schemas.topics import policy_of
+
+if TYPE_CHECKING:
+    from headrace.trainers.trainer import Trainer
+
+NO_FAULT_OF_THE_BATCH = (KafkaRefused, StoreError, Unavailable, MustRestart)
+"""What may end a step though its groups are good."""
 
 
 def main(run: str, policy: str | None = None, variant: str | None = None) -> None:
@@ -40,14 +50,25 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
         with closing(writer):
             resumed = begin_or_resume(joined, name, writer, stop)
             with closing(Trainer(joined, name, resumed, watch)) as trainer:
-                try:
-                    if run_loop(trainer, writer, stop, watch):
-                        run_loop(trainer, writer, trainer.finish(), watch)
-                except KafkaRefused:
-                    trainer.withdraw_step(writer)
-                    raise
+                run_trainer(trainer, writer, stop, watch)
 
     with lead_group():
         for attempt in begin_attempts(stop):
             with attempt:
                 train()  # at its end its learner is dropped: the next one needs that memory
+
+
+def run_trainer(trainer: Trainer, writer: TransactionalWriter, stop: threading.Event, watch: Stopwatch) -> None:
+    """Run a trainer until it is stopped, and commit what it has begun.
+
+    Where a step is ended for no fault of its batch, its note is taken back: by a stop, or by a server that refuses what
+    follows or is away. Raises what the run loop raises.
+    """
+    try:
+        if run_loop(trainer, writer, stop, watch):
+            run_loop(trainer, writer, trainer.finish(), watch)
+    except NO_FAULT_OF_THE_BATCH:
+        trainer.withdraw_step(writer)
+        raise
+    if trainer.has_step_under_way:
+        trainer.withdraw_step(writer)

@@ -299,8 +299,13 @@ class Trainer:
         timer.start()
         return self._finished
 
+    @property
+    def has_step_under_way(self) -> bool:
+        """Whether a step was begun whose version is not on the log."""
+        return not self._pipeline.is_empty
+
     def withdraw_step(self, writer: TransactionalWriter) -> None:
-        """Take back the note of a step before this process ends: Kafka refused what followed, and no group is at fault.
+        """Take back the note of a step before this process ends, where no group is at fault for that.
 
         What prevents that is logged: the next processes then count one more step that never ended.
         """

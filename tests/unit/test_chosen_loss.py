@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,11 +58,48 @@ def torn(_tokens: TrainedTokens) -> object:
 
 
 def test_a_loss_of_your_own_that_raises_is_refused_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("my_losses")
-    module.__dict__["torn"] = torn
-    monkeypatch.setitem(sys.modules, "my_losses", module)
+    name_losses(monkeypatch, torn)
     with pytest.raises(UsageError, match=r"^trainer\.loss: KeyError: 'loss' at .*test_chosen_loss\.py:[0-9]+ in torn$"):
         objective_for(trainer(loss="my_losses:torn"))
+
+
+def halved_in_place(tokens: TrainedTokens) -> torch.Tensor:
+    scaled = tokens.advantages
+    scaled *= 0.5
+    return -scaled * tokens.logprobs
+
+
+def clamped_where_large(tokens: TrainedTokens) -> torch.Tensor:
+    if tokens.behaviour_logprobs.max() > 0.1:
+        tokens.behaviour_logprobs.clamp_(max=0.1)
+    return -tokens.advantages * tokens.logprobs
+
+
+def detached(tokens: TrainedTokens) -> torch.Tensor:
+    return -tokens.advantages * tokens.logprobs.detach()
+
+
+def name_losses(monkeypatch: pytest.MonkeyPatch, *losses: Callable[[TrainedTokens], object]) -> None:
+    module = ModuleType("my_losses")
+    module.__dict__.update({loss.__name__: loss for loss in losses})
+    monkeypatch.setitem(sys.modules, "my_losses", module)
+
+
+def test_a_loss_of_your_own_that_changes_its_numbers_in_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    name_losses(monkeypatch, halved_in_place, clamped_where_large)
+    with pytest.raises(UsageError, match=r"changes TrainedTokens\.advantages in place"):
+        objective_for(trainer(loss="my_losses:halved_in_place"))
+    objective = objective_for(trainer(loss="my_losses:clamped_where_large"))
+    ones = torch.ones(2)
+    tokens = TrainedTokens(ones * 0.5, ones * 0.5, ones, torch.tensor([0, 1]))
+    with pytest.raises(UsageError, match=r"changes TrainedTokens\.behaviour_logprobs in place"):
+        objective.compute_loss_share(tokens, totals_of(tokens.sequences))
+
+
+def test_a_loss_of_your_own_without_a_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    name_losses(monkeypatch, detached)
+    with pytest.raises(UsageError, match="the loss has no gradient: compute it from"):
+        objective_for(trainer(loss="my_losses:detached"))
 
 
 def test_the_table_on_the_page_of_losses_is_a_trainers() -> None:

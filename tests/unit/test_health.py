@@ -56,6 +56,9 @@ def test_a_reward_that_falls_by_half_and_stays_down_is_a_collapse_and_one_bad_ve
 
 def test_rewards_below_zero_and_noise_around_it_are_no_collapse() -> None:
     assert findings([WELL | {"reward_mean": -1.0}] * HEALTH_LOOK_BACK) == []
+    assert findings([WELL | {"reward_mean": -100.0 - 0.2 * (n > 5)} for n in range(HEALTH_LOOK_BACK)]) == []
+    fallen = findings([WELL | {"reward_mean": -1.0 - (n > 4)} for n in range(10)])
+    assert [one.name for one in fallen] == ["reward_collapse"]
     assert names(*[{"reward_mean": 0.05}] * 10, *[{"reward_mean": 0.02}] * 10) == []
 
 

@@ -10,7 +10,15 @@ import pytest
 
 from headrace.infra.kafka.clients import Message
 from headrace.schemas import codec
-from headrace.schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, Eviction, GroupUse, Position
+from headrace.schemas.records import (
+    BatchTrained,
+    CheckpointPointer,
+    ClaimCheck,
+    Eviction,
+    GroupUse,
+    Position,
+    WeightsPublished,
+)
 from headrace.schemas.topics import Topics, checkpoint_key
 from headrace.trainers.health import HEALTH_LOOK_BACK
 from headrace.trainers.versions.batch_offsets import BatchOffsets
@@ -109,3 +117,12 @@ def test_of_a_log_without_offsets_only_what_is_needed_is_kept() -> None:
     assert list(waits(recent)) == list(waits(whole))
     assert len(recent.batches) <= HEALTH_LOOK_BACK + 8
     assert len(recent.concluded) < len(whole.concluded) // 4
+
+
+@pytest.mark.parametrize("kinds", [["anchor", "delta"], ["whole"], ["whole", "delta"], ["anchor", "delta", "whole"]])
+def test_a_past_that_begins_with_weights_published_whole_once_more_has_a_published_version(kinds: list[str]) -> None:
+    events = [WeightsPublished("r", "solver", version=n, kind=kind, weights_hash=kind) for n, kind in enumerate(kinds)]
+    messages = [Message(TOPICS.weights("solver"), 0, n, b"", codec.encode(one)) for n, one in enumerate(events)]
+    published = _Fold("r", TOPICS, "solver", recent=True).of(messages).published
+    newest = [one for one in events if one.kind != "whole"] or events
+    assert published == newest[-1]

@@ -11,6 +11,7 @@ import pytest
 from made_groups import group
 from made_recipes import sums_recipe
 
+from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import MessageRefused
 from headrace.infra.run.run import Run
@@ -20,7 +21,7 @@ from headrace.schemas.records import CuratedGroup
 from headrace.schemas.topics import Topics
 from headrace.trainers.advantages import RewardedSequence
 from headrace.trainers.batches.estimator import AdvantageError, load_estimator
-from headrace.trainers.intake import MOST_ADVANTAGE_FAILURES, Intake
+from headrace.trainers.intake import MOST_FAILURES, Intake
 from headrace.trainers.learner.limits import Limits
 
 
@@ -58,8 +59,30 @@ def test_an_own_advantage_that_raises_over_each_group_ends_the_trainer(intake: I
             with pytest.raises(MessageRefused):
                 take(intake, 0.5, 1.0)
 
-    fail(MOST_ADVANTAGE_FAILURES - 1)
+    fail(MOST_FAILURES - 1)
     take(intake, 0.0, 1.0)
-    fail(MOST_ADVANTAGE_FAILURES - 1)
+    fail(MOST_FAILURES - 1)
     with pytest.raises(AdvantageError, match="mine failed: KeyError"):
         take(intake, 0.5, 1.0)
+
+
+def intake_of_given_baselines(newest: int) -> Intake:
+    recipe = sums_recipe(trainer={"advantage": {"use": "given"}, "groups_per_batch": 8, "minibatches": 1})
+    run = SimpleNamespace(recipe=recipe, run_id="r", topics=Topics("r"))
+    return Intake(cast("Run", run), "solver", Limits(vocabulary=100), (), Stopwatch(), lambda: newest)
+
+
+def test_a_run_of_which_every_group_is_refused_ends_before_its_first_version() -> None:
+    intake = intake_of_given_baselines(0)
+    for _ in range(15):
+        with pytest.raises(MessageRefused, match="needs a baseline"):
+            take(intake, 0.0, 1.0)
+    with pytest.raises(UsageError, match=r"each of the first 16 groups was refused\. The newest: .*needs a baseline"):
+        take(intake, 0.0, 1.0)
+
+
+def test_a_run_that_has_made_a_version_is_ended_by_no_group_that_is_refused() -> None:
+    intake = intake_of_given_baselines(3)
+    for _ in range(40):
+        with pytest.raises(MessageRefused, match="needs a baseline"):
+            take(intake, 0.0, 1.0)

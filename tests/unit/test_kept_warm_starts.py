@@ -83,6 +83,9 @@ def test_another_start_is_not_taken_for_it_nor_what_other_code_or_another_machin
     for other in others:
         assert kept_in(tmp_path, **{"model": tiny(), **other}).load_into_model() is None
     with monkeypatch.context() as patch:
+        patch.setattr(TOKENIZER, "chat_template", "{% for one in messages %}{{ one.content }}{% endfor %}=")
+        assert kept_in(tmp_path, tiny()).load_into_model() is None
+    with monkeypatch.context() as patch:
         patch.setattr(kept_warm_starts, "_hash_own_code", lambda: "other code")
         assert kept_in(tmp_path, tiny()).load_into_model() is None
     with monkeypatch.context() as patch:

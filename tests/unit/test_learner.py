@@ -1,4 +1,6 @@
+import sys
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.logprobs import compute_token_logprobs
 from headrace.trainers.learner.masters import Masters
 from headrace.trainers.learner.model import build_model
+from headrace.trainers.losses import TrainedTokens
 
 SETTINGS = TrainerSettings(
     groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=5e-4, warmup_versions=5
@@ -397,3 +400,20 @@ def test_the_off_policy_gap_is_the_mean_of_k3_from_the_policy_that_sampled() -> 
         deltas.append(found[sequence.mask[1:]])
     delta = np.concatenate(deltas)
     assert one.step(sequences, 1)["off_policy_gap"] == pytest.approx(np.mean(np.exp(delta) - 1 - delta), rel=1e-3)
+
+
+def surprised(tokens: TrainedTokens, *, weight: float = 0.0) -> torch.Tensor:
+    assert tokens.entropies is not None
+    return -tokens.advantages * tokens.logprobs - weight * tokens.entropies
+
+
+def test_an_entropy_bonus_in_a_loss_of_your_own_has_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("my_losses")
+    module.__dict__["surprised"] = surprised
+    monkeypatch.setitem(sys.modules, "my_losses", module)
+    norms = set()
+    for weight in (0.0, 5.0):
+        settings = TrainerSettings(loss={"use": "my_losses:surprised", "weight": weight}, grad_clip=1e9)
+        metrics = Learner(build_model(SHAPE, TOKENIZER, seed=1), settings).step(batch(1), 1)
+        norms.add(round(metrics["grad_norm_mean"], 6))
+    assert len(norms) == 2

@@ -54,6 +54,14 @@ def test_the_published_folder_is_read_by_plain_transformers(tmp_path: Path) -> N
     assert again.dtype is torch.float32
 
 
+def test_a_tokenizer_with_several_chat_templates_is_published_with_all_of_them(tmp_path: Path) -> None:
+    tokenizer = character_tokenizer("0123456789+-= ")
+    tokenizer.chat_template = {"default": "{{ messages[0].content }}", "tool_use": "1+{{ messages[0].content }}"}
+    for name, content in save_model_files(build_model(TINY, tokenizer, seed=1), tokenizer).items():
+        (tmp_path / name).write_bytes(content)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path).chat_template == tokenizer.chat_template
+
+
 def change_json(name: str, **more: object) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,12 +13,24 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.app.views.inspection_page import step_page, trajectory_page
 from headrace.infra.recipe.settings import Named, TrainerSettings
+from headrace.infra.run.run import Run
+from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound, _explain_missing_step
 from headrace.ops.lineage.seen import AdvantagesBySequence, advantages_of, see_group, see_sequence
 from headrace.schemas.episode_errors import describe_error
-from headrace.schemas.records import BatchTrained, CuratedGroup, Failure, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.schemas.records import (
+    BatchTrained,
+    ClaimCheck,
+    CuratedGroup,
+    Failure,
+    NamedObject,
+    Sequence,
+    Span,
+    Trajectory,
+    TrajectoryGroup,
+)
 from headrace.trainers.batches.groups import DecodedGroup, build_batch_sequences, prepare_group
-from headrace.trainers.batches.token_texts import TokenTexts
+from headrace.trainers.batches.token_texts import NoTokenizer, TokenTexts, token_texts
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 END = len(BYTES)
@@ -43,6 +56,18 @@ def test_a_character_of_several_tokens_stands_with_its_last(tokenizer: Tokenizer
     assert texts.pieces(ids) == ["a", "", "", "€", " ", "b", "<end>"]
     assert [texts.is_special(i) for i in ids][-2:] == [False, True]
     assert texts.pieces([]) == []
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named() -> None:
+    class Store:
+        run_id = "r"
+
+        def get(self, _: ClaimCheck) -> bytes:
+            return b'{"version": "9.0", "model": {"type": "OfANewerBuild"}}'
+
+    files = [NamedObject(TOKENIZER_FILE, ClaimCheck("main", "k"))]
+    with pytest.raises(NoTokenizer, match=r"cannot read the tokenizer\.json of solver: "):
+        token_texts(cast("Run", Store()), "solver", files)
 
 
 def sequence(tokenizer: Tokenizer, prompt: str = "2+3?", answer: str = "5") -> Sequence:

@@ -55,6 +55,6 @@ def token_texts(run: Run, policy: str, files: Iterable[NamedObject]) -> TokenTex
         if file.name == TOKENIZER_FILE and file.claim is not None:
             try:
                 return TokenTexts(Tokenizer.from_str(run.get(file.claim).decode()))
-            except ValueError as error:
+            except Exception as error:  # of the tokenizers library, which has no class for it
                 raise NoTokenizer(f"cannot read the {TOKENIZER_FILE} of {policy}: {error}") from error
     raise NoTokenizer(f"no published version of {policy} comes with a {TOKENIZER_FILE}: is a version published yet?")

@@ -89,6 +89,7 @@ class Learner:
     def _apply_settings(self, settings: TrainerSettings, seed: int) -> None:
         self._passes.apply_settings(settings)
         self._objective = objective_for(settings)
+        self._passes.has_entropy_gradient = settings.entropy > 0 or "entropies" in self._objective.needs
         self.masters.apply_settings(settings)
         self.settings, self.seed = settings, seed
 

@@ -217,7 +217,8 @@ def save_model_files(
     config.architectures = [type(model).__name__]
     config.dtype = torch.bfloat16
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
+        # Several templates would be files of a folder of their own; within tokenizer_config.json they are as good.
+        tokenizer.save_pretrained(folder, save_jinja_files=not isinstance(tokenizer.chat_template, dict))
         config.save_pretrained(folder)
         if model.generation_config is not None:
             model.generation_config.save_pretrained(folder)

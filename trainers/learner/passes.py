@@ -34,6 +34,8 @@ class Passes:
         self.routers = Routers(model)
         self.is_packed = False
         """Whether micro-batches are to be packed rather than padded."""
+        self.has_entropy_gradient = False
+        """Whether the loss depends on the tokens' entropies."""
         self._arrangement = (False, False, False)
 
     def apply_settings(self, settings: TrainerSettings) -> None:
@@ -113,7 +115,7 @@ class Passes:
         """Return log-probabilities and entropies, float32[N] each, of a micro-batch's trained tokens."""
         with self.routers.follow_engine(micro, self._device, counts=counts):
             scores: tuple[torch.Tensor, torch.Tensor] = self.scorer(
-                micro, self._settings.logits_mib, self._settings.entropy > 0
+                micro, self._settings.logits_mib, self.has_entropy_gradient
             )
         return scores
 

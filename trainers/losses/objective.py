@@ -240,7 +240,13 @@ class Objective:
                 "m2po needs the bounds of the whole minibatch: call `Objective.bounds` first and pass its result"
             )
         prepared, weights, metrics = self._prepare(tokens)
+        before = prepared.count_changes()
         found = self.loss(prepared) if bounds is None else self.loss(prepared, bounds)
+        if changed := [name for name, count in prepared.count_changes().items() if count != before[name]]:
+            raise UsageError(
+                f"the loss changes {', '.join(f'TrainedTokens.{name}' for name in changed)} in place, but gets the "
+                "same numbers more than once: let it make new tensors, without functions such as `mul_`, or `*=`"
+            )
         terms, measured, rejected = check_loss_terms(found, prepared)
         if weights is not None:
             terms = weights * terms
@@ -278,7 +284,7 @@ class Objective:
         bounds = self.bounds(tokens)
         try:
             self.compute_loss_share(replace(tokens, **{name: None}), totals, bounds)  # type: ignore[arg-type]  # each may be None
-        except (UsageError, TypeError, AttributeError):  # the last two: a loss of one's own that did not look
+        except Exception:  # noqa: BLE001 - whatever a loss of the user's own raises without it
             return False
         return True
 
@@ -328,7 +334,9 @@ def objective_of(
             "reject tokens, not weigh them"
         )
     with _blame("trainer.loss"):
-        objective.compute_loss_share(tokens, totals, objective.bounds(tokens))
+        share, _ = objective.compute_loss_share(tokens, totals, objective.bounds(tokens))
+        if not share.requires_grad:
+            raise UsageError("the loss has no gradient: compute it from TrainedTokens.logprobs without `detach`")
     return objective
 
 
@@ -366,11 +374,10 @@ def _bind_options(
 
 def _example() -> tuple[TrainedTokens, Totals]:
     """Return two made-up tokens with all that a loss may ask for."""
-    zeros = torch.zeros(2)
+    names = ("behaviour_logprobs", "advantages", "proximal", "reference", "entropies")
+    others = {name: torch.zeros(2) for name in names}
     numbers = torch.zeros(2, dtype=torch.int64)
-    tokens = TrainedTokens(
-        zeros, zeros, zeros, numbers, proximal=zeros, reference=zeros, entropies=zeros, versions=numbers, version=0
-    )
+    tokens = TrainedTokens(torch.zeros(2, requires_grad=True), sequences=numbers, versions=numbers, version=0, **others)
     return tokens, Totals(2, 1, 1)
 
 

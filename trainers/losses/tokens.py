@@ -57,7 +57,7 @@ class TrainedTokens:
     reference: Tensor | None = None
     """float[N], log pi_ref; no gradient."""
     entropies: Tensor | None = None
-    """float[N], of the distribution each token was drawn from; with gradient where an entropy bonus is asked for."""
+    """float[N], of the distribution each token was drawn from; with gradient where the loss cannot do without them."""
     versions: Tensor | None = None
     """int[N], the weight version that generated each token; -1 where it is not known."""
     version: int | None = None
@@ -82,6 +82,11 @@ class TrainedTokens:
                 raise UsageError(
                     f"the tokens of a sequence must be adjacent; those of sequence {int(twice[0])} are not"
                 )
+
+    def count_changes(self) -> dict[str, int]:
+        """Return how often each vector was changed in place so far."""
+        vectors = {name: one for name in _VECTORS if (one := getattr(self, name)) is not None}
+        return {name: one._version for name, one in vectors.items() if not one.is_inference()}  # noqa: SLF001 - torch has no other
 
     @property
     def behaviour(self) -> Tensor:

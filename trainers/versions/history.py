@@ -214,7 +214,7 @@ def _fold_event(history: History, event: WeightsPublished, offset: int) -> None:
     elif not is_version(event):
         return
     history.stretch = history.stretch.with_event(event)
-    if is_version(event):
+    if is_version(event) or history.published is None:  # a recent past may begin with weights published whole once more
         history.published = event
     history.files = event.files or history.files
 
