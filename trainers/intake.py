@@ -128,7 +128,8 @@ class Intake:
         group = decode_group(self._run, curated)
         known = math.inf if self._settings.is_shadow else self._newest_version()
         found = prepare_checked_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
-        self._advantage_failures, self._has_taken = 0, True
+        self._has_taken = True
+        self._advantage_failures = 0
         if self._settings.is_shadow:
             self._head = max(self._head, found.newest, group.trajectory_group.head_version)
         return found
