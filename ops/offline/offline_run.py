@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 
 import structlog
 
@@ -255,27 +257,26 @@ def _train(request: OfflineRequest, policy: str) -> TrainedStep:
 def _evaluate(request: OfflineRequest, policy: str, asked: Recipe, newest: int) -> list[list[float]]:
     """Return (version, held-out reward), means over workflows, of the versions that were kept and of the newest.
 
-    A version all of whose episodes failed has none.
+    A version all of whose episodes failed in a workflow has none, as means over the others cannot be compared; it is
+    measured again when the command is given again.
     """
     path = request.data / f"{HELD_OUT}.json"
-    known: dict[str, float | None] = json.loads(path.read_text()) if path.exists() else {}
+    noted: dict[str, float | None] = json.loads(path.read_text()) if path.exists() else {}
+    known = {version: reward for version, reward in noted.items() if reward is not None}
     kept = request.data / TRAINED / "versions"
     folders = {int(folder.name): folder for folder in kept.iterdir()} if kept.is_dir() else {}
     for version, folder in sorted({**folders, newest: request.data / TRAINED}.items()):
         if str(version) not in known:
             results = evaluate(asked, {policy: folder})
             measured = [one[policy] for one in results.values() if policy in one]
-            rewards = [one.avg_at_k for one in measured if one.avg_at_k is not None]
-            known[str(version)] = _mean(rewards) if rewards else None
+            rewards = [one.avg_at_k for one in measured if one.avg_at_k is not None and math.isfinite(one.avg_at_k)]
+            if rewards and len(rewards) == len(results):
+                known[str(version)] = fmean(rewards)
             if failed := sum(one.failures for one in measured):
                 log.warning("evaluation.episodes_failed", policy=policy, version=version, failures=failed)
             write_atomically(path, json.dumps(known).encode())
     ordered = sorted(known.items(), key=lambda one: int(one[0]))
-    return [[int(version), round(reward, 4)] for version, reward in ordered if reward is not None]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
+    return [[int(version), round(reward, 4)] for version, reward in ordered]
 
 
 def _batches(request: OfflineRequest) -> list[tuple[list[int], int]]:
