@@ -106,13 +106,20 @@ class ArchiveWriter:
                 f"{run} with id {run_id}: give another folder by --out"
             )
         files = [file for topic in manifest.topics.values() for series in topic.partitions for file in series.files]
-        self._require(files)
+        names = {key: f"{OBJECTS}/{key}" for key in manifest.objects}
+        sizes = self.location.measure_files([*(file.name for file in files), *names.values()])
+        self._require(files, sizes)
+        for key, name in names.items():
+            size = sizes.get(name)
+            if size != manifest.objects[key].size_bytes:  # the run's store may still have it: `look_again` asks
+                why = "is gone" if size is None else f"has {size} bytes there now"
+                lost = manifest.objects.pop(key)
+                manifest.missing[key] = lost.model_copy(update={"why": f"it was in the archive, and {why}"})
         self.location.sweep({file.name for file in files}, manifest.objects.keys())
         return manifest
 
-    def _require(self, files: Sequence[ArchivedFile]) -> None:
+    def _require(self, files: Sequence[ArchivedFile], sizes: Mapping[str, int]) -> None:
         """Raise ArchiveCorrupt for a file that is not there, or of another size."""
-        sizes = self.location.measure_files([file.name for file in files])
         for file in files:
             size = sizes.get(file.name, -1)
             if size != file.bytes:

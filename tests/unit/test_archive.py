@@ -361,6 +361,19 @@ def test_a_missing_object_is_looked_for_again(tmp_path: Path) -> None:
     assert not Archive(tmp_path).manifest.missing
 
 
+def test_an_object_of_the_archive_that_is_gone_or_cut_is_fetched_anew(whole: Path) -> None:
+    path = whole / "objects" / CLAIM.key
+    for act in (lambda: path.write_bytes(OBJECT[:-1]), path.unlink):
+        act()
+        with writer(whole) as made:
+            assert list(made.manifest.missing) == [CLAIM.key]
+            made.look_again()
+            made.save()
+            assert made.new_objects == 1
+        assert Archive(whole).get(CLAIM) == OBJECT
+        assert not Archive(whole).manifest.missing
+
+
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
