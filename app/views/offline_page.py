@@ -165,6 +165,8 @@ def _counts(trained: TrainedOffline) -> list[Text]:
     said = ", ".join(f"{count:,} {why}" for why, count in gone.items() if count)
     words = f"{counts.read:,} records read, {trained.trained:,} groups trained on"
     parts = [Text(f"{words}{', ' + said if said else ''}; {counts.unread:,} records not read.")]
+    if counts.first_unusable:
+        parts.append(Text(f"The first that is unusable is {counts.first_unusable}", style="yellow"))
     if counts.evicted.get("expired"):
         parts.append(
             Text(

@@ -107,10 +107,18 @@ class RecordCounts:
     """Groups that left the window untrained, by verdict."""
     unusable: Counter[str] = field(default_factory=Counter)
     """Records that would be dead letters of a run, by reason."""
+    first_unusable: str = ""
+    """What ails the first of these; empty while there is none."""
     replays: Counter[str] = field(default_factory=Counter)
     """Reason to the replays among those that were evicted or unusable."""
     left: int = 0
     """Groups that waited when the archive was used up, or the last version made."""
+
+    def count_unusable(self, message: Message, reason: str, detail: str) -> None:
+        """Count a record that cannot be trained on."""
+        where = f"{message.topic}[{message.partition}] offset {message.offset}"
+        self.first_unusable = self.first_unusable or f"{where}: {detail}"
+        self.unusable[reason] += 1
 
 
 # --------------------------------------------------------------------------------------------------- the run's batches
@@ -206,12 +214,12 @@ class _OfflineIntake:
         try:
             curated = decode_own(message.value, CuratedGroup, self._archive.manifest.run_id)
         except MessageRefused as refused:
-            counts.unusable[refused.reason] += 1
+            counts.count_unusable(message, refused.reason, str(refused))
             return
         try:
             found = self._decode_group(message, curated)
-        except UNUSABLE:
-            counts.unusable["unusable"] += 1
+        except UNUSABLE as error:
+            counts.count_unusable(message, "unusable", str(error))
             counts.replays["unusable"] += curated.use > 0
             return
         if found is None:

@@ -17,6 +17,7 @@ import transformers
 from made_recipes import sums_recipe
 from made_run import TINY_MODEL
 
+from headrace.app.views.offline_page import _counts
 from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
@@ -182,9 +183,12 @@ def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
     ]
     archive(tmp_path / "a", [[*odd, *(curated(number) for number in range(4))]])
 
-    found = plain(train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest()))
+    trained = train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest())
+    found = plain(trained)
 
     assert found["unusable"] == {"other_run": 1, "undecodable": 1, "unusable": 1}
+    assert found["first_unusable"].startswith("t.curated.solver[0] offset 0: ")
+    assert "The first that is unusable is t.curated.solver[0] offset 0: " in " ".join(map(str, _counts(trained)))
     assert (found["evicted"], found["trained"]) == ({"missing": 1}, 4)
 
 
@@ -221,6 +225,16 @@ def test_a_start_that_has_all_steps_already_is_told_as_the_reason(tmp_path: Path
     learner: Any = SimpleNamespace(version=50, settings=recipe().trainer)
     said = _explain_nothing(Archive(tmp_path / "a"), learner, RecordCounts())
     assert said.startswith("training begins with version 50, but trainer.steps is 50, so no version is made")
+
+
+def test_where_groups_are_unusable_the_first_reason_is_told_beside_the_size_of_a_batch(tmp_path: Path) -> None:
+    record = codec.decode(curated(0).value, CuratedGroup)
+    other = replace(codec.decode(record.group, TrajectoryGroup), tokenizer_hash="ab" * 32)
+    message = replace(curated(0), value=codec.encode(replace(record, group=codec.encode(other))))
+    archive(tmp_path / "a", [[message] * 4])
+    said = r"4 records are unusable, the first is t\.curated\.solver\[0\] offset 0: .* another tokenizer"
+    with pytest.raises(UsageError, match=said):
+        train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest())
 
 
 def test_a_policy_that_was_warmed_up_needs_a_start(tmp_path: Path) -> None:
