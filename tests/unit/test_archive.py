@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -203,6 +204,21 @@ def test_a_file_is_cut_when_it_is_large_or_old_and_then_belongs_to_the_archive(
 # ---------------------------------------------------------------------------------------------------------------- kills
 
 
+def test_an_archive_may_have_more_partitions_than_a_process_may_have_files_open(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    there = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only how many
+    with ArchiveWriter(tmp_path, "t", "run-1", fetch, claims_of_group) as made:
+        made.add_topic(TOPIC, 40, {})
+        resource.setrlimit(resource.RLIMIT_NOFILE, (there + 20, hard))
+        try:
+            for partition in range(40):
+                made.write(message(0, partition=partition))
+            made.save()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(files_of(tmp_path)) == 40
+
+
 def many() -> list[Message]:
     """Both partitions in turn, some behind a claim check, some in another schema."""
     made = []
@@ -260,8 +276,6 @@ def test_at_whatever_moment_a_writer_ends_the_next_one_completes(
                 made.write(one)
             made.save()
         made.location.release()  # all that a process's end does
-        for held in made._open.values():
-            held._out.file.close()
         assert_completed(root)
 
 
