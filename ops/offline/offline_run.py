@@ -139,7 +139,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
             raise UsageError(f"{folder.root} holds a run: give another folder by --data")
         _claim_folder(request, archive)
         [policy] = recipe.policies
-        curated = _curate(request)
+        curated = _curate(request, policy)
         trained = _train(request, policy)
         held_out = _evaluate(request, policy, asked, trained.newest)
         found = replace(
@@ -220,12 +220,12 @@ class TrainedStep:
         return self.versions[-1]
 
 
-def _curate(request: OfflineRequest) -> CuratedStep:
+def _curate(request: OfflineRequest, policy: str) -> CuratedStep:
     out, report = request.data / CURATED, request.data / f"{CURATED}.json"
     if not report.exists():
         if out.exists():
             shutil.rmtree(out)
-        found = curate_offline(request.archive, None, request.recipe, out)
+        found = curate_offline(request.archive, policy, request.recipe, out)
         write_atomically(report, encode_json(found, None).encode())
     read = json.loads(report.read_text())
     return CuratedStep(**{field.name: read[field.name] for field in fields(CuratedStep)})
