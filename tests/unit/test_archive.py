@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import itertools
@@ -20,7 +21,7 @@ import pytest
 from made_groups import group as small_group
 
 from headrace.infra.archive import writing
-from headrace.infra.archive.locations import ArchiveBusy, InFolder
+from headrace.infra.archive.locations import ArchiveBusy, InFolder, InStore
 from headrace.infra.archive.manifest import ArchiveCorrupt, read_manifest
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
@@ -28,7 +29,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.run.run import Run
-from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, StoreAddress
 from headrace.ops.offline import archiver
 from headrace.schemas import codec
 from headrace.schemas.avro import Plain
@@ -305,6 +306,33 @@ def test_a_file_that_is_gone_or_cut_is_told_by_reader_and_writer(whole: Path) ->
             list(Archive(whole).messages(PARTITION_ID))
         with pytest.raises(ArchiveCorrupt, match=file.name):
             writer(whole)
+
+
+def test_a_machine_that_cannot_open_a_file_says_nothing_about_the_archive(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_self: Path, *_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    found = Archive(whole)
+    for read in (lambda: list(found.messages(PARTITION_ID)), lambda: found.get(CLAIM)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", refuse)
+            with pytest.raises(OSError, match="Too many open files"):
+                read()
+
+
+def test_a_full_temporary_folder_is_named_and_no_damage_of_the_archive_in_a_store(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_up(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = InStore(StoreAddress("127.0.0.1:9", "archives", "key", "secret", prefix="sums/"))
+    monkeypatch.setattr(store._store, "get_to_file", fill_up)
+    monkeypatch.setattr(store, "read_manifest", (whole / "manifest.json").read_bytes)
+    with pytest.raises(OSError, match=r"No space left on device: '.*headrace-archive-"):
+        list(Archive(store).messages(PARTITION_ID))
 
 
 def test_a_changed_manifest_is_told(whole: Path) -> None:
