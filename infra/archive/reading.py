@@ -116,7 +116,7 @@ class Archive:
 
     @contextmanager
     def open_object(self, key: str) -> Iterator[Path]:
-        """Open a path of an object that the manifest lists, verified. Raises ArchiveCorrupt, and OSError as `messages`."""
+        """Open a path of an object that the manifest lists, verified. Raises as `messages`."""
         listed, where = self.manifest.objects[key], f"{self.root}/{OBJECTS}/{key}"
         with ExitStack() as opened:
             try:

@@ -17,7 +17,7 @@ import transformers
 from made_recipes import sums_recipe
 from made_run import TINY_MODEL
 
-from headrace.app.views.offline_page import _counts
+from headrace.app.views.offline_page import _counts, _verdict
 from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
@@ -26,9 +26,10 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.whole_folder import FolderBusy, write_new_folder
 from headrace.ops.offline.archived_groups import ArchivedFirstUses, arrivals, iterate_batches
+from headrace.ops.offline.archived_start import begin
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.offline_trainer import TrainingRequest, _explain_nothing, train_offline
-from headrace.ops.offline.offline_versions import RecordCounts
+from headrace.ops.offline.offline_versions import RecordCounts, retrain_versions
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -204,6 +205,29 @@ def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Pa
         groups(GroupUse("sums", 3, 0, 0, 4))
     with pytest.raises(LineageBroken, match="holds no offset 5"):
         groups(GroupUse("sums", 3, 0, 0, 5))
+
+
+def test_of_the_runs_own_batches_only_versions_of_the_same_numerics_from_the_start_on_are_compared(
+    tmp_path: Path,
+) -> None:
+    found = archive(tmp_path / "a", [[curated(number) for number in range(12)]])
+    start = begin(found, "solver", recipe(), None)
+    here, other = start.learner.fingerprint(), {"cpu": "another"}
+    batches = [
+        BatchTrained(
+            version=version,
+            fingerprint=fingerprint,
+            weights_hash="ab",
+            groups=tuple(GroupUse("sums", n, 0, 0, 2 * n) for n in range(4 * version - 4, 4 * version)),
+        )
+        for version, fingerprint in ((1, here), (2, other), (3, here))
+    ]
+    made = [one.describe() for one in retrain_versions(found, "solver", start.learner, [recipe()], batches)]
+    assert [(one.expected, one.equal) for one in made] == [("ab", False), ("ab", None), ("ab", None)]
+    trained: Any = SimpleNamespace(versions=made)
+    differ, others = map(str, _verdict(trained))
+    assert differ.startswith("1 of 1 versions differ from the run's, the first is 1")
+    assert others.startswith("2 versions are not comparable here, the first is 2")
 
 
 def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
