@@ -155,7 +155,12 @@ def _verdict(trained: TrainedOffline) -> list[Text]:
             )
         )
     elif compared:
-        said.append(Text(f"{'All ' if not others else ''}{len(compared)} versions came out as in the run, bit for bit.", style="green"))
+        said.append(
+            Text(
+                f"{'All ' if not others else ''}{len(compared)} versions came out as in the run, bit for bit.",
+                style="green",
+            )
+        )
     if others:
         said.append(
             Text(
