@@ -38,12 +38,14 @@ def is_archive(where: str) -> bool:
 class Archive:
     """An archive as its manifest was when it was opened; safe beside a writer, which only adds.
 
+    With a `manifest` it is the archive as that says.
+
     Raises UsageError when the folder holds none, ArchiveCorrupt when its manifest is damaged.
     """
 
-    def __init__(self, root: Path | str | Location) -> None:
+    def __init__(self, root: Path | str | Location, manifest: Manifest | None = None) -> None:
         self.root = location_of(root) if isinstance(root, Path | str) else root
-        self.manifest: Manifest = read_manifest(self.root)
+        self.manifest: Manifest = read_manifest(self.root) if manifest is None else manifest
 
     @property
     def topics(self) -> Topics:

@@ -228,7 +228,8 @@ def _note_skipped(writer: ArchiveWriter) -> None:
     """Count the objects that archived records name, and that the archive was begun without, as missing."""
     if not writer.manifest.topics:
         return
-    held = Archive(writer.location)
+    # A writer's location that read another's manifest would have the writer's own take its place.
+    held = Archive(writer.location, writer.manifest)
     for topic in held.manifest.topics:
         for message in (message for partition_id in held.partitions(topic) for message in held.messages(partition_id)):
             with suppress(SchemaError):  # kept as bytes

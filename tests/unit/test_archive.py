@@ -419,6 +419,17 @@ def test_an_object_of_the_archive_that_is_gone_or_cut_is_fetched_anew(whole: Pat
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
+def test_a_writer_that_adds_weights_goes_by_the_manifest_that_it_began_with(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a store, reading the newest one would let it take the place of what another writer has added meanwhile."""
+    with writer(whole) as made:
+        monkeypatch.setattr(made.location, "read_manifest", pytest.fail)
+        archiver._agree_on_weights(made, with_weights=True)
+    monkeypatch.undo()
+    assert Archive(whole).manifest.with_weights
+
+
 def test_a_folder_of_another_run_or_of_other_things_is_left_alone(whole: Path, tmp_path_factory: Any) -> None:
     before = (whole / "manifest.json").read_bytes()
     with pytest.raises(UsageError, match=r"id run-1.*id run-2"):
