@@ -8,6 +8,7 @@ at those offsets.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import time
@@ -42,6 +43,9 @@ FILE_BYTES = 64 << 20
 """A file is cut when it has so many bytes."""
 MANIFEST_EVERY_S = 60.0
 """And all are when the manifest has not been written for so long: that much work a killed process loses at most."""
+
+NO_FILE_NAME = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+"""Why a file cannot have the name that an object's key gives it."""
 
 Fetch = Callable[[ClaimCheck, Path], None]
 """Writes an object's bytes, verified, at a path. Raises ObjectMissing, ObjectCorrupt, or what stops the archiving."""
@@ -245,7 +249,9 @@ class ArchiveWriter:
         found = ArchivedObject(sha256=claim.sha256, size_bytes=claim.size_bytes)
         try:
             inner = self._fetch_object(claim)
-        except (ObjectMissing, ObjectCorrupt, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        except (ObjectMissing, ObjectCorrupt, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_FILE_NAME:
+                raise
             self.manifest.missing[claim.key] = found.model_copy(update={"why": str(error)})
             return
         self.manifest.missing.pop(claim.key, None)
