@@ -143,18 +143,33 @@ def _versions_table(versions: Sequence[OfflineVersion]) -> Table:
 
 def _verdict(trained: TrainedOffline) -> list[Text]:
     compared = [one for one in trained.versions if one.equal is not None]
-    if not compared:
-        return []
     differ = [one.version for one in compared if not one.equal]
-    if not differ:
-        return [Text(f"All {len(compared)} versions came out as in the run, bit for bit.", style="green")]
-    return [
-        Text(
-            f"{len(differ)} of {len(compared)} versions differ from the run's, the first is {differ[0]}: other "
-            "settings, another start or another machine.",
-            style="yellow",
+    others = [one.version for one in trained.versions if one.expected is not None and one.equal is None]
+    said = []
+    if differ:
+        said.append(
+            Text(
+                f"{len(differ)} of {len(compared)} versions differ from the run's, the first is {differ[0]}: other "
+                "settings or another start.",
+                style="yellow",
+            )
         )
-    ]
+    elif compared:
+        said.append(
+            Text(
+                f"{'All ' if not others else ''}{len(compared)} versions came out as in the run, bit for bit.",
+                style="green",
+            )
+        )
+    if others:
+        said.append(
+            Text(
+                f"{len(others)} versions are not comparable here, the first is {others[0]}: the run made it with other "
+                "hardware, software or threads, which the fingerprints tell.",
+                style="yellow",
+            )
+        )
+    return said
 
 
 def _counts(trained: TrainedOffline) -> list[Text]:
@@ -165,6 +180,8 @@ def _counts(trained: TrainedOffline) -> list[Text]:
     said = ", ".join(f"{count:,} {why}" for why, count in gone.items() if count)
     words = f"{counts.read:,} records read, {trained.trained:,} groups trained on"
     parts = [Text(f"{words}{', ' + said if said else ''}; {counts.unread:,} records not read.")]
+    if counts.first_unusable:
+        parts.append(Text(f"The first that is unusable is {counts.first_unusable}", style="yellow"))
     if counts.evicted.get("expired"):
         parts.append(
             Text(

@@ -16,7 +16,6 @@ import io
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -74,10 +73,14 @@ class _Block:
 
 
 class _Hashed(io.RawIOBase):
-    """A new file whose bytes are hashed as they go by."""
+    """A new file whose bytes are hashed as they go by. It is open only while bytes are added.
+
+    A writer has one for each partition, and a process may have only so many files open.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.file = path.open("wb")
+        self._path = path
+        self._path.write_bytes(b"")
         self.sha256, self.size = hashlib.sha256(), 0
 
     def writable(self) -> bool:
@@ -89,7 +92,8 @@ class _Hashed(io.RawIOBase):
     def write(self, data: Any, /) -> int:
         self.sha256.update(data)
         self.size += len(data)
-        return self.file.write(data)
+        with self._path.open("ab") as file:
+            return file.write(data)
 
 
 class ContainerWriter:
@@ -160,15 +164,12 @@ class ContainerWriter:
         """Put all on the disk; return the file's sha256 and size. Raises OSError."""
         if self._count:
             self._cut()
-        self._out.file.flush()
-        os.fsync(self._out.file.fileno())
-        self._out.file.close()
+        with self.path.open("ab") as file:
+            os.fsync(file.fileno())
         return self._out.sha256.hexdigest(), self._out.size
 
     def abandon(self) -> None:
-        """Close a file that is not to be kept."""
-        with suppress(OSError):  # of a disk that is full
-            self._out.file.close()
+        """Remove a file that is not to be kept."""
         self.path.unlink(missing_ok=True)
 
 

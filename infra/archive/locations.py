@@ -61,7 +61,8 @@ class Location(Protocol):
     def open_file(self, name: str, sha256: str, size_bytes: int) -> AbstractContextManager[Path]:
         """Open a path at which a file can be read for the time of the block.
 
-        Raises OSError, ObjectMissing and ObjectCorrupt for one that is not there or, in a store, not what it should be.
+        Raises OSError, ObjectMissing and ObjectCorrupt for one that is not there or, in a store, not what it should be;
+        OSError too when this machine cannot open it.
         """
         ...
 
@@ -266,7 +267,10 @@ class InStore:
         """Give a copy, which is removed afterwards."""
         with tempfile.TemporaryDirectory(prefix="headrace-archive-") as folder:
             path = Path(folder) / "file"
-            self._store.get_to_file(f"{self.address.prefix}{name}", sha256, size_bytes, path)
+            try:
+                self._store.get_to_file(f"{self.address.prefix}{name}", sha256, size_bytes, path)
+            except OSError as error:  # of this machine; of a disk that is full it names no file
+                raise OSError(error.errno, error.strerror, str(path)) from error
             yield path
 
     def begin(self) -> None:

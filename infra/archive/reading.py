@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -23,6 +24,11 @@ from headrace.schemas import codec
 from headrace.schemas.records import ClaimCheck, RecipeRevision
 from headrace.schemas.topics import Topics
 
+OF_THIS_MACHINE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM,
+}  # fmt: skip
+"""Why a file cannot be read here though nothing is wrong with the archive."""
+
 
 def is_archive(where: str) -> bool:
     """Return whether there is an archive, or was meant to be one."""
@@ -32,12 +38,14 @@ def is_archive(where: str) -> bool:
 class Archive:
     """An archive as its manifest was when it was opened; safe beside a writer, which only adds.
 
+    With a `manifest` it is the archive as that says.
+
     Raises UsageError when the folder holds none, ArchiveCorrupt when its manifest is damaged.
     """
 
-    def __init__(self, root: Path | str | Location) -> None:
+    def __init__(self, root: Path | str | Location, manifest: Manifest | None = None) -> None:
         self.root = location_of(root) if isinstance(root, Path | str) else root
-        self.manifest: Manifest = read_manifest(self.root)
+        self.manifest: Manifest = read_manifest(self.root) if manifest is None else manifest
 
     @property
     def topics(self) -> Topics:
@@ -54,7 +62,7 @@ class Archive:
     def messages(self, partition_id: PartitionId) -> Iterator[Message]:
         """Yield the messages of a partition in order, each file verified before its first, its schema learnt.
 
-        Raises ArchiveCorrupt, which names the file.
+        Raises ArchiveCorrupt, which names the file, and OSError when this machine has no room or no right to read it.
         """
         for file in self.manifest.series(partition_id).files:
             yield from self._messages(partition_id, file)
@@ -86,6 +94,7 @@ class Archive:
                     count, behind = count + 1, message.offset
                     yield message
         except (OSError, ObjectMissing, ObjectCorrupt) as error:
+            _pass_on_of_this_machine(error)
             raise wrong(f"cannot be read ({error})") from error
         except (ValueError, KeyError, EOFError, TypeError, IndexError) as error:  # as fastavro raises on odd bytes
             raise wrong(f"cannot be decoded ({type(error).__name__}: {error})") from error
@@ -109,7 +118,7 @@ class Archive:
 
     @contextmanager
     def open_object(self, key: str) -> Iterator[Path]:
-        """Open a path of an object that the manifest lists, verified. Raises ArchiveCorrupt."""
+        """Open a path of an object that the manifest lists, verified. Raises as `messages`."""
         listed, where = self.manifest.objects[key], f"{self.root}/{OBJECTS}/{key}"
         with ExitStack() as opened:
             try:
@@ -117,6 +126,7 @@ class Archive:
                 with path.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             except (OSError, ObjectMissing, ObjectCorrupt) as error:
+                _pass_on_of_this_machine(error)
                 raise ArchiveCorrupt(f"{where} cannot be read ({error}): put the object back from a copy") from error
             if digest != listed.sha256:
                 raise ArchiveCorrupt(
@@ -155,6 +165,12 @@ class Archive:
                 f"bytes, but its record says {claim.sha256} and {claim.size_bytes} bytes"
             )
         return self.open_object(claim.key)
+
+
+def _pass_on_of_this_machine(error: Exception) -> None:
+    """Raise an error that says nothing about the archive."""
+    if isinstance(error, OSError) and error.errno in OF_THIS_MACHINE:
+        raise error
 
 
 def _corruption_error(where: str, listed: ArchivedFile, what: str) -> ArchiveCorrupt:

@@ -8,6 +8,7 @@ at those offsets.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import time
@@ -42,6 +43,9 @@ FILE_BYTES = 64 << 20
 """A file is cut when it has so many bytes."""
 MANIFEST_EVERY_S = 60.0
 """And all are when the manifest has not been written for so long: that much work a killed process loses at most."""
+
+NO_FILE_NAME = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+"""Why a file cannot have the name that an object's key gives it."""
 
 Fetch = Callable[[ClaimCheck, Path], None]
 """Writes an object's bytes, verified, at a path. Raises ObjectMissing, ObjectCorrupt, or what stops the archiving."""
@@ -106,13 +110,20 @@ class ArchiveWriter:
                 f"{run} with id {run_id}: give another folder by --out"
             )
         files = [file for topic in manifest.topics.values() for series in topic.partitions for file in series.files]
-        self._require(files)
+        names = {key: f"{OBJECTS}/{key}" for key in manifest.objects}
+        sizes = self.location.measure_files([*(file.name for file in files), *names.values()])
+        self._require(files, sizes)
+        for key, name in names.items():
+            size = sizes.get(name)
+            if size != manifest.objects[key].size_bytes:  # the run's store may still have it: `look_again` asks
+                why = "is gone" if size is None else f"has {size} bytes there now"
+                lost = manifest.objects.pop(key)
+                manifest.missing[key] = lost.model_copy(update={"why": f"it was in the archive, and {why}"})
         self.location.sweep({file.name for file in files}, manifest.objects.keys())
         return manifest
 
-    def _require(self, files: Sequence[ArchivedFile]) -> None:
+    def _require(self, files: Sequence[ArchivedFile], sizes: Mapping[str, int]) -> None:
         """Raise ArchiveCorrupt for a file that is not there, or of another size."""
-        sizes = self.location.measure_files([file.name for file in files])
         for file in files:
             size = sizes.get(file.name, -1)
             if size != file.bytes:
@@ -238,7 +249,9 @@ class ArchiveWriter:
         found = ArchivedObject(sha256=claim.sha256, size_bytes=claim.size_bytes)
         try:
             inner = self._fetch_object(claim)
-        except (ObjectMissing, ObjectCorrupt, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        except (ObjectMissing, ObjectCorrupt, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_FILE_NAME:
+                raise
             self.manifest.missing[claim.key] = found.model_copy(update={"why": str(error)})
             return
         self.manifest.missing.pop(claim.key, None)

@@ -248,6 +248,12 @@ class _Playing:
         run_folder = run_folder_of(self._folder.root, run)
         if self._data.has_data(run.variant):
             self._data.check(run)
+        if _identify_archive(self._sweep) != self._source:
+            raise UsageError(
+                f"the archive {self._sweep.archive} has changed since the sweep began, so run {run.name} could not be "
+                "compared with those before it: let nothing be archived into it, and give the sweep another folder by "
+                "--data"
+            )
         run_folder.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(run_folder.recipe, without_addresses(run.recipe).to_json().encode())
         write_atomically(run_folder.source, self._source.encode())

@@ -109,10 +109,16 @@ def _runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
         if twice:
             remedy = "remove one of them" if what == "seed" else "give each variant a `name` of its own"
             raise UsageError(f"{what} {twice[0]} is given more than once: {remedy}")
-    shared = _words_of_tables(sweep)
+    shared, taken = _words_of_tables(sweep), dict[str, str]()
     for seed in sweep.seeds:
         for variant in sweep.variants:
             name = _run_name(sweep, variant, seed)
+            if name in taken:
+                raise UsageError(
+                    f"variants {taken[name]} and {name_of(variant)} would both be run {name}, as signs other than "
+                    "letters, digits, - and _ become _ there: rename one of them"
+                )
+            taken[name] = name_of(variant)
             source = _source(variant.recipe, beside)
             own = (*_refuse_reserved(sweep.sets), *_refuse_reserved(variant.sets))
             words = (*own, *shared, f"seed={seed}", f"name={json.dumps(name)}")

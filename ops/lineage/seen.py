@@ -17,6 +17,7 @@ from headrace.infra.recipe.settings import TrainerSettings
 from headrace.schemas.episode_errors import group_errors
 from headrace.schemas.records import EpisodeError, Trajectory
 from headrace.schemas.records import Sequence as TokenSequence
+from headrace.trainers.batches.batch import BatchError
 from headrace.trainers.batches.groups import (
     DecodedGroup,
     build_batch_sequences,
@@ -200,7 +201,9 @@ def _see_trajectory(
 def see_sequence(
     sequence: TokenSequence, advantages: TokenAdvantages | None, texts: TokenTexts, *, each: bool = False
 ) -> SequenceSeen:
-    """Return a sequence as it is shown; with `each`, every token of it."""
+    """Return a sequence as it is shown; with `each`, every token of it. A malformed one is shown without its tokens."""
+    if not _is_well_formed(sequence):
+        return SequenceSeen(sequence.role, sequence.agent_id, None, 0, None, None, {}, ())
     tokens = _tokens(sequence, advantages, texts)
     mask = build_loss_mask(sequence)
     logprobs = sequence.logprobs[mask]
@@ -216,6 +219,16 @@ def see_sequence(
         spans=tuple(_spans(sequence, tokens)),
         each=tuple(tokens) if each else (),
     )
+
+
+def _is_well_formed(sequence: TokenSequence) -> bool:
+    """Tell whether the parts of a sequence fit one another: those of a group that the chain dropped may not."""
+    try:
+        build_loss_mask(sequence)
+        expand_token_versions(sequence)
+    except BatchError:
+        return False
+    return sequence.logprobs.size == sequence.ids.size and bool((sequence.ids >= 0).all())
 
 
 def _mean(advantages: TokenAdvantages) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from headrace.infra.archive.locations import InStore, Location, location_of
@@ -165,8 +166,9 @@ def archive(
     def claims(name: str, fields: Plain) -> list[ClaimCheck]:
         return claims_of_any(name, fields) if writer.manifest.with_weights else claims_of_groups(name, fields)
 
+    location = _location(run, out)
     try:
-        with ArchiveWriter(_location(run, out), run.address.run, run.run_id, fetch, claims) as writer:
+        with ArchiveWriter(location, run.address.run, run.run_id, fetch, claims) as writer:
             named = list(topics)
             if with_weights is None and not writer.manifest.topics:
                 with_weights = not named and _can_copy_weights(run, ask)
@@ -178,8 +180,11 @@ def archive(
             return _report(run, writer, reading, time.monotonic() - began)
     except OSError as error:
         if error.errno in NO_ROOM:
+            where = f"for the archive {out}"
+            if isinstance(location, InStore):
+                where = f"in {gettempdir()}, where files of the archive {out} grow until they are sent"
             raise NoRoom(
-                f"no disk space or quota is left for the archive {out}: what its manifest lists is complete; "
+                f"no disk space or quota is left {where}: what its manifest lists is complete; "
                 "make room, and give the command again"
             ) from error
         raise
@@ -223,7 +228,8 @@ def _note_skipped(writer: ArchiveWriter) -> None:
     """Count the objects that archived records name, and that the archive was begun without, as missing."""
     if not writer.manifest.topics:
         return
-    held = Archive(writer.location)
+    # A writer's location that read another's manifest would have the writer's own take its place.
+    held = Archive(writer.location, writer.manifest)
     for topic in held.manifest.topics:
         for message in (message for partition_id in held.partitions(topic) for message in held.messages(partition_id)):
             with suppress(SchemaError):  # kept as bytes

@@ -288,7 +288,12 @@ def _trajectory_columns(trajectory: Trajectory, index: int) -> ExportedRow:
 
 
 def _token_columns(sequence: Sequence) -> ExportedRow:
-    """Return a sequence's tokens, cut before the first generated one. Raises ValueError where spans do not cover it."""
+    """Return a sequence's tokens, cut before the first generated one.
+
+    Raises ValueError where spans do not cover it, and for a negative id, which no tokenizer can decode.
+    """
+    if sequence.ids.min(initial=0) < 0:
+        raise ValueError(f"token id {sequence.ids.min()} is negative")
     generated = np.array([span.kind == "generated" for span in sequence.spans], np.bool_)
     mask = _spread(generated, [span.length for span in sequence.spans], sequence.ids.size)
     versions = _spread(sequence.version_runs[::2], sequence.version_runs[1::2].tolist(), sequence.ids.size)

@@ -160,8 +160,9 @@ def curate_offline(
     if variant is not None:
         policies = _shadow(recipes[max(recipes)], policies, variant)
     for name in policies:
-        load_policy_chain(recipes[max(recipes)], name)
-        warn_of_differing_sources(newest_sources(archive.revisions()), curator_plug_ins(recipes[max(recipes)], name))
+        newest = _newest_with(recipes, name)
+        load_policy_chain(newest, name)
+        warn_of_differing_sources(newest_sources(archive.revisions()), curator_plug_ins(newest, name))
     tallies = {name: CurationCounts() for name in policies}
     with _open_new_archive(archive, out) as writer, open_progress("curating") as tell:
         _copy_topic(archive, archive.topics.recipe, writer)
@@ -196,6 +197,14 @@ def _policies(archive: Archive, asked: str | None) -> list[str]:
     if asked is not None and asked not in there:
         raise UsageError(f"--policy {asked}: the archive has no trajectories of it; it has those of {', '.join(there)}")
     return there if asked is None else [asked]
+
+
+def _newest_with(recipes: Mapping[int, Recipe], policy_variant: str) -> Recipe:
+    """Return the newest recipe that has a policy or shadow: a later one may have dropped it. Raises UsageError."""
+    for revision in sorted(recipes, reverse=True):
+        if policy_variant in recipes[revision].policy_variants:
+            return recipes[revision]
+    raise UsageError(f"no recipe of the run has policy {policy_variant}: name another one by --policy")
 
 
 def _shadow(recipe: Recipe, policies: list[str], variant: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 
 import structlog
 
@@ -35,6 +37,8 @@ log = structlog.get_logger()
 
 CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
 """What the folder holds: two folders, and beside them what each step reported, as JSON."""
+SECONDS = "seconds.json"
+"""Beside them, how long all steps took that are done."""
 ELSEWHERE = ("name", "about", "kafka.", "store.", "launch.", "evaluate.")
 """Keys in which a recipe may differ from the archived one, and which have no effect here."""
 
@@ -119,7 +123,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
     Raises UsageError for a recipe of other policies than the archive's, or with a selector, and for a folder that holds
     a run or another experiment; FolderInUse; and what `curate_offline`, `train_offline` and `evaluate` raise.
     """
-    recipe, began = request.recipe, time.monotonic()
+    recipe, clock = request.recipe, _WallClock(request.data / SECONDS)
     if len(recipe.policies) > 1:
         raise UsageError(
             "the recipe has several policies: train one of them with `headrace offline train --policy NAME`"
@@ -137,18 +141,38 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
             raise UsageError(f"{folder.root} holds a run: give another folder by --data")
         _claim_folder(request, archive)
         [policy] = recipe.policies
-        curated = _curate(request)
-        trained = _train(request, policy)
-        held_out = _evaluate(request, policy, asked, trained.newest)
+        curated = _curate(request, policy, clock)
+        trained = _train(request, policy, clock)
+        held_out = _evaluate(request, policy, asked, trained.newest, clock)
         found = replace(
             _summary(asked, policy, (curated, trained, held_out), _batches(request)),
-            wall_s=round(time.monotonic() - began, 1),
+            wall_s=round(clock.seconds, 1),
             ignored=tuple(line for line in find_differences(asked, recipe) if not line.startswith(ELSEWHERE)),
             data=OfflineData(str(request.data), request.archive),
         )
         if request.summary is not None:
             write_atomically(request.summary, encode_json(found).encode())
     return found
+
+
+class _WallClock:
+    """Tells how long an experiment has taken, over all commands that it took.
+
+    A command that was killed counts up to the last step that it had done.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._began = path, time.monotonic()
+        self._before = float(json.loads(path.read_text())) if path.exists() else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Those so far."""
+        return self._before + time.monotonic() - self._began
+
+    def note(self) -> None:
+        """Write them down, as a step is done."""
+        write_atomically(self._path, json.dumps(round(self.seconds, 3)).encode())
 
 
 def _build_experiment_recipe(archive: Archive, recipe: Recipe) -> Recipe:
@@ -218,18 +242,19 @@ class TrainedStep:
         return self.versions[-1]
 
 
-def _curate(request: OfflineRequest) -> CuratedStep:
+def _curate(request: OfflineRequest, policy: str, clock: _WallClock) -> CuratedStep:
     out, report = request.data / CURATED, request.data / f"{CURATED}.json"
     if not report.exists():
         if out.exists():
             shutil.rmtree(out)
-        found = curate_offline(request.archive, None, request.recipe, out)
+        found = curate_offline(request.archive, policy, request.recipe, out)
         write_atomically(report, encode_json(found, None).encode())
+        clock.note()
     read = json.loads(report.read_text())
     return CuratedStep(**{field.name: read[field.name] for field in fields(CuratedStep)})
 
 
-def _train(request: OfflineRequest, policy: str) -> TrainedStep:
+def _train(request: OfflineRequest, policy: str, clock: _WallClock) -> TrainedStep:
     from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline  # torch
 
     out, report = request.data / TRAINED, request.data / f"{TRAINED}.json"
@@ -247,35 +272,36 @@ def _train(request: OfflineRequest, policy: str) -> TrainedStep:
 
             found = train_offline(request.data / CURATED, out, training, report_step)
         write_atomically(report, encode_json({**plain(found), "seconds": seconds}, None).encode())
+        clock.note()
     read = json.loads(report.read_text())
     read["versions"] = [one["version"] for one in read["versions"]]
     return TrainedStep(**{field.name: read[field.name] for field in fields(TrainedStep)})
 
 
-def _evaluate(request: OfflineRequest, policy: str, asked: Recipe, newest: int) -> list[list[float]]:
+def _evaluate(request: OfflineRequest, policy: str, asked: Recipe, newest: int, clock: _WallClock) -> list[list[float]]:
     """Return (version, held-out reward), means over workflows, of the versions that were kept and of the newest.
 
-    A version all of whose episodes failed has none.
+    A version all of whose episodes failed in a workflow has none, as means over the others cannot be compared; it is
+    measured again when the command is given again.
     """
     path = request.data / f"{HELD_OUT}.json"
-    known: dict[str, float | None] = json.loads(path.read_text()) if path.exists() else {}
+    noted: dict[str, float | None] = json.loads(path.read_text()) if path.exists() else {}
+    known = {version: reward for version, reward in noted.items() if reward is not None}
     kept = request.data / TRAINED / "versions"
     folders = {int(folder.name): folder for folder in kept.iterdir()} if kept.is_dir() else {}
     for version, folder in sorted({**folders, newest: request.data / TRAINED}.items()):
         if str(version) not in known:
             results = evaluate(asked, {policy: folder})
             measured = [one[policy] for one in results.values() if policy in one]
-            rewards = [one.avg_at_k for one in measured if one.avg_at_k is not None]
-            known[str(version)] = _mean(rewards) if rewards else None
+            rewards = [one.avg_at_k for one in measured if one.avg_at_k is not None and math.isfinite(one.avg_at_k)]
+            if rewards and len(rewards) == len(results):
+                known[str(version)] = fmean(rewards)
             if failed := sum(one.failures for one in measured):
                 log.warning("evaluation.episodes_failed", policy=policy, version=version, failures=failed)
             write_atomically(path, json.dumps(known).encode())
+            clock.note()
     ordered = sorted(known.items(), key=lambda one: int(one[0]))
-    return [[int(version), round(reward, 4)] for version, reward in ordered if reward is not None]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
+    return [[int(version), round(reward, 4)] for version, reward in ordered]
 
 
 def _batches(request: OfflineRequest) -> list[tuple[list[int], int]]:

@@ -69,6 +69,8 @@ class Untrained:
     """Groups by verdict."""
     unusable: dict[str, int]
     """Records that would be dead letters of a run, by reason."""
+    first_unusable: str
+    """Place of the first of these and what ails it; empty if there is none."""
     replays_lost: dict[str, int]
     """Reason to the replays among both."""
     left: int
@@ -228,10 +230,16 @@ def _explain_nothing(archive: Archive, learner: Learner, counts: RecordCounts) -
             f"training begins with version {learner.version}, but trainer.steps is {steps}, so no version is made: "
             "raise it with --set trainer.steps=N"
         )
-    return (
+    could = (
         f"of the {counts.read} curated records of {archive.root}, {counts.left} groups could be trained on, but a "
-        f"batch needs {batch}: make it smaller with --set trainer.groups_per_batch=N"
+        f"batch needs {batch}"
     )
+    if unusable := counts.unusable.total():
+        return (
+            f"{could}. {unusable} records are unusable, the first is {counts.first_unusable}. Mend that, or make "
+            "batches smaller with --set trainer.groups_per_batch=N"
+        )
+    return f"{could}: make it smaller with --set trainer.groups_per_batch=N"
 
 
 def _count_possible_versions(archive: Archive, policy: str, learner: Learner) -> int:
@@ -245,6 +253,7 @@ def _summarize_untrained(counts: RecordCounts, archive: Archive, policy: str) ->
         read=counts.read,
         evicted=dict(sorted(counts.evicted.items())),
         unusable=dict(sorted(counts.unusable.items())),
+        first_unusable=counts.first_unusable,
         replays_lost=dict(sorted((+counts.replays).items())),
         left=counts.left,
         unread=archive.manifest.topics[archive.topics.curated(policy)].records - counts.read,

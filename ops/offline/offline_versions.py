@@ -51,11 +51,13 @@ class RemadeVersion:
     """Newest head_version read so far."""
     expected: str | None = None
     """Hash of the weights that the run had made of the same batch."""
+    is_comparable: bool = True
+    """Whether the run made it, and all before it, under the numerics fingerprint of here."""
 
     @property
     def is_equal(self) -> bool | None:
-        """Whether it came out as in the run; None where nothing was expected."""
-        return None if self.expected is None else self.expected == self.weights_hash
+        """Whether it came out as in the run; None where nothing was expected, or it cannot be compared here."""
+        return self.expected == self.weights_hash if self.expected is not None and self.is_comparable else None
 
     @property
     def uses(self) -> list[UseId]:
@@ -89,6 +91,7 @@ class OfflineVersion:
     weights_hash: str
     expected: str | None
     equal: bool | None
+    """None where nothing was expected, or it cannot be compared here."""
     metrics: StepMetrics
 
     def to_json(self) -> Mapping[str, object]:
@@ -107,10 +110,18 @@ class RecordCounts:
     """Groups that left the window untrained, by verdict."""
     unusable: Counter[str] = field(default_factory=Counter)
     """Records that would be dead letters of a run, by reason."""
+    first_unusable: str = ""
+    """What ails the first of these; empty while there is none."""
     replays: Counter[str] = field(default_factory=Counter)
     """Reason to the replays among those that were evicted or unusable."""
     left: int = 0
     """Groups that waited when the archive was used up, or the last version made."""
+
+    def count_unusable(self, message: Message, reason: str, detail: str) -> None:
+        """Count a record that cannot be trained on."""
+        where = f"{message.topic}[{message.partition}] offset {message.offset}"
+        self.first_unusable = self.first_unusable or f"{where}: {detail}"
+        self.unusable[reason] += 1
 
 
 # --------------------------------------------------------------------------------------------------- the run's batches
@@ -134,11 +145,14 @@ def retrain_versions(
     archive: Archive, policy: str, learner: Learner, recipes: Sequence[Recipe], batches: Sequence[BatchTrained]
 ) -> Iterator[RemadeVersion]:
     """Make the versions of these batches. Raises as `iterate_batches` and `Learner.step`."""
-    base = hash_learner(learner)
+    base, here, is_comparable = hash_learner(learner), learner.fingerprint(), True
     for one in train_again(iterate_batches(archive, policy, batches), policy, learner, recipes):
         metrics = {**one.metrics, **group_metrics(one.groups, learner.version - 1)}
-        found = hash_learner(learner)
-        yield RemadeVersion(learner.version, one.groups, base, found, metrics, expected=one.batch.weights_hash)
+        found, expected = hash_learner(learner), one.batch.weights_hash
+        is_comparable = is_comparable and one.batch.fingerprint == here
+        yield RemadeVersion(
+            learner.version, one.groups, base, found, metrics, expected=expected, is_comparable=is_comparable
+        )
         base = found
 
 
@@ -206,12 +220,12 @@ class _OfflineIntake:
         try:
             curated = decode_own(message.value, CuratedGroup, self._archive.manifest.run_id)
         except MessageRefused as refused:
-            counts.unusable[refused.reason] += 1
+            counts.count_unusable(message, refused.reason, str(refused))
             return
         try:
             found = self._decode_group(message, curated)
-        except UNUSABLE:
-            counts.unusable["unusable"] += 1
+        except UNUSABLE as error:
+            counts.count_unusable(message, "unusable", str(error))
             counts.replays["unusable"] += curated.use > 0
             return
         if found is None:

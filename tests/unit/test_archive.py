@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import itertools
 import json
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +21,7 @@ import pytest
 from made_groups import group as small_group
 
 from headrace.infra.archive import writing
-from headrace.infra.archive.locations import ArchiveBusy, InFolder
+from headrace.infra.archive.locations import ArchiveBusy, InFolder, InStore
 from headrace.infra.archive.manifest import ArchiveCorrupt, read_manifest
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
@@ -27,7 +29,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.run.run import Run
-from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, StoreAddress
 from headrace.ops.offline import archiver
 from headrace.schemas import codec
 from headrace.schemas.avro import Plain
@@ -203,6 +205,21 @@ def test_a_file_is_cut_when_it_is_large_or_old_and_then_belongs_to_the_archive(
 # ---------------------------------------------------------------------------------------------------------------- kills
 
 
+def test_an_archive_may_have_more_partitions_than_a_process_may_have_files_open(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    there = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only how many
+    with ArchiveWriter(tmp_path, "t", "run-1", fetch, claims_of_group) as made:
+        made.add_topic(TOPIC, 40, {})
+        resource.setrlimit(resource.RLIMIT_NOFILE, (there + 20, hard))
+        try:
+            for partition in range(40):
+                made.write(message(0, partition=partition))
+            made.save()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(files_of(tmp_path)) == 40
+
+
 def many() -> list[Message]:
     """Both partitions in turn, some behind a claim check, some in another schema."""
     made = []
@@ -260,8 +277,6 @@ def test_at_whatever_moment_a_writer_ends_the_next_one_completes(
                 made.write(one)
             made.save()
         made.location.release()  # all that a process's end does
-        for held in made._open.values():
-            held._out.file.close()
         assert_completed(root)
 
 
@@ -291,6 +306,33 @@ def test_a_file_that_is_gone_or_cut_is_told_by_reader_and_writer(whole: Path) ->
             list(Archive(whole).messages(PARTITION_ID))
         with pytest.raises(ArchiveCorrupt, match=file.name):
             writer(whole)
+
+
+def test_a_machine_that_cannot_open_a_file_says_nothing_about_the_archive(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_self: Path, *_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    found = Archive(whole)
+    for read in (lambda: list(found.messages(PARTITION_ID)), lambda: found.get(CLAIM)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", refuse)
+            with pytest.raises(OSError, match="Too many open files"):
+                read()
+
+
+def test_a_full_temporary_folder_is_named_and_no_damage_of_the_archive_in_a_store(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_up(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = InStore(StoreAddress("127.0.0.1:9", "archives", "key", "secret", prefix="sums/"))
+    monkeypatch.setattr(store._store, "get_to_file", fill_up)
+    monkeypatch.setattr(store, "read_manifest", (whole / "manifest.json").read_bytes)
+    with pytest.raises(OSError, match=r"No space left on device: '.*headrace-archive-"):
+        list(Archive(store).messages(PARTITION_ID))
 
 
 def test_a_changed_manifest_is_told(whole: Path) -> None:
@@ -333,7 +375,7 @@ def test_an_object_that_changed_is_told_and_is_no_missing_one(whole: Path) -> No
 
 
 def test_an_object_that_cannot_be_had_is_noted_and_nothing_is_written_elsewhere(tmp_path: Path) -> None:
-    for at, key in enumerate(("run-1/groups/none", "../../etc/passwd", "/etc/passwd", "run-1/../../x")):
+    for at, key in enumerate(("run-1/groups/none", "../../etc/passwd", "/etc/passwd", "run-1/../../x", f"run-1/{'a' * 300}/b")):
         there, root = message(0, codec.encode(group(0, replace(CLAIM, key=key)))), tmp_path / str(at)
         found = archive(root / "a" / "b", [there])
         assert list(found.messages(PARTITION_ID)) == [there]
@@ -361,7 +403,31 @@ def test_a_missing_object_is_looked_for_again(tmp_path: Path) -> None:
     assert not Archive(tmp_path).manifest.missing
 
 
+def test_an_object_of_the_archive_that_is_gone_or_cut_is_fetched_anew(whole: Path) -> None:
+    path = whole / "objects" / CLAIM.key
+    for act in (lambda: path.write_bytes(OBJECT[:-1]), path.unlink):
+        act()
+        with writer(whole) as made:
+            assert list(made.manifest.missing) == [CLAIM.key]
+            made.look_again()
+            made.save()
+            assert made.new_objects == 1
+        assert Archive(whole).get(CLAIM) == OBJECT
+        assert not Archive(whole).manifest.missing
+
+
 # ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_writer_that_adds_weights_goes_by_the_manifest_that_it_began_with(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a store, reading the newest one would let it take the place of what another writer has added meanwhile."""
+    with writer(whole) as made:
+        monkeypatch.setattr(made.location, "read_manifest", pytest.fail)
+        archiver._agree_on_weights(made, with_weights=True)
+    monkeypatch.undo()
+    assert Archive(whole).manifest.with_weights
 
 
 def test_a_folder_of_another_run_or_of_other_things_is_left_alone(whole: Path, tmp_path_factory: Any) -> None:

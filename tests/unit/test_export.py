@@ -14,7 +14,7 @@ from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.ops.offline import parquet_file
-from headrace.ops.offline.exporter import export
+from headrace.ops.offline.exporter import _token_columns, export
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.records import (
@@ -157,8 +157,8 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_there(tmp_path: Path) ->
     pyarrow_parquet()
     group = codec.decode(played(2).value, TrajectoryGroup)
     [sequence] = group.trajectories[0].sequences
-    torn = replace(sequence, spans=sequence.spans[:1])
-    member = replace(group.trajectories[0], sequences=(torn,))
+    torn, foreign = replace(sequence, spans=sequence.spans[:1]), replace(sequence, ids=sequence.ids - 100)
+    member = replace(group.trajectories[0], sequences=(torn, foreign))
     words = [
         played(0),
         replace(played(1), value=b"junk"),
@@ -169,8 +169,14 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_there(tmp_path: Path) ->
 
     done = plain(export(written(tmp_path / "a", words), None, tmp_path / "out.parquet"))
 
-    assert done["skipped"] == {"malformed": 1, "missing_object": 1, "other_run": 1, "undecodable": 1}
+    assert done["skipped"] == {"malformed": 2, "missing_object": 1, "other_run": 1, "undecodable": 1}
     assert len(rows(tmp_path / "out.parquet")) == done["rows"] == 7
+
+
+def test_no_tokenizer_is_asked_to_decode_a_negative_id() -> None:
+    [sequence] = codec.decode(played(2).value, TrajectoryGroup).trajectories[0].sequences
+    with pytest.raises(ValueError, match="token id -.* is negative"):
+        _token_columns(replace(sequence, ids=sequence.ids - 100))
 
 
 def test_rows_are_written_in_parts_and_the_file_is_whole_or_not_there(

@@ -11,12 +11,16 @@ import pytest
 from made_recipes import sums_recipe
 
 from headrace.infra.errors import UsageError
+from headrace.ops.offline import offline_run
+from headrace.ops.offline.held_out import Measured
 from headrace.ops.offline.offline_run import (
     CuratedStep,
     OfflineRequest,
     TrainedStep,
     _claim_folder,
+    _evaluate,
     _summary,
+    _WallClock,
     run_offline,
 )
 
@@ -65,3 +69,34 @@ def test_a_folder_of_the_users_own_is_not_taken_for_a_step_to_do_again(tmp_path:
     _claim_folder(request, archive)
     (tmp_path / "trained").mkdir()
     _claim_folder(request, archive)
+
+
+def test_a_version_that_failed_in_one_workflow_has_no_held_out_reward_until_it_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hard: dict[str, float | None] = {"1": 0.3, "trained": None}
+    (tmp_path / "trained" / "versions" / "1").mkdir(parents=True)
+
+    def measure(_recipe: object, folders: dict[str, Path]) -> dict[str, dict[str, Measured]]:
+        rewards = {"hard": hard[folders["solver"].name], "easy": 0.8}
+        return {name: {"solver": Measured(4, 1, reward, {}, 1.0, 0, {})} for name, reward in rewards.items()}
+
+    clock = _WallClock(tmp_path / "seconds.json")
+
+    def curve() -> list[list[float]]:
+        return _evaluate(OfflineRequest(RECIPE, "a", tmp_path), "solver", RECIPE, 2, clock)
+
+    monkeypatch.setattr(offline_run, "evaluate", measure)
+    assert curve() == [[1, 0.55]]
+    (tmp_path / "held-out.json").write_text('{"1": 0.55, "2": null}')  # as an earlier release noted it
+    hard["trained"] = 0.4
+    assert curve() == [[1, 0.55], [2, 0.6]]
+
+
+def test_the_wall_seconds_of_an_experiment_are_those_of_all_commands_that_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([100.0, 103.0, 900.0, 901.5])
+    monkeypatch.setattr(offline_run, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    _WallClock(tmp_path / "seconds.json").note()
+    assert _WallClock(tmp_path / "seconds.json").seconds == 4.5

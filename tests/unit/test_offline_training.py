@@ -17,6 +17,7 @@ import transformers
 from made_recipes import sums_recipe
 from made_run import TINY_MODEL
 
+from headrace.app.views.offline_page import _counts, _verdict
 from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
@@ -25,9 +26,10 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.whole_folder import FolderBusy, write_new_folder
 from headrace.ops.offline.archived_groups import ArchivedFirstUses, arrivals, iterate_batches
+from headrace.ops.offline.archived_start import begin
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.offline_trainer import TrainingRequest, _explain_nothing, train_offline
-from headrace.ops.offline.offline_versions import RecordCounts
+from headrace.ops.offline.offline_versions import RecordCounts, retrain_versions
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -182,9 +184,12 @@ def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
     ]
     archive(tmp_path / "a", [[*odd, *(curated(number) for number in range(4))]])
 
-    found = plain(train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest()))
+    trained = train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest())
+    found = plain(trained)
 
     assert found["unusable"] == {"other_run": 1, "undecodable": 1, "unusable": 1}
+    assert found["first_unusable"].startswith("t.curated.solver[0] offset 0: ")
+    assert "The first that is unusable is t.curated.solver[0] offset 0: " in " ".join(map(str, _counts(trained)))
     assert (found["evicted"], found["trained"]) == ({"missing": 1}, 4)
 
 
@@ -200,6 +205,29 @@ def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Pa
         groups(GroupUse("sums", 3, 0, 0, 4))
     with pytest.raises(LineageBroken, match="holds no offset 5"):
         groups(GroupUse("sums", 3, 0, 0, 5))
+
+
+def test_of_the_runs_own_batches_only_versions_of_the_same_numerics_from_the_start_on_are_compared(
+    tmp_path: Path,
+) -> None:
+    found = archive(tmp_path / "a", [[curated(number) for number in range(12)]])
+    start = begin(found, "solver", recipe(), None)
+    here, other = start.learner.fingerprint(), {"cpu": "another"}
+    batches = [
+        BatchTrained(
+            version=version,
+            fingerprint=fingerprint,
+            weights_hash="ab",
+            groups=tuple(GroupUse("sums", n, 0, 0, 2 * n) for n in range(4 * version - 4, 4 * version)),
+        )
+        for version, fingerprint in ((1, here), (2, other), (3, here))
+    ]
+    made = [one.describe() for one in retrain_versions(found, "solver", start.learner, [recipe()], batches)]
+    assert [(one.expected, one.equal) for one in made] == [("ab", False), ("ab", None), ("ab", None)]
+    trained: Any = SimpleNamespace(versions=made)
+    differ, others = map(str, _verdict(trained))
+    assert differ.startswith("1 of 1 versions differ from the run's, the first is 1")
+    assert others.startswith("2 versions are not comparable here, the first is 2")
 
 
 def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
@@ -221,6 +249,16 @@ def test_a_start_that_has_all_steps_already_is_told_as_the_reason(tmp_path: Path
     learner: Any = SimpleNamespace(version=50, settings=recipe().trainer)
     said = _explain_nothing(Archive(tmp_path / "a"), learner, RecordCounts())
     assert said.startswith("training begins with version 50, but trainer.steps is 50, so no version is made")
+
+
+def test_where_groups_are_unusable_the_first_reason_is_told_beside_the_size_of_a_batch(tmp_path: Path) -> None:
+    record = codec.decode(curated(0).value, CuratedGroup)
+    other = replace(codec.decode(record.group, TrajectoryGroup), tokenizer_hash="ab" * 32)
+    message = replace(curated(0), value=codec.encode(replace(record, group=codec.encode(other))))
+    archive(tmp_path / "a", [[message] * 4])
+    said = r"4 records are unusable, the first is t\.curated\.solver\[0\] offset 0: .* another tokenizer"
+    with pytest.raises(UsageError, match=said):
+        train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest())
 
 
 def test_a_policy_that_was_warmed_up_needs_a_start(tmp_path: Path) -> None:

@@ -97,6 +97,24 @@ def test_a_sequence_is_seen_with_texts_statistics_and_tokens(tokenizer: Tokenize
     assert see_sequence(sequence(tokenizer), None, texts).each == ()
 
 
+def test_a_malformed_sequence_is_seen_without_its_tokens_beside_the_others(
+    tokenizer: Tokenizer, texts: TokenTexts
+) -> None:
+    one = sequence(tokenizer)
+    for malformed in (
+        replace(one, spans=one.spans[:-1]),
+        replace(one, ids=one.ids[:-1]),
+        replace(one, logprobs=one.logprobs[:-1]),
+        replace(one, version_runs=one.version_runs[:-1]),
+        replace(one, ids=one.ids - 1000),
+    ):
+        member = Trajectory("sums:9:0", 1.0, {}, (malformed, one))
+        dropped = DecodedGroup(CuratedGroup(), TrajectoryGroup(stream="sums", number=9, trajectories=(member,)))
+        [seen] = see_group(dropped, {}, texts, index=None, each=True).trajectories
+        assert [(each.tokens, len(each.spans)) for each in seen.sequences] == [(0, 0), (2, 2)]
+        assert seen.reward == 1.0
+
+
 def group(tokenizer: Tokenizer, answer: str = "5") -> DecodedGroup:
     """Of four members, one malformed and one kept back; the first has two sequences."""
     one = sequence(tokenizer, answer=answer)

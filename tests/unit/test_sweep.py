@@ -224,6 +224,19 @@ problems = 1
     assert scene.begun == ["s-a-1", "s-b-1"]
 
 
+def test_a_sweep_whose_archive_grows_between_its_runs_begins_no_other(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "archive"
+    archive.write_text("as it was")
+    monkeypatch.setattr(sweeps, "_identify_archive", lambda sweep: Path(sweep.archive).read_text())
+    scene.sweep = scene.sweep.model_copy(update={"archive": str(archive)})
+    scene.scripts["a"] += f"\nopen({str(archive)!r}, 'a').write(' and more')"
+    with pytest.raises(UsageError, match=r"archive has changed since the sweep began, so run s-b-1 could not be comp"):
+        scene.play()
+    assert scene.begun == ["s-a-1"]
+
+
 def test_topics_and_objects_of_a_run_go_once_its_summary_is_there(scene: Scene) -> None:
     scene.scripts["b"] = "sys.exit(1)"
     scene.play()

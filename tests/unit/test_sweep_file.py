@@ -55,6 +55,11 @@ def test_a_variants_changes_come_after_those_of_all(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_two_variants_whose_runs_would_have_one_name_are_refused(tmp_path: Path) -> None:
+    text = TWO.replace('name = "many-0.5"', 'name = "lr*2"').replace("[[variants]]", '[[variants]]\nname = "lr/2"', 1)
+    assert "variants lr/2 and lr*2 would both be run two-lr_2-1" in refusal(tmp_path, text)
+
+
 def test_a_recipe_beside_the_sweep_file_is_taken_before_a_shipped_one(tmp_path: Path) -> None:
     (tmp_path / "arithmetic").write_text('extends = "arithmetic.toml"\n[trainer]\nlearning_rate = 0.25\n')
     assert {run.recipe.trainer.learning_rate for run in runs_of(tmp_path)} == {0.25}
