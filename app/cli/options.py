@@ -135,11 +135,11 @@ def or_no_verdict() -> Iterator[None]:
 
 
 def program_name() -> str:
-    """Return how this user calls the command: its name if the shell finds it, else the present call."""
+    """Return how this user calls the command, as a shell reads it: its name if found there, else the present call."""
     called = Path(sys.argv[0])
     if called.suffix == ".py":
         found = shutil.which(PROGRAM)
         if found is not None and Path(found).resolve().parent == Path(sys.executable).parent.resolve():
             return PROGRAM
         return shlex.join([sys.executable, "-m", "headrace"])
-    return called.name if shutil.which(called.name) else str(called)
+    return called.name if shutil.which(called.name) else shlex.quote(str(called))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 import subprocess
 from pathlib import Path
@@ -110,6 +111,12 @@ def test_a_program_that_was_started_by_its_python_is_named_as_the_shell_finds_it
     for found, named in ((str(tmp_path / "link"), "headrace"), ("/other/headrace", None), (None, None)):
         monkeypatch.setattr("shutil.which", lambda _, found=found: found)
         assert program_name() == (named or f"{tmp_path}/venv/python -m headrace")
+
+
+def test_a_program_in_a_folder_with_a_space_is_named_so_that_a_shell_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/home/ann/my projects/bin/headrace", "up"])
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert shlex.split(program_name()) == ["/home/ann/my projects/bin/headrace"]
 
 
 def test_nothing_is_made_on_a_cluster_that_cannot_carry_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
