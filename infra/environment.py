@@ -37,6 +37,8 @@ FAILPOINTS_VARIABLE = "HEADRACE_FAILPOINTS"
 PLUG_INS_VARIABLE = "HEADRACE_PLUG_INS"
 """Folders where plug-ins are looked for after all that can be imported, separated as in PATH; `headrace up` hands them
 to its components."""
+END_REPORT_VARIABLE = "HEADRACE_END_REPORT"
+"""File to which a trainer's processes report how they failed; `headrace up` sets it for its components."""
 PROCESSES_VARIABLE, LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE = "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"
 """Set by torchrun: its processes for one trainer, this process's number on its machine, and the number of restarts."""
 

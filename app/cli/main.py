@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 
@@ -18,7 +18,7 @@ from headrace.app.cli.look import audit, discards, inspect, lineage, status
 from headrace.app.cli.offline import COMMAND_NAME as OFFLINE
 from headrace.app.cli.offline import TakesOldSpellings
 from headrace.app.cli.offline import app as offline_app
-from headrace.app.cli.options import CHECK_FAILED, JSON
+from headrace.app.cli.options import CHECK_FAILED, CLICK_ERROR, JSON
 from headrace.app.cli.parts import compact, curate, evaluate, feed, rollout, train
 from headrace.app.cli.retrain import retrain
 from headrace.app.cli.run import check_engine, compare, swap, try_recipe, up
@@ -57,8 +57,6 @@ COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
 """Panel and commands, in the order of `--help`; a command has the name of its function."""
 NAMES = {export_trajectories: "export", try_recipe: "try"}
 """Names of the commands that differ from their function's."""
-CLICK_ERROR: type[Any] = typer.BadParameter.__mro__[2]
-"""What is wrong with a command line. Some releases of Typer have their own copy of Click's classes."""
 MAY_BE_EMPTY = "--answer"
 """The option whose value may be empty: an answer without a text."""
 

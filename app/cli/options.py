@@ -6,9 +6,9 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -46,6 +46,8 @@ VariantChoice = Annotated[
 CHECK_FAILED = 1
 """Exit code of a command that found something wrong."""
 NO_VERDICT = 3
+CLICK_ERROR: type[Any] = typer.BadParameter.__mro__[2]
+"""What is wrong with a command line. Some releases of Typer have their own copy of Click's classes."""
 JSON = "--json"
 PROGRAM = "headrace"
 USUAL_WIDTH = 80
@@ -111,21 +113,33 @@ def log_quietly() -> None:
 
 @contextmanager
 def or_no_verdict() -> Iterator[None]:
-    """Exit with NO_VERDICT if the block could not show the result."""
+    """Exit with NO_VERDICT if the block could not show the result.
+
+    The traceback of an error that nobody expected is printed: by itself it would end the process with exit code 1,
+    which says that the run is wrong.
+    """
     try:
         yield
-    except (UsageError, BrokenPipeError):
+    except (UsageError, BrokenPipeError, typer.Exit, typer.Abort, CLICK_ERROR):
         raise
     except (HeadraceError, OSError) as error:
         raise NoVerdict(str(error)) from error
+    except Exception as error:
+        import traceback
+
+        from headrace.infra.own_frames import read_error_text
+
+        with suppress(OSError):
+            traceback.print_exception(error)
+        raise NoVerdict(f"no verdict, as {type(error).__name__} was raised: {read_error_text(error)}") from error
 
 
 def program_name() -> str:
-    """Return how this user calls the command: its name if the shell finds it, else the present call."""
+    """Return how this user calls the command, as a shell reads it: its name if found there, else the present call."""
     called = Path(sys.argv[0])
     if called.suffix == ".py":
         found = shutil.which(PROGRAM)
         if found is not None and Path(found).resolve().parent == Path(sys.executable).parent.resolve():
             return PROGRAM
         return shlex.join([sys.executable, "-m", "headrace"])
-    return called.name if shutil.which(called.name) else str(called)
+    return called.name if shutil.which(called.name) else shlex.quote(str(called))

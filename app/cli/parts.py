@@ -69,9 +69,12 @@ def train(
 
     Example: [bold]torchrun --nproc-per-node 8 --max-restarts 3 --no-python -- headrace train --run kafka://...[/]
     """
-    from headrace.trainers.train import main
+    from headrace.infra.process.end_report import report_failure
 
-    main(run, policy, variant)
+    with report_failure():
+        from headrace.trainers.train import main
+
+        main(run, policy, variant)
 
 
 def evaluate(run: RunOption) -> None:

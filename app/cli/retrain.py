@@ -78,7 +78,8 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     log_quietly()
     _check_retrain((begin, end), into, sets or ())
     found: Retrained | Experiment
-    with _continue_in_leading_process(), or_no_verdict(), open_run(run, data, store=True) as opened:
+    # outermost: a group that an error nobody expected leaves is in the middle of a step, and is asked nothing more
+    with or_no_verdict(), _continue_in_leading_process(), open_run(run, data, store=True) as opened:
         policy_variant = opened.run.resolve(policy, variant)
         with open_progress("versions trained again") as tell:
             if into is None:

@@ -50,6 +50,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
     parent: str = "",
     remember: Callable[[str], None] = lambda _: None,
     hold: Callable[[RunAddress], list[Holder]] = lambda _: [],
+    starts_parts: bool = True,
 ) -> Run:
     """Create the topics and write the recipe if they do not exist yet; return the run, joined.
 
@@ -66,6 +67,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         remember: Called with the id of a new run before anything of it is written.
         hold: On a cluster that the recipe names, takes the run for this process before anything is written; returns
             who else has it.
+        starts_parts: Whether the caller starts the components of the run.
 
     Raises UsageError with the keys that differ unless `new_recipe`; RunOfAnother; ClusterUnfit with all that the
     cluster lacks.
@@ -77,8 +79,9 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         refuse_held(address, hold(address))
     elif first is not None:  # of a broker of ours all is known but what became of its topics
         refuse_unfit(address.connection, Wanted(read_topic_specs(first, recipe)))
+    refuse_other = partial(refuse_run_of_another, embedded_store=servers.has_embedded_store, starts_parts=starts_parts)
     if first is not None and codec.decode(first, RecipeRevision).run_id != own_run_id:
-        refuse_run_of_another(join(address), recipe, own_run_id, embedded_store=servers.has_embedded_store)
+        refuse_other(join(address), recipe, own_run_id)
     newest_before = 0
     settle = partial(
         plan_revision,
@@ -101,7 +104,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         revision = write_later(address, settle)
     run = join(address)
     if first is None:  # another may have begun it at the same moment: the oldest revision is the run's
-        refuse_run_of_another(run, recipe, own_run_id, embedded_store=servers.has_embedded_store)
+        refuse_other(run, recipe, own_run_id)
     if revision is not None and revision.revision and new_recipe and not revision.ended:
         say(f"recipe revision {revision.revision} is written")
     elif revision is not None and revision.revision > newest_before and not revision.ended:
@@ -125,11 +128,14 @@ def _format_utc(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, embedded_store: bool) -> None:
+def refuse_run_of_another(
+    run: Run, recipe: Recipe, own_run_id: str | None, *, embedded_store: bool, starts_parts: bool = True
+) -> None:
     """Raise RunOfAnother if resuming would disturb a running run, or lose its objects.
 
     A run of this data folder is never refused. Another run is refused if its objects cannot be in this folder's
-    embedded store, or if a worker is running that this command would start a second time.
+    embedded store, or if a worker is running that this command would start a second time. Where it starts no parts,
+    it is refused if `headrace up` starts such a worker: it numbers its workers. A trainer has one name everywhere.
     """
     if own_run_id in {"", run.run_id}:
         return
@@ -137,6 +143,8 @@ def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, e
     newest = {status.worker: status for status in statuses}
     alive = [status for status in newest.values() if is_there(status, now_ms())]
     started_here = {child.name for child in components_of(recipe, "", Path())}
+    if not starts_parts:
+        started_here -= {f"train-{policy_variant}" for policy_variant in recipe.policy_variants}
     taken = [status for status in alive if status.worker in started_here]
     if not embedded_store and not taken:
         return
@@ -172,4 +180,4 @@ def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
         )
     environments = check_names(recipe)
     servers.start()
-    return begin_or_join(servers, recipe, say, new_recipe=new_recipe, environments=environments)
+    return begin_or_join(servers, recipe, say, new_recipe=new_recipe, environments=environments, starts_parts=False)

@@ -148,10 +148,11 @@ def _change_command(again: str, key: str, value: object) -> str:
     words, kept = shlex.split(again), []
     while words:
         word = words.pop(0)
-        if word in ("--set", "--summary") and words:
-            setting = words.pop(0)
-            if word == "--set" and not setting.startswith(f"{key}="):
-                kept += [word, setting]
+        option, joined, setting = word.partition("=")  # --set=KEY=VALUE, beside --set KEY=VALUE
+        if option in ("--set", "--summary") and (joined or words):
+            setting = setting if joined else words.pop(0)
+            if option == "--set" and not setting.startswith(f"{key}="):
+                kept += [option, setting]
         elif word != "--new-recipe":
             kept.append(word)
     return shlex.join([*kept, "--set", f"{key}={value}", "--new-recipe"])

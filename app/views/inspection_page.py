@@ -257,8 +257,15 @@ def _flow(tokens: Sequence[TokenSeen]) -> Text:
 def _style(token: TokenSeen) -> str:
     if token.logprob is None:
         return SPAN_STYLES.get(token.kind, "")
-    chance = math.exp(token.logprob)
+    chance = _find_chance(token) or 0.0
     return next(colour for least, colour in SCALE if chance >= least)
+
+
+def _find_chance(token: TokenSeen) -> float | None:
+    """Return the probability of a generated token, at most 1; None of others, and where an engine gave NaN."""
+    if token.logprob is None or math.isnan(token.logprob):
+        return None
+    return math.exp(min(token.logprob, 0.0))
 
 
 def _legend() -> Text:
@@ -282,15 +289,15 @@ def token_table(tokens: Sequence[TokenSeen]) -> Table:
     table.add_column("kind", style="dim", no_wrap=True)
     for index, token in enumerate(tokens):
         generated = token.logprob is not None
-        chance = 0.0 if token.logprob is None else math.exp(token.logprob)
+        chance = _find_chance(token)
         table.add_row(
             Text(str(index), style="dim"),
             str(token.version) if generated else "",
             str(int(generated)),
             advantage_text(token.advantage) if generated else "",
             f"{token.logprob:.4f}" if generated else "",
-            f"{chance:.1%}" if generated else "",
-            Text(BAR[min(len(BAR) - 1, int(chance * len(BAR)))] if generated else "", style=_style(token)),
+            "" if chance is None else f"{chance:.1%}",
+            Text("" if chance is None else BAR[min(len(BAR) - 1, int(chance * len(BAR)))], style=_style(token)),
             Text(_mark_white_space(token.text), style=_style(token)),
             Text(f"{token.kind} {token.turn}" if token.turn else token.kind),
         )

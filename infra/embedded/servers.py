@@ -17,7 +17,7 @@ from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.jars import fetch_class_path
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.server_probe import ServerProbe, Silence, is_kafka_answering, is_store_answering
-from headrace.infra.embedded.server_process import ServerError, ServerProcess
+from headrace.infra.embedded.server_process import ServerProcess
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import HeadraceError
@@ -240,7 +240,7 @@ class ServerRestarter:
             )
         try:
             server.start()
-        except ServerError as error:
+        except HeadraceError as error:  # ServerError, or what it needs: its jars are gone, and the network is away
             pause = self._pauses.next_s()
             log.info("server.not_started", server=server.what, error=str(error), again_in_s=pause)
             why = describe_full_disk(server.folder) or f": {escape(str(error))}"

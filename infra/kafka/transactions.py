@@ -34,6 +34,7 @@ from headrace.infra.kafka.clients import (
 )
 from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
+from headrace.infra.process.end_report import ERROR_MARK, report_end
 from headrace.infra.process.signals import MustRestart
 
 log = structlog.get_logger()
@@ -174,6 +175,7 @@ class TransactionalWriter:
             if time.monotonic() - self._called_at > CALL_STUCK_S:
                 who = self.transactional_id
                 log.error("transaction.stuck", transactional_id=who, doing=self._calling, seconds=CALL_STUCK_S)
+                report_end(STUCK_EXIT, f"{ERROR_MARK}{self._calling} has not returned for {CALL_STUCK_S:g} s")
                 os._exit(STUCK_EXIT)
 
     def begin(self) -> None:

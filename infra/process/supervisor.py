@@ -17,6 +17,7 @@ from queue import SimpleQueue
 import structlog
 
 from headrace.infra.backoff import Backoff
+from headrace.infra.environment import END_REPORT_VARIABLE
 from headrace.infra.errors import FENCED, HeadraceError, UsageError
 from headrace.infra.own_frames import find_own_location
 from headrace.infra.process.child_process import (
@@ -29,6 +30,7 @@ from headrace.infra.process.child_process import (
     wait_without_reaping,
 )
 from headrace.infra.process.cpu_account import CpuAccount
+from headrace.infra.process.end_report import ERROR_MARK, EndReport, read_end
 from headrace.infra.process.fork_client import ForkServer
 from headrace.infra.process.fork_server import CannotFork, ForkRequest
 from headrace.infra.process.log_lines import read_last_lines, read_lines
@@ -38,8 +40,6 @@ FINISHED = 0
 USAGE_ERROR = 2
 SAMPLE_S = 1.0
 LAST_LOG_LINES = 12
-ERROR_MARK = "error: "
-"""What the command line begins an error with."""
 ERROR_LEVEL = '"level": "error"'
 ERROR_TYPE = re.compile(r"[A-Za-z_.]*(Error|Exception|Killed|Interrupt)\b")
 """How the last line of a traceback begins."""
@@ -76,10 +76,17 @@ class _Life:
     exit_code: int | None = None
     log_begin: int = 0
     """Bytes of its log before this life's."""
+    report: EndReport | None = None
+    """How the first of its processes failed in the newest life that ended, where it reported that."""
     error: str = ""
     """Error of its newest death."""
     state: str = "starting"
     """starting | running | waiting | finished | failed | stopped."""
+
+    @property
+    def log_verb(self) -> str:
+        """What its log does with its error: where it reported that, the words of torchrun and others come after."""
+        return "has" if self.report else "ends with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,18 +239,18 @@ class Supervisor:
 
     def _report(self, child: Child, life: _Life, reported: set[str]) -> None:
         """Have a death reported with the error that its log ends with: the first, and those of another error."""
-        path = self.logs / f"{child.name}.log"
         error = self._note_error(child, life)
         kind = f"{life.exit_code} {re.sub('[0-9]+', '', error)}"
         if kind in reported:
             return
         reported.add(kind)
-        ends = f" ends with: {life.error}" if error else ""
-        self._news.put(f"{child.name} died (exit code {life.exit_code}) and is started again; its log {path}{ends}")
+        ends = f" {life.log_verb}: {life.error}" if error else ""
+        log_file = self._log_of(child)
+        self._news.put(f"{child.name} died (exit code {life.exit_code}) and is started again; its log {log_file}{ends}")
 
     def _note_error(self, child: Child, life: _Life) -> str:
         """Keep what the log of a life that ended says last, with its location; return it without."""
-        lines = read_lines(self.logs / f"{child.name}.log", life.log_begin)
+        lines = life.report.lines if life.report else read_lines(self._log_of(child), life.log_begin)
         error = find_last_error(lines)
         location = find_own_location(lines)
         life.error = f"{error} at {location}" if location else error
@@ -271,7 +278,8 @@ class Supervisor:
 
     def _live(self, child: Child, life: _Life, begun: threading.Event) -> None:
         """Run a child once. Raises OSError when it cannot be started."""
-        path = self.logs / f"{child.name}.log"
+        path = self._log_of(child)
+        self._report_of(child).unlink(missing_ok=True)
         life.log_begin = path.stat().st_size if path.exists() else 0
         try:
             process = self._begin(child)
@@ -289,22 +297,32 @@ class Supervisor:
         kill_session(process.pid)  # what it started and left behind
         with self._lock:
             life.exit_code = process.wait()
+            life.report = read_end(self._report_of(child)) if life.exit_code != FINISHED else None
+            if life.report is not None:
+                life.exit_code = life.report.exit_code
             life.process = None
 
     def _begin(self, child: Child) -> ChildProcess | None:
         """Return a child's new process, forked where it may be; None when all are to stop. Raises OSError."""
-        path = self.logs / f"{child.name}.log"
+        path = self._log_of(child)
         if self._forks is not None and child.imports:
             try:
                 return self._forks.fork(ForkRequest(child.imports, child.name, child.command, str(path)))
             except CannotFork as error:
                 if not self._stop.is_set():
                     log.warning("child.not_forked", child=child.name, why=str(error))
-        return None if self._stop.is_set() else spawn(ChildCommand(child.command, self._environment, path))
+        environment = {**self._environment, END_REPORT_VARIABLE: str(self._report_of(child))}
+        return None if self._stop.is_set() else spawn(ChildCommand(child.command, environment, path))
+
+    def _log_of(self, child: Child) -> Path:
+        return self.logs / f"{child.name}.log"
+
+    def _report_of(self, child: Child) -> Path:
+        return self.logs.absolute() / f"{child.name}.end"
 
     def _give_up(self, child: Child, life: _Life) -> GaveUp:
-        path = self.logs / f"{child.name}.log"
-        lines = read_last_lines(path, LAST_LOG_LINES)
+        path = self._log_of(child)
+        lines = life.report.lines[-LAST_LOG_LINES:] if life.report else read_last_lines(path, LAST_LOG_LINES)
         if life.exit_code == USAGE_ERROR:
             marked = [n for n, line in enumerate(lines) if line.startswith(ERROR_MARK)]
             sentence = "\n".join(lines[marked[-1] :]).removeprefix(ERROR_MARK) if marked else "\n".join(lines)
@@ -314,7 +332,7 @@ class Supervisor:
         shown = "\n".join(f"  {line}" for line in lines)
         return GaveUp(
             f"{child.name} died {life.starts} times, the last time with exit code {life.exit_code}{why}, and is not "
-            f"started again. Its log {path} ends with:\n{shown or '  (nothing)'}"
+            f"started again. Its log {path} {life.log_verb}:\n{shown or '  (nothing)'}"
         )
 
     def _sample(self) -> None:

@@ -56,6 +56,8 @@ class AdviceFold:
         self._newest: defaultdict[str, list[_Seen]] = defaultdict(list)
         self._lengths: defaultdict[str, defaultdict[int, _Lengths]] = defaultdict(lambda: defaultdict(_Lengths))
         """Policy to head version to the lengths of its trajectories."""
+        self._range: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 1.0))
+        """Policy to its lowest and highest reward; at least 0 to 1, as most scorers have them."""
 
     def fold_outcome(self, outcome: Outcome, at_ms: int) -> None:
         """Take in an outcome of that time, in whatever order; only a curator's of the first use of a group counts."""
@@ -65,6 +67,9 @@ class AdviceFold:
         newest = self._newest[outcome.policy]
         insort(newest, _Seen(at_ms, outcome.rewards, outcome.lengths, discarded))
         del newest[:-ADVICE_GROUPS]
+        known = [reward for reward in outcome.rewards if math.isfinite(reward)]
+        lowest, highest = self._range[outcome.policy]
+        self._range[outcome.policy] = min([lowest, *known]), max([highest, *known])
         lengths = self._lengths[outcome.policy][outcome.head_version]
         lengths.tokens += sum(outcome.lengths)
         lengths.trajectories += len(outcome.lengths)
@@ -94,7 +99,8 @@ class AdviceFold:
         yield from list(_look_at_rewards(newest)) or _look_at_reasons(newest)
         yield from _look_at_cut_off(newest, max_tokens)
         for workflow in sorted({result.workflow for result in evals}):
-            yield from _look_at_held_out(curve, [result for result in evals if result.workflow == workflow])
+            one = [result for result in evals if result.workflow == workflow]
+            yield from _look_at_held_out(curve, one, self._range[policy])
         yield from self._look_at_lengths(policy, curve)
 
     def _look_at_lengths(self, policy: str, curve: Sequence[RewardPoint]) -> Iterator[tuple[str, str]]:
@@ -158,14 +164,21 @@ def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple
     yield "all_cut_off", words
 
 
-def _look_at_held_out(curve: Sequence[RewardPoint], evals: Sequence[EvalResult]) -> Iterator[tuple[str, str]]:
-    """Report that training reward rises from the version of the best evaluation on, while held-out reward falls."""
+def _look_at_held_out(
+    curve: Sequence[RewardPoint], evals: Sequence[EvalResult], reward_range: tuple[float, float]
+) -> Iterator[tuple[str, str]]:
+    """Report that training reward rises from the version of the best evaluation on, while held-out reward falls.
+
+    Noise is taken to be as great as it can be of a mean in this range of rewards: as if there were none between.
+    """
     ordered = sorted((one for one in evals if one.has_reward), key=lambda one: one.version)
     if len(ordered) < 2 or len(curve) < 2 * ADVICE_EDGE:
         return
     best, last = max(ordered[:-1], key=lambda one: one.avg_at_k), ordered[-1]
     asked = max(1, best.problems * best.samples - best.failures)
-    error = math.sqrt(2 * max(best.avg_at_k * (1 - best.avg_at_k), 0.01) / asked)
+    lowest, highest = min(reward_range[0], last.avg_at_k), max(reward_range[1], best.avg_at_k)
+    variance = max((best.avg_at_k - lowest) * (highest - best.avg_at_k), 0.01 * (highest - lowest) ** 2)
+    error = math.sqrt(2 * variance / asked)
     fall = best.avg_at_k - last.avg_at_k
     before = [point.reward for point in curve if point.version <= best.version][-ADVICE_EDGE:] or [curve[0].reward]
     rise = (high := fmean(point.reward for point in curve[-ADVICE_EDGE:])) - (low := fmean(before))

@@ -22,7 +22,7 @@ class WeightsFigures:
 
     published: int = 0
     left_out: int = 0
-    """Versions older than the newest published one that were not published themselves."""
+    """Versions between the oldest and the newest published one that were not published themselves."""
     anchor_bytes: int = 0
     delta_bytes: int = 0
     """Bytes of all delta objects together."""
@@ -52,6 +52,8 @@ class _Versions:
     versions: int = 0
     published: int = 0
     newest: int = -1
+    oldest: int = -1
+    """Version that was published first: not 0 of an offline experiment."""
     bytes: defaultdict[bool, int] = field(default_factory=lambda: defaultdict(int))
     """Bytes of anchors (True) and of other objects (False)."""
     recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=MEDIAN_VERSIONS))
@@ -73,6 +75,7 @@ class WeightsFold:
         of = self._of.get(event.policy)
         if of is None:
             return
+        of.oldest = min(of.oldest, event.version) if of.published else event.version
         of.published, of.newest = of.published + 1, max(of.newest, event.version)
         size = size_of(event)
         of.bytes[event.kind == ANCHOR] += size
@@ -106,7 +109,7 @@ class WeightsFold:
         taken = list(of.taken.values())
         return WeightsFigures(
             published=of.published,
-            left_out=max(0, of.newest + 1 - of.published),
+            left_out=max(0, of.newest - of.oldest + 1 - of.published) if of.published else 0,
             anchor_bytes=of.bytes[True],
             delta_bytes=of.bytes[False],
             **{

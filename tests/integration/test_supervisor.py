@@ -15,9 +15,10 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from headrace.app.launcher.components import TORCHRUN
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Fenced
-from headrace.infra.process.child_process import build_child_environment
+from headrace.infra.process.child_process import PYTHON, build_child_environment
 from headrace.infra.process.patience import SERVER_AWAY, Patience
 from headrace.infra.process.supervisor import Child, GaveUp, Supervisor
 
@@ -267,6 +268,40 @@ def test_a_death_in_the_users_own_code_is_told_with_its_line_and_stays_with_the_
 
 
 @pytest.mark.servers
+@pytest.mark.parametrize(
+    ("raised", "why"),
+    [
+        ("UsageError('no such policy')", r"^train: no such policy$"),
+        ("ValueError('bad shape')", r"exit code 1 \(ValueError: bad shape at \S+train\.py:6 in loss"),
+        ("SystemExit(75)", r"exit code 75"),
+    ],
+)
+def test_of_a_trainer_of_several_processes_its_own_exit_code_and_error_are_heard_and_not_torchruns(
+    tmp_path: Path, raised: str, why: str
+) -> None:
+    code = f"""
+import os, time
+from headrace.infra.errors import UsageError
+from headrace.infra.process.end_report import report_failure
+
+def loss():
+    raise {raised}
+
+with report_failure():
+    loss() if os.environ["RANK"] == "1" else time.sleep(60)
+"""
+    (tmp_path / "train.py").write_text(code.lstrip())
+    torchrun = [*PYTHON, *TORCHRUN, "2", "--log-dir", str(tmp_path / "torchrun"), "--no-python", "--"]
+    child = Child("train", [*torchrun, *PYTHON, str(tmp_path / "train.py")])
+    with supervised(tmp_path, child, patience=Patience(1, most_deaths=1), progress=lambda: 7) as supervisor:
+        wait_for(lambda: supervisor.states()["train"].state == "failed", 60)
+
+        with pytest.raises(GaveUp, match=why) as caught:
+            supervisor.raise_failure()
+        assert "ChildFailedError" not in str(caught.value)
+
+
+@pytest.mark.servers
 def test_a_death_is_told_with_the_last_error_and_the_log_and_told_again_only_for_another_error(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
@@ -287,3 +322,13 @@ raise ValueError(f"bad number {n}") if n < 4 else KeyError("other")
     )
     assert second.endswith("KeyError: 'other'")
     assert supervisor.take_news() == []
+
+
+@pytest.mark.servers
+def test_an_end_that_an_earlier_life_reported_is_not_taken_for_that_of_the_next(tmp_path: Path) -> None:
+    (tmp_path / "torn.end").write_text("2\nerror: no such policy\n")
+    with supervised(tmp_path, python("torn", "raise ValueError('bad shape')")) as supervisor:
+        wait_for(lambda: supervisor.states()["torn"].state == "failed")
+
+    assert supervisor.states()["torn"].exit_code == 1
+    assert "ValueError: bad shape" in supervisor.states()["torn"].error

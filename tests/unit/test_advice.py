@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -80,6 +81,19 @@ def test_training_reward_that_rises_while_held_out_falls_is_told() -> None:
         assert "held_out_falls" not in advised(curve=curve, evals=evals), what
     told = advised(curve=RISING, evals=[(0, 0.6), (10, 0.5), (19, 0.3)])["held_out_falls"].sentence
     assert "(0.30 → 0.80) while held-out reward has fallen (0.60 at version 0 → 0.30" in told
+
+
+def test_a_fall_of_rewards_that_are_not_from_0_to_1_is_noise_as_wide_as_they_are() -> None:
+    rising = [-0.5 + 0.03 * version for version in range(20)]
+    signed = group((-1.0, 1.0, -1.0, math.nan))
+    for what, groups, evals in (
+        ("a standard error is 0.1", signed, [(0, -0.3), (10, -0.1), (19, -0.3)]),
+        ("only evaluations had such rewards", group(), [(0, 4.0), (19, 3.9)]),
+        ("of rewards up to 10 it is 0.5", group((0.0, 10.0)), [(0, 5.0), (19, 4.0)]),
+    ):
+        assert "held_out_falls" not in advised(groups, curve=rising, evals=evals), what
+    assert "held_out_falls" in advised(signed, curve=rising, evals=[(0, -0.3), (10, 0.3), (19, -0.3)])
+    assert "held_out_falls" in advised(signed, group(()), curve=rising, evals=[(0, -0.3), (10, 0.3), (19, -0.3)])
 
 
 def test_evaluations_of_several_workflows_are_not_compared_with_one_another() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +112,12 @@ def test_a_program_that_was_started_by_its_python_is_named_as_the_shell_finds_it
     for found, named in ((str(tmp_path / "link"), "headrace"), ("/other/headrace", None), (None, None)):
         monkeypatch.setattr("shutil.which", lambda _, found=found: found)
         assert program_name() == (named or f"{tmp_path}/venv/python -m headrace")
+
+
+def test_a_program_in_a_folder_with_a_space_is_named_so_that_a_shell_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/home/ann/my projects/bin/headrace", "up"])
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert shlex.split(program_name()) == ["/home/ann/my projects/bin/headrace"]
 
 
 def test_nothing_is_made_on_a_cluster_that_cannot_carry_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +247,35 @@ def test_a_run_from_another_data_folder_is_refused_with_who_runs_it_since_when_a
     alive.append(WorkerStatus(worker="rollout-sums-0", state="rolling", pid=7, host="hers", updated_ms=now_ms()))
     with pytest.raises(RunOfAnother, match="running now: rollout-sums-0 is process 7 on hers"):
         refuse(None, embedded_store=False)
+
+
+def test_begin_goes_on_with_a_run_whose_parts_run_by_hand_whatever_its_trainer_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = load_recipe("arithmetic", ('kafka.bootstrap="k:1"', 'store.endpoint="s:1"'))
+    trainer = WorkerStatus(worker="train-solver", state="resuming", pid=7, host="hers", updated_ms=now_ms())
+    by_hand = replace(trainer, worker="host-17", state="rolling")
+    alive = [trainer, by_hand]
+    run: Any = SimpleNamespace(run_id="mine", topics=recipe.topics, address=ADDRESS)
+    for name, stand_in in {
+        "Servers": lambda *_: SimpleNamespace(**{**vars(stand_in_servers()), "has_embedded_store": False}, start=list),
+        "check_names": lambda _: (),
+        "read_first_revision": lambda _: codec.encode(RecipeRevision(run_id="mine")),
+        "refuse_unfit": lambda *_: None,
+        "join": lambda _: run,
+        "read_records": lambda *_: alive,
+        "read_known_revisions": lambda _: [RecipeRevision(run_id="mine", created_ms=1_700_000_000_000)],
+        "plan_revision": lambda *_, **__: None,
+        "ensure_topics": lambda *_: False,
+    }.items():
+        monkeypatch.setattr(beginning, name, stand_in)
+    assert begin(recipe, lambda _: None, new_recipe=True) is run
+    with pytest.raises(RunOfAnother, match="train-solver is process 7"):
+        beginning.refuse_run_of_another(run, recipe, None, embedded_store=False)
+
+    alive.append(replace(trainer, worker="rollout-sums-0", state="rolling"))
+    with pytest.raises(RunOfAnother, match="it is running now: rollout-sums-0 is process 7 on hers"):
+        begin(recipe, lambda _: None, new_recipe=True)
 
 
 def test_the_lines_of_servers_are_of_a_recipe_and_the_keys_are_for_their_owner_alone(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.app.cli import main as cli
-from headrace.app.cli.options import answer, open_console
+from headrace.app.cli.options import answer, open_console, or_no_verdict
 from headrace.infra import log
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
@@ -328,6 +328,34 @@ def test_what_cannot_be_is_refused_before_anything_is_started(
 
     assert code == 2
     assert sentence in said
+
+
+@pytest.mark.parametrize(
+    ("command", "tool"),
+    [("audit", "headrace.ops.audit.report.report"), ("retrain", "headrace.ops.offline.retrain.retrain")],
+)
+def test_an_error_that_nobody_expected_is_no_verdict_and_keeps_its_traceback(
+    command: str, tool: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out_of_memory(*_given: Any, **_more: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(opened_run, "open_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
+    monkeypatch.setattr(tool, run_out_of_memory)
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--run", ADDRESS, "--json"])
+    said, told = capsys.readouterr(), "no verdict, as RuntimeError was raised: out of memory"
+    assert caught.value.code == 3
+    assert json.loads(said.out) == {"error": told}
+    assert "in run_out_of_memory\n" in said.err
+    assert said.err.endswith(f"error: {told}\n")
+
+
+def test_what_ends_a_command_on_purpose_ends_it_where_a_verdict_is_given_too() -> None:
+    for purpose in (typer.Exit(1), typer.Abort(), typer.BadParameter("no"), UsageError("no"), KeyboardInterrupt()):
+        with pytest.raises(type(purpose)) as caught, or_no_verdict():
+            raise purpose
+        assert caught.value is purpose
 
 
 def test_servers_that_are_away_of_a_run_that_goes_on_may_be_ending(

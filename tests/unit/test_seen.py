@@ -214,6 +214,22 @@ def test_a_trajectory_is_shown_token_by_token(tokenizer: Tokenizer, texts: Token
     assert "6 more tokens" in cut
 
 
+def test_log_probabilities_that_no_token_can_have_are_shown_as_they_are(
+    tokenizer: Tokenizer, texts: TokenTexts
+) -> None:
+    whole = group(tokenizer, answer="abc")
+    impossible = whole.trajectory_group.trajectories[3].sequences[0]
+    impossible.logprobs[-4:] = (math.nan, math.inf, -math.inf, 800.0)
+    found = TrajectoryFound("demo", "solver", None, "", see_group(whole, {}, texts, index=0, only=3))
+
+    rows = [row.split() for row in drawn(trajectory_page(found, 0)).splitlines()]
+
+    assert ["4", "3", "1", "not", "used", "nan", "a", "generated"] in rows, "it has no probability"
+    assert ["5", "3", "1", "not", "used", "inf", "100.0%", "█", "b", "generated"] in rows
+    assert ["6", "3", "1", "not", "used", "-inf", "0.0%", "▁", "c", "generated"] in rows
+    assert ["7", "4", "1", "not", "used", "800.0000", "100.0%", "█", "<end>", "generated"] in rows
+
+
 @pytest.mark.parametrize(("first", "where"), [(1, "; training began with version 0"), (6, "")])
 def test_training_is_said_to_have_begun_with_version_0_only_where_it_did(first: int, where: str) -> None:
     batches = [BatchTrained(version=version) for version in range(first, 10)]

@@ -6,10 +6,15 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from headrace.infra.embedded.server_process import ServerCommand, ServerProcess
+from headrace.infra.embedded import servers
+from headrace.infra.embedded.jars import JarUnavailable
+from headrace.infra.embedded.server_process import ServerCommand, ServerError, ServerProcess
+from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.process.child_process import wait_without_reaping
 
 
@@ -34,6 +39,28 @@ def test_a_server_gets_an_environment_of_ours(tmp_path: Path, monkeypatch: pytes
         seen = (tmp_path / "Jürgen" / "seen").read_text()
     assert "of.the" not in seen
     assert "'LC_ALL': 'C.UTF-8'" in seen
+
+
+def test_a_server_that_lacks_what_it_starts_with_is_tried_again_as_one_that_does_not_come_up_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[HeadraceError] = [JarUnavailable("no network"), UsageError("no folder"), ServerError("torn")]
+    said: list[str] = []
+    monkeypatch.setattr(servers, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(servers, "LONGEST_PAUSE_S", 0.0)
+
+    def start() -> None:
+        if reasons:
+            raise reasons.pop(0)
+
+    broker: Any = SimpleNamespace(what="broker", folder=tmp_path, is_alive=lambda: False, start=start)
+    restarter = servers.ServerRestarter(said.append)
+    for _ in range(4):
+        restarter.visit(broker)
+    assert said[1:] == [
+        "the broker does not start: no network\nThe run waits; it is tried again until it starts",
+        "the broker runs again: the run goes on",
+    ]
 
 
 def test_a_server_does_not_run_from_the_moment_it_is_dead(tmp_path: Path) -> None:

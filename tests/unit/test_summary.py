@@ -239,6 +239,13 @@ def test_the_closing_page_gives_four_commands_unbroken(found: Summary) -> None:
     assert len([line for line in lines if line.startswith("headrace ")]) == 4
 
 
+def test_the_way_on_keeps_no_old_value_and_no_summary_file_however_they_were_given(found: Summary) -> None:
+    again = "'/my bin/headrace' up arithmetic --set=trainer.steps=10 --summary=old.json --set=name=mine --set seed=3"
+    assert (
+        "  '/my bin/headrace' up arithmetic --set name=mine --set seed=3 --set trainer.steps=20 --new-recipe\n"
+    ) in shown(found, 60, again)
+
+
 def test_the_closing_page_of_a_solved_run_says_so_and_how_to_go_on(found: Summary) -> None:
     solved = replace(found, ended="solved")
     page = shown(solved)

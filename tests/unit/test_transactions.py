@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from headrace.infra.environment import END_REPORT_VARIABLE
 from headrace.infra.kafka import transactions
 from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, Outgoing, translate_error
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
+from headrace.infra.process.end_report import read_end
 from headrace.infra.process.signals import MustRestart
 
 
@@ -222,9 +225,10 @@ def test_a_topic_that_is_gone_is_the_reason_also_where_the_broker_refuses_to_abo
 
 
 def test_a_call_that_never_returns_ends_the_process_as_no_failure_of_its_own(
-    producer: Failing, monkeypatch: pytest.MonkeyPatch
+    producer: Failing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     exits, returns = SimpleQueue[int](), threading.Event()
+    monkeypatch.setenv(END_REPORT_VARIABLE, str(tmp_path / "train.end"))
     monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
     monkeypatch.setattr(transactions, "CALL_STUCK_S", 0.01)
     monkeypatch.setattr(transactions, "WATCH_EVERY_S", 0.001)
@@ -236,6 +240,9 @@ def test_a_call_that_never_returns_ends_the_process_as_no_failure_of_its_own(
         committing.start()
         try:
             assert exits.get(timeout=5) == os.EX_TEMPFAIL
+            told = read_end(tmp_path / "train.end")
+            assert told is not None
+            assert (told.exit_code, told.lines) == (75, ["error: committing a transaction has not returned for 0.01 s"])
         finally:
             returns.set()
             committing.join()

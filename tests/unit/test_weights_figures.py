@@ -34,6 +34,14 @@ def test_sizes_and_times_are_medians_and_anchors_are_no_deltas() -> None:
     assert (found.fetch_s, found.skew, found.behind) == (None, 0, 0)
 
 
+def test_versions_before_the_first_of_a_run_were_not_left_out() -> None:
+    fold = WeightsFold(["p"])
+    assert fold.figures("p", NOW_MS).left_out == 0
+    for version in (40, 41, 43, 45):
+        fold.fold_event(event(version))
+    assert fold.figures("p", NOW_MS).left_out == 2
+
+
 def test_workers_that_are_there_tell_how_far_they_are_apart() -> None:
     fold = WeightsFold(["p"])
     for version in range(6):
