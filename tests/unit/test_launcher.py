@@ -24,6 +24,7 @@ from headrace.app.launcher.drained import (
     groups_drain_s,
 )
 from headrace.app.launcher.launcher import UpRequest
+from headrace.app.views import live
 from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
@@ -258,7 +259,7 @@ def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted
     page: DrainingPage, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     request = UpRequest(load_recipe("arithmetic", ["kafka.bootstrap=127.0.0.1:1"]), tmp_path, plain=True)
-    said, noted = io.StringIO(), list[object]()
+    said, noted, summarized = io.StringIO(), list[object](), list[str]()
     launch = launcher.Launcher(request, DataFolder(tmp_path), None, Console(file=said))
     servers: dict[str, object] = {name: lambda *_: None for name in ("claim", "fetch", "start", "stop")}
     launch._servers = cast(
@@ -266,16 +267,18 @@ def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted
     )
     monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="", run_id="run-1"))
     monkeypatch.setattr(launcher, "join", lambda _: None)
+    monkeypatch.setattr(launch, "_summarize", lambda _, rest: summarized.append(rest) or True)
     monkeypatch.setattr(launch, "_start_components", lambda: None)
     monkeypatch.setattr(launch, "_supervisor", SimpleNamespace(states=dict, stop=lambda _: None))
     monkeypatch.setattr(launch, "_turn_until_drained", lambda *_: None)
-    monkeypatch.setattr(launch, "_call_when_reachable", lambda _: page)
+    monkeypatch.setattr(live, "LivePage", lambda *_, **__: page)
     monkeypatch.setattr(page, "close", lambda: None, raising=False)
     monkeypatch.setattr(launch, "_note", lambda _run, *, finished=None: noted.append(finished))
 
     assert launch.run() == 0
     assert noted[-1] is not bool(told)
-    assert told in said.getvalue()
+    assert summarized[0] in said.getvalue()
+    assert told in summarized[0]
     assert ("give the same command again" in said.getvalue()) is bool(told)
 
 
@@ -294,7 +297,7 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
     monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="steps"))
     monkeypatch.setattr(launch, "_note", lambda *_given, **_more: None)
     monkeypatch.setattr(launcher, "join", lambda _: None)
-    monkeypatch.setattr(launch, "_summarize", lambda _: closes)
+    monkeypatch.setattr(launch, "_summarize", lambda _, rest: closes and not rest)
 
     assert launch.run() == code
     assert ("does not close" in said.getvalue()) is not closes
