@@ -292,14 +292,16 @@ class Launcher:
     def _turn_until_drained(self, run: Run, page: RunPage, supervisor: Supervisor) -> None:
         """Show the run until nothing more can be expected of it. Raises GaveUp and AllFailed."""
         session_s = lambda: self._call_when_reachable(lambda: fetch_session_timeout_s(run.connection))  # noqa: E731
-        drain = Drain(page, session_s, self._recipe.rollout.episode_limit_s)
+        drain = Drain(page, session_s, self._recipe.rollout.episode_limit_s, self._servers.is_answering)
         while not drain.is_over():
             page.turn(LAUNCHER_TURN_S)
             supervisor.raise_failure()
             if page.hopeless:
                 raise AllFailed(page.hopeless)
-            self._servers.revive()
-            self._progress = None if self._servers.watch() else page.progress
+            is_away = any((self._servers.revive(), self._servers.watch()))
+            self._progress = None if is_away else page.progress
+            if is_away:
+                drain.restart_clocks()
             for death in supervisor.take_news():
                 self._say(f"[red]{escape(death)}[/]")
             self._run_is_over = self._run_is_over or bool(page.ended)
