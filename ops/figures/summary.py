@@ -113,7 +113,9 @@ class Summary:
     log_cpu_share: float
     """Kafka's share of all CPU seconds."""
     tokens_per_s: float
+    """Of the groups that came to a curator, per second of `wall_s`."""
     samples_per_s: float
+    """Trajectories of these groups, per second of `wall_s`."""
     tokens: int
     wasted_tokens: int
     dead_letters: int
@@ -149,7 +151,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
         fold.fold_message(message)
         pulse.fold_message(message)
     figures = fold.compute_figures({}, now_ms())
-    proof, rates, feed = _audit(run, figures), pulse.mean_rates(), run.recipe.feed
+    proof, rates, feed = _audit(run, figures), pulse.mean_rates(effort.wall_s), run.recipe.feed
     fates = discards(run, None).policies
     policies = {
         policy: policy_summary(figures, policy, fold.seconds_to_versions(policy), fates[policy])
