@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from headrace.infra.run.revisions import (
 )
 from headrace.infra.run.run import Run, join
 from headrace.infra.run.up_lease import Holder
+from headrace.infra.utc import format_utc
 from headrace.ops.cluster_checks import Wanted, needs_of, refuse_unfit
 from headrace.ops.figures.weights_figures import is_there
 from headrace.ops.lineage.lineage import read_records
@@ -113,16 +113,12 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
 def refuse_held(address: RunAddress, others: list[Holder]) -> None:
     """Raise RunOfAnother where `headrace up` runs this run for another data folder."""
     if others:
-        who = "; ".join(f"on {one.host}, in {one.folder}, since {_format_utc(one.since_ms)}" for one in others)
+        who = "; ".join(f"on {one.host}, in {one.folder}, since {format_utc(one.since_ms)}" for one in others)
         raise RunOfAnother(
             f"`headrace up` runs run {address.run} on {address.connection.bootstrap} already: {who}. Begin a new run "
             f"with --set name=ANOTHER-NAME, look at that one with `headrace status --run {address}`, or stop it first; "
             "if it was killed, give the same command again after a minute"
         )
-
-
-def _format_utc(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, embedded_store: bool) -> None:
@@ -140,7 +136,7 @@ def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, e
     taken = [status for status in alive if status.worker in started_here]
     if not embedded_store and not taken:
         return
-    began = _format_utc(read_known_revisions(run.address)[0].created_ms)
+    began = format_utc(read_known_revisions(run.address)[0].created_ms)
     who = "; ".join(f"{one.worker} is process {one.pid} on {one.host or 'an unknown host'}" for one in taken or alive)
     why = (
         f"it is running now: {who}"

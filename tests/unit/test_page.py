@@ -239,6 +239,13 @@ def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
     assert "rollout-sums-0 gone, behind when it was last seen at 2023-11-14 22:13:20 UTC" in shown
 
 
+def test_page_and_status_show_a_worker_whose_time_is_none_and_what_was_wasted_of_unknown_tokens(moment: Moment) -> None:
+    worker = replace(moment.figures.workers[0], updated_ms=NOW_MS * 1000)
+    odd = replace(moment.figures, workers=(worker,), tokens=0, wasted_tokens=5)
+    assert "wasted" in drawn(page(replace(moment, figures=odd)))
+    assert "unknown time" in drawn(status_table(Status(odd, (True,), wasted_is_all=False)))
+
+
 def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -> None:
     figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
     log = Log(figures, pulse)
