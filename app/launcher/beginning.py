@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from headrace.infra.run.revisions import (
 )
 from headrace.infra.run.run import Run, join
 from headrace.infra.run.up_lease import Holder
+from headrace.infra.utc import format_utc
 from headrace.ops.cluster_checks import Wanted, needs_of, refuse_unfit
 from headrace.ops.figures.weights_figures import is_there
 from headrace.ops.lineage.lineage import read_records
@@ -116,7 +116,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
 def refuse_held(address: RunAddress, others: list[Holder]) -> None:
     """Raise RunOfAnother where `headrace up` runs this run for another data folder."""
     if others:
-        who = "; ".join(f"on {one.host}, in {one.folder}, since {_format_utc(one.since_ms)}" for one in others)
+        who = "; ".join(f"on {one.host}, in {one.folder}, since {format_utc(one.since_ms)}" for one in others)
         raise RunOfAnother(
             f"`headrace up` runs run {address.run} on {address.connection.bootstrap} already: {who}. Begin a new run "
             f"with --set name=ANOTHER-NAME, look at that one with `headrace status --run {address}`, or stop it first; "
@@ -131,6 +131,7 @@ def _format_utc(at_ms: int) -> str:
 def refuse_run_of_another(
     run: Run, recipe: Recipe, own_run_id: str | None, *, embedded_store: bool, starts_parts: bool = True
 ) -> None:
+def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, embedded_store: bool) -> None:
     """Raise RunOfAnother if resuming would disturb a running run, or lose its objects.
 
     A run of this data folder is never refused. Another run is refused if its objects cannot be in this folder's
@@ -148,7 +149,7 @@ def refuse_run_of_another(
     taken = [status for status in alive if status.worker in started_here]
     if not embedded_store and not taken:
         return
-    began = _format_utc(read_known_revisions(run.address)[0].created_ms)
+    began = format_utc(read_known_revisions(run.address)[0].created_ms)
     who = "; ".join(f"{one.worker} is process {one.pid} on {one.host or 'an unknown host'}" for one in taken or alive)
     why = (
         f"it is running now: {who}"

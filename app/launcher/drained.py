@@ -72,14 +72,23 @@ def groups_drain_s(session_s: float) -> float:
 class Drain:
     """The time from the end of a run until it has drained. What is slow may take any time, as long as it progresses.
 
+    The time in which a server is away does not count: nothing can progress then.
+
     Args:
         page: Follows the run.
         session_s: Asks, once the run has ended, for the session time-out of its consumer groups, in seconds.
         episode_limit_s: Seconds that an episode may take, in which nothing is seen of an evaluation.
+        is_answering: Asks both servers, before the run is given up: one that is away is known to be only after a while.
     """
 
-    def __init__(self, page: RunPage, session_s: Callable[[], float], episode_limit_s: float) -> None:
-        self._page, self._session_s = page, session_s
+    def __init__(
+        self,
+        page: RunPage,
+        session_s: Callable[[], float],
+        episode_limit_s: float,
+        is_answering: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._page, self._session_s, self._is_answering = page, session_s, is_answering
         self._ended_at: float | None = None
         self._in_flight, self._concluded_at = 0, 0.0
         self._work: object = None
@@ -93,12 +102,27 @@ class Drain:
                 return False
             self._ended_at = time.monotonic()
             self._groups_s = groups_drain_s(self._session_s())
+        if not self._page.in_flight and not self._page.awaited_evaluations:
+            return True
+        if self._has_time_left():
+            return False
+        if self._is_answering():
+            return True
+        self.restart_clocks()
+        return False
+
+    def restart_clocks(self) -> None:
+        """Count the time from now on, as a server is, or was, away: all that waited for it goes on from here."""
+        if self._ended_at is not None:
+            self._ended_at = self._concluded_at = self._worked_at = time.monotonic()
+
+    def _has_time_left(self) -> bool:
         now = time.monotonic()
         if self._page.in_flight != self._in_flight:
             self._in_flight, self._concluded_at = self._page.in_flight, now
         if self._page.in_flight and now - self._concluded_at < self._groups_s:
-            return False
-        return not (self._page.awaited_evaluations and self._can_be_evaluated(now))
+            return True
+        return bool(self._page.awaited_evaluations) and self._can_be_evaluated(now)
 
     def _can_be_evaluated(self, now: float) -> bool:
         """Return whether an evaluation has progressed lately, or a worker that could play it still starts."""

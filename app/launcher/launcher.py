@@ -191,6 +191,7 @@ class Launcher:
             hold=self._hold,
         )
         self._note(run)
+        rest = ""
         if run.ended and self._before is not None and self._before.finished:
             self._console.print(f"Run [bold]{self._recipe.name}[/] is finished ({escape(run.ended)}).")
         else:
@@ -202,7 +203,7 @@ class Launcher:
             self._note(run, finished=not rest)
             if rest:
                 self._say(f"[yellow]{escape(rest)}[/]")
-        closes = self._call_when_reachable(lambda: self._summarize(join(self._address)))
+        closes = self._call_when_reachable(lambda: self._summarize(join(self._address), rest))
         self._servers.stop()
         if not closes:
             self._say("the audit of this run does not close (see above): `headrace audit` names what is wrong")
@@ -291,14 +292,16 @@ class Launcher:
     def _turn_until_drained(self, run: Run, page: RunPage, supervisor: Supervisor) -> None:
         """Show the run until nothing more can be expected of it. Raises GaveUp and AllFailed."""
         session_s = lambda: self._call_when_reachable(lambda: fetch_session_timeout_s(run.connection))  # noqa: E731
-        drain = Drain(page, session_s, self._recipe.rollout.episode_limit_s)
+        drain = Drain(page, session_s, self._recipe.rollout.episode_limit_s, self._servers.is_answering)
         while not drain.is_over():
             page.turn(LAUNCHER_TURN_S)
             supervisor.raise_failure()
             if page.hopeless:
                 raise AllFailed(page.hopeless)
-            self._servers.revive()
-            self._progress = None if self._servers.watch() else page.progress
+            is_away = any((self._servers.revive(), self._servers.watch()))
+            self._progress = None if is_away else page.progress
+            if is_away:
+                drain.restart_clocks()
             for death in supervisor.take_news():
                 self._say(f"[red]{escape(death)}[/]")
             self._run_is_over = self._run_is_over or bool(page.ended)
@@ -351,14 +354,14 @@ class Launcher:
         if self._supervisor is not None:
             self._supervisor.stop(timeout_s)
 
-    def _summarize(self, run: Run) -> bool:
+    def _summarize(self, run: Run, rest: str) -> bool:
         """Write the summary file and show the summary, both from the topics; return whether the audit closes."""
         from headrace.app.views.closing import show_summary
         from headrace.ops.figures.summary import summarize
         from headrace.ops.plain_json import encode_json
 
         assert self._notes is not None  # noqa: S101 - written by `run`
-        summary = summarize(run, self._notes.effort, self._folder)
+        summary = summarize(run, self._notes.effort, self._folder, rest)
         if self._request.summary is not None:
             write_atomically(self._request.summary, f"{encode_json(summary)}\n".encode())
         show_summary(summary, self._console, self._request.program, self._request.again)

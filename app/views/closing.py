@@ -159,7 +159,7 @@ def _change_command(again: str, key: str, value: object) -> str:
 
 
 def _facts(summary: Summary) -> Table:
-    groups, proof, data = summary.groups, summary.audit, summary.data
+    groups, data = summary.groups, summary.data
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
@@ -185,9 +185,7 @@ def _facts(summary: Summary) -> Table:
         table.add_row("shadow", Text(shadow_in_words(policy_variant, shadow)))
     if summary.unnumbered_letters:
         table.add_row("", Text(describe_unnumbered(summary.unnumbered_letters)))
-    good = "[green]closes[/]: nothing lost, nothing trained twice"
-    bad = f"[bold red]does not close[/]: {proof.lost} lost, {proof.doubled} doubled"
-    table.add_row("audit", good if proof.ok else bad)
+    table.add_row("audit", _describe_audit(summary))
     for line in summary.stood_still:
         table.add_row("no progress", Text(line, style="yellow"))
     table.add_row("speed", f"{summary.samples_per_s:,.0f} trajectories/s, {summary.tokens_per_s:,.0f} tokens/s")
@@ -200,6 +198,14 @@ def _facts(summary: Summary) -> Table:
         table.add_row("weights", Text(f"{policy}: {in_words(block.weights)}"))
     table.add_row("data", Text(f"{shorten_path(data.folder)} ({data.bytes / 1e6:.0f} MB)"))
     return table
+
+
+def _describe_audit(summary: Summary) -> str:
+    proof = summary.audit
+    if not proof.ok:
+        return f"[bold red]does not close[/]: {proof.lost} lost, {proof.doubled} doubled"
+    so_far = f" so far, with {summary.in_flight} groups in flight" if summary.in_flight else ""
+    return f"[green]closes[/]{so_far}: nothing lost, nothing trained twice"
 
 
 def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:

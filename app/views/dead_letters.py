@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from headrace.infra.utc import format_utc
 
 if TYPE_CHECKING:
     from headrace.ops.dead_letters.listing import DeadLetterDetail, ListedDeadLetter
@@ -109,7 +110,7 @@ def redrive_table(done: Redriven) -> RenderableType:
 
 
 def _format_time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return format_utc(ms, "%Y-%m-%d %H:%M:%S")
 
 
 def _source(dead_letter: ListedDeadLetter | SentBack) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.environment_lines import environment_lines
+from headrace.infra.utc import format_utc
 from headrace.ops.lineage.group_fate import Concluded, GroupFate, GroupLineage, PlayAttempt, TrainedUse
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage
 from headrace.schemas.episode_errors import describe_error
@@ -50,7 +50,7 @@ def version_page(found: VersionLineage) -> RenderableType:
     facts.add_row("from", Text(base))
     facts.add_row("weights", Text(found.weights_hash))
     facts.add_row("object", Text(found.object_key or "not published"))
-    facts.add_row("made", Text(", ".join(filter(None, (_time(found.created_ms), _hardware(found.fingerprint))))))
+    facts.add_row("made", Text(", ".join(filter(None, (format_utc(found.created_ms), _hardware(found.fingerprint))))))
     for line in environment_lines(found.environments):
         facts.add_row("data", Text(line))
     title = Text.assemble(
@@ -196,7 +196,7 @@ def _attempt_in_words(attempt: PlayAttempt) -> str:
     words = [f"{_name_position('trajectories', attempt)} by {worker}"]
     if attempt.finished_ms:
         seconds = (attempt.finished_ms - attempt.started_ms) / 1000
-        words.append(f"{_time(attempt.finished_ms)} after {seconds:.1f} s")
+        words.append(f"{format_utc(attempt.finished_ms)} after {seconds:.1f} s")
     if attempt.attempt:
         words.append(f"issued again {attempt.attempt} times before")
     if attempt.trajectories:
@@ -230,7 +230,3 @@ def _grid() -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     return table
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import structlog
@@ -82,6 +83,8 @@ class LivePage:
         self._standstill_news = StandstillNews()
         self._reported: set[tuple[str, ...]] = set()
         """Lines that were printed and are printed only once."""
+        self._lacks_figures = False
+        """Whether it was told that the page could not be brought up to date."""
         self._lag = LagMeter(run)
         self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
@@ -95,8 +98,9 @@ class LivePage:
         """Read what is new, waiting at most that long for it, and show it when a redraw is due."""
         for message in self._reader.poll(MOST_MESSAGES_A_POLL, timeout_s):
             is_new = message.offset >= self._past.get((message.topic, message.partition), 0)
-            self._fold.fold_message(message, now_ms() if is_new else 0)
-            self._pulse.fold_message(message)
+            with self._outlive_errors():
+                self._fold.fold_message(message, now_ms() if is_new else 0)
+                self._pulse.fold_message(message)
         if not self._begun and self._has_read_the_past():
             self._begin()
         if self._begun and time.monotonic() >= self._due:
@@ -110,11 +114,12 @@ class LivePage:
     def _begin(self) -> None:
         """Report the state of a run with a past, and show it from now on."""
         self._begun = True
-        figures = self._fold.compute_figures({}, 0)
-        if figures.versions:
-            self._say(f"{self._opening}: {describe_so_far(self._run.recipe, figures)}")
-        if figures.in_force is not None:
-            self._revision = figures.in_force.revision
+        with self._outlive_errors():
+            figures = self._fold.compute_figures({}, 0)
+            if figures.versions:
+                self._say(f"{self._opening}: {describe_so_far(self._run.recipe, figures)}")
+            if figures.in_force is not None:
+                self._revision = figures.in_force.revision
         if self._live is not None:
             self._live.start()
 
@@ -185,9 +190,10 @@ class LivePage:
     @property
     def standstill(self) -> str:
         """What keeps the run from its next version, also before that is overdue; empty once it has ended."""
-        now = now_ms()
-        found = self._fold.compute_figures(self._lag.newest, now)
-        standstill = self._fold.standstill(found, self._around(), now, at_once=True)
+        now, standstill = now_ms(), None
+        with self._outlive_errors():
+            found = self._fold.compute_figures(self._lag.newest, now)
+            standstill = self._fold.standstill(found, self._around(), now, at_once=True)
         return "" if standstill is None else standstill.sentence
 
     @property
@@ -216,6 +222,11 @@ class LivePage:
 
     def _refresh(self) -> None:
         began, worked = time.monotonic(), time.thread_time()
+        with self._outlive_errors():
+            self._show(began)
+        self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
+
+    def _show(self, began: float) -> None:
         now = now_ms()
         self._lag.positions = self._fold.trainer_positions
         around, found = self._around(), self._fold.compute_figures(self._lag.newest, now)
@@ -240,7 +251,21 @@ class LivePage:
         elif began >= self._line_due:
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
             self._line_due, self._last_line = began + PLAIN_INTERVAL_S, self._how_far
-        self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
+
+    @contextmanager
+    def _outlive_errors(self) -> Iterator[None]:
+        """Go on after an error of the page's own, told once: the run matters more. What `up` knows of is raised."""
+        try:
+            yield
+        except (HeadraceError, OSError):  # a server that is away, or an output whose reader is gone
+            raise
+        except Exception as error:
+            self._figures = replace(self._figures, ended=self._fold.ended)  # `up` ends by it
+            if not self._lacks_figures:
+                log.exception("page.not_computed")
+                why = f"{type(error).__name__}: {error}"
+                self._say(f"the page cannot be brought up to date ({why}): the run goes on without it", "yellow")
+            self._lacks_figures = True
 
     def _draw(self, drawn: Live, moment: Moment) -> None:
         """Draw the page; where that fails, lines come in its place: the run matters more."""

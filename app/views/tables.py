@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -14,6 +13,7 @@ from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.environment_lines import environment_lines
 from headrace.app.views.evaluation_words import describe_evaluation
 from headrace.app.views.weights_page import in_words
+from headrace.infra.utc import format_utc
 from headrace.schemas.records import WorkerStatus
 
 if TYPE_CHECKING:  # each command imports its own tool alone
@@ -148,8 +148,7 @@ def describe_waste(count: int, tokens: int, *, is_all: bool) -> str:
 
 
 def _describe_lost(worker: WorkerStatus) -> str:
-    seen_at = datetime.fromtimestamp(worker.updated_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return f"gone, {worker.state} when it was last seen at {seen_at}"
+    return f"gone, {worker.state} when it was last seen at {format_utc(worker.updated_ms)}"
 
 
 def audit_table(audit: AuditReport) -> RenderableType:

@@ -166,7 +166,8 @@ class DataFolder:
 
     def size_bytes(self) -> int:
         """Return how much the folder holds on disk."""
-        return sum(_size(path) for path in self.root.rglob("*"))
+        walked = os.walk(self.root)  # which passes over folders that vanish meanwhile
+        return sum(_size(Path(folder, name)) for folder, folders, files in walked for name in (*folders, *files))
 
 
 def _size(path: Path) -> int:

@@ -18,6 +18,8 @@ from headrace.infra.embedded.jars import fetch_class_path
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.server_probe import ServerProbe, Silence, is_kafka_answering, is_store_answering
 from headrace.infra.embedded.server_process import ServerProcess
+from headrace.infra.embedded.server_probe import Ask, ServerProbe, Silence, is_kafka_answering, is_store_answering
+from headrace.infra.embedded.server_process import ServerError, ServerProcess
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import HeadraceError
@@ -153,13 +155,22 @@ class Servers:
             ) from error
         refuse_unreachable(self.connection)
 
-    def revive(self) -> None:
+    def revive(self) -> bool:
         """Start again an embedded server that has died, with its data; one that does not come up is tried ever later.
 
-        All components wait meanwhile, so a disk that is full ends nothing: what is wrong is reported once.
+        All components wait meanwhile, so a disk that is full ends nothing: what is wrong is reported once. Returns
+        whether a server had died.
         """
-        for server, restarter in zip(self._embedded, self._restarters, strict=True):
-            restarter.visit(server)
+        died = [restarter.visit(server) for server, restarter in zip(self._embedded, self._restarters, strict=True)]
+        return any(died)
+
+    def is_answering(self) -> bool:
+        """Return whether both servers answer now; asked at once, which takes some seconds of one that does not."""
+        return all(ask() for ask in self._asks().values())
+
+    def _asks(self) -> dict[str, Ask]:
+        connection, store = self.connection, self.store_address
+        return {"broker": lambda: is_kafka_answering(connection), "object store": lambda: is_store_answering(store)}
 
     def watch(self) -> tuple[Silence, ...]:
         """Return the servers that run and do not answer, frozen ones above all; report each once, and its answer.
@@ -167,9 +178,7 @@ class Servers:
         They are asked from the first call on. One that has died is `revive`'s.
         """
         if not self._probes:
-            connection, store = self.connection, self.store_address
-            asks = {"broker": lambda: is_kafka_answering(connection), "object store": lambda: is_store_answering(store)}
-            self._probes = {what: ServerProbe(ask) for what, ask in asks.items()}
+            self._probes = {what: ServerProbe(ask) for what, ask in self._asks().items()}
             for probe in self._probes.values():
                 probe.start()
         silent = {what: one for what in self._probes if (one := self._silence(what)) is not None}
@@ -229,10 +238,12 @@ class ServerRestarter:
         self._reported = ""
         """What was reported last of a server that is down; empty while it runs."""
 
-    def visit(self, server: ServerProcess) -> None:
-        """Start the server if it has died and it is time to; called again and again."""
-        if server.is_alive() or time.monotonic() < self._due:
-            return
+    def visit(self, server: ServerProcess) -> bool:
+        """Start the server if it has died and it is time to; called again and again. Returns whether it had died."""
+        if server.is_alive():
+            return False
+        if time.monotonic() < self._due:
+            return True
         if not self._reported:
             log.warning("server.died", server=server.what)
             self._report(
@@ -254,6 +265,7 @@ class ServerRestarter:
                 self._say(f"the {server.what} runs again: the run goes on")
             self._reported, self._has_failed = "", False
             self._pauses.reset()
+        return True
 
     def _report(self, what: str, why: str) -> None:
         """Report it, unless it was: that the disk is full, or that it does not start."""

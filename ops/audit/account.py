@@ -243,11 +243,12 @@ class RunAccount:
     def issue(self, snapshot: Snapshot) -> None:
         """Take what was issued from the feeder's snapshot. Raises as JSON and look-ups do for an unreadable one."""
         state = json.loads(snapshot.body)
-        self.issued = read_issued(state)
+        issued = read_issued(state)
         self.begins = {
             stream: [[int(revision), int(first)] for revision, first in begins]
             for stream, begins in state.get("revisions", {}).items()
         }
+        self.issued = issued  # all of it or nothing
 
     def policies_of(self, stream: str) -> tuple[str, ...]:
         """Return the policies that a stream trains."""

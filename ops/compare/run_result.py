@@ -100,6 +100,8 @@ class RunResult:
     selection: dict[str, SelectionResult]
     policies: dict[str, PolicyResult]
     run_id: str = ""
+    rest: str = ""
+    """What is still to come of it, in words; empty of a run that is done."""
     summary: dict[str, Any] = field(default_factory=dict, compare=False)
     """The whole file."""
 

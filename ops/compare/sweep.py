@@ -1,7 +1,7 @@
 """`headrace compare`: the runs of a sweep, one `headrace up` each, on one Kafka and one object store.
 
-A run is done when its summary is there; what is missing is played, or gone on with. A run that fails says why and keeps
-none of the others from being played.
+A run is done when its summary is there and says of nothing that it is still to come; what is missing is played, or gone
+on with. A run that fails says why and keeps none of the others from being played.
 """
 
 from __future__ import annotations
@@ -70,6 +70,10 @@ class RunFolder:
 
     def result(self) -> RunResult | None:
         """Return the result of a run that is done. Raises UsageError when it cannot be read."""
+        found = self._read()
+        return None if found is None or found.rest else found
+
+    def _read(self) -> RunResult | None:
         try:
             return read_result(self.summary.read_bytes())
         except FileNotFoundError:
@@ -82,6 +86,15 @@ class RunFolder:
     def tail_of_output(self) -> str:
         """Return the end of what it printed."""
         return "\n".join(read_last_lines(self.output, LAST_OUTPUT_LINES)) or "it printed nothing"
+
+    def describe_failure(self) -> str:
+        """Return why a run is not done: what is still to come of it, or the end of what it printed."""
+        return self.rest() or self.tail_of_output()
+
+    def rest(self) -> str:
+        """Return what is still to come of a run that has ended, in words; empty for any other."""
+        found = self._read()
+        return "" if found is None else found.rest
 
 
 def run_folder_of(data: Path, run: SweepRun) -> RunFolder:
@@ -116,7 +129,7 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
             variant=run.variant,
             seed=run.seed,
             summary=results[run.name],
-            failed="" if results[run.name] else run_folders[run.name].tail_of_output(),
+            failed="" if results[run.name] else run_folders[run.name].describe_failure(),
         )
         for run in runs
     }
@@ -257,6 +270,7 @@ class _Playing:
         run_folder.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(run_folder.recipe, without_addresses(run.recipe).to_json().encode())
         write_atomically(run_folder.source, self._source.encode())
+        run_folder.summary.unlink(missing_ok=True)  # that of a run that had a rest
         child = spawn(ChildCommand(self._command(run, run_folder), self._environment(), run_folder.output))
         code = self._wait_for(child)
         if self._stopping.is_set():
@@ -269,7 +283,9 @@ class _Playing:
         with self._telling:
             self._done += 1
             what = f"[{self._done}/{self._total}] {run.variant}, seed {run.seed}"
-            if summary is None:
+            if rest := run_folder.rest():
+                self._say(f"{what}: {escape(rest)}")
+            elif summary is None:
                 self._say(
                     f"{what}: failed with exit code {code}; the other runs go on. "
                     f"{escape(str(run_folder.output))} ends with"

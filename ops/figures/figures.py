@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_who
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import is_version
-from headrace.ops.audit.fold import FEEDER_KEY, AuditFold
+from headrace.ops.audit.fold import FEEDER_KEY, NO_SNAPSHOT, AuditFold
 from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.figures.concluded import ConcludedFold
 from headrace.ops.figures.revision_figures import RevisionsFold
@@ -77,11 +78,17 @@ class Figures:
         self._newest_ms = 0
         self._feeder: tuple[Snapshot, tuple[str, int, int]] | None = None
         """Its newest state and the position of that; read when it is asked for, as there are many and they are long."""
+        self._selection: dict[str, Selection] = {}
 
     @property
     def topics(self) -> tuple[str, ...]:
         """What it is to be given."""
         return tuple(self._kinds)
+
+    @property
+    def ended(self) -> str:
+        """Why the run is over; empty while it is running."""
+        return self._ended
 
     @property
     def trainer_positions(self) -> dict[PartitionId, int]:
@@ -191,10 +198,7 @@ class Figures:
             lag: Topic to unread records; it is asked of the broker.
             now_ms: Wall time in ms since the epoch, for which workers are still there.
         """
-        feeder: dict[str, Any] = {}
-        if self._feeder is not None:
-            self._audit.fold_record(*self._feeder)
-            feeder = json.loads(self._feeder[0].body)
+        self._fold_feeder()
         policies = {
             policy: replace(counts, produced=self._rewards.curated[policy] + counts.dead)
             for policy, counts in self._audit.account.policies(drained=False).items()
@@ -219,13 +223,24 @@ class Figures:
             unnumbered_letters=self._audit.account.unnumbered.count_by_reason(),
             weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
             revisions=self._revisions.figures(self._audit.account.begins),
-            selection={stream: _selection(source) for stream, source in feeder.get("sources", {}).items()},
+            selection=self._selection,
             shadows={name: self._shadow(name, counts) for name, counts in self._audit.account.shadows().items()},
             errors=self._trouble.errors.errors(),
             advice=()
             if self._ended
             else self._trouble.advice.advice(self.recipe.rollout.max_tokens, curves, self._rewards.evals),
         )
+
+    def _fold_feeder(self) -> None:
+        """Take in the feeder's newest state; one that cannot be read changes nothing, and the audit says what it is."""
+        if self._feeder is None:
+            return
+        snapshot, record_id = self._feeder
+        with suppress(*NO_SNAPSHOT):
+            sources = json.loads(snapshot.body).get("sources", {})
+            selection = {stream: _selection(source) for stream, source in sources.items()}
+            self._audit.fold_record(snapshot, record_id)
+            self._selection = selection
 
     def standstill(
         self, found: RunFigures, around: Surroundings, now_ms: int, *, at_once: bool = False

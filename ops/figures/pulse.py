@@ -19,8 +19,6 @@ from headrace.trainers.health import HEALTH_LOOK_BACK
 
 WINDOW_MS = 10_000
 """Rates are taken over this much of the newest past."""
-LONGEST_GAP_MS = 10_000
-"""A longer time without a group is a pause of the run, and counts as this much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class Pulse:
         self._read: dict[PartitionId, int] = {}
         self._recent: deque[Arrival] = deque()
         self._total = Arrival(0, 0, 0)
-        self._stretches: list[tuple[int, int]] = []
+        self._first_ms: int | None = None
         self.dead_letters = 0
         self.policies = {policy: PolicyPulse() for policy in recipe.policies}
 
@@ -107,30 +105,21 @@ class Pulse:
     def _arrive(self, group: Arrival) -> None:
         self._recent.append(group)
         self._total = Arrival(0, self._total.samples + group.samples, self._total.tokens + group.tokens)
-        self._stretches = _extend_stretches(self._stretches, group.at_ms)
+        self._first_ms = group.at_ms if self._first_ms is None else min(self._first_ms, group.at_ms)
 
     def rates(self, now_ms: int) -> Rates:
         """Return the rates of the newest seconds."""
         while self._recent and self._recent[0].at_ms < now_ms - WINDOW_MS:
             self._recent.popleft()
-        first_ms = self._stretches[0][0] if self._stretches else now_ms
+        first_ms = now_ms if self._first_ms is None else self._first_ms
         span_s = min(WINDOW_MS, max(1000, now_ms - first_ms)) / 1000
         return Rates(
             sum(group.samples for group in self._recent) / span_s,
             sum(group.tokens for group in self._recent) / span_s,
         )
 
-    def mean_rates(self) -> Rates:
-        """Return the rates from the first group to the last, pauses of the run left out."""
-        worked_ms = sum(end - begin for begin, end in self._stretches)
-        span_s = (worked_ms + LONGEST_GAP_MS * (len(self._stretches) - 1)) / 1000
-        if not self._stretches or span_s <= 0:
+    def mean_rates(self, wall_s: float) -> Rates:
+        """Return the rates over the seconds that a run has taken; none where nobody knows how many these are."""
+        if wall_s <= 0:
             return Rates()
-        return Rates(self._total.samples / span_s, self._total.tokens / span_s)
-
-
-def _extend_stretches(stretches: list[tuple[int, int]], at_ms: int) -> list[tuple[int, int]]:
-    """Return the times in which groups came without a pause, in order, one more group taken in."""
-    near = [one for one in stretches if one[0] - LONGEST_GAP_MS <= at_ms <= one[1] + LONGEST_GAP_MS]
-    whole = (min(at_ms, *(begin for begin, _ in near)), max(at_ms, *(end for _, end in near))) if near else (at_ms,) * 2
-    return sorted([*(one for one in stretches if one not in near), whole])
+        return Rates(self._total.samples / wall_s, self._total.tokens / wall_s)

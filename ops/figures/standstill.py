@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.utc import format_utc
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.failing import FailingFold
 from headrace.ops.figures.weights_figures import is_there
@@ -342,7 +342,7 @@ class _Stand:
 
     def _format_time(self, ms: int) -> str:
         date = "%Y-%m-%d " if abs(self.now_ms - ms) > 43_200_000 else ""
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime(f"{date}%H:%M:%S UTC")
+        return format_utc(ms, f"{date}%H:%M:%S UTC")
 
     def _describe_trouble(self, *prefixes: str) -> str:
         """Report processes of these names that do not run, or not for the first time."""

@@ -10,8 +10,10 @@ from headrace.infra.embedded.data_folder import DataFolder, Effort
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import compute_log_share
+from headrace.ops.audit.findings import AuditReport
 from headrace.ops.audit.numbers import PolicyAudit
-from headrace.ops.audit.report import audit
+from headrace.ops.audit.report import audit, report
+from headrace.ops.audit.results import Audit
 from headrace.ops.discards import Bias, PolicyDiscards, discards
 from headrace.ops.figures.best_version import BestVersion, average_over_workflows, find_best_version
 from headrace.ops.figures.figures import Figures
@@ -111,7 +113,9 @@ class Summary:
     log_cpu_share: float
     """Kafka's share of all CPU seconds."""
     tokens_per_s: float
+    """Of the groups that came to a curator, per second of `wall_s`."""
     samples_per_s: float
+    """Trajectories of these groups, per second of `wall_s`."""
     tokens: int
     wasted_tokens: int
     dead_letters: int
@@ -124,16 +128,30 @@ class Summary:
     shadows: dict[str, ShadowFigures]
     stood_still: tuple[str, ...] = ()
     """Sentences: which policies and shadows made no version for too long, or were trained on hardly any group."""
+    rest: str = ""
+    """What is still to come of the run, in words; empty once it has drained, and where the audit does not close."""
+
+    @property
+    def in_flight(self) -> int:
+        """Numbers that are issued and not concluded, over all policies and shadows."""
+        return self.groups.in_flight + sum(shadow.groups.in_flight for shadow in self.shadows.values())
 
 
-def summarize(run: Run, effort: Effort, folder: DataFolder) -> Summary:
-    """Return the summary of a run that has ended and drained. Raises KafkaAway or KafkaRefused."""
+def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> Summary:
+    """Return the summary of a run that has ended, and that nothing works on. Raises KafkaAway or KafkaRefused.
+
+    Args:
+        run: The run.
+        effort: What it has cost.
+        folder: Its data folder.
+        rest: What was waited for in vain, in words; empty where it has drained.
+    """
     fold, pulse = Figures(run.run_id, run.recipe), Pulse(run.run_id, run.recipe)
     for message in read_all(run.connection, fold.topics):
         fold.fold_message(message)
         pulse.fold_message(message)
     figures = fold.compute_figures({}, now_ms())
-    proof, rates, feed = audit(run, drained=True), pulse.mean_rates(), run.recipe.feed
+    proof, rates, feed = _audit(run, figures), pulse.mean_rates(effort.wall_s), run.recipe.feed
     fates = discards(run, None).policies
     policies = {
         policy: policy_summary(figures, policy, fold.seconds_to_versions(policy), fates[policy])
@@ -166,7 +184,13 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> Summary:
         policies=policies,
         shadows=figures.shadows,
         stood_still=fold.describe_standstills(figures),
+        rest=rest if proof.ok else "",
     )
+
+
+def _audit(run: Run, figures: RunFigures) -> Audit | AuditReport:
+    """Return what the audit says. Whether what is in flight is lost or may still come, the readers' commits say."""
+    return report(run, rests=True, use_store=False) if figures.in_flight else audit(run, drained=True)
 
 
 def policy_summary(

@@ -582,7 +582,7 @@ def test_the_page_shows_whatever_was_said(fuzz: Fuzz) -> None:
             chart([point.reward for point in now.rewards["solver"]], 60, 8)
             chart([result.avg_at_k for result in now.evals], 60, 8)
             pulse.rates(10**12)
-            pulse.mean_rates()
+            pulse.mean_rates(1.0)
 
     fuzz.run("page", 0.02, make, check)
 

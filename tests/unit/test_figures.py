@@ -135,6 +135,23 @@ def test_what_a_selector_said_is_told_and_of_what_it_remembers_how_much_that_is(
     assert log.read().selection == {"sums": Selection(5, 3, 1, told, 2)}
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"null", b"[]", b"{}", b'{"next": {"sums": 9}, "revisions": {"sums": [7]}}',
+        b'{"next": {"sums": 9}, "sources": [7]}', b'{"next": {"sums": 9}, "sources": {"sums": {"selected": "many"}}}',
+        b'{"next": {"sums": Infinity}}',
+    ],
+)  # fmt: skip
+def test_a_state_of_the_feeder_that_cannot_be_read_leaves_the_one_before(body: bytes) -> None:
+    log = Log()
+    log.fed(next={"sums": 6}, sources={"sums": {"selected": 5}})
+    before = log.read()
+    log.say(TOPICS.state, Snapshot(run_id="r", body=body), b"feed")
+    assert log.read() == before
+    assert (before.groups.issued, before.selection["sums"].selected) == (6, 5)
+
+
 def test_a_repeated_message_changes_nothing() -> None:
     log = Log()
     log.issued(3)

@@ -46,8 +46,8 @@ ALLOWED = {
 
 
 ACTS = """
-acknowledge add apply ask commit conclude delete extend fetch fold leave note produce raise receive refuse reopen run
-select settle shorten start step stop summarize take try wait
+acknowledge add apply ask commit conclude delete extend fetch fold leave note produce raise receive refuse reopen revive
+run select settle shorten start step stop summarize take try visit wait
 """
 """Verbs of functions that act, and return whether something came of it."""
 ASK_OTHERWISE = {

@@ -24,6 +24,7 @@ from headrace.app.launcher.drained import (
     groups_drain_s,
 )
 from headrace.app.launcher.launcher import UpRequest
+from headrace.app.views import live
 from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
@@ -150,6 +151,9 @@ def test_up_holds_a_run_on_a_shared_cluster_until_it_ends_and_starts_nothing_bef
     assert order == ["kafka://k:1/demo", str(tmp_path / "run"), "it is free"]
 
 
+AWAITED = ("solver at version 80 on sums",)
+
+
 class DrainingPage:
     """Stands for the page of a run that has ended."""
 
@@ -173,8 +177,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def drain_of(page: DrainingPage, session_s: float = 8.0, episode_limit_s: float = 120.0) -> Drain:
-    drain = Drain(cast("RunPage", page), lambda: session_s, episode_limit_s)
+def drain_of(
+    page: DrainingPage,
+    session_s: float = 8.0,
+    episode_limit_s: float = 120.0,
+    is_answering: Callable[[], bool] = lambda: True,
+) -> Drain:
+    drain = Drain(cast("RunPage", page), lambda: session_s, episode_limit_s, is_answering)
     drain.is_over()  # as of the run's end
     return drain
 
@@ -200,7 +209,7 @@ def test_a_run_whose_curators_are_slow_drains_as_long_as_groups_are_concluded(cl
 
 
 def test_the_last_versions_evaluation_is_waited_for_as_long_as_groups_of_it_are_played(clock: Clock) -> None:
-    page = DrainingPage(awaited=("solver at version 80 on sums",))
+    page = DrainingPage(awaited=AWAITED)
     drain = drain_of(page)
     for _ in range(10):
         clock.now_s += EVALUATION_DRAIN_S + 119.0
@@ -215,7 +224,7 @@ def test_the_last_versions_evaluation_is_waited_for_as_long_as_groups_of_it_are_
 def test_a_worker_that_loads_its_model_for_the_last_versions_evaluation_is_waited_for_but_not_for_ever(
     clock: Clock,
 ) -> None:
-    page = DrainingPage(awaited=("solver at version 80 on sums",))
+    page = DrainingPage(awaited=AWAITED)
     page.has_starting_worker = True
     drain = drain_of(page)
     clock.now_s += STARTS_WITHIN_S - 1
@@ -224,23 +233,76 @@ def test_a_worker_that_loads_its_model_for_the_last_versions_evaluation_is_waite
     assert drain.is_over()
 
 
-def test_who_watches_a_run_sees_it_until_the_last_version_is_evaluated(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("page", [DrainingPage(4), DrainingPage(awaited=AWAITED)])
+def test_a_server_that_is_away_takes_nothing_of_the_time_in_which_a_run_drains(
+    clock: Clock, page: DrainingPage
 ) -> None:
-    page = DrainingPage(awaited=("solver at version 80 on sums",))
-    turns = list[float]()
+    answers = [False, True]
+    drain = drain_of(page, is_answering=lambda: answers.pop(0))
+    clock.now_s += 200.0
+    drain.restart_clocks()
+    clock.now_s += GROUPS_DRAIN_S - 1
+    assert not drain.is_over(), "it is back for so long only"
+    clock.now_s += 200.0
+    assert not drain.is_over(), "one that has just gone does not answer"
+    assert not drain.is_over()
+    clock.now_s += 200.0
+    assert drain.is_over()
+    assert not answers
+
+
+@pytest.mark.parametrize("silent", ["one that died", "a frozen one"])
+def test_up_waits_for_groups_in_flight_as_long_as_a_server_is_away_and_then_anew(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent: str
+) -> None:
+    request = UpRequest(load_recipe("arithmetic"), tmp_path)
+    launch = launcher.Launcher(request, DataFolder(tmp_path), None, Console(file=io.StringIO()))
+    page, turns = DrainingPage(4), list[float]()
 
     def turn(_timeout_s: float) -> None:
         turns.append(clock.now_s)
-        clock.now_s += EVALUATION_DRAIN_S + 1.0
-        page.work, page.awaited_evaluations = page.work + 1, page.awaited_evaluations if len(turns) < 5 else ()
+        clock.now_s += GROUPS_DRAIN_S + 1
+
+    def is_away(*which: str) -> bool:
+        return silent in which and len(turns) < 6
+
+    for name, value in (("turn", turn), ("hopeless", ""), ("progress", 1)):
+        monkeypatch.setattr(page, name, value, raising=False)
+    launch._servers = cast(
+        "Any",
+        SimpleNamespace(
+            revive=lambda: is_away("one that died"),
+            watch=lambda: ("silence",) if is_away("a frozen one") else (),
+            is_answering=lambda: True,
+        ),
+    )
+    monkeypatch.setattr(launch, "_call_when_reachable", lambda _: 8.0)
+    monkeypatch.setattr(launch, "_note", lambda _: None)
+    supervisor = SimpleNamespace(raise_failure=lambda: None, take_news=list)
+    launch._turn_until_drained(cast("Run", None), cast("Any", page), cast("Any", supervisor))
+    assert len(turns) == 6
+
+
+@pytest.mark.parametrize(("work", "silent"), [(1, ()), (0, ("silence",))])
+def test_who_watches_a_run_sees_it_until_the_last_version_is_evaluated_however_long_a_server_is_away(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, work: int, silent: tuple[str, ...]
+) -> None:
+    page = DrainingPage(awaited=AWAITED)
+    turns = list[float]()
+    servers = SimpleNamespace(stop=lambda: None, watch=lambda: silent)
+    recipe = load_recipe("arithmetic")
+
+    def turn(_timeout_s: float) -> None:
+        turns.append(clock.now_s)
+        clock.now_s += EVALUATION_DRAIN_S + 1.0 + (0 if work else recipe.rollout.episode_limit_s)
+        page.work, page.awaited_evaluations = page.work + work, page.awaited_evaluations if len(turns) < 5 else ()
 
     monkeypatch.setattr(page, "turn", turn, raising=False)
     monkeypatch.setattr(page, "close", lambda: None, raising=False)
     monkeypatch.setattr(watch, "LivePage", lambda *_, **__: page)
-    monkeypatch.setattr(watch, "servers_of", lambda *_: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr(watch, "servers_of", lambda *_: servers)
     monkeypatch.setattr(watch, "fetch_session_timeout_s", lambda _: 8.0)
-    run = cast("Run", SimpleNamespace(recipe=load_recipe("arithmetic"), connection=None))
+    run = cast("Run", SimpleNamespace(recipe=recipe, connection=None))
 
     assert watch.watch(run, Console(file=io.StringIO()), lambda _: None, plain=True) == "steps"
     assert len(turns) == 5
@@ -258,7 +320,7 @@ def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted
     page: DrainingPage, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     request = UpRequest(load_recipe("arithmetic", ["kafka.bootstrap=127.0.0.1:1"]), tmp_path, plain=True)
-    said, noted = io.StringIO(), list[object]()
+    said, noted, summarized = io.StringIO(), list[object](), list[str]()
     launch = launcher.Launcher(request, DataFolder(tmp_path), None, Console(file=said))
     servers: dict[str, object] = {name: lambda *_: None for name in ("claim", "fetch", "start", "stop")}
     launch._servers = cast(
@@ -266,16 +328,18 @@ def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted
     )
     monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="", run_id="run-1"))
     monkeypatch.setattr(launcher, "join", lambda _: None)
+    monkeypatch.setattr(launch, "_summarize", lambda _, rest: summarized.append(rest) or True)
     monkeypatch.setattr(launch, "_start_components", lambda: None)
     monkeypatch.setattr(launch, "_supervisor", SimpleNamespace(states=dict, stop=lambda _: None))
     monkeypatch.setattr(launch, "_turn_until_drained", lambda *_: None)
-    monkeypatch.setattr(launch, "_call_when_reachable", lambda _: page)
+    monkeypatch.setattr(live, "LivePage", lambda *_, **__: page)
     monkeypatch.setattr(page, "close", lambda: None, raising=False)
     monkeypatch.setattr(launch, "_note", lambda _run, *, finished=None: noted.append(finished))
 
     assert launch.run() == 0
     assert noted[-1] is not bool(told)
-    assert told in said.getvalue()
+    assert summarized[0] in said.getvalue()
+    assert told in summarized[0]
     assert ("give the same command again" in said.getvalue()) is bool(told)
 
 
@@ -294,7 +358,7 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
     monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="steps"))
     monkeypatch.setattr(launch, "_note", lambda *_given, **_more: None)
     monkeypatch.setattr(launcher, "join", lambda _: None)
-    monkeypatch.setattr(launch, "_summarize", lambda _: closes)
+    monkeypatch.setattr(launch, "_summarize", lambda _, rest: closes and not rest)
 
     assert launch.run() == code
     assert ("does not close" in said.getvalue()) is not closes
@@ -346,7 +410,9 @@ def test_a_run_in_which_no_episode_ever_succeeds_is_given_up_with_exit_code_1(
     launch = launcher.Launcher(
         UpRequest(load_recipe("arithmetic"), tmp_path), DataFolder(tmp_path), None, Console(file=io.StringIO())
     )
-    nothing = SimpleNamespace(revive=lambda: None, watch=lambda: True, raise_failure=lambda: None, take_news=list)
+    nothing = SimpleNamespace(
+        revive=lambda: False, watch=lambda: True, is_answering=None, raise_failure=lambda: None, take_news=list
+    )
     launch._servers = nothing
     monkeypatch.setattr(launch, "_note", lambda _: None)
     page = Page()

@@ -16,7 +16,7 @@ from rich.panel import Panel
 
 from headrace.app.views import live
 from headrace.app.views.live import LivePage, StandstillNews
-from headrace.infra.kafka.clients import Connection, Message, RunAddress
+from headrace.infra.kafka.clients import Connection, KafkaAway, Message, RunAddress
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
@@ -333,6 +333,42 @@ def test_a_worker_whose_clock_is_behind_is_there_once_a_heartbeat_of_it_comes(mo
         screen.shown_after(1)
         found.append(screen.page.has_starting_worker)
     assert found == [False, True]
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize("what", ["compute_figures", "fold_message", "standstill"])
+def test_an_error_of_the_page_is_told_once_and_ends_no_run_but_the_runs_end_is_seen(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    past(monkeypatch, published(0), published(1), (RECIPES, RecipeRevision(run_id="run-1", ended="steps")))
+    screen = Screen(terminal=False)
+    real = getattr(screen.page._fold, what)
+
+    def fail(*given: Any, **more: Any) -> None:
+        if what == "fold_message":
+            real(*given, **more)
+        raise TypeError("[/odd]")
+
+    monkeypatch.setattr(screen.page._fold, what, fail)
+    shown = screen.shown_after(5)
+    assert shown.count("the page cannot be brought up to date (TypeError: [/odd])") == 1
+    assert (screen.page.ended, screen.page.standstill) == ("steps", "")
+    assert screen.shown_at_the_end().startswith(shown)
+
+
+@pytest.mark.parametrize("error", [KafkaAway("it is away"), BrokenPipeError("its reader is gone")])
+def test_the_page_hides_no_error_that_the_launcher_waits_on_or_ends_by(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    past(monkeypatch)
+    screen = Screen(terminal=False)
+
+    def fail(*_given: Any, **_more: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(screen.page._fold, "standstill", fail)
+    with pytest.raises(type(error)):
+        screen.page.turn(0)
 
 
 @pytest.mark.usefixtures("_at_once")

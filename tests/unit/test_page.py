@@ -16,7 +16,7 @@ from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.figures import Figures
-from headrace.ops.figures.pulse import LONGEST_GAP_MS, Pulse
+from headrace.ops.figures.pulse import Pulse
 from headrace.ops.figures.run_figures import Advice, RunFigures, Selection
 from headrace.ops.figures.standstill import Standstill
 from headrace.ops.figures.status import Status
@@ -124,13 +124,14 @@ def test_rates_are_of_the_newest_seconds_and_repeated_messages_do_not_count(reci
     assert (rates.samples, rates.tokens) == (2.0, 10.0)
 
 
-def test_mean_rates_leave_out_the_time_between_two_starts(recipe: Recipe) -> None:
+def test_mean_rates_are_over_the_seconds_of_the_run_however_seldom_groups_come(recipe: Recipe) -> None:
     pulse = Pulse(RUN_ID, recipe)
     log = Log(pulse)
-    for number, at_ms in enumerate((0, 1_000, 3_600_000, 3_601_000)):
+    for number, at_ms in enumerate((0, 60_000, 3_600_000, 3_660_000)):
         log.say(recipe.topics.outcomes("solver"), outcome(number), NOW_MS + at_ms)
 
-    assert pulse.mean_rates().samples == pytest.approx(8 / (2 + LONGEST_GAP_MS / 1000))
+    assert pulse.mean_rates(160.0).samples == 8 / 160
+    assert pulse.mean_rates(0.0).samples == 0.0
 
 
 def test_the_pulse_counts_groups_once_and_other_runs_never(recipe: Recipe) -> None:
@@ -236,6 +237,13 @@ def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
     assert "at least 2.5% of 200 generated tokens: failed, cancelled or done twice" in shown
     assert "rollout-sums-0 behind (two versions), 200 tokens since it started" in shown
     assert "rollout-sums-0 gone, behind when it was last seen at 2023-11-14 22:13:20 UTC" in shown
+
+
+def test_page_and_status_show_a_worker_whose_time_is_none_and_what_was_wasted_of_unknown_tokens(moment: Moment) -> None:
+    worker = replace(moment.figures.workers[0], updated_ms=NOW_MS * 1000)
+    odd = replace(moment.figures, workers=(worker,), tokens=0, wasted_tokens=5)
+    assert "wasted" in drawn(page(replace(moment, figures=odd)))
+    assert "unknown time" in drawn(status_table(Status(odd, (True,), wasted_is_all=False)))
 
 
 def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -> None:

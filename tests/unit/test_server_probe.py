@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from answering_server import answering_server
@@ -14,7 +16,8 @@ from answering_server import answering_server
 from headrace.infra.embedded import servers
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.server_probe import Ask, ServerProbe, is_kafka_answering, is_store_answering
-from headrace.infra.embedded.servers import Servers
+from headrace.infra.embedded.server_process import ServerError, ServerProcess
+from headrace.infra.embedded.servers import LONGEST_PAUSE_S, ServerRestarter, Servers
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.store.store_address import StoreAddress
@@ -82,6 +85,49 @@ class Probe:
 
     def silent_since_ms(self) -> int | None:
         return self.since
+
+
+class Dead:
+    """Stands for a server that starts at the second try."""
+
+    what, folder = "broker", Path()
+    tries, alive = 0, False
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def start(self) -> None:
+        self.tries += 1
+        self.alive = self.tries == 2
+        if not self.alive:
+            raise ServerError("no room")
+
+
+def test_who_revives_servers_learns_whether_one_was_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = [100.0]
+    monkeypatch.setattr(servers, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
+    restarter, server = ServerRestarter(lambda _: None), cast("ServerProcess", Dead())
+    tried, paused = restarter.visit(server), restarter.visit(server)
+    clock_s[0] += LONGEST_PAUSE_S
+    assert (tried, paused, restarter.visit(server), restarter.visit(server)) == (True, True, True, False)
+
+    recipe = load_recipe("arithmetic")
+    both = Servers(recipe.kafka, recipe.store, DataFolder(tmp_path), lambda _: None)
+    monkeypatch.setattr(ServerRestarter, "visit", lambda _, server: server.what == "broker")
+    assert both.revive()
+    monkeypatch.setattr(ServerRestarter, "visit", lambda *_: False)
+    assert not both.revive()
+
+
+@pytest.mark.parametrize(("kafka", "store"), [(True, True), (True, False), (False, True)])
+def test_servers_answer_where_both_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, kafka: bool, store: bool
+) -> None:
+    monkeypatch.setattr(servers, "is_kafka_answering", lambda _: kafka)
+    monkeypatch.setattr(servers, "is_store_answering", lambda _: store)
+    recipe = load_recipe("arithmetic", ['kafka.bootstrap="k:1"', 'store.endpoint="s:2"'])
+    both = Servers(recipe.kafka, recipe.store, DataFolder(tmp_path), lambda _: None)
+    assert both.is_answering() is (kafka and store)
 
 
 def test_a_silence_is_told_once_and_so_is_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,12 @@ def test_a_version_is_overdue_after_five_times_what_most_took_and_after_a_minute
     assert patience_ms(night) == 150_000, "a night at rest says nothing of what a version takes"
 
 
+def test_a_worker_whose_time_is_none_is_told_as_any_other() -> None:
+    found = said(replace(ROLLING, updated_ms=NOW * 1000))
+    assert found is not None
+    assert "unknown time" in found.sentence
+
+
 def test_nothing_is_said_while_versions_come_nor_of_a_policy_that_has_made_its_last() -> None:
     assert said(ROLLING, made={0: NOW - 60_000, 1: NOW - 50_000}) is None
     assert said(ROLLING, made={9: NOW - 900_000}) is None

@@ -90,7 +90,7 @@ def run_of(recipe_name: str = "arithmetic") -> Run:
     return Run(address, RUN_ID, (recipe,), StoreAddress("127.0.0.1:2", "b", "k", "s"), ended="steps")
 
 
-def messages(run: Run) -> list[Message]:
+def messages(run: Run, issued: int = 20) -> list[Message]:
     """Ten versions of two groups each: rewards rise from 0.0 to 0.9, every second group of a version is dropped."""
     topics = run.topics
     found: list[tuple[str, Any, int, bytes]] = []
@@ -106,7 +106,7 @@ def messages(run: Run) -> list[Message]:
         RUN_ID, "solver", version=10, created_ms=7500, metrics={"seconds_step": 6.0, "seconds_commit": 1.0},
         groups=tuple(GroupUse("sums", number) for number in range(0, 20, 2)),
     )  # fmt: skip
-    state = Snapshot(run_id=RUN_ID, component="feed", body=json.dumps({"next": {"sums": 20}}).encode())
+    state = Snapshot(run_id=RUN_ID, component="feed", body=json.dumps({"next": {"sums": issued}}).encode())
     seconds = {"generate": 2.0, "produce": 1.0, "wait": 90.0}
     worker = WorkerStatus(run_id=RUN_ID, worker="w", tokens=250, wasted_tokens=20, seconds=seconds)
     found += [
@@ -123,23 +123,34 @@ def messages(run: Run) -> list[Message]:
     ]
 
 
-@pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Summary:
+def summary_of(monkeypatch: pytest.MonkeyPatch, folder: Path, issued: int = 20, *, lost: int = 0) -> Summary:
+    """Summarize 20 concluded groups; of what is in flight the whole audit says that so many are lost."""
     run = run_of()
 
     def read(_connection: Connection, topics: Iterable[str]) -> list[Message]:
         asked = set(topics)
-        return [message for message in messages(run) if message.topic in asked]
+        return [message for message in messages(run, issued) if message.topic in asked]
 
     def audited(_run: Run, *, drained: bool) -> Audit:
         assert drained
-        return Audit(ok=True, lost=0, doubled=0, policies={})
+        return Audit(ok=issued == 20, lost=issued - 20, doubled=0, policies={})
+
+    def report(_run: Run, *, rests: bool, use_store: bool) -> Audit:
+        assert (rests, use_store) == (True, False)
+        return Audit(ok=not lost, lost=lost, doubled=0, policies={})
 
     monkeypatch.setattr(summaries, "read_all", read)
     monkeypatch.setattr(discards, "read_all", read)
     monkeypatch.setattr(summaries, "audit", audited)
+    monkeypatch.setattr(summaries, "report", report)
+    rest = f"{issued - 20} groups are still in flight" if issued > 20 else ""
+    return summarize(run, Effort(12.34, CPU), DataFolder(folder), rest)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Summary:
     (tmp_path / "kafka").write_bytes(bytes(10_000))
-    return summarize(run, Effort(12.34, CPU), DataFolder(tmp_path))
+    return summary_of(monkeypatch, tmp_path)
 
 
 def test_a_summary_says_what_came_of_the_run(found: Summary) -> None:
@@ -152,12 +163,23 @@ def test_a_summary_says_what_came_of_the_run(found: Summary) -> None:
     assert summary["groups"] == groups
     assert summary["audit"] == {"ok": True, "lost": 0, "doubled": 0}
     assert (summary["log_share"], summary["log_cpu_share"]) == pytest.approx((2 / 10, 0.2))
-    assert (summary["samples_per_s"], summary["tokens_per_s"]) == pytest.approx((40 / 1.9, 200 / 1.9), abs=0.1)
+    assert (summary["samples_per_s"], summary["tokens_per_s"]) == pytest.approx((40 / 12.34, 200 / 12.34), abs=0.05)
     assert (summary["tokens"], summary["wasted_tokens"]) == (250, 50), "200 came to a curator, the worker knew of 20"
     assert summary["data"]["bytes"] >= 10_000
     assert summary["policies"]["solver"]["weights"]["greatest_skew"] == 0
     assert summary["policies"]["solver"]["lengths"]["bias"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
     assert (block.trajectories, block.progress) == (40, ((10, 40, 6.5),))
+
+
+def test_groups_in_flight_at_the_end_are_lost_only_where_the_whole_audit_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waiting = summary_of(monkeypatch, tmp_path, 24)
+    assert (waiting.audit.ok, waiting.audit.lost, waiting.rest) == (True, 0, "4 groups are still in flight")
+    assert "closes so far, with 4 groups in flight: nothing lost" in shown(waiting)
+    gone = summary_of(monkeypatch, tmp_path, 24, lost=4)
+    assert (gone.audit.ok, gone.audit.lost, gone.rest) == (False, 4, "")
+    assert "does not close: 4 lost" in shown(gone)
 
 
 def test_lengths_are_those_of_trained_and_of_discarded_groups() -> None:

@@ -179,6 +179,20 @@ def test_only_what_is_missing_is_played_again_and_nothing_is_started_for_nothing
     assert len(scene.servers) == 2
 
 
+def test_a_run_that_ended_with_groups_in_flight_is_gone_on_with_and_its_topics_stay(scene: Scene) -> None:
+    rest = {**SUMMARY, "rest": "4 groups are still in flight [/]"}
+    scene.scripts["a"] = PLAYED.replace(repr(json.dumps(SUMMARY)), repr(json.dumps(rest)))
+    found = scene.play()
+    assert (found["s-a-1"].summary, found["s-a-1"].failed) == (None, rest["rest"])
+    assert scene.said[0] == "[1/2] a, seed 1: 4 groups are still in flight \\[/]"
+    assert not [name for name in scene.deleted if name.startswith("s-a-1")]
+    scene.scripts["a"] = "sys.exit('error: no room on the disk')"
+    assert "no room" in scene.play()["s-a-1"].failed, "not what it said the time before"
+    scene.scripts["a"] = PLAYED
+    assert scene.play()["s-a-1"].summary == RESULT
+    assert "s-a-1.recipe" in scene.deleted
+
+
 def test_results_of_another_recipe_are_not_compared(scene: Scene, tmp_path: Path) -> None:
     scene.play()
     (tmp_path / "s.toml").write_text(SWEEP.replace('name = "b"', 'name = "b"\nset = ["trainer.steps=7"]'))

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.infra.embedded.data_folder import DataFolder
+
+
+def test_the_size_of_a_folder_is_that_of_what_is_there_when_another_vanishes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stays", "vanishes"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "inner" / "file").write_bytes(bytes(10_000))
+    scandir = os.scandir
+
+    def look(path: Any = ".") -> Any:
+        if not isinstance(path, int) and Path(path).name == "vanishes":
+            shutil.rmtree(path)
+        return scandir(path)
+
+    both = DataFolder(tmp_path).size_bytes()
+    monkeypatch.setattr(os, "scandir", look)
+    assert 10_000 <= DataFolder(tmp_path).size_bytes() < both
+    assert not (tmp_path / "vanishes").exists()
