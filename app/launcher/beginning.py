@@ -124,14 +124,9 @@ def refuse_held(address: RunAddress, others: list[Holder]) -> None:
         )
 
 
-def _format_utc(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
 def refuse_run_of_another(
     run: Run, recipe: Recipe, own_run_id: str | None, *, embedded_store: bool, starts_parts: bool = True
 ) -> None:
-def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, embedded_store: bool) -> None:
     """Raise RunOfAnother if resuming would disturb a running run, or lose its objects.
 
     A run of this data folder is never refused. Another run is refused if its objects cannot be in this folder's

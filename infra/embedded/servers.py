@@ -16,10 +16,8 @@ from headrace.infra.backoff import Backoff
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.jars import fetch_class_path
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.embedded.server_probe import ServerProbe, Silence, is_kafka_answering, is_store_answering
-from headrace.infra.embedded.server_process import ServerProcess
 from headrace.infra.embedded.server_probe import Ask, ServerProbe, Silence, is_kafka_answering, is_store_answering
-from headrace.infra.embedded.server_process import ServerError, ServerProcess
+from headrace.infra.embedded.server_process import ServerProcess
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import HeadraceError

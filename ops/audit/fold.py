@@ -34,8 +34,6 @@ from headrace.schemas.topics import checkpoint_prefix, is_eval, policy_of, polic
 FEEDER_KEY = b"feed"
 """Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream, and, as
 `revisions`, from which number on it issued under which recipe revision."""
-NO_SNAPSHOT = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
-"""Errors that JSON and look-ups raise for a body that is not a snapshot."""
 EVALUATOR_KEY = b"evaluate"
 """Key of the evaluator's snapshots."""
 CURATOR_KEY = b"curate."

@@ -16,7 +16,8 @@ from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_who
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import is_version
-from headrace.ops.audit.fold import FEEDER_KEY, NO_SNAPSHOT, AuditFold
+from headrace.ops.audit.account import NO_SNAPSHOT
+from headrace.ops.audit.fold import FEEDER_KEY, AuditFold
 from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.figures.concluded import ConcludedFold
 from headrace.ops.figures.revision_figures import RevisionsFold
