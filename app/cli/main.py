@@ -113,9 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (HeadraceError, OSError) as error:
         from headrace.infra.environment import LOG_LEVEL_VARIABLE, read_environment
 
-        if read_environment(LOG_LEVEL_VARIABLE) == "debug":
-            raise
         with suppress(OSError):  # nobody reads it, and the exit code says it all the same
+            if read_environment(LOG_LEVEL_VARIABLE) == "debug":
+                traceback.print_exception(error)
             typer.echo(f"error: {error}", err=True)
         _tell_as_json(str(error), words)
         sys.exit(error.exit_code if isinstance(error, HeadraceError) else CHECK_FAILED)

@@ -19,7 +19,7 @@ from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
-from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL
+from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL, verdict_of
 from headrace.infra.progress import open_progress
 from headrace.infra.recipe.plug_in_sources import curator_plug_ins, newest_sources, warn_of_differing_sources
 from headrace.infra.recipe.recipe_file import replace_chain
@@ -234,21 +234,24 @@ def _curate(
 
     refused, first = refusals(archive, policy_variant), read_first_revision(archive)
 
+    # As in a run, what the run that was replayed had decided comes first: its offsets were others.
     def is_published(message: Message, group: TrajectoryGroup) -> bool:
+        if (verdict := verdict_of(message)) is not None:
+            return verdict != TIME_TRAVEL
         return TIME_TRAVEL not in {
             refused.get((message.partition, message.offset)),
             refused.get((group.stream, group.number)),
         }
 
     def is_issued(message: Message, _: Stamp) -> bool:
-        return refused.get((message.partition, message.offset)) != NOT_ISSUED
+        return (verdict_of(message) or refused.get((message.partition, message.offset))) != NOT_ISSUED
 
     context = CuratorContext(
         archive.manifest.run_id,
         policy_variant,
         topics,
         recipe_of,
-        archive.get,
+        archive.get_group,
         is_published if first.asks_for_published else None,
         is_issued if first.asks_for_issued else None,
     )

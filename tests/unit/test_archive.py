@@ -375,7 +375,9 @@ def test_an_object_that_changed_is_told_and_is_no_missing_one(whole: Path) -> No
 
 
 def test_an_object_that_cannot_be_had_is_noted_and_nothing_is_written_elsewhere(tmp_path: Path) -> None:
-    for at, key in enumerate(("run-1/groups/none", "../../etc/passwd", "/etc/passwd", "run-1/../../x", f"run-1/{'a' * 300}/b")):
+    for at, key in enumerate(
+        ("run-1/groups/none", "../../etc/passwd", "/etc/passwd", "run-1/../../x", f"run-1/{'a' * 300}/b")
+    ):
         there, root = message(0, codec.encode(group(0, replace(CLAIM, key=key)))), tmp_path / str(at)
         found = archive(root / "a" / "b", [there])
         assert list(found.messages(PARTITION_ID)) == [there]

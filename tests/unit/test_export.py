@@ -175,7 +175,7 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_there(tmp_path: Path) ->
 
 def test_no_tokenizer_is_asked_to_decode_a_negative_id() -> None:
     [sequence] = codec.decode(played(2).value, TrajectoryGroup).trajectories[0].sequences
-    with pytest.raises(ValueError, match="token id -.* is negative"):
+    with pytest.raises(ValueError, match=r"token id -.* is negative"):
         _token_columns(replace(sequence, ids=sequence.ids - 100))
 
 
