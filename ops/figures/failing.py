@@ -32,12 +32,13 @@ class FailingFold:
 
     def __init__(self) -> None:
         self._succeeded_ms: defaultdict[str, int] = defaultdict(int)
-        self._failed: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        """Second since the epoch to episodes that failed in it, of those after the last success."""
+        self._failed: defaultdict[str, defaultdict[int, Counter[tuple[str, ...]]]] = defaultdict(
+            lambda: defaultdict(Counter)
+        )
+        """Second since the epoch to errors, to episodes that failed by them in it; of those after the last success."""
         self._tasks: defaultdict[str, Counter[int]] = defaultdict(Counter)
         """The same to tasks that they were of."""
         self._errors: defaultdict[str, dict[tuple[str, ...], EpisodeError]] = defaultdict(dict)
-        self._counts: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
 
     @property
     def has_success(self) -> bool:
@@ -54,9 +55,8 @@ class FailingFold:
             raised = [error for error in outcome.errors if error.reason in RAISED]
             self._tasks[variant][at_ms // 1000] += bool(raised)
             for error in raised:
-                self._failed[variant][at_ms // 1000] += error.episodes
+                self._failed[variant][at_ms // 1000][kind_of(error)] += error.episodes
                 self._errors[variant].setdefault(kind_of(error), error)
-                self._counts[variant][kind_of(error)] += error.episodes
 
     def _succeed(self, variant: str, at_ms: int) -> None:
         self._succeeded_ms[variant] = max(at_ms, self._succeeded_ms[variant])
@@ -67,13 +67,15 @@ class FailingFold:
             self._tasks[variant].pop(second, None)
         if not failed:
             self._errors[variant].clear()
-            self._counts[variant].clear()
 
     def find_failing(self, variant: str, since_ms: int) -> Failing | None:
         """Return how many episodes failed after that time, if there are enough and none has succeeded since."""
         seconds = [second for second in self._failed[variant] if second >= since_ms // 1000]
-        episodes = sum(self._failed[variant][second] for second in seconds)
+        failed = Counter[tuple[str, ...]]()
+        for second in seconds:
+            failed.update(self._failed[variant][second])
+        episodes = failed.total()
         if episodes < ENOUGH or sum(self._tasks[variant][second] for second in seconds) < ENOUGH_TASKS:
             return None
-        [(kind, _)] = self._counts[variant].most_common(1)
+        [(kind, _)] = failed.most_common(1)
         return Failing(episodes, min(seconds) * 1000, max(seconds) * 1000, self._errors[variant][kind])

@@ -235,6 +235,22 @@ def test_that_every_episode_fails_is_told_before_a_version_is_overdue_with_the_m
     assert said(ROLLING, made=YOUNG, episodes=failed(400, NOW - 9000, error=away)) is None, "nobody's fault"
 
 
+def test_the_error_that_is_told_is_the_most_frequent_since_an_episode_succeeded() -> None:
+    fold, new = (
+        failed(400, NOW - 60_000, NOW - 40_000),
+        replace(ERROR, detail="KeyError: 'new'", at="own.py:9 in judge"),
+    )
+    fold.fold_outcome("solver", Outcome(component="curate", verdict="dropped", errors=(new,)), NOW - 10_000)
+    well(fold, NOW - 30_000)  # the outcomes of other partitions are read later
+    for number in range(20):
+        at_ms = NOW - 9000 + number
+        fold.fold_outcome("solver", Outcome(component="curate", verdict="dropped", errors=(new,)), at_ms)
+
+    found = fold.find_failing("solver", 0)
+    assert found is not None
+    assert (found.episodes, found.error) == (84, new)
+
+
 def test_one_episode_that_succeeds_ends_it_and_failures_after_it_count_anew() -> None:
     fold = well(failed(400, NOW - 9000), NOW - 500)
     assert said(ROLLING, made=YOUNG, episodes=fold) is None
