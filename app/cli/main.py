@@ -115,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         with suppress(OSError):  # nobody reads it, and the exit code says it all the same
             if read_environment(LOG_LEVEL_VARIABLE) == "debug":
+                import traceback
+
                 traceback.print_exception(error)
             typer.echo(f"error: {error}", err=True)
         _tell_as_json(str(error), words)

@@ -419,15 +419,20 @@ def test_a_redrive_of_a_letter_that_is_refused_fails(monkeypatch: pytest.MonkeyP
         assert (result.exit_code, json.loads(result.output)) == (code, plain(done))
 
 
-def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debugging_shows_the_traceback_and_keeps_the_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_address: str) -> Any:
         raise UsageError("no")
 
     monkeypatch.setattr(FEED, fail)
     monkeypatch.setenv("HEADRACE_LOG", "debug")
 
-    with pytest.raises(UsageError):
-        cli.main(["feed", "--run", ADDRESS])
+    code, said = refused(capsys, "feed", "--run", ADDRESS)
+
+    assert code == 2
+    assert "Traceback" in said
+    assert "error: no" in said
 
 
 def test_status_without_a_run_says_how_to_name_one(
