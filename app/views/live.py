@@ -19,6 +19,7 @@ from headrace.app.views.say import say
 from headrace.app.views.tables import describe_revision
 from headrace.app.views.view import Moment, describe_so_far, line, page
 from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.run.run import Run
 from headrace.ops.episode_errors import ErrorSeen
@@ -75,16 +76,14 @@ class LivePage:
         self._fold = Figures(run.run_id, run.recipe)
         self._pulse = Pulse(run.run_id, run.recipe)
         self._reader = TopicReader(run.connection, find_whole_topics(run.connection, self._fold.topics), "page")
-        self._past = self._reader.ends()
-        self._past_due = time.monotonic() + PAST_S
+        self._past = Past(self._reader.ends())
         self._begun = False
         self._revision = 0
         """The revision in force at the last look."""
         self._standstill_news = StandstillNews()
         self._reported: set[tuple[str, ...]] = set()
         """Lines that were printed and are printed only once."""
-        self._lacks_figures = False
-        """Whether it was told that the page could not be brought up to date."""
+        self._errors = PageErrors(self._say)
         self._lag = LagMeter(run)
         self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
@@ -97,24 +96,18 @@ class LivePage:
     def turn(self, timeout_s: float) -> None:
         """Read what is new, waiting at most that long for it, and show it when a redraw is due."""
         for message in self._reader.poll(MOST_MESSAGES_A_POLL, timeout_s):
-            is_new = message.offset >= self._past.get((message.topic, message.partition), 0)
-            with self._outlive_errors():
-                self._fold.fold_message(message, now_ms() if is_new else 0)
+            with self._errors.outlive():
+                self._fold.fold_message(message, 0 if self._past.has(message) else now_ms())
                 self._pulse.fold_message(message)
-        if not self._begun and self._has_read_the_past():
+        if not self._begun and self._past.is_read(self._reader.positions):
             self._begin()
         if self._begun and time.monotonic() >= self._due:
             self._refresh()
 
-    def _has_read_the_past(self) -> bool:
-        """Return whether all records from before the start are read: half of them would look like a loss."""
-        behind = any(self._reader.positions[partition_id] < end for partition_id, end in self._past.items())
-        return not behind or time.monotonic() > self._past_due
-
     def _begin(self) -> None:
         """Report the state of a run with a past, and show it from now on."""
         self._begun = True
-        with self._outlive_errors():
+        with self._errors.outlive():
             figures = self._fold.compute_figures({}, 0)
             if figures.versions:
                 self._say(f"{self._opening}: {describe_so_far(self._run.recipe, figures)}")
@@ -147,7 +140,7 @@ class LivePage:
     @property
     def ended(self) -> str:
         """Why the run is over; empty while it is running."""
-        return self._figures.ended
+        return self._fold.ended if self._errors.has_told else self._figures.ended
 
     @property
     def in_flight(self) -> int:
@@ -191,7 +184,7 @@ class LivePage:
     def standstill(self) -> str:
         """What keeps the run from its next version, also before that is overdue; empty once it has ended."""
         now, standstill = now_ms(), None
-        with self._outlive_errors():
+        with self._errors.outlive():
             found = self._fold.compute_figures(self._lag.newest, now)
             standstill = self._fold.standstill(found, self._around(), now, at_once=True)
         return "" if standstill is None else standstill.sentence
@@ -222,7 +215,7 @@ class LivePage:
 
     def _refresh(self) -> None:
         began, worked = time.monotonic(), time.thread_time()
-        with self._outlive_errors():
+        with self._errors.outlive():
             self._show(began)
         self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
 
@@ -252,21 +245,6 @@ class LivePage:
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
             self._line_due, self._last_line = began + PLAIN_INTERVAL_S, self._how_far
 
-    @contextmanager
-    def _outlive_errors(self) -> Iterator[None]:
-        """Go on after an error of the page's own, told once: the run matters more. What `up` knows of is raised."""
-        try:
-            yield
-        except (HeadraceError, OSError):  # a server that is away, or an output whose reader is gone
-            raise
-        except Exception as error:
-            self._figures = replace(self._figures, ended=self._fold.ended)  # `up` ends by it
-            if not self._lacks_figures:
-                log.exception("page.not_computed")
-                why = f"{type(error).__name__}: {error}"
-                self._say(f"the page cannot be brought up to date ({why}): the run goes on without it", "yellow")
-            self._lacks_figures = True
-
     def _draw(self, drawn: Live, moment: Moment) -> None:
         """Draw the page; where that fails, lines come in its place: the run matters more."""
         try:
@@ -277,6 +255,45 @@ class LivePage:
             self._live = None
             log.exception("page.not_drawn")
             self._say(f"the page cannot be drawn ({type(error).__name__}: {error}): lines come in its place", "yellow")
+
+
+class Past:
+    """What was on the topics when the page began."""
+
+    def __init__(self, ends: Mapping[PartitionId, int]) -> None:
+        self._ends, self._due = ends, time.monotonic() + PAST_S
+
+    def has(self, message: Message) -> bool:
+        """Return whether a message was there."""
+        return message.offset < self._ends.get((message.topic, message.partition), 0)
+
+    def is_read(self, positions: Mapping[PartitionId, int]) -> bool:
+        """Return whether all of it is read, as half of it would look like a loss, or was waited for long enough."""
+        behind = any(positions[partition_id] < end for partition_id, end in self._ends.items())
+        return not behind or time.monotonic() > self._due
+
+
+class PageErrors:
+    """Errors of the page's own, which end no run: the first is told."""
+
+    def __init__(self, say: Callable[[str, str], None]) -> None:
+        self._say = say
+        self.has_told = False
+        """Whether there was one, so that the page may show less than there is."""
+
+    @contextmanager
+    def outlive(self) -> Iterator[None]:
+        """Go on after an error. What the launcher waits on, or ends by, is raised."""
+        try:
+            yield
+        except (HeadraceError, OSError):  # a server that is away, or an output whose reader is gone
+            raise
+        except Exception as odd:
+            if not self.has_told:
+                log.exception("page.not_computed")
+                why = f"{type(odd).__name__}: {odd}"
+                self._say(f"the page cannot be brought up to date ({why}): the run goes on without it", "yellow")
+            self.has_told = True
 
 
 class StandstillNews:
