@@ -102,7 +102,7 @@ def try_recipe(
     advantages, and loss and gradient norm of one optimizer step. Where your code raises, its traceback begins at your
     own line, with task, role and turn. There is no warm start, so a new model answers at random.
 
-    Exit code 1 when an episode or a data algorithm failed.
+    Exit code 1 when an episode or a data algorithm failed, or a group was malformed.
 
     Example: [bold]headrace try arithmetic[/]
 

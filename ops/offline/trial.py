@@ -79,9 +79,9 @@ class Tried:
 
     @property
     def is_sound(self) -> bool:
-        """Whether neither an episode failed nor a data algorithm."""
-        dead = any(group.verdict == "dead" for policy in self.policies.values() for group in policy.groups)
-        return not (self.failures or dead)
+        """Whether neither an episode failed nor a data algorithm, and no group was malformed."""
+        groups = [group for policy in self.policies.values() for group in policy.groups]
+        return not (self.failures or any(one.verdict == "dead" or one.reason == "invalid" for one in groups))
 
 
 def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: None) -> Tried:
