@@ -8,8 +8,8 @@ weights under 1, 8 and 64 requests.
 are fixed: with short answers, and with long ones in a KV cache that is too small for all. `--seconds` is how long each
 is measured; the number is looked for as long before, which at 3 is too short, and shows that it runs.
 
-Without a GPU: `make test-sglang` and `make test-vllm` install them, and the arguments are those of `WITHOUT_GPU`. vLLM
-also wants VLLM_CPU_KVCACHE_SPACE=1 there.
+Without a GPU: `make test-sglang` and `make test-vllm` install them, and the arguments are those of `WITHOUT_GPU`. They
+also want the environment of `tests/engines/cpu_servers.py`.
 """
 
 from __future__ import annotations

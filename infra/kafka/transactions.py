@@ -34,7 +34,8 @@ from headrace.infra.kafka.clients import (
 )
 from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
-from headrace.infra.process.end_report import ERROR_MARK, report_end
+from headrace.infra.process.end_report import report_end
+from headrace.infra.process.log_lines import ERROR_MARK
 from headrace.infra.process.signals import MustRestart
 
 log = structlog.get_logger()

@@ -13,10 +13,8 @@ from pathlib import Path
 
 from headrace.infra.environment import END_REPORT_VARIABLE, read_environment
 from headrace.infra.errors import HeadraceError
-from headrace.infra.process.log_lines import read_lines
+from headrace.infra.process.log_lines import ERROR_MARK, read_lines
 
-ERROR_MARK = "error: "
-"""What the command line begins an error with."""
 FAILED = 1
 """Exit code of a process that Python ends with a traceback."""
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+ERROR_MARK = "error: "
+"""What the command line begins an error with."""
+ERROR_LEVEL = '"level": "error"'
+ERROR_TYPE = re.compile(r"[A-Za-z_.]*(Error|Exception|Killed|Interrupt)\b")
+"""How the last line of a traceback begins."""
 LONGEST_LINE = 400
 """Characters."""
 NOISE = re.compile(r"nanobind: |\s+- leaked (function|type|instance|keep_alive)|\s+- \.\.\. skipped remainder")
@@ -33,3 +39,9 @@ def read_lines(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]
 def read_last_lines(path: Path, count: int, most_bytes: int = 262_144) -> list[str]:
     """Return the last lines of a log; none when it cannot be read."""
     return read_lines(path, -most_bytes, most_bytes)[-count:]
+
+
+def find_last_error(lines: Sequence[str]) -> str:
+    """Return the last line of a log that says an error, else its last one; empty when there is none."""
+    errors = [line for line in lines if line.startswith(ERROR_MARK) or ERROR_LEVEL in line or ERROR_TYPE.match(line)]
+    return (errors or list(lines) or [""])[-1].removeprefix(ERROR_MARK)

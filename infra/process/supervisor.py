@@ -30,19 +30,16 @@ from headrace.infra.process.child_process import (
     wait_without_reaping,
 )
 from headrace.infra.process.cpu_account import CpuAccount
-from headrace.infra.process.end_report import ERROR_MARK, EndReport, read_end
+from headrace.infra.process.end_report import EndReport, read_end
 from headrace.infra.process.fork_client import ForkServer
 from headrace.infra.process.fork_server import CannotFork, ForkRequest
-from headrace.infra.process.log_lines import read_last_lines, read_lines
+from headrace.infra.process.log_lines import ERROR_MARK, find_last_error, read_last_lines, read_lines
 from headrace.infra.process.patience import Deaths, Patience
 
 FINISHED = 0
 USAGE_ERROR = 2
 SAMPLE_S = 1.0
 LAST_LOG_LINES = 12
-ERROR_LEVEL = '"level": "error"'
-ERROR_TYPE = re.compile(r"[A-Za-z_.]*(Error|Exception|Killed|Interrupt)\b")
-"""How the last line of a traceback begins."""
 
 log = structlog.get_logger()
 
@@ -347,9 +344,3 @@ class Supervisor:
         for name, pid in {**pids, **self._also()}.items():
             if pid is not None:
                 self._cpu.sample(name, pid)
-
-
-def find_last_error(lines: Sequence[str]) -> str:
-    """Return the last line of a log that says an error, else its last one; empty when there is none."""
-    errors = [line for line in lines if line.startswith(ERROR_MARK) or ERROR_LEVEL in line or ERROR_TYPE.match(line)]
-    return (errors or list(lines) or [""])[-1].removeprefix(ERROR_MARK)

@@ -16,6 +16,7 @@ import structlog
 from headrace.infra.backoff import Backoff
 from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.embedded.server_process import ServerCommand, ServerError, ServerProcess
+from headrace.infra.process.log_lines import find_last_error
 from headrace.producers.engines.admission import Admission
 from headrace.producers.engines.contract import EngineAway, EngineError
 from headrace.producers.engines.request_gate import RequestGate
@@ -269,8 +270,8 @@ class GenerationServer:
         except (ServerError, ServerAway) as error:
             self._is_gone.set()
             first, *rest = str(error).splitlines()
-            found = [first.partition(";")[0], *rest[-1:]]  # it ends with what its log ends with
-            why = ": ".join(line.strip() for line in found)
+            said = find_last_error([line.strip() for line in rest])  # which a server may follow with how it ends
+            why = ": ".join(filter(None, (first.partition(";")[0], said)))
             self.trouble = f"{self.name} does not start: {why} (log: {log_file})"
             raise EngineAway(self.trouble) from error
         self._note_served(weights)

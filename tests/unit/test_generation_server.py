@@ -53,11 +53,15 @@ def test_a_start_is_given_up_when_its_engine_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_server_that_exits_says_so_with_the_end_of_its_log(tmp_path: Path) -> None:
-    server = build(tmp_path, "raise SystemExit('error: no such argument --x')")
-    with pytest.raises(
-        EngineAway,
-        match=r"(?s)solver-0 does not start: .*exited with 1 while starting: error: no such argument --x \(log: ",
+    for code, said in (
+        ("raise SystemExit('error: no such argument --x')", "no such argument --x"),
+        ("print('ValueError: no such layer'); raise SystemExit('all children are ended')", "ValueError: no such layer"),
+        ("raise SystemExit('that is all')", "that is all"),
     ):
-        server.serve(ServedWeights(0, tmp_path))
-    assert "does not start" in server.trouble
-    server.close()
+        server = build(tmp_path, code)
+        with pytest.raises(
+            EngineAway, match=rf"(?s)solver-0 does not start: .*exited with 1 while starting: {said} \(log: "
+        ):
+            server.serve(ServedWeights(0, tmp_path))
+        assert "does not start" in server.trouble
+        server.close()

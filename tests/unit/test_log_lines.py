@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.infra.process.log_lines import read_last_lines, read_lines
-from headrace.infra.process.supervisor import find_last_error
+from headrace.infra.process.log_lines import find_last_error, read_last_lines, read_lines
 
 LEAKS = """nanobind: leaked 12 functions!
  - leaked function "add"
