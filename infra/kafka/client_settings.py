@@ -46,10 +46,11 @@ PROMISED_SETTINGS = {
     "acks": ("all", "-1"),
     "request.required.acks": ("all", "-1"),
     "produce.offset.report": ("true",),
+    "allow.auto.create.topics": ("false",),
     "group.protocol": ("consumer",),
 }
 """Settings on which the promises rest, and the values that they may be given: with another, a run would read what was
-aborted, or lose groups, in silence."""
+aborted, or lose groups, or make deleted topics anew, in silence."""
 
 
 FAULTS_OF_ONE = {

@@ -157,6 +157,7 @@ class Connection:
             "log_level": 0,  # its line on a fatal error is left
             **lines,
             "socket.keepalive.enable": True,
+            "allow.auto.create.topics": False,  # or a topic that is asked for by its name, and was deleted, is back
             "topic.metadata.refresh.interval.ms": 30_000,
             **QUICK_RETRY,
             **dotted,

@@ -273,16 +273,17 @@ class TransactionalWriter:
                 return call()
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
-                if cause.fatal():
+                is_fenced, is_fatal = isinstance(translate_error(error, doing), Fenced), cause.fatal()
+                if is_fatal and is_fenced:
                     raise self._fenced_error(error, doing) from error
-                if cause.txn_requires_abort():
+                if not is_fatal and cause.txn_requires_abort():
                     self._abort(error, doing)
-                if cause.code() in LOST:
+                if is_fatal or cause.code() in LOST:
                     self._open = False
                     raise MustRestart(
                         f"{doing}: {cause.str()}; the component goes on with a new producer, from what is committed"
                     ) from error
-                if isinstance(translate_error(error, doing), Fenced):
+                if is_fenced:
                     raise self._fenced_error(error, doing) from error
                 if not (cause.retriable() or cause.code() in AWAY_ERRORS):
                     raise translate_error(error, doing) from error

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from headrace.infra.kafka.clients import (
     Message,
@@ -264,7 +264,15 @@ class GroupConsumer:
                 self._consumer.pause(committed)
             for tp in committed:
                 with translate_kafka_errors(f"going back to {name_partition((tp.topic, tp.partition))}@{tp.offset}"):
-                    self._consumer.seek(TopicPartition(tp.topic, tp.partition, _start(tp)))
+                    self._seek(TopicPartition(tp.topic, tp.partition, _start(tp)))
+
+    def _seek(self, tp: TopicPartition) -> None:
+        """Go to an offset; nothing to do of a partition that was just assigned: it begins with the committed one."""
+        try:
+            self._consumer.seek(tp)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE:  # noqa: SLF001 - librdkafka has not fetched its offset yet
+                raise
 
     def close(self) -> None:
         """Leave the group."""

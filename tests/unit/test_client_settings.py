@@ -74,6 +74,7 @@ def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch
         ({"message.timeout.ms": "5000"}, r"message\.timeout\.ms is set by each component"),
         ({"session.timeout.ms": "45000"}, r"session\.timeout\.ms conflicts with a setting of every component"),
         ({"produce.offset.report": "false"}, r"produce\.offset\.report must be true"),
+        ({"allow.auto.create.topics": "true"}, r"allow\.auto\.create\.topics must be false"),
         ({"bootstrap.servers": "other:9092"}, "bootstrap.servers is set by each component"),
         (
             {"sasl.jaas.config": "PlainLoginModule"},

@@ -8,10 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from headrace.infra.kafka import clients as kafka
 from headrace.infra.kafka import cluster_topics
-from headrace.infra.kafka.clients import Connection, KafkaAway, RunAddress, fetch_end_offsets, fetch_partitions
+from headrace.infra.kafka.clients import (
+    Connection,
+    KafkaAway,
+    RunAddress,
+    fetch_end_offsets,
+    fetch_partitions,
+    open_producer,
+)
 from headrace.infra.kafka.cluster_topics import NotLetIn
 from headrace.infra.process.signals import StopRequested
 from headrace.infra.run import run
@@ -62,6 +70,21 @@ def test_who_joins_a_run_that_is_not_there_is_told_which_runs_are(monkeypatch: p
     stop.set()
     with pytest.raises(StopRequested, match="while waiting for the run"):
         join(address, 60, stop)
+
+
+MOCKED = Connection("127.0.0.1:1", {"test.mock.num.brokers": "1", "message.timeout.ms": "2000"})
+"""A cluster inside of librdkafka, which makes topics of which a client asks, as Kafka does by default."""
+
+
+def test_a_topic_that_is_not_there_is_not_made_by_who_writes_to_it_or_asks_for_it() -> None:
+    reports: list[KafkaError | None] = []
+    producer = open_producer(MOCKED, "check", topic_metadata_propagation_max_ms=100)
+    producer.produce("gone", b"record", on_delivery=lambda error, _: reports.append(error))
+    producer.flush(10)
+    [error] = reports
+    assert error is not None
+    assert error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
+    assert "gone" not in producer.list_topics(timeout=5).topics
 
 
 class Noted(threading.Event):

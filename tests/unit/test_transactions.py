@@ -26,7 +26,7 @@ class Failing:
     """Fails the next calls with these codes, then obeys."""
 
     def __init__(self) -> None:
-        self.codes: list[int] = []
+        self.codes: list[int | KafkaError] = []
         self.calls = 0
         self.breaks = False
         self.delivered: list[tuple[int | None, int | None]] = []
@@ -38,7 +38,7 @@ class Failing:
     def _call(self, *_given: object, **_named: object) -> int:
         self.calls += 1
         if self.codes:
-            raise KafkaException(KafkaError(self.codes.pop(0)))
+            raise KafkaException(code if isinstance(code := self.codes.pop(0), KafkaError) else KafkaError(code))
         return 0
 
     begin_transaction = commit_transaction = abort_transaction = _call
@@ -89,9 +89,21 @@ def test_a_coordinator_that_is_away_is_waited_for(writer: TransactionalWriter, p
     assert producer.calls == 1 + 4
 
 
-@pytest.mark.parametrize("code", [KafkaError.INVALID_TXN_STATE, KafkaError._STATE])
+FATAL = [
+    KafkaError(code, "fatal", True)
+    for code in (
+        KafkaError.INVALID_TXN_STATE,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    )
+]
+"""As the real client reports them."""
+
+
+@pytest.mark.parametrize("code", [KafkaError.INVALID_TXN_STATE, KafkaError._STATE, *FATAL])
 def test_a_producer_that_disagrees_with_the_broker_is_built_anew(
-    code: int, writer: TransactionalWriter, producer: Failing
+    code: int | KafkaError, writer: TransactionalWriter, producer: Failing
 ) -> None:
     writer.begin()
     producer.codes = [code]
@@ -99,13 +111,14 @@ def test_a_producer_that_disagrees_with_the_broker_is_built_anew(
         writer.abort()
 
 
+@pytest.mark.parametrize("is_fatal", [False, True])
 @pytest.mark.parametrize(("open_s", "exit_code"), [(0.0, 76), (11.0, 75)])
 def test_a_fenced_process_ends_and_one_that_only_was_too_slow_is_no_failure(
-    open_s: float, exit_code: int, writer: TransactionalWriter, producer: Failing
+    open_s: float, exit_code: int, is_fatal: bool, writer: TransactionalWriter, producer: Failing
 ) -> None:
     writer.begin()
     writer._begun_at -= open_s
-    producer.codes = [KafkaError.PRODUCER_FENCED]
+    producer.codes = [KafkaError(KafkaError.PRODUCER_FENCED, "", is_fatal)]
     with pytest.raises(Fenced) as caught:
         writer.commit()
 

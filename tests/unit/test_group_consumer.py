@@ -1,0 +1,42 @@
+"""A member of a consumer group that goes back to what is committed."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from headrace.infra.kafka.clients import Connection, KafkaRefused
+from headrace.infra.run.group_consumer import GroupConsumer, Membership
+
+
+class Client:
+    """Refuses to go to an offset, as librdkafka does while it has not fetched that of the group."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.paused: list[TopicPartition] = []
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        self.paused += partitions
+
+    def seek(self, _: TopicPartition) -> None:
+        raise KafkaException(KafkaError(self.code))
+
+
+def member(monkeypatch: pytest.MonkeyPatch, client: Client) -> GroupConsumer:
+    membership = Membership(Connection("127.0.0.1:1"), "curate.p", "r", "g", ("in",), "state")
+    one = GroupConsumer(membership, lambda _: cast("Any", None))
+    monkeypatch.setattr(one, "_consumer", client)
+    monkeypatch.setattr(one, "_fetch_committed", lambda ids: [TopicPartition(*partition_id, 5) for partition_id in ids])
+    one._owned.add(("in", 0))
+    return one
+
+
+def test_a_partition_that_was_just_assigned_needs_not_be_gone_back_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(KafkaError._STATE)
+    member(monkeypatch, client).rewind()
+    assert [(one.topic, one.partition) for one in client.paused] == [("in", 0)]
+    with pytest.raises(KafkaRefused, match=r"going back to in\[0\]@5"):
+        member(monkeypatch, Client(KafkaError.TOPIC_AUTHORIZATION_FAILED)).rewind()
