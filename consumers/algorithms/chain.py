@@ -119,7 +119,7 @@ class Chain:
             try:
                 found = algorithm.process(verdict.candidate, clock)
                 results = (found,) if isinstance(found, _VERDICT) else tuple(found)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise AlgorithmFailed(f"algorithm {name} failed: {_describe(error)}") from error
             before, verdict = verdict.candidate, _find_verdict(name, results)
             replays = [result for result in results if isinstance(result, Replay)] if len(results) > 1 else []
@@ -149,7 +149,7 @@ _VERDICT = (Keep, Drop)
 MOST_FRAMES = 4
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """Return an error and the innermost lines of code that it came from, in one line."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
     where = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-MOST_FRAMES:])

@@ -219,6 +219,8 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
     SourceChanged where these are not those that the run goes by, and OtherData where their data is not.
     """
     recipe, revision = run.recipe, read_revisions(run.address)[-1]
+    if revision.revision > run.revision:
+        raise MustRestart(f"recipe revision {revision.revision} was written while the feeder started")
     check_sources(run.plug_ins, feeder_plug_ins(recipe))
     sources = {name: build_task_source(recipe, name) for name in recipe.workflows}
     here = [identify_environment(name, source.environment) for name, source in sources.items()]

@@ -137,22 +137,26 @@ class TaskSource:
             self.selector.on_size(self._environment(self.tier).size("train"))
 
     def _draw_next(self, tier: str, is_strict: bool) -> Drawn:
-        unbuilt = 0
+        passed: list[tuple[int, bool, str]] = []
+        """Index, whether it is its first time, and the reason of what is passed over if one after it can be built."""
         while True:
             cursor = self._cursors[tier]
             index = self._pick_index(cursor, tier)
             self._cursors[tier] += 1
             try:
-                return Drawn(index, tier, self._ask("train", index, tier))
-            except EnvironmentFailed as error:
+                drawn = Drawn(index, tier, self._ask("train", index, tier))
+            except (EnvironmentFailed, EnvironmentAway) as error:
                 if is_strict:
                     raise
-                unbuilt += 1
-                if unbuilt == MOST_UNBUILT:
-                    raise EnvironmentFailed(f"{error}; {unbuilt} problems in a row could not be built") from error
-                self.skipped += 1
-                if cursor == index:  # the first time of each
-                    log.warning("problem.skipped", workflow=self.workflow, tier=tier, index=index, why=str(error))
+                passed.append((index, cursor == index, str(error)))
+                if len(passed) == MOST_UNBUILT:
+                    raise type(error)(f"{error}; {len(passed)} problems in a row could not be built") from error
+                continue
+            self.skipped += len(passed)
+            for skipped, is_first, why in passed:
+                if is_first:
+                    log.warning("problem.skipped", workflow=self.workflow, tier=tier, index=skipped, why=why)
+            return drawn
 
     def _pick_index(self, cursor: int, tier: str) -> int:
         size = self._environment(tier).size("train")
@@ -164,8 +168,7 @@ class TaskSource:
         environment = self._environment(tier)
         try:
             problem = environment.problem(split, index)
-            if split == "train":
-                problem_to_json(problem)  # as its task will hold it
+            problem_to_json(problem)  # as its task will hold it
         except Exception as error:
             kind = EnvironmentAway if is_unreachable(error) else EnvironmentFailed
             raise kind(

@@ -1,5 +1,6 @@
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
@@ -160,6 +161,15 @@ WHOLE = candidate(1.0, 0.0)
 def test_what_an_algorithm_returns_wrong_fails_over_its_group_alone(found: Any, why: str) -> None:
     with pytest.raises(AlgorithmFailed, match=f"algorithm broken .*{why}"):
         Chain([("broken", Returning(found))]).process(WHOLE, 3)
+
+
+def test_an_algorithm_that_calls_exit_fails_over_its_group_alone() -> None:
+    class Exiting(Returning):
+        def process(self, candidate: Candidate, clock: int) -> list[Result]:
+            sys.exit("no such label")
+
+    with pytest.raises(AlgorithmFailed, match="algorithm leaving failed: SystemExit: no such label"):
+        Chain([("leaving", Exiting(None))]).process(WHOLE, 3)
 
 
 def test_numbers_and_lists_of_numpy_become_those_of_a_record() -> None:

@@ -18,7 +18,7 @@ from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.recipe.settings import Feed, Named
 from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
 from headrace.producers.feed.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
-from headrace.producers.feed.task_source import MOST_UNBUILT, EnvironmentFailed, TaskSource
+from headrace.producers.feed.task_source import MOST_UNBUILT, EnvironmentAway, EnvironmentFailed, TaskSource
 from headrace.schemas.records import Outcome
 
 
@@ -149,16 +149,18 @@ def test_an_environment_that_cannot_be_reached_is_waited_for(monkeypatch: pytest
         raise ConnectionRefusedError("the data set's server")
 
     monkeypatch.setattr(Sums, "problem", away)
-    with pytest.raises(Unavailable, match=r"gave no problem 0 of train: ConnectionRefusedError: the data set's server"):
+    with pytest.raises(Unavailable, match=r"gave no problem 1 of train: ConnectionRefusedError: the data set's server"):
         source().draw()
 
 
 class Torn(Sums):
     """Cannot build its problem 1, and one of 2 is not JSON where it is asked to."""
 
-    def __init__(self, bad: tuple[int, ...] = (1,), unplain: tuple[int, ...] = (), size: int = 3) -> None:
+    def __init__(
+        self, bad: tuple[int, ...] = (1,), unplain: tuple[int, ...] = (), size: int = 3, away: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
-        self.bad, self.unplain, self._size = bad, unplain, size
+        self.bad, self.unplain, self._size, self.away = bad, unplain, size, away
 
     def size(self, split: Split) -> int | None:
         return self._size
@@ -166,6 +168,8 @@ class Torn(Sums):
     def problem(self, split: Split, index: int) -> Problem:
         if index in self.bad:
             raise LookupError("no such row")
+        if index in self.away:
+            raise ConnectionRefusedError("the host of this row")
         return Problem(str(index), "?", extra={"is": object()} if index in self.unplain else {})
 
 
@@ -188,6 +192,22 @@ def test_a_training_problem_that_cannot_be_built_is_passed_over_and_told_once() 
     assert logs[0]["why"].endswith(" in problem")
     with pytest.raises(EnvironmentFailed, match="no such row"):
         torn().list_held_out(2)
+
+
+def test_a_problem_whose_own_server_is_gone_is_passed_over_and_an_outage_passes_over_nothing() -> None:
+    problems = torn(bad=(), size=20, away=(1,))
+    with capture_logs() as logs:
+        assert [problems.draw().index for _ in range(2)] == [0, 2]
+    assert [(one["event"], one["index"]) for one in logs] == [("problem.skipped", 1)]
+    away = torn(bad=(), size=20, away=tuple(range(20)))
+    with capture_logs() as logs, pytest.raises(EnvironmentAway, match="8 problems in a row could not be built"):
+        away.draw()
+    assert (logs, away.skipped) == ([], 0)
+
+
+def test_a_held_out_problem_that_is_no_json_is_refused_at_the_start() -> None:
+    with pytest.raises(EnvironmentFailed, match=r"problem 2 of held_out: PayloadError: .*cannot be written as JSON"):
+        torn(bad=(), unplain=(2,), size=4).list_held_out(3)
 
 
 def test_a_source_goes_on_behind_the_problems_that_it_passed_over() -> None:
