@@ -17,8 +17,9 @@ from headrace.infra.kafka.clients import MESSAGE_BYTES, TRANSACTION_TIMEOUT_MS, 
 
 LEAST_MESSAGE_BYTES = 1_000_000
 """librdkafka's default: ordinary groups are smaller."""
-LEAST_POLL_MS = 30_000
-"""A component that takes longer for one group would be put out of its consumer group, again and again."""
+LEAST_POLL_MS = 45_000
+"""A component that takes longer for one group would be put out of its consumer group, again and again. Of a consumer
+without a group librdkafka wants no less: its session.timeout.ms."""
 SECRETS = frozenset(
     {
         "sasl.password",

@@ -24,6 +24,7 @@ from headrace.infra.backoff import Backoff
 from headrace.infra.errors import FENCED, HeadraceError, Unavailable
 from headrace.infra.kafka.client_reports import LINES, REPORTS
 from headrace.infra.kafka.cluster_entry import ENTRIES
+from headrace.infra.process.signals import MustRestart
 from headrace.schemas.headers import Headers
 
 log = structlog.get_logger()
@@ -56,6 +57,7 @@ AWAY_ERRORS = {
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.UNKNOWN,  # an error within the broker, as when it shuts down or a disk of it fails
 }
 """Errors that pass with time: the broker is unreachable, or not ready yet."""
 
@@ -211,6 +213,13 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
         return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
+    if cause.code() == KafkaError._FATAL:  # noqa: SLF001
+        return MustRestart(f"{doing}: {cause.str()}; the component goes on with a new client, from what is committed")
+    if cause.code() == KafkaError._MAX_POLL_EXCEEDED:  # noqa: SLF001
+        return KafkaRefused(
+            f"{doing}: one record took longer than max.poll.interval.ms allows ({cause.str()}): make the data "
+            "algorithms quicker, or raise max.poll.interval.ms in kafka.client"
+        )
     return KafkaRefused(f"{doing}: Kafka answers {cause.name()}: {cause.str()}")
 
 

@@ -21,6 +21,16 @@ REQUEST_S = 10.0
 COORDINATOR_ASK_S = 0.5
 """Between two looks whether a coordinator refused."""
 
+MEMBERSHIP_MOVES = {
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.FENCED_MEMBER_EPOCH,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError._STATE,  # noqa: SLF001
+}
+"""A call came during a rebalance, or after the session: after the next poll a member knows what is still its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:

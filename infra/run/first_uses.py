@@ -54,9 +54,10 @@ def _search_partition(
     for replay in replays:
         wanted.setdefault(task_key(replay.stream, replay.number), []).append(replay)
     found: dict[CuratedReplay, Message] = {}
-    end = max(replay.offset - replay.back for replay in replays) + 1
+    # Nobody finds anything behind the replay itself, whatever a broken record says.
+    end = max(replay.offset - max(replay.back, 0) for replay in replays) + 1
     # Every record before it may have a marker behind it; aborted records are further back.
-    low, step = min(replay.offset - 2 * replay.back for replay in replays) - FIRST_STEP, FIRST_STEP
+    low, step = min(replay.offset - 2 * max(replay.back, 0) for replay in replays) - FIRST_STEP, FIRST_STEP
     while wanted and end > begin:
         low = max(begin, min(low, end - step))
         for message in read_range(connection, partition_id, low, end):

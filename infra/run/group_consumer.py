@@ -23,6 +23,7 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from headrace.infra.kafka.clients import (
+    KafkaRefused,
     Message,
     Outgoing,
     call_patiently,
@@ -30,9 +31,10 @@ from headrace.infra.kafka.clients import (
     take_good_messages,
     translate_kafka_errors,
 )
-from headrace.infra.kafka.group_offsets import refuse_errors
+from headrace.infra.kafka.group_offsets import MEMBERSHIP_MOVES, refuse_errors
 from headrace.infra.kafka.topic_reader import PartitionId, name_partition, refuse_lost_tail
 from headrace.infra.kafka.transactions import GroupOffsets, Ticket
+from headrace.infra.process.signals import MustRestart
 from headrace.infra.run.group_restore import Membership, PartitionState, Restore, Restored
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
@@ -126,11 +128,15 @@ class GroupConsumer:
     def _fetch_committed(self, partition_ids: Iterable[PartitionId]) -> list[TopicPartition]:
         """Return committed offsets with their metadata; waits for transactions that are pending."""
         asked = [TopicPartition(*partition_id) for partition_id in partition_ids]
-        found: list[TopicPartition] = call_patiently(
-            lambda: refuse_errors(self._consumer.committed(asked, timeout=10)),
-            f"asking for committed offsets of group {self.membership.group}",
-            REBALANCE_S,
-        )
+        doing = f"asking for committed offsets of group {self.membership.group}"
+        try:
+            found: list[TopicPartition] = call_patiently(
+                lambda: refuse_errors(self._consumer.committed(asked, timeout=10)), doing, REBALANCE_S
+            )
+        except KafkaRefused as error:
+            if isinstance(error.__cause__, KafkaException) and error.__cause__.args[0].code() in MEMBERSHIP_MOVES:
+                raise MustRestart(f"{error}; the component joins the group anew") from error
+            raise
         return found
 
     # --------------------------------------------------------------------------------------------------------- restore

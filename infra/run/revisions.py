@@ -14,7 +14,7 @@ import structlog
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.client_settings import hide_secrets
-from headrace.infra.kafka.clients import Connection, Fenced, Outgoing, RunAddress, open_producer
+from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, Outgoing, RunAddress, open_producer
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.recipe.plug_in_sources import (
@@ -218,9 +218,8 @@ def write_revision(connection: Connection, topic: str, revision: RecipeRevision,
     left = producer.flush(WRITE_TIMEOUT_S)
     if left or refused:
         why = refused[0] if refused else f"no answer within {WRITE_TIMEOUT_S} s"
-        raise HeadraceError(
-            f"cannot write the recipe to topic {topic}: {why}; check that Kafka runs and lets this client write"
-        )
+        kind = HeadraceError if refused else KafkaAway
+        raise kind(f"cannot write the recipe to topic {topic}: {why}; check that Kafka runs and lets this client write")
 
 
 def write_later(address: RunAddress, settle: Callable[[], RecipeRevision | None]) -> RecipeRevision | None:

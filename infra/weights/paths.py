@@ -43,8 +43,10 @@ def is_whole(event: WeightsPublished) -> bool:
 
 
 def link_of(event: WeightsPublished) -> Link[WeightsPublished] | None:
-    """Return what an event's object leads from and to; None for one that names no object, or of no known kind."""
+    """Return what an event's object leads from and to; None for one that names none, or of no known kind or size."""
     if event.weights is None or event.kind not in {ANCHOR, DELTA, MERGED, WHOLE} or not event.weights_hash:
+        return None
+    if any(claim.size_bytes < 0 for claim in list_claims(event)):  # a way round would grow ever cheaper
         return None
     source = NO_BASE if is_whole(event) else event.base_hash
     return Link(source, event.weights_hash, size_of(event), event)

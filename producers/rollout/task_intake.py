@@ -27,7 +27,7 @@ from headrace.infra.kafka.clients import (
     translate_error,
 )
 from headrace.infra.kafka.decoding import MessageRefused
-from headrace.infra.kafka.group_offsets import refuse_errors
+from headrace.infra.kafka.group_offsets import MEMBERSHIP_MOVES, refuse_errors
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
@@ -45,16 +45,6 @@ INTAKE_PATIENCE_S = 30.0
 LEAVE_S = 2.0
 REVOKE_S = 10.0
 """How long the last commit of partitions may take: at the end, and after losing them. The broker may be dead."""
-
-MEMBERSHIP_MOVES = {
-    KafkaError.STALE_MEMBER_EPOCH,
-    KafkaError.FENCED_MEMBER_EPOCH,
-    KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.ILLEGAL_GENERATION,
-    KafkaError.REBALANCE_IN_PROGRESS,
-    KafkaError._STATE,  # noqa: SLF001 - librdkafka's own codes begin with an underscore
-}
-"""A commit came during a rebalance: after the next poll we know what is still ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from headrace.infra.kafka.clients import Connection, KafkaRefused
+from headrace.infra.process.signals import MustRestart
 from headrace.infra.run.group_consumer import GroupConsumer, Membership
 
 
@@ -40,3 +42,19 @@ def test_a_partition_that_was_just_assigned_needs_not_be_gone_back_in(monkeypatc
     assert [(one.topic, one.partition) for one in client.paused] == [("in", 0)]
     with pytest.raises(KafkaRefused, match=r"going back to in\[0\]@5"):
         member(monkeypatch, Client(KafkaError.TOPIC_AUTHORIZATION_FAILED)).rewind()
+
+
+def test_a_member_whose_session_is_over_joins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(code: int) -> None:
+        def committed(*_: object, **__: object) -> None:
+            raise KafkaException(KafkaError(code))
+
+        one = member(monkeypatch, Client(code))
+        monkeypatch.undo()
+        monkeypatch.setattr(one, "_consumer", SimpleNamespace(committed=committed))
+        one.rewind()
+
+    with pytest.raises(MustRestart, match="the component joins the group anew"):
+        refuse(KafkaError.UNKNOWN_MEMBER_ID)
+    with pytest.raises(KafkaRefused, match="GROUP_AUTHORIZATION_FAILED"):
+        refuse(KafkaError.GROUP_AUTHORIZATION_FAILED)

@@ -8,20 +8,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from headrace.infra.kafka import clients as kafka
 from headrace.infra.kafka import cluster_topics
 from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
+    KafkaRefused,
     RunAddress,
     fetch_end_offsets,
     fetch_partitions,
     open_producer,
+    translate_error,
 )
 from headrace.infra.kafka.cluster_topics import NotLetIn
-from headrace.infra.process.signals import StopRequested
+from headrace.infra.process.signals import MustRestart, StopRequested
 from headrace.infra.run import run
 from headrace.infra.run.run import NoSuchRun, join
 
@@ -85,6 +87,25 @@ def test_a_topic_that_is_not_there_is_not_made_by_who_writes_to_it_or_asks_for_i
     assert error is not None
     assert error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
     assert "gone" not in producer.list_topics(timeout=5).topics
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (KafkaError.UNKNOWN, KafkaAway, "no answer from Kafka"),
+        (KafkaError._FATAL, MustRestart, "goes on with a new client"),
+        (
+            KafkaError._MAX_POLL_EXCEEDED,
+            KafkaRefused,
+            "make the data algorithms quicker, or raise max.poll",
+        ),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaRefused, "Kafka answers TOPIC_AUTHORIZATION_FAILED"),
+    ],
+)
+def test_an_answer_is_waited_for_or_begun_anew_after_or_refused(code: int, kind: type[Exception], said: str) -> None:
+    found = translate_error(KafkaException(KafkaError(code)), "reading")
+    assert type(found) is kind
+    assert said in str(found)
 
 
 class Noted(threading.Event):

@@ -14,7 +14,7 @@ from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.folder import files_of
 from headrace.infra.weights.merging import merge_deltas
-from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NO_BASE, Link, find_cheapest
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NO_BASE, Link, find_cheapest, link_of
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
@@ -335,3 +335,10 @@ def test_an_object_that_is_whole_and_of_no_use_is_fetched_no_more() -> None:
     assert scene.store.asked.count("delta-2-3") == 1
     assert scene.store.dropped == [], "others on this machine keep their copy"
     assert bytes(scene.bring(2)["w"].data) == bytes(weights(2)["w"].data)
+
+
+def test_an_event_whose_object_has_less_than_no_size_leads_nowhere() -> None:
+    claim = ClaimCheck("main", "k", "", 10)
+    event = WeightsPublished("r", "solver", kind=ANCHOR, weights_hash="a", weights=claim)
+    assert link_of(event) is not None
+    assert link_of(replace(event, weights=replace(claim, size_bytes=-1))) is None
