@@ -213,8 +213,6 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
         return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
-    if cause.code() == KafkaError._FATAL:  # noqa: SLF001
-        return MustRestart(f"{doing}: {cause.str()}; the component goes on with a new client, from what is committed")
     if cause.code() == KafkaError._MAX_POLL_EXCEEDED:  # noqa: SLF001
         return KafkaRefused(
             f"{doing}: one record took longer than max.poll.interval.ms allows ({cause.str()}): make the data "
@@ -337,6 +335,8 @@ def take_good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
         if error is None:
             found.append(message_of(item))
         elif error.code() not in AWAY_ERRORS and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+            if error.code() == KafkaError._FATAL:  # noqa: SLF001
+                raise MustRestart(f"{doing}: {error.str()}; the component goes on with a new client")
             raise translate_error(KafkaException(error), doing)
     return found
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -225,10 +225,8 @@ class TransactionalWriter:
         try:
             while self._guard(lambda: self._producer.flush(CALL_S), "delivering records"):
                 log.info("kafka.waiting", doing="flushing a transaction", transactional_id=self.transactional_id)
-        except SystemError as error:  # confluent-kafka 2.16 breaks off at a fatal error; its next call raises that
-            self._open = False
-            self._guard(lambda: self._producer.abort_transaction(CALL_S), "delivering records")
-            raise Aborted("delivering records: the Kafka client failed; the transaction was aborted") from error
+        except SystemError as error:  # confluent-kafka 2.16 breaks off at a fatal error
+            self._raise_fatal(error, "delivering records")
         if self._failure is not None:
             self._raise_undelivered(*self._failure)
         reach(f"{self.component}.produced")
@@ -273,6 +271,8 @@ class TransactionalWriter:
                 return call()
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
+                if cause.code() == KafkaError._FATAL and self._open:  # noqa: SLF001 - of a call before this one
+                    self._raise_fatal(error, doing)
                 is_fenced, is_fatal = isinstance(translate_error(error, doing), Fenced), cause.fatal()
                 if is_fatal and is_fenced:
                     raise self._fenced_error(error, doing) from error
@@ -291,6 +291,12 @@ class TransactionalWriter:
                 time.sleep(backoff.next_s())
             finally:
                 self._called_at = math.inf
+
+    def _raise_fatal(self, error: Exception, doing: str) -> NoReturn:
+        """Raise why the client can write no more: its next call knows, the one that met it does not."""
+        self._open = False
+        self._guard(lambda: self._producer.abort_transaction(CALL_S), doing)
+        raise Aborted(f"{doing}: the Kafka client failed; the transaction was aborted") from error
 
     def _fenced_error(self, error: KafkaException, doing: str) -> Fenced:
         self._open = False

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from headrace.infra.kafka.clients import Connection, KafkaRefused
+from headrace.infra.kafka.clients import Connection, KafkaRefused, take_good_messages
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.run.group_consumer import GroupConsumer, Membership
 
@@ -58,3 +58,12 @@ def test_a_member_whose_session_is_over_joins_anew(monkeypatch: pytest.MonkeyPat
         refuse(KafkaError.UNKNOWN_MEMBER_ID)
     with pytest.raises(KafkaRefused, match="GROUP_AUTHORIZATION_FAILED"):
         refuse(KafkaError.GROUP_AUTHORIZATION_FAILED)
+
+
+def test_a_client_that_can_do_no_more_is_built_anew() -> None:
+    class Report:
+        def error(self) -> KafkaError:
+            return KafkaError(KafkaError._FATAL, "ConsumerGroupHeartbeat fatal error")
+
+    with pytest.raises(MustRestart, match="goes on with a new client"):
+        take_good_messages([cast("Any", Report())], "reading in")

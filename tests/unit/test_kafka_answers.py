@@ -23,7 +23,7 @@ from headrace.infra.kafka.clients import (
     translate_error,
 )
 from headrace.infra.kafka.cluster_topics import NotLetIn
-from headrace.infra.process.signals import MustRestart, StopRequested
+from headrace.infra.process.signals import StopRequested
 from headrace.infra.run import run
 from headrace.infra.run.run import NoSuchRun, join
 
@@ -93,7 +93,6 @@ def test_a_topic_that_is_not_there_is_not_made_by_who_writes_to_it_or_asks_for_i
     ("code", "kind", "said"),
     [
         (KafkaError.UNKNOWN, KafkaAway, "no answer from Kafka"),
-        (KafkaError._FATAL, MustRestart, "goes on with a new client"),
         (
             KafkaError._MAX_POLL_EXCEEDED,
             KafkaRefused,

@@ -134,6 +134,19 @@ def test_a_client_that_breaks_off_without_a_reason_is_asked_for_it(
         writer.commit()
 
 
+def test_a_producer_that_was_fenced_while_nobody_called_it_says_so_when_it_is_given_a_record(
+    writer: TransactionalWriter, producer: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._FATAL, "Unable to produce message: Local: Fatal error"))
+
+    writer.begin()
+    monkeypatch.setattr(producer, "produce", refuse)
+    producer.codes = [KafkaError(KafkaError._FENCED, "", True)]
+    with pytest.raises(Fenced, match=r"producing t\.tasks 'sums:7'.*: another process has taken over"):
+        writer.produce([Outgoing("t.tasks", b"four", b"sums:7")])
+
+
 def test_a_client_that_breaks_off_and_has_no_reason_has_its_transaction_aborted(
     writer: TransactionalWriter, producer: Failing
 ) -> None:
