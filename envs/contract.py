@@ -81,10 +81,19 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class WorkedExample:
-    """A prompt and a good completion, for a supervised start."""
+    """A prompt and a good completion, for a supervised start. Raises TypeError, naming the field, for other values."""
 
-    prompt: str
+    prompt: Prompt
+    """As `Problem.prompt` has it: a text, which is one turn of a user, or messages. Without tools."""
     completion: str
+    """What the policy is to answer: plain text, to which no chat template is applied."""
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be encoded later."""
+        if not isinstance(self.prompt, str):
+            object.__setattr__(self, "prompt", check_messages("WorkedExample.prompt", self.prompt))
+        if not isinstance(self.completion, str):
+            raise TypeError(f"WorkedExample.completion must be a string, got {show_value(self.completion)}")
 
 
 class Environment(Protocol):

@@ -37,6 +37,9 @@ FAILPOINTS_VARIABLE = "HEADRACE_FAILPOINTS"
 PLUG_INS_VARIABLE = "HEADRACE_PLUG_INS"
 """Folders where plug-ins are looked for after all that can be imported, separated as in PATH; `headrace up` hands them
 to its components."""
+KEYS_FILE_VARIABLE = "HEADRACE_S3_KEYS_FILE"
+"""File of the keys of a store that somebody else of this machine embeds; `headrace compare` sets it for its runs, which
+record it, as a run with a store of its own does."""
 END_REPORT_VARIABLE = "HEADRACE_END_REPORT"
 """File to which a trainer's processes report how they failed; `headrace up` sets it for its components."""
 PROCESSES_VARIABLE, LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE = "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"

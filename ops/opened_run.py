@@ -59,7 +59,7 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
         if notes.embedded_kafka or store:
             started.enter_context(folder.hold(LOOKING))
         run = _wake(folder, notes, started)
-        if store and not run.recipe.store.endpoint:
+        if store and (folder.store.is_dir() or not run.recipe.store.endpoint):  # that of a sweep is named to its runs
             from headrace.infra.embedded.store_server import EmbeddedStore
 
             server = started.enter_context(EmbeddedStore(folder.store))

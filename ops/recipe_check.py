@@ -31,7 +31,7 @@ from headrace.producers.engines.contract import EngineError, Sampling, check_sam
 from headrace.producers.engines.registry import check_engine
 from headrace.producers.feed.selectors.registry import load_feed_selectors
 from headrace.producers.feed.task_source import refuse_small_held_out
-from headrace.producers.feed.worked_examples import find_first_environment
+from headrace.producers.feed.worked_examples import read_first_example
 from headrace.schemas.records import UsedEnvironment
 from headrace.schemas.topics import policy_of
 from headrace.trainers.batches.estimator import check_advantage
@@ -183,7 +183,7 @@ def _check_feed(asked: Asked) -> list[Fault]:
     for name, policy in recipe.policies.items():
         if policy.warm_start is not None and asked.environments.keys() >= set(recipe.streams_of(name)):
             with catching(faults):
-                find_first_environment(recipe, name, asked.environments)
+                read_first_example(recipe, name, asked.environments)
     return faults
 
 

@@ -188,9 +188,10 @@ def _warm_start(
     assert settings is not None  # noqa: S101 - the caller asked
     examples = _fetch_examples(run, policy, stop)
     # Held out by content: a problem that is drawn twice is either learnt from or measured on.
-    distinct = list(dict.fromkeys(examples))
+    distinct = {example.content: example for example in examples}
     cut = max(1, min(settings.held_out, len(distinct) // 4))
-    apart = set(distinct[:cut])
+    apart = dict(list(distinct.items())[:cut])
+    measured = list(apart.values())
     warm = WarmStartSettings(
         low=settings.reward_low,
         high=settings.reward_high,
@@ -200,7 +201,7 @@ def _warm_start(
         max_new_tokens=run.recipe.rollout.max_tokens,
         seed=run.recipe.seed,
     )
-    to_learn_from = [example for example in examples if example not in apart]
+    to_learn_from = [example for example in examples if example.content not in apart]
     if not to_learn_from:
         raise UsageError(
             f"policies.{policy}.warm_start needs at least two different worked examples, one of which is held out; the "
@@ -220,10 +221,10 @@ def _warm_start(
                 beat(describe_measurement(step, reward, warm))
 
         beat(f"{len(to_learn_from)} worked examples")
-        kept = Reported(model, tokenizer, (to_learn_from, distinct[:cut]), warm)
+        kept = Reported(model, tokenizer, (to_learn_from, measured), warm)
         taken = kept.load_into_model()
         if taken is None:
-            taken = warm_start(model, tokenizer, to_learn_from, distinct[:cut], warm, kept)
+            taken = warm_start(model, tokenizer, to_learn_from, measured, warm, kept)
             kept.keep(taken)
             log.info("warm_start.done", policy=policy, steps=taken.steps, reward=round(taken.reward, 3))
         else:

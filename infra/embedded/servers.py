@@ -19,7 +19,7 @@ from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.server_probe import Ask, ServerProbe, Silence, is_kafka_answering, is_store_answering
 from headrace.infra.embedded.server_process import ServerProcess
 from headrace.infra.embedded.store_server import EmbeddedStore
-from headrace.infra.environment import cache_folder
+from headrace.infra.environment import KEYS_FILE_VARIABLE, cache_folder, read_environment
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.advertised import refuse_unreachable
 from headrace.infra.kafka.client_settings import merge_client_settings
@@ -108,7 +108,8 @@ class Servers:
         store = self._named_store
         if self._store is not None:
             return self._store.address(store.bucket)
-        return StoreAddress(store.endpoint, store.bucket, secure=store.secure, region=store.region)
+        kept = read_environment(KEYS_FILE_VARIABLE)
+        return StoreAddress(store.endpoint, store.bucket, secure=store.secure, region=store.region, keys_file=kept)
 
     def fetch(self) -> None:
         """Fetch what an embedded Kafka lacks, and report it. Raises JarUnavailable."""

@@ -21,7 +21,12 @@ from headrace.infra.archive.reading import Archive
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import SUMMARY, SWEPT, DataFolder, RunNotes
 from headrace.infra.embedded.servers import ReportLine, Servers
-from headrace.infra.environment import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
+from headrace.infra.environment import (
+    ACCESS_KEY_VARIABLE,
+    KAFKA_CLIENT_VARIABLE,
+    KEYS_FILE_VARIABLE,
+    SECRET_KEY_VARIABLE,
+)
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.topic_admin import delete_topics
 from headrace.infra.process.child_process import PYTHON, ChildCommand, end_all, spawn
@@ -329,6 +334,8 @@ class _Playing:
         store = self._servers.store_address
         if store.access_key:
             environment |= {ACCESS_KEY_VARIABLE: store.access_key, SECRET_KEY_VARIABLE: store.secret_key}
+        if store.keys_file:
+            environment[KEYS_FILE_VARIABLE] = store.keys_file
         return environment
 
     def _forget(self, run: SweepRun) -> None:

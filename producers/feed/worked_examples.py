@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 
-from headrace.envs.contract import Environment, GivesExamples
+from headrace.envs.contract import Environment, GivesExamples, WorkedExample
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.topic_reader import read_partition
 from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.own_frames import describe_with_location
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
@@ -76,6 +77,24 @@ def find_first_environment(recipe: Recipe, policy: str, environments: Mapping[st
             f"method `example`, or remove warm_start and set policies.{policy}.path to a trained model"
         )
     return found
+
+
+def read_first_example(recipe: Recipe, policy: str, environments: Mapping[str, Environment]) -> WorkedExample:
+    """Return a policy's first worked example. Raises UsageError when there is none, or it is no WorkedExample."""
+    source = find_first_environment(recipe, policy, environments)
+    try:
+        example = source.example(0)
+    except Exception as error:
+        raise UsageError(
+            f"policies.{policy}.warm_start needs worked examples, but the first of its environment cannot be had: "
+            f"{describe_with_location(error)}"
+        ) from error
+    if not isinstance(example, WorkedExample):
+        raise UsageError(
+            f"policies.{policy}.warm_start needs worked examples: the environment's `example` must return a "
+            f"WorkedExample, got {type(example).__name__}"
+        )
+    return example
 
 
 def _write_lines(source: GivesExamples, count: int) -> Iterator[str]:

@@ -12,6 +12,7 @@ from tokenizers.processors import Sequence as InOrder
 from tokenizers.processors import TemplateProcessing
 
 from headrace.infra.weights.policy_files import Tokenizer
+from headrace.infra.weights.prompt_tokens import encode_rendered, render_messages
 from headrace.trainers.learner.model import ModelError, encode, encode_completion
 from headrace.trainers.learner.warm_start import TokenizedExample, _sequence
 
@@ -83,3 +84,13 @@ def test_what_a_tokenizer_cannot_encode_is_blamed_on_its_alphabet_only_where_tha
     of_words = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
     with pytest.raises(ModelError, match=r"cannot encode 'two plus three': Exception: WordLevel error"):
         encode_completion(of_words, "two plus three")
+
+
+def test_a_worked_example_of_messages_is_rendered_as_a_run_renders_them() -> None:
+    tokenizer = a_tokenizer(template=TWICE)
+    messages = [{"role": "system", "content": "2+"}, {"role": "user", "content": "2"}]
+    made = _sequence(tokenizer, TokenizedExample(messages, "2"), 0)
+    asked = encode_rendered(tokenizer, render_messages(tokenizer, messages, (), {}))
+    assert made.ids[: len(asked)].tolist() == asked
+    assert int(made.mask.sum()) == len(made.ids) - len(asked)
+    assert TokenizedExample(messages, "2").content != TokenizedExample("2+2=", "2").content

@@ -15,7 +15,12 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from headrace.infra.embedded.data_folder import SWEPT, DataFolder, FolderInUse, RunNotes
-from headrace.infra.environment import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
+from headrace.infra.environment import (
+    ACCESS_KEY_VARIABLE,
+    KAFKA_CLIENT_VARIABLE,
+    KEYS_FILE_VARIABLE,
+    SECRET_KEY_VARIABLE,
+)
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.run.recorded_data import OtherData
@@ -75,7 +80,7 @@ class Scene:
 class FakeServers:
     connection = Connection("127.0.0.1:9")
     client: ClassVar = {"security.protocol": "SSL"}
-    store_address = StoreAddress("127.0.0.1:8", "bucket", "key", "secret")
+    store_address = StoreAddress("127.0.0.1:8", "bucket", "key", "secret", keys_file="/data/store.json")
     has_embedded_kafka = True
     until: ClassVar[list[Path]] = []
     """Files that are waited for; then somebody presses Ctrl-C."""
@@ -306,9 +311,9 @@ def test_a_sweep_that_is_stopped_stops_its_run_in_order_and_begins_no_other(
 
 
 def test_secrets_go_by_the_environment_and_on_no_command_line(scene: Scene) -> None:
-    wanted = (KAFKA_CLIENT_VARIABLE, ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE)
+    wanted = (KAFKA_CLIENT_VARIABLE, ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE, KEYS_FILE_VARIABLE)
     scene.scripts["a"] = f"print(*[os.environ[name] for name in {wanted!r}])\nsys.exit(1)"
-    assert scene.play()["s-a-1"].failed == '{"security.protocol": "SSL"} key secret'
+    assert scene.play()["s-a-1"].failed == '{"security.protocol": "SSL"} key secret /data/store.json'
     assert {setting.partition("=")[0] for setting in scene.settings} == {
         "kafka.bootstrap", "store.endpoint", "store.bucket", "store.secure", "store.region",
     }  # fmt: skip

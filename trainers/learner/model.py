@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,13 @@ def character_tokenizer(alphabet: str) -> transformers.PreTrainedTokenizerFast:
     )
 
 
-def encode(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of a prompt, as an actor makes them of a user's turn: template and start tokens included.
+def encode(tokenizer: transformers.PreTrainedTokenizerBase, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+    """Token ids of a prompt, as an actor makes them of it: template and start tokens included. A text is a user's turn.
 
     Raises ModelError naming what the tokenizer cannot encode.
     """
-    rendered = render_messages(tokenizer, [{"role": "user", "content": text}], (), {})
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    rendered = render_messages(tokenizer, messages, (), {})
     with _naming_missing(tokenizer, rendered):
         return encode_rendered(tokenizer, rendered)
 

@@ -10,9 +10,10 @@ measured as it learns, and a step that jumps over the band is taken back and rep
 from __future__ import annotations
 
 import copy
+import json
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +43,14 @@ class BandNotReached(UsageError):
 class TokenizedExample:
     """A prompt and the completion that solves it, without its end-of-sequence token."""
 
-    prompt: str
+    prompt: str | Sequence[Mapping[str, Any]]
+    """A text, which is one turn of a user, or messages."""
     completion: str
+
+    @property
+    def content(self) -> str:
+        """What tells it from others, as text."""
+        return json.dumps([self.prompt, self.completion])
 
 
 @dataclass(frozen=True, slots=True)
