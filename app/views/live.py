@@ -17,7 +17,7 @@ from rich.text import Text
 
 from headrace.app.views.say import say
 from headrace.app.views.tables import describe_revision
-from headrace.app.views.view import Moment, describe_so_far, line, page
+from headrace.app.views.view import Moment, describe_so_far, line, list_warnings, page
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
@@ -242,6 +242,8 @@ class LivePage:
         if self._live is not None:
             self._draw(self._live, moment)
         elif began >= self._line_due:
+            for name, sentence in list_warnings(moment).items():  # the lines have their names alone
+                self._tell_once(("warning", name), sentence, "yellow")
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
             self._line_due, self._last_line = began + PLAIN_INTERVAL_S, self._how_far
 

@@ -26,6 +26,7 @@ from headrace.ops.figures.standstill import Standstill, Surroundings
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import (
+    BatchTrained,
     EpisodeError,
     EvalResult,
     Outcome,
@@ -236,6 +237,15 @@ def test_errors_and_advice_are_told_once_beside_the_lines_and_not_of_a_run_that_
     assert (shown.count("have reward 0"), shown.count("own.py:5 in judge (solver, turn 1)")) == (1, 1)
     past(monkeypatch, (RECIPES, RecipeRevision(run_id="run-1", ended="steps")), *groups, all_new=True)
     assert "have reward 0" not in Screen(terminal=False).shown_after(22)
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_warning_is_told_once_beside_the_lines_which_have_its_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = RECIPE.topics.batches("solver")
+    batches = [BatchTrained("run-1", "solver", version=n, metrics={"clip_fraction": 0.9}) for n in range(1, 9)]
+    past(monkeypatch, *((topic, batch) for batch in batches), all_new=True)
+    shown = Screen(terminal=False).shown_after(10)
+    assert (shown.count("of the tokens are clipped"), shown.count("warning (clipped)") > 1) == (1, True)
 
 
 def test_the_last_page_of_a_run_that_is_over_gives_way_to_the_closing_page(monkeypatch: pytest.MonkeyPatch) -> None:
