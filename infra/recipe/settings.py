@@ -422,7 +422,8 @@ class Recipe(Settings):
     about: str = ""
     """One sentence for people."""
     seed: int = Field(1, ge=0, lt=2**32)
-    """Seed of all random choices."""
+    """Seed of all random choices. Two runs of one seed differ all the same, as batches are made of what comes first;
+    `headrace retrain` makes the same weights of the same batches."""
     policies: dict[str, Policy]
     """Policies by name."""
     workflows: dict[str, Workflow]
