@@ -35,6 +35,8 @@ class IssuedNumbers:
     def __init__(self, run: Run) -> None:
         self._run, self._news = run, RecipeNews(run.address, run.recipe_end)
         self._streams = set(run.recipe.workflows)
+        self._former = {name for recipe in run.revisions for name in recipe.workflows} - self._streams
+        """Streams of earlier recipes alone: the snapshot has all that was issued, and nobody needs their topics."""
         self._next: dict[str, int] = {}
         self._reader: TopicReader | None = None
         self._met: dict[PartitionId, int] = {}
@@ -51,15 +53,20 @@ class IssuedNumbers:
         if number < self._next.get(stream, 0):
             return True
         if stream not in self._streams:
-            for revision in self._news.look():
-                if revision.run_id == self._run.run_id:
-                    self._streams.update(Recipe.from_json(revision.recipe).workflows)
-            if stream not in self._streams:
-                return False
+            self._learn_streams()
+        if stream not in self._streams | self._former:
+            return False
         reader = self._reader if stream in self._next and self._reader is not None else self._begin()
         if number >= self._next[stream]:
             self._follow(reader, stream, number)
         return number < self._next[stream]
+
+    def _learn_streams(self) -> None:
+        """Take in what later recipes bring: their tasks are read as well from the next question on."""
+        for revision in self._news.look():
+            if revision.run_id == self._run.run_id:
+                self._streams.update(Recipe.from_json(revision.recipe).workflows)
+                self.close()
 
     def _begin(self) -> TopicReader:
         """Read from the end of `tasks` on, and what was issued before."""
@@ -71,7 +78,8 @@ class IssuedNumbers:
         self._met = {}
         snapshot = read_newest_snapshot(connection, self._run.state_partition_id(FEEDER), FEEDER)
         known = json.loads(snapshot.body)["next"] if snapshot is not None else {}
-        self._next = {stream: max(int(known.get(stream, 0)), self._next.get(stream, 0)) for stream in self._streams}
+        streams = self._streams | self._former
+        self._next = {stream: max(int(known.get(stream, 0)), self._next.get(stream, 0)) for stream in streams}
         return self._reader
 
     def _follow(self, reader: TopicReader, stream: str, number: int) -> None:
