@@ -105,6 +105,25 @@ def joined(*revisions: Recipe) -> Run:
     )
 
 
+def test_a_number_whose_task_was_deleted_before_a_look_at_it_was_issued(log: Log) -> None:
+    log.issue("sums", 2)
+    issued = IssuedNumbers(joined(SUMS))
+    assert issued.has_number("sums", 1)
+    log.issue("sums", 2)
+    log.delete_played("sums")
+    assert [issued.has_number("sums", number) for number in (2, 3, 4)] == [True, True, False]
+
+
+def test_the_snapshot_is_read_again_for_a_number_that_would_be_refused_and_once_for_many(log: Log) -> None:
+    issued = IssuedNumbers(joined(SUMS))
+    for _ in range(3):
+        log.issue("sums", 2)
+        assert issued.has_number("sums", log.snapshot["sums"] - 1)
+    assert log.snapshots_read == 1, "tasks tell of what is issued"
+    assert not any(issued.has_number("sums", number) for number in range(100, 200))
+    assert log.snapshots_read == 2
+
+
 def test_groups_of_a_workflow_that_a_later_recipe_dropped_were_issued(log: Log) -> None:
     log.issue("words", 3)
     log.issue("sums", 2)
