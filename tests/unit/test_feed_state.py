@@ -2,22 +2,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from made_recipes import sums_recipe
 from structlog.testing import capture_logs
 
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.payload import problem_from_json
+from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.recipe.settings import Feed, Recipe
+from headrace.infra.run.run import Run
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.store.object_store import StoreAddress
 from headrace.producers.feed.evaluation_schedule import EvaluationSchedule
 from headrace.producers.feed.feed_state import FeedState
+from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.open_evaluations import Answer
 from headrace.producers.feed.overdue import MOST_ATTEMPTS
 from headrace.producers.feed.planned import Planned
 from headrace.producers.feed.selectors.contract import AcceptAll
 from headrace.producers.feed.solved import WINDOW, SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
+from headrace.schemas import codec
 from headrace.schemas.ids import GroupId, derive_task_seed
 from headrace.schemas.records import (
     BatchTrained,
@@ -198,6 +205,34 @@ def test_the_selector_sees_every_finished_group_once_and_every_new_version() -> 
     feed.fold_weights(version("judge", 2))
     assert isinstance(selector, Watching)
     assert selector.seen == [0, 0, "v1", "v2"], "a version is new once, whichever policy comes to it first"
+
+
+def test_a_group_that_was_trained_while_the_feeder_was_away_teaches_it() -> None:
+    feed = state()
+    feed.plan()
+    kept = Outcome(run_id="r", stream="sums", number=0, policy="solver", verdict="kept", component="curate")
+    batch = BatchTrained(run_id="r", policy="solver", version=1, groups=(GroupUse("sums", 0),))
+    come = [
+        Message(topic, 0, offset, b"", codec.encode(record))
+        for topic, offset, record in (
+            ("t.batches.solver", 0, batch),
+            ("t.outcomes.solver", 0, kept),
+            ("t.outcomes.solver", 1, dropped("sums", 1, 1.0)),
+        )
+    ]
+    address, store = RunAddress(Connection("127.0.0.1:1"), "t"), StoreAddress("127.0.0.1:1", "bin", "k", "s")
+    own = SimpleNamespace(restored=None, catch_up=lambda: iter(come), poll=lambda *_: come)
+    feeder = Feeder(Run(address, "r", (feed.recipe,), store), cast("Any", own), feed)
+    found = feeder.poll(Stopwatch())
+    assert [(message.topic, message.offset) for message in feeder.poll(Stopwatch())] == [
+        ("t.outcomes.solver", 0),
+        ("t.outcomes.solver", 1),
+        ("t.batches.solver", 0),
+    ]
+    for message in found:
+        assert feeder.handle(message) == ()
+    assert cast("Watching", feed.sources["sums"].selector).seen == [0, 1, "v1"]
+    assert feed.watches["sums"].snapshot() == ".e"
 
 
 def test_evaluations_have_their_own_stream_numbers_and_exact_versions() -> None:
