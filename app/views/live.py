@@ -73,7 +73,7 @@ class LivePage:
         self._console = console
         self._around = around
         self._opening = opening
-        self._fold = Figures(run.run_id, run.recipe)
+        self._fold = Figures(run.run_id, run.recipe, run.revisions)
         self._pulse = Pulse(run.run_id, run.recipe)
         self._reader = TopicReader(run.connection, find_whole_topics(run.connection, self._fold.topics), "page")
         self._past = Past(self._reader.ends())

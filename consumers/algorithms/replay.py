@@ -105,21 +105,29 @@ class ReplayMemory:
     # ---------------------------------------------------------------------------------------------------- a group comes
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
-        """Keep the group, replay what is due, then hold it."""
+        """Keep the group, replay what is due, then hold it.
+
+        What may fail over the group comes first: its dead letter must not take along replays that were counted. That it
+        counts as fresh does no harm: what is due comes with the next group.
+        """
         self.forget_stale(clock)
         self._fresh += 1
+        held = self._build_held(candidate, clock)
         results: list[Result] = [Keep(candidate)]
         due = math.floor(self._fresh * self._credit + CREDIT_ROUNDING) - self._replayed
         while due > 0 and self._groups:
             results.append(self._replay(self.draw(), clock))
             due -= 1
-        if (
-            candidate.min_version >= 0
-            and clock - candidate.min_version <= self._max_staleness
-            and self.can_take(candidate)
-        ):
-            self._hold(candidate)
+        if held is not None:
+            self._hold(held)
         return results
+
+    def _build_held(self, candidate: Candidate, clock: int) -> HeldGroup | None:
+        """Return what is held of a group, None if it is not eligible; raises as `can_take` and `priority` do."""
+        low, high, group = candidate.min_version, candidate.max_version, candidate.group
+        if low < 0 or clock - low > self._max_staleness or not self.can_take(candidate):
+            return None
+        return HeldGroup(group.stream, group.number, low, high, 1, self._arrivals, self.priority(candidate))
 
     def _replay(self, slot: int, clock: int) -> contract.Replay:
         one = self._groups[slot]
@@ -137,14 +145,10 @@ class ReplayMemory:
             self._remove(one.arrival)
         return replay
 
-    def _hold(self, candidate: Candidate) -> None:
+    def _hold(self, held: HeldGroup) -> None:
         if len(self._groups) == self._capacity:
             self._remove(next(iter(self._slots)))
-        group = candidate.group
-        low, high = candidate.min_version, candidate.max_version
-        self._insert(
-            HeldGroup(group.stream, group.number, low, high, 1, self._arrivals, self.priority(candidate)),
-        )
+        self._insert(held)
         self._arrivals += 1
         self.note_slot(len(self._groups) - 1)
 

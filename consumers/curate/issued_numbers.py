@@ -28,13 +28,16 @@ MET_S = 1.0
 class IssuedNumbers:
     """The next number of every stream. The topics are read only when a higher one is asked for.
 
-    First comes the feeder's newest snapshot, once, and from then on the end of `tasks`: a snapshot holds all that its
-    transaction issued, so what was committed before the first look at `tasks` is in it.
+    First comes the feeder's newest snapshot, and from then on the end of `tasks`: a snapshot holds all that its
+    transaction issued, so what was committed before the first look at `tasks` is in it. Before a number is refused the
+    snapshot is read again: the feeder deletes tasks that were played, also some that were not read here.
     """
 
     def __init__(self, run: Run) -> None:
         self._run, self._news = run, RecipeNews(run.address, run.recipe_end)
         self._streams = set(run.recipe.workflows)
+        self._former = {name for recipe in run.revisions for name in recipe.workflows} - self._streams
+        """Streams of earlier recipes alone: the snapshot has all that was issued, and nobody needs their topics."""
         self._next: dict[str, int] = {}
         self._reader: TopicReader | None = None
         self._met: dict[PartitionId, int] = {}
@@ -51,15 +54,20 @@ class IssuedNumbers:
         if number < self._next.get(stream, 0):
             return True
         if stream not in self._streams:
-            for revision in self._news.look():
-                if revision.run_id == self._run.run_id:
-                    self._streams.update(Recipe.from_json(revision.recipe).workflows)
-            if stream not in self._streams:
-                return False
+            self._learn_streams()
+        if stream not in self._streams | self._former:
+            return False
         reader = self._reader if stream in self._next and self._reader is not None else self._begin()
         if number >= self._next[stream]:
             self._follow(reader, stream, number)
         return number < self._next[stream]
+
+    def _learn_streams(self) -> None:
+        """Take in what later recipes bring: their tasks are read as well from the next question on."""
+        for revision in self._news.look():
+            if revision.run_id == self._run.run_id:
+                self._streams.update(Recipe.from_json(revision.recipe).workflows)
+                self.close()
 
     def _begin(self) -> TopicReader:
         """Read from the end of `tasks` on, and what was issued before."""
@@ -69,14 +77,19 @@ class IssuedNumbers:
         # Not the very end: a transaction that is open there may have no snapshot yet.
         self._reader = TopicReader(connection, fetch_stable_ends(connection, partition_ids), f"issued.{topics.run}")
         self._met = {}
-        snapshot = read_newest_snapshot(connection, self._run.state_partition_id(FEEDER), FEEDER)
-        known = json.loads(snapshot.body)["next"] if snapshot is not None else {}
-        self._next = {stream: max(int(known.get(stream, 0)), self._next.get(stream, 0)) for stream in self._streams}
+        self._take_snapshot()
         return self._reader
+
+    def _take_snapshot(self) -> None:
+        snapshot = read_newest_snapshot(self._run.connection, self._run.state_partition_id(FEEDER), FEEDER)
+        known = json.loads(snapshot.body)["next"] if snapshot is not None else {}
+        streams = self._streams | self._former
+        self._next = {stream: max(int(known.get(stream, 0)), self._next.get(stream, 0)) for stream in streams}
 
     def _follow(self, reader: TopicReader, stream: str, number: int) -> None:
         """Read on to where committed tasks are said to end, and where that does not do, to an end that was met.
 
+        Where that does not do either, the task may have been deleted; the snapshot that knows of it was written before.
         A transaction that is open behind that is not waited for: no worker has seen its tasks.
         """
         ends = fetch_stable_ends(self._run.connection, reader.positions)
@@ -87,6 +100,8 @@ class IssuedNumbers:
             with TopicReader(self._run.connection, reader.positions) as anew:
                 for message in anew.catch_up():
                     self._fold_task(message)
+            if number >= self._next[stream]:
+                self._take_snapshot()
             self._met, self._met_until = ends, time.monotonic() + MET_S
 
     def _fold_task(self, message: Message) -> None:

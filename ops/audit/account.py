@@ -27,6 +27,7 @@ from headrace.ops.audit.pages import ANSWER_DUE, REACHED, TASK_WAITS
 from headrace.ops.audit.problems import Problems
 from headrace.ops.audit.results import Audit, GroupTotals, TaskCounts
 from headrace.ops.audit.revisions import RevisionSpans
+from headrace.ops.audit.trained_streams import TrainedStreams
 from headrace.ops.audit.unread import Unnumbered, Unread
 from headrace.ops.audit.weights_chain import ChainLink, WeightsChain
 from headrace.schemas.records import DeadLetter, Snapshot
@@ -98,13 +99,14 @@ class RunAccount:
     """What was counted so far.
 
     Args:
-        recipe: Says which policies a stream trains.
+        recipe: The newest revision.
         revisions: All its revisions, by number; left out, this recipe is the only one.
     """
 
     def __init__(self, recipe: Recipe, revisions: Sequence[Recipe] = ()) -> None:
         topics, variants = recipe.topics, recipe.policy_variants
         self.recipe = recipe
+        self._trained_by = TrainedStreams(revisions or (recipe,))
         bounds = Bounds.of(revisions or (recipe,))
         self.batches = {variant: BatchRecords(variant, revisions or (recipe,)) for variant in variants}
         self.known = Known()
@@ -131,7 +133,7 @@ class RunAccount:
         """Policy to itself, and then its shadows."""
         self._readers = {*self.variant_of_topic, *(topics.trajectories(policy) for policy in recipe.policies)}
         """Topics that policy variants read and write."""
-        self._tasks = {topics.tasks(workflow) for workflow in recipe.workflows}
+        self._tasks = {topics.tasks(workflow) for workflow in self._trained_by.workflows}
         self._outcomes = {variant: topics.outcomes(variant) for variant in variants}
 
     # --------------------------------------------------------------------------------------------------------- records
@@ -249,11 +251,12 @@ class RunAccount:
             for stream, begins in state.get("revisions", {}).items()
         }
         self.issued = issued  # all of it or nothing
+        for variant, numbers in self.numbers.items():
+            numbers.forgettable = self._trained_by.find_forgettable(policy_of(variant), issued, self.begins)
 
     def policies_of(self, stream: str) -> tuple[str, ...]:
-        """Return the policies that a stream trains."""
-        workflow = stream.partition(".")[0]
-        return self.recipe.policies_of(workflow) if workflow in self.recipe.workflows else ()
+        """Return the policies that a stream trains, or trained under an earlier recipe."""
+        return self._trained_by.policies_of(stream)
 
     # ---------------------------------------------------------------------------------------------------------- result
 

@@ -45,7 +45,7 @@ class AuditFold:
 
     Args:
         run_id: Records of other runs are skipped; their consumers made them dead letters.
-        recipe: Says which policies a stream trains.
+        recipe: The newest revision.
         revisions: All its revisions, by number; left out, this recipe is the only one.
     """
 

@@ -98,6 +98,8 @@ class PolicyNumbers:
         """Use to the position that its batch names, until its curated record was read."""
         self.reopened = 0
         """Dead letters that were sent back: each may open a number beyond those that the feeder had open."""
+        self.forgettable: dict[str, int] = {}
+        """Stream to the number below which the feeder may have forgotten what is open: see `TrainedStreams`."""
         self._reasons: list[Conclusion] = [("", "", "")]
         self._reason_numbers: dict[Conclusion, int] = {}
         self._duplicates = 0
@@ -264,7 +266,7 @@ class PolicyNumbers:
             count["unissued"] += _sum(page.concluded & ~known)
             codes, times = np.unique(page.bits[discarded & ~trained] >> REASON_BITS, return_counts=True)
             reasons.update(dict(zip(codes.tolist(), times.tolist(), strict=True)))
-        total = sum(issued.values())
+        total = sum(issued.values()) - self._count_forgotten(issued)
         in_flight = total - count["known"]
         unknown = sum(max(seen[s] - issued.get(s, 0), 0) for s in seen)
         words: Counter[str] = Counter()
@@ -290,9 +292,26 @@ class PolicyNumbers:
     # -------------------------------------------------------------------------------------------------------- problems
 
     def open_below(self, issued: Mapping[str, int]) -> int:
-        """Count the numbers of all streams that were issued up to there and are not concluded."""
-        known = sum(_sum(p.concluded & p.is_below(issued.get(p.stream, 0))) for p in self.pages.iterate() if not p.use)
-        return sum(issued.values()) - known
+        """Count the numbers of all streams that were issued up to there, may not be forgotten and are not concluded."""
+        known = sum(
+            _sum(p.concluded & p.is_below(issued.get(p.stream, 0)) & ~p.is_below(self.forgettable.get(p.stream, 0)))
+            for p in self.pages.iterate()
+            if not p.use
+        )
+        return sum(max(end - self.forgettable.get(stream, 0), 0) for stream, end in issued.items()) - known
+
+    def _count_forgotten(self, issued: Mapping[str, int]) -> int:
+        """Count the numbers that the feeder may have forgotten, and that nobody has played or concluded."""
+        count = 0
+        for stream, end in issued.items():
+            for index in range(-(-min(end, self.forgettable.get(stream, 0)) // PAGE_NUMBERS)):
+                page = self.pages.page(stream, 0, index)
+                count += _sum(self._mask_forgotten(page) & page.is_below(end))
+        return count
+
+    def _mask_forgotten(self, page: Page) -> Mask:
+        found: Mask = page.is_below(self.forgettable.get(page.stream, 0)) & ~page.concluded & ~page.mask(PLAYED)
+        return found
 
     def count_waiting(self) -> int:
         """Count the first uses that the trainer had read at its newest record, and neither trained nor evicted."""
@@ -320,6 +339,7 @@ class PolicyNumbers:
             for index in range(-(-end // PAGE_NUMBERS)):
                 page = self.pages.page(stream, 0, index)
                 lost = page.is_below(end) & ~page.concluded & ~page.mask(PLAYED | TASK_WAITS)
+                lost &= ~self._mask_forgotten(page)
                 found.add(
                     self._name_problems(page, lost, "is in flight, but has neither a task to be played nor a group"),
                     _sum(lost),
@@ -356,7 +376,7 @@ class PolicyNumbers:
         for stream, end in issued.items():
             for index in range(-(-end // PAGE_NUMBERS)):
                 page = self.pages.page(stream, 0, index)
-                for at in np.flatnonzero(~page.concluded & page.is_below(end)):
+                for at in np.flatnonzero(~page.concluded & page.is_below(end) & ~self._mask_forgotten(page)):
                     yield AuditProblem(describe_open(int(page.bits[at])), self.policy, stream, page.first + int(at))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -55,11 +55,17 @@ MOST_ENTRIES_SHOWN = 16
 
 
 class Figures:
-    """Follows a run: give it every message of `topics`, in each partition's order; a repeated one is skipped."""
+    """Follows a run: give it every message of `topics`, in each partition's order; a repeated one is skipped.
 
-    def __init__(self, run_id: str, recipe: Recipe) -> None:
+    Args:
+        run_id: Records of other runs are skipped.
+        recipe: The newest revision.
+        revisions: All its revisions, by number; left out, this recipe is the only one.
+    """
+
+    def __init__(self, run_id: str, recipe: Recipe, revisions: Sequence[Recipe] = ()) -> None:
         self.recipe = recipe
-        self._audit = AuditFold(run_id, recipe)
+        self._audit = AuditFold(run_id, recipe, revisions)
         self._run_id = run_id
         self._kinds = _kinds_of(recipe)
         self._of_shadows = {recipe.topics.outcomes(variant) for variant in recipe.shadow_variants}
@@ -340,7 +346,7 @@ def _kinds_of(recipe: Recipe) -> dict[str, type[Any]]:
 
 def figures(run: Run) -> tuple[Figures, RunFigures]:
     """Read a run's topics from the beginning; return them, and its figures. Raises KafkaAway or KafkaRefused."""
-    fold = Figures(run.run_id, run.recipe)
+    fold = Figures(run.run_id, run.recipe, run.revisions)
     for message in read_all(run.connection, fold.topics):
         fold.fold_message(message)
     return fold, fold.compute_figures(lags(run, fold.trainer_positions), now_ms())

@@ -146,7 +146,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
         folder: Its data folder.
         rest: What was waited for in vain, in words; empty where it has drained.
     """
-    fold, pulse = Figures(run.run_id, run.recipe), Pulse(run.run_id, run.recipe)
+    fold, pulse = Figures(run.run_id, run.recipe, run.revisions), Pulse(run.run_id, run.recipe)
     for message in read_all(run.connection, fold.topics):
         fold.fold_message(message)
         pulse.fold_message(message)

@@ -89,7 +89,11 @@ class EvaluationSchedule:
         return {"newest": dict(self.newest), "noted": noted, "waiting": [list(one) for one in self._waiting]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take the state that `snapshot` returned."""
+        """Take the state that `snapshot` returned; nothing waits for a workflow or policy that is gone."""
         self.newest = dict(state["newest"])
         self._noted = {(workflow, policy): version for workflow, policy, version in state["noted"]}
-        self._waiting = [(workflow, policy, version) for workflow, policy, version in state["waiting"]]
+        self._waiting = [
+            (workflow, policy, version)
+            for workflow, policy, version in state["waiting"]
+            if policy in self.policies_of.get(workflow, ())
+        ]

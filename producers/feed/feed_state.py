@@ -73,7 +73,7 @@ class FeedState:
         """Why the run is over, once that was announced; empty while it goes on."""
         self._next_evaluation = dict.fromkeys(policies_of, 0)
         self._begins: dict[str, list[tuple[int, int]]] = {stream: [(revision.revision, 0)] for stream in policies_of}
-        """Pairs (revision, the first number issued under it) by stream, in order."""
+        """Pairs (revision, the first number issued under it) by stream, in order; also of streams that are gone."""
 
     # --------------------------------------------------------------------------------------------------------- records
 
@@ -117,7 +117,8 @@ class FeedState:
         return next((revision for revision, first in reversed(begins) if number >= first), begins[0][0])
 
     def _begin_revision(self) -> None:
-        for stream, begins in self._begins.items():
+        for stream in self.sources:
+            begins = self._begins[stream]
             if begins[-1][0] < self.revision.revision:
                 begins.append((self.revision.revision, self.pacing.next[stream]))
 
@@ -289,8 +290,10 @@ class FeedState:
         A run that is gone on with after its end begins to watch anew.
         """
         evaluating = {name: chunk for name, chunk in chunks.items() if is_eval(name)}
-        self.pacing.restore(state["pacing"], [chunk for name, chunk in chunks.items() if name not in evaluating])
-        self.evaluating.restore(state.get("evaluating", ()), evaluating.values(), self.sources.keys())
+        training = [chunk for name, chunk in chunks.items() if name not in evaluating]
+        for stream, count in self.pacing.restore(state["pacing"], training).items():
+            log.warning("tasks.forgotten", workflow=stream, numbers=count)
+        self.evaluating.restore(state.get("evaluating", ()), evaluating.values(), self.pacing.policies_of)
         self.evaluations.restore(state["evaluations"])
         self._next_evaluation.update(state["next_evaluation"])
         for stream, source in self.sources.items():
@@ -298,8 +301,7 @@ class FeedState:
                 source.restore(state["sources"][stream])
                 self.watches[stream].restore(state["watches"][stream])
         for stream, begins in state.get("revisions", {}).items():
-            if stream in self._begins:
-                self._begins[stream] = [(revision, first) for revision, first in begins]
+            self._begins[stream] = [(revision, first) for revision, first in begins]
         self._begin_revision()
         self.early_stop.restore(state.get("early_stop", []))
         self.ended = self.revision.ended

@@ -64,6 +64,7 @@ class Feeder:
         if own.restored is not None:
             state.restore(json.loads(own.restored), {name: json.loads(part) for name, part in own.parts.items()})
         self._take = _list_handlers(run, state)
+        self._outcomes = {topic for topic, (kind, _) in self._take.items() if kind is Outcome}
         self._commits = TaskCommits(run)
         self._planned: list[Planned] = []
         self._announcements: list[Outgoing] = []
@@ -72,11 +73,15 @@ class Feeder:
         self._snapshot_due = 0.0
 
     def poll(self, watch: Stopwatch) -> list[Message]:
-        """Return the next records; the first time all that came since the snapshot, so that nothing looks lost."""
-        if not self._caught_up:
-            self._caught_up = True
-            return list(self.own.catch_up())
-        return self.own.poll(watch, TURN_S)
+        """Return the next records; the first time all that came since the snapshot, so that nothing looks lost.
+
+        Outcomes come first: Kafka gives topics in any order, and after its batch a group's outcome would teach nothing.
+        """
+        if self._caught_up:
+            found = self.own.poll(watch, TURN_S)
+        else:
+            self._caught_up, found = True, list(self.own.catch_up())
+        return sorted(found, key=lambda message: message.topic not in self._outcomes)
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
         """Learn from a record; what cannot be read becomes a dead letter."""

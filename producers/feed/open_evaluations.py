@@ -113,12 +113,20 @@ class OpenEvaluations:
         evaluations = [(one.evaluation, one.first, one.problems) for one in self._open]
         return [[asked.workflow, asked.policy, asked.versions, *numbers] for asked, *numbers in evaluations]
 
-    def restore(self, rows: Iterable[list[Any]], chunks: Iterable[Plain], workflows: Collection[str]) -> None:
-        """Take the state that `snapshot` returned, and the table's chunks, without workflows that are gone."""
+    def restore(
+        self, rows: Iterable[list[Any]], chunks: Iterable[Plain], policies_of: Mapping[str, Collection[str]]
+    ) -> None:
+        """Take the state that `snapshot` returned, and the chunks, without workflows and policies that are gone.
+
+        Args:
+            rows: What `snapshot` returned.
+            chunks: Those of the table.
+            policies_of: Workflow to the policies that it trains now.
+        """
         self._open = [
             _Open(Evaluation(workflow, policy, dict(versions)), first, problems)
             for workflow, policy, versions, first, problems in rows
-            if workflow in workflows
+            if policy in policies_of.get(workflow, ())
         ]
         self.table.restore(list(chunks))
         for group in [group for group in self.tasks if not any(one.has_group(group) for one in self._open)]:

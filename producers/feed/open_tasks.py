@@ -5,7 +5,8 @@ That state grows with what is open, so it is written in chunks, of which only th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +88,26 @@ class TaskTable:
         for name, tasks in (("open", self.open), ("dead", self.dead)):
             found = [one for chunk in chunks for one in _decode_rows(chunk.get(name, ()))]
             tasks.update(sorted(found, key=lambda one: one[1].died))
+
+    def forget_others(self, policies_of: Mapping[str, Collection[str]]) -> Counter[str]:
+        """Forget what an earlier recipe issued for others; return, by stream, how many numbers are open no more.
+
+        Args:
+            policies_of: Stream to the policies that it trains now: numbers are open for no others.
+        """
+        forgotten: Counter[str] = Counter()
+        for tasks in (self.open, self.dead):
+            for group, task in list(tasks.items()):
+                known = set(policies_of.get(group.stream, ()))
+                if task.open <= known and task.unacknowledged <= known:
+                    continue
+                self.touch(group)
+                task.open &= known
+                task.unacknowledged &= known
+                if not task.open:
+                    del tasks[group]
+                    forgotten[group.stream] += tasks is self.open
+        return +forgotten
 
 
 def _encode_rows(tasks: Mapping[GroupId, OpenTask]) -> list[list[Any]]:

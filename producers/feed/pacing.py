@@ -272,11 +272,12 @@ class Pacing:
             "deaths": self._deaths,
         }
 
-    def restore(self, plain: Plain, chunks: Iterable[Plain] = ()) -> None:
-        """Take the state that `snapshot` returned, and the table's chunks.
+    def restore(self, plain: Plain, chunks: Iterable[Plain] = ()) -> Counter[str]:
+        """Take the state that `snapshot` returned, and the table's chunks; return what was forgotten.
 
-        Streams that are new since begin at 0, quotas are today's. Once the snapshot itself held all numbers: they are
-        written in chunks from now on.
+        Streams that are new since begin at 0, quotas are today's. Numbers are open for today's policies alone: those of
+        others are forgotten, and counted by stream. Once the snapshot itself held all numbers: they are written in
+        chunks from now on.
         """
         self.next.update(plain["next"])
         self.versions = dict(plain["versions"])
@@ -287,7 +288,9 @@ class Pacing:
             for fresh, groups in batches:
                 self.note_batch(policy, fresh, groups)
         self.table.restore([plain] if "open" in plain else list(chunks))
+        forgotten = self.table.forget_others(self.policies_of)
         for group, task in self.tasks.items():
             self._count(group, task)
         for group in (*self.tasks, *self.dead) if "open" in plain else ():
             self.table.touch(group)
+        return forgotten

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +14,11 @@ from made_recipes import sums_recipe
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
+from headrace.ops.audit.account import RunAccount
 from headrace.ops.audit.bounds import Bounds
 from headrace.ops.audit.broken_numbers import Scope
 from headrace.ops.audit.fold import AuditFold
-from headrace.ops.audit.numbers import PolicyAudit
+from headrace.ops.audit.numbers import PolicyAudit, PolicyNumbers
 from headrace.ops.audit.problems import MOST_LISTED
 from headrace.ops.audit.results import Audit
 from headrace.schemas import codec
@@ -47,6 +48,10 @@ TOPICS = RECIPE.topics
 WHOLE = Scope(whole=True)
 STILL = Scope(whole=True, still=True)
 DRAINED = Scope(whole=True, still=True, drained=True)
+
+
+Workflows: TypeAlias = dict[str, dict[str, str]]
+"""Workflow to its policies, as a recipe has them."""
 
 
 class Log:
@@ -861,6 +866,89 @@ def test_a_merged_delta_names_the_anchor_that_its_version_had_and_is_never_the_l
 
 
 # ------------------------------------------------------------------------------------------------------------ in flight
+
+
+def given_up(log: Log, begins: dict[str, list[list[int]]], *before: Workflows, **known: Any) -> RunAccount:
+    """What is counted of a run that had these workflows, each with its policies, before those of `RECIPE`."""
+    tables = RECIPE.model_dump(mode="json")
+    found = [{w: {"env": {"use": "a"}, "policies": policies} for w, policies in one.items()} for one in before]
+    fold = AuditFold("r", RECIPE, [*(Recipe.model_validate({**tables, "workflows": one}) for one in found), RECIPE])
+    for name, value in known.items():
+        setattr(fold.account.known, name, value)
+    numbers = {"words": 4, "sums": 1, "debate": 3}
+    state = json.dumps({"next": numbers, "revisions": begins}).encode()
+    log.say(TOPICS.state, codec.encode(Snapshot("r", "feed", body=state)), b"feed")
+    for message in log.messages:
+        fold.fold_message(message)
+    fold.close()
+    return fold.account
+
+
+def given_up_log() -> Log:
+    """A run that dropped the workflow words: of its four numbers two were played, and conclude."""
+    log = ended()
+    log.batch(1, 0)
+    log.weights(1)
+    log.kept(0, stream="words")
+    log.produced(1, "words")
+    log.outcome(1, stream="words")
+    log.batch(2, 0, stream="words")
+    log.weights(2)
+    log.checkpoint(2)
+    for policy in ("solver", "judge"):
+        log.produced(2, "debate", policy)
+        log.outcome(2, "kept", "", stream="debate", policy=policy, revision=1)
+        log.curated(2, "debate", policy, revision=1)
+    log.weights(0, "judge")
+    log.batch(1, 2, policy="judge", stream="debate")
+    log.weights(1, "judge")
+    log.batch(3, 2, stream="debate")
+    log.weights(3)
+    return log
+
+
+WORDS_ONCE: tuple[Workflows, ...] = ({"words": {"s": "solver"}, "debate": {"j": "judge"}},)
+"""The workflow words is renamed to sums, and solver joins the debate."""
+
+
+def test_numbers_of_a_workflow_that_was_dropped_or_renamed_are_lost_only_where_they_were_played() -> None:
+    begins = {"words": [[0, 0]], "debate": [[0, 0], [1, 2]]}
+    found = given_up(given_up_log(), begins, *WORDS_ONCE).audit(DRAINED)
+    assert says(found) == [
+        "debate:0 of judge was issued, and never concluded",
+        "debate:1 of judge was issued, and never concluded",
+    ], "judge had the debate all the time, and solver later"
+    solver = found.policies["solver"]
+    assert (solver.issued, solver.trained, solver.discarded, solver.lost) == (4, 3, {"zero_variance": 1}, 0)
+    assert given_up(given_up_log(), begins, *WORDS_ONCE, played={}).audit(WHOLE).lost == 2, "those of judge"
+
+    played = given_up_log()
+    played.produced(2, "words")
+    lost = given_up(played, begins, *WORDS_ONCE).audit(DRAINED)
+    assert lost.policies["solver"].lost == 1
+    assert "words:2 of solver was produced, and nothing says what became of it" in says(lost)
+
+
+def test_numbers_of_a_workflow_that_came_back_are_due_from_there_on() -> None:
+    more = ({"sums": {"s": "solver"}, "debate": {"s": "solver", "j": "judge"}},)
+    both = (*more, {"sums": {"s": "solver"}})
+    for before, begins, lost in (
+        (both, [[0, 0], [2, 2]], []),  # the third is concluded
+        (both, [[0, 0], [2, 1]], ["debate:1 of judge", "debate:1 of solver"]),
+        (both, [[0, 0]], []),  # the feeder has not said yet that it goes on
+        (more, [[0, 0]], ["debate:0 of judge", "debate:1 of judge", "debate:0 of solver", "debate:1 of solver"]),
+    ):
+        account = given_up(given_up_log(), {"words": [[0, 0]], "debate": begins}, *before)
+        named = [what for what in says(account.audit(DRAINED)) if "never concluded" in what]
+        assert sorted(named) == sorted(f"{one} was issued, and never concluded" for one in lost)
+
+
+def test_what_the_feeder_may_have_forgotten_is_not_counted_as_open_beside_what_it_issued_since() -> None:
+    numbers = PolicyNumbers("solver")
+    numbers.forgettable = {"words": 4}
+    numbers.produce("words", 0)
+    numbers.discard("sums", 1, 0, ("curate", "dropped", "length"))
+    assert numbers.open_below({"words": 4, "sums": 3}) == 2
 
 
 def live(log: Log, *, passed: int, reached: int) -> Audit:

@@ -41,10 +41,11 @@ class Scene:
         fold = EvaluationFold("r", 2)
         self.results = [result for one in self.answers.values() if (result := fold.fold_group(one)) is not None]
         self.issued, self.read = 4, 4
+        self.revisions = (RECIPE,)
         self.letters: list[DeadLetter] = []
 
     def taken(self) -> Evaluations:
-        found = Evaluations((RECIPE,))
+        found = Evaluations(self.revisions)
         for letter in self.letters:
             found.mark_dead(letter)
         for offset, (number, one) in enumerate(self.answers.items()):
@@ -127,6 +128,20 @@ def test_of_evaluations_that_are_whole_nothing_is_said() -> None:
     scene = Scene()
     assert scene.said() == []
     assert scene.taken().counts(drained=True) == {"sums.solver": EvaluationCounts(4, 4, 0, 0, 0, 2)}
+
+
+def test_no_result_is_missed_of_a_workflow_or_policy_that_a_later_recipe_gave_up() -> None:
+    tables = RECIPE.model_dump(mode="json")
+    judged = tables["workflows"]["sums"] | {"policies": {"s": "solver", "j": "judge"}}
+    both = {"policies": {**tables["policies"], "judge": {"path": "y"}}, "workflows": {"sums": judged}}
+    renamed = {"workflows": {"words": tables["workflows"]["sums"]}}
+    for before, after in ((both, {}), ({}, renamed)):
+        scene = Scene()
+        scene.revisions = tuple(Recipe.model_validate({**tables, **one}) for one in (before, after))
+        scene.results.pop()
+        assert scene.said() == []
+        scene.revisions = (scene.revisions[0].model_copy(update={"workflows": RECIPE.workflows}), RECIPE)
+        assert scene.said() != []
 
 
 def test_an_evaluation_that_is_not_as_it_should_be_is_named() -> None:

@@ -2,22 +2,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from made_recipes import sums_recipe
 from structlog.testing import capture_logs
 
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.payload import problem_from_json
+from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.recipe.settings import Feed, Recipe
+from headrace.infra.run.run import Run
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.store.object_store import StoreAddress
 from headrace.producers.feed.evaluation_schedule import EvaluationSchedule
 from headrace.producers.feed.feed_state import FeedState
+from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.open_evaluations import Answer
 from headrace.producers.feed.overdue import MOST_ATTEMPTS
 from headrace.producers.feed.planned import Planned
 from headrace.producers.feed.selectors.contract import AcceptAll
 from headrace.producers.feed.solved import WINDOW, SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
+from headrace.schemas import codec
 from headrace.schemas.ids import GroupId, derive_task_seed
 from headrace.schemas.records import (
     BatchTrained,
@@ -198,6 +205,34 @@ def test_the_selector_sees_every_finished_group_once_and_every_new_version() -> 
     feed.fold_weights(version("judge", 2))
     assert isinstance(selector, Watching)
     assert selector.seen == [0, 0, "v1", "v2"], "a version is new once, whichever policy comes to it first"
+
+
+def test_a_group_that_was_trained_while_the_feeder_was_away_teaches_it() -> None:
+    feed = state()
+    feed.plan()
+    kept = Outcome(run_id="r", stream="sums", number=0, policy="solver", verdict="kept", component="curate")
+    batch = BatchTrained(run_id="r", policy="solver", version=1, groups=(GroupUse("sums", 0),))
+    come = [
+        Message(topic, 0, offset, b"", codec.encode(record))
+        for topic, offset, record in (
+            ("t.batches.solver", 0, batch),
+            ("t.outcomes.solver", 0, kept),
+            ("t.outcomes.solver", 1, dropped("sums", 1, 1.0)),
+        )
+    ]
+    address, store = RunAddress(Connection("127.0.0.1:1"), "t"), StoreAddress("127.0.0.1:1", "bin", "k", "s")
+    own = SimpleNamespace(restored=None, catch_up=lambda: iter(come), poll=lambda *_: come)
+    feeder = Feeder(Run(address, "r", (feed.recipe,), store), cast("Any", own), feed)
+    found = feeder.poll(Stopwatch())
+    assert [(message.topic, message.offset) for message in feeder.poll(Stopwatch())] == [
+        ("t.outcomes.solver", 0),
+        ("t.outcomes.solver", 1),
+        ("t.batches.solver", 0),
+    ]
+    for message in found:
+        assert feeder.handle(message) == ()
+    assert cast("Watching", feed.sources["sums"].selector).seen == [0, 1, "v1"]
+    assert feed.watches["sums"].snapshot() == ".e"
 
 
 def test_evaluations_have_their_own_stream_numbers_and_exact_versions() -> None:
@@ -388,6 +423,78 @@ def test_a_run_that_ended_stays_ended_unless_a_later_revision_goes_on() -> None:
         again = state(ended=ended, steps=5)
         restore(again, first)
         assert bool(again.plan()) == (not ended)
+
+
+DEBATE_ALONE = {"env": {"use": "arithmetic"}, "policies": {"s": "solver"}}
+"""The workflow debate, in which only solver is trained."""
+
+
+def changed(first: FeedState, **tables: Any) -> FeedState:
+    """Return the feeder of the next revision, with other tables, that goes on where the first one was."""
+    found = Recipe.model_validate({**first.recipe.model_dump(mode="json"), **tables})
+    sources = {w: TaskSource(w, lambda more: Counting(**more), Watching(1)) for w in found.workflows}
+    again = FeedState(found, replace(first.revision, revision=first.revision.revision + 1), sources)
+    restore(again, first)
+    return again
+
+
+def test_a_recipe_without_a_workflow_forgets_what_is_open_of_it_and_goes_on() -> None:
+    first = state()
+    planned = names(first.plan())
+    kept = [one for one in planned if one[0] == "debate"]
+    with capture_logs() as logs:
+        again = changed(first, workflows={"debate": first.recipe.model_dump()["workflows"]["debate"]})
+    assert sorted(again.pacing.tasks) == [GroupId(*one) for one in kept]
+    assert [(one["workflow"], one["numbers"]) for one in logs] == [("sums", len(planned) - len(kept))]
+    assert again.plan() == [], "judge has no room"
+    assert again.snapshot()["next"] == first.snapshot()["next"], "its groups that are on the way were issued"
+    assert again.snapshot()["revisions"] == {"sums": [[2, 0]], "debate": [[2, 0], [3, len(kept)]]}
+    assert [name for name, chunk in again.take_changes().items() if chunk is None] == ["sums|0"]
+
+    for group in again.pacing.tasks:
+        again.pacing.table.touch(group)  # the chunks that were written before are read too
+    back = changed(again, workflows=first.recipe.model_dump()["workflows"])
+    back.fold_batch(BatchTrained("r", "solver", version=1, groups=tuple(GroupUse(*one) for one in kept)))
+    assert min(number for stream, number in names(back.plan()) if stream == "sums") == 4
+    assert [back.revision_of("sums", number) for number in (3, 4)] == [2, 4]
+
+
+def test_a_recipe_without_a_policy_waits_for_it_no_more() -> None:
+    first = state()
+    planned = [one for one in first.plan() if one.task.stream == "debate"]
+    for one in planned:
+        one.open.offset = 7
+    first.fold_outcome(replace(dropped("debate", 0, 1.0), verdict="expired"))
+    first.fold_dead_letter(DeadLetter(run_id="r", stream="debate", number=1))
+    again = changed(first, policies={"solver": {"path": "x"}}, workflows={"debate": DEBATE_ALONE})
+    passed = list(again.pacing.find_passed({("debate", 0): 8, ("debate", 1): 8}))
+    assert {policy for one in passed for policy in one.policies} == {"solver"}
+    assert [one.group.number for one in passed] == list(range(2, len(planned))), "the first was judge's alone"
+    again.fold_dead_letter(DeadLetter(run_id="r", stream="debate", number=1, reason="redriven"))
+    assert again.pacing.tasks[GroupId("debate", 1)].open == {"solver"}
+
+
+def test_the_end_waits_for_no_evaluation_of_a_workflow_or_a_policy_that_is_gone() -> None:
+    first = state()
+    for policy in ("solver", "judge"):
+        first.fold_weights(version(policy, 0))
+    evaluations = EvaluationSchedule({"sums": ("solver",), "debate": ("solver", "judge")}, {"solver": 3, "judge": 3}, 2)
+    evaluations.note_published("solver", 0)
+    evaluations.take_ready()  # judge has no version, so the debate waits
+    for policies_of, waits in (
+        ({"sums": ("solver",)}, []),
+        ({"sums": ("solver",), "debate": ("judge",)}, []),
+        ({"sums": ("solver",), "debate": ("solver",)}, [("debate", "solver")]),
+    ):
+        again = EvaluationSchedule(policies_of, {"solver": 3, "judge": 3}, 2)
+        again.restore(evaluations.snapshot())
+        again.note_published("judge", 0)
+        assert [(one.workflow, one.policy) for one in again.take_ready() if one.policy == "solver"] == waits
+        assert again.is_settled
+
+    first.plan()
+    again = changed(first, policies={"solver": {"path": "x"}}, workflows={"debate": DEBATE_ALONE})
+    assert {again.evaluating.of(group).policy for group in again.evaluating.tasks} == {"solver"}
 
 
 def test_a_skipped_version_is_evaluated_at_the_next_published_one() -> None:

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from made_groups import candidate, sequence
 
-from headrace.consumers.algorithms.chain import load_chain
+from headrace.consumers.algorithms.chain import AlgorithmFailed, load_chain
 from headrace.consumers.algorithms.contract import Candidate, Keep, Replay
 from headrace.consumers.algorithms.draws import BLOCK, PhiloxDraws
 from headrace.consumers.algorithms.replay import ReplayMemory
@@ -193,6 +193,25 @@ def test_a_priority_is_the_mean_advantage_of_shaped_rewards() -> None:
     )
     own = candidate(1.0, 1.0, sequences=(sequence(reward=0.0), sequence()))
     assert replay.priority(own) == pytest.approx(0.25 + math.sqrt(0.5), abs=1e-3)
+
+
+def test_a_group_whose_priority_cannot_be_worked_out_takes_no_replay_along() -> None:
+    """A reward of 1e200 is finite, and its square is not."""
+    chain = load_chain([("validate", {}), ("replay_prioritised", {"ratio": 0.5, **FOREVER})])
+    uses: Counter[int] = Counter()
+    for number in range(40):
+        rewards = (1e200, 0.0) if number % 8 == 3 else (1.0, 0.0)
+        try:
+            _, *again = chain.process(candidate(*rewards, number=number), 3)
+        except AlgorithmFailed:
+            assert rewards == (1e200, 0.0)
+            continue
+        due = 0 if number == 0 else 2 if number == 1 or number % 8 == 4 else 1
+        assert len(again) == due, "what was due comes with the next"
+        for one in again:
+            assert isinstance(one, Replay)
+            uses[one.use.number] += 1
+            assert one.use.use == uses[one.use.number]
 
 
 def test_a_replay_carries_its_weight_and_others_carry_1() -> None:

@@ -1,0 +1,72 @@
+"""Which policies a run's streams train, by all its recipes, and which numbers a later recipe gave up. No I/O.
+
+A recipe may drop a workflow, rename it or give it another policy. What is in flight then still concludes where a worker
+has played it. What nobody has played is played no more: the feeder forgets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.audit.revisions import Begins
+
+
+class TrainedStreams:
+    """The streams of a run.
+
+    Args:
+        revisions: All its recipes, by number.
+    """
+
+    def __init__(self, revisions: Sequence[Recipe]) -> None:
+        self._revisions = revisions
+        newest = revisions[-1]
+        self.workflows = tuple(dict.fromkeys(name for recipe in (newest, *revisions) for name in recipe.workflows))
+        """Those of all recipes."""
+        self._policies_of = {
+            name: tuple(
+                dict.fromkeys(
+                    policy
+                    for recipe in (newest, *revisions)
+                    for policy in _policies_of(recipe, name)
+                    if policy in newest.policies
+                )
+            )
+            for name in self.workflows
+        }
+
+    def policies_of(self, stream: str) -> tuple[str, ...]:
+        """Return the newest recipe's policies that a stream trains, or trained once; none for one that never was."""
+        return self._policies_of.get(_workflow_of(stream), ())
+
+    def find_forgettable(self, policy: str, issued: Mapping[str, int], begins: Begins) -> dict[str, int]:
+        """Return streams and the numbers below which the feeder may have forgotten what was open for a policy.
+
+        Those are the numbers from before the last recipe that did not train the policy by the stream.
+
+        Args:
+            policy: One of the newest recipe.
+            issued: Next number of every stream.
+            begins: Under which recipe each was issued.
+        """
+        found = {}
+        for stream, end in issued.items():
+            without = [
+                number
+                for number, recipe in enumerate(self._revisions)
+                if policy not in _policies_of(recipe, _workflow_of(stream))
+            ]
+            if without and policy in self.policies_of(stream):
+                later = [first for revision, first in begins.get(stream, ()) if revision > without[-1]]
+                is_gone = without[-1] == len(self._revisions) - 1
+                found[stream] = min(later) if later else end if is_gone or stream in begins else 0
+        return {stream: number for stream, number in found.items() if number}
+
+
+def _policies_of(recipe: Recipe, workflow: str) -> tuple[str, ...]:
+    return recipe.policies_of(workflow) if workflow in recipe.workflows else ()
+
+
+def _workflow_of(stream: str) -> str:
+    return stream.partition(".")[0]
