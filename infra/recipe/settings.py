@@ -147,7 +147,7 @@ class Rollout(Settings):
     max_tokens: int = Field(256, ge=1)
     """Largest number of tokens per generation."""
     concurrency: int = Field(256, ge=1, le=1_000_000)
-    """Episodes that one worker runs at once."""
+    """Episodes that one worker runs at once. Those of a group, or of a held-out problem, that has more take turns."""
     episode_limit_s: float = Field(120.0, gt=0)
     """Seconds after which an episode fails."""
     score_threads: int = Field(8, ge=1, le=256)

@@ -137,8 +137,10 @@ class Concluder:
         try:
             spec = await self._spec_of(task)
             wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
+            at_once = started.reservation.size if started.reservation is not None else task.n_asked
+            note_end = partial(self._release_slot, started)
             async with self.holds.hold(wanted):
-                groups = await play_group(task, spec, self.context, ending, partial(self._release_slot, started))
+                groups = await play_group(task, spec, self.context, ending, note_end, at_once)
         except Exception as error:  # noqa: BLE001 - of whatever kind, it is the task's alone while the engine lives
             groups = self._conclude_unplayed(task, build_failure(0, error))
         if all(group.reason == "failed" for group in groups.values()):
@@ -156,7 +158,7 @@ class Concluder:
         """Count an episode that has ended, and free its slot."""
         self.tally.count_episode(ended, tokens)
         if started.reservation is not None:
-            started.reservation.release_one()
+            started.reservation.note_ended()
 
     def _build_poison_dead_letter(self, started: StartedTask) -> Outgoing:
         """Return the dead letter beside a poisoned task's groups: its bytes, for people.

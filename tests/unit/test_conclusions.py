@@ -150,6 +150,17 @@ def test_groups_that_all_fail_slow_what_is_trained_on_and_no_evaluation() -> Non
     assert gate.admit(task) is None, "one at a time"
 
 
+def test_a_task_that_only_lacks_slots_is_told_from_one_that_must_not_start() -> None:
+    works, _ = concluder(dead=False)
+    gate, task = admission_to(works), started(Slots(8)).task
+    assert task is not None
+    assert gate.slots.reserve(7) is not None
+    assert gate.admit(task) == "no_slots"
+    assert gate.admit(replace(task, purpose="eval")) == "no_slots"
+    works.delivering = MOST_UNDELIVERED
+    assert gate.admit(task) is None
+
+
 def test_while_many_groups_are_not_delivered_no_task_is_started() -> None:
     works, _ = concluder(dead=False)
     gate, task = admission_to(works), started(Slots(8)).task

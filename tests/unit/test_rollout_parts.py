@@ -37,16 +37,33 @@ def test_places_are_given_back_one_by_one_and_never_twice() -> None:
     first = slots.reserve(3)
     assert first is not None
     assert slots.reserve(2) is None
-    first.release_one()
+    first.note_ended()
     second = slots.reserve(2)
     assert second is not None
     for _ in range(5):
-        first.release_one()
+        first.note_ended()
     first.close()
     second.close()
     assert slots.taken == 0
-    assert slots.reserve(9) is not None, "a task larger than the worker"
-    assert slots.reserve(1) is None, "and it runs alone"
+
+
+def test_a_large_task_waits_for_half_of_the_slots_and_keeps_those_that_its_episodes_need() -> None:
+    slots = Slots(4)
+    small = slots.reserve(3)
+    assert small is not None
+    assert slots.reserve(9) is None
+    small.note_ended()
+    large = slots.reserve(9)
+    assert large is not None
+    assert (large.size, slots.taken) == (2, 4)
+    small.close()
+    for left in range(8, 1, -1):
+        large.note_ended()
+        assert slots.taken == 2, left
+    large.note_ended()
+    assert slots.taken == 1
+    large.note_ended()
+    assert slots.taken == 0
 
 
 class Held:
