@@ -15,7 +15,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.weights.paths import RECENT_VERSIONS
 from headrace.producers.rollout.published_weights import PublishedWeights
-from headrace.producers.rollout.run_end import OVER_AFTER_S
+from headrace.producers.rollout.run_end import AFTER_SESSION_S, OVER_AFTER_S
 from headrace.producers.rollout.weight_loader import WeightLoader
 from headrace.schemas.records import WeightsPublished
 
@@ -141,7 +141,10 @@ class RunFollower(threading.Thread):
         if revision.plug_ins.items() - self.plug_ins.items():
             self.plug_ins = {**self.plug_ins, **revision.plug_ins}
         if revision.ended and not self.ended:
-            now = f"tasks that still come are played; this process ends when none has come for {OVER_AFTER_S:.0f} s"
+            now = (
+                f"tasks that still come are played; this process ends when none has come for {OVER_AFTER_S:.0f} s, or "
+                f"for {AFTER_SESSION_S:.0f} s more than the cluster's session time-out where that is longer"
+            )
             log.info("run.ended", why=revision.ended)
             log.info("run.over", why=revision.ended, now=now)
         self.ended = revision.ended
