@@ -348,7 +348,7 @@ class Evaluate(Settings):
     problems: int = Field(128, ge=1)
     """Held-out problems."""
     samples: int = Field(1, ge=1, le=4096)
-    """Samples per problem: the k of avg@k."""
+    """Samples per problem: the k of avg@k, their mean reward, and of pass@k, for which a reward above 0.5 is right."""
     temperature: Temperature = 1.0
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
