@@ -123,7 +123,7 @@ class WeightsPublished:
 
 @dataclass(frozen=True, slots=True)
 class TierResult:
-    """Success on the held-out problems of one tier: a held-out set, a source of a mixture, a difficulty."""
+    """Reward on the held-out problems of one tier: a held-out set, a source of a mixture, a difficulty."""
 
     tier: str = ""
     """Name of the tier."""
@@ -137,7 +137,7 @@ class TierResult:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """Success of one version on held-out problems. evaluator → page, feeder."""
+    """Reward of one version on held-out problems. evaluator → page, feeder."""
 
     run_id: str = ""
     """The run."""
@@ -156,7 +156,7 @@ class EvalResult:
     samples: int = 0
     """Samples per problem."""
     avg_at_k: float = 0.0
-    """Mean success over the samples that played, and over the problems with such samples; NaN if none played."""
+    """Mean reward over the samples that played, and over the problems with such samples; NaN if none played."""
     pass_at_k: dict[str, float] = field(default_factory=dict)
     """k to the unbiased estimate, averaged over the problems of which so many samples played; empty if none did."""
     mean_length: float = 0.0

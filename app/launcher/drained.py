@@ -12,7 +12,7 @@ another after 8 s."""
 AFTER_SESSION_S = 20.0
 """Seconds that the drain still takes once another worker has the tasks of a dead one."""
 EVALUATION_DRAIN_S = 60.0
-"""Seconds without a group, beside the longest episode, after which the last version's evaluation is not expected:
+"""Seconds without an episode, beside the longest one, after which the last version's evaluation is not expected:
 the tasks of a killed worker go to another within them."""
 STARTS_WITHIN_S = 1800.0
 """Seconds after the end within which a worker that starts is waited for, as the same command may load a large model."""
@@ -38,7 +38,7 @@ class RunPage(Protocol):
 
     @property
     def work(self) -> object:
-        """What workers and evaluator have done: the value changes with every group that a worker concludes."""
+        """What workers and evaluator have done: the value changes with every episode and group that ends."""
 
     @property
     def has_starting_worker(self) -> bool:

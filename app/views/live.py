@@ -164,8 +164,10 @@ class LivePage:
 
     @property
     def work(self) -> object:
-        """How many groups each worker has concluded, and how many evaluations are."""
-        return {one.worker: one.groups_done for one in self._figures.workers}, len(self._figures.evals)
+        """How many episodes and groups each worker has concluded, and how many evaluations are."""
+        workers = self._figures.workers
+        done = {one.worker: (one.episodes_done, one.episodes_failed, one.groups_done) for one in workers}
+        return done, len(self._figures.evals)
 
     @property
     def has_starting_worker(self) -> bool:

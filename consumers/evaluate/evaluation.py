@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import fsum
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from headrace.schemas.records import EvalResult, TierResult, TrajectoryGroup
 
 RIGHT_ABOVE = 0.5
 """A sample with more reward than this counts as right in pass@k."""
+LARGEST_MEAN = 1e300
+"""A mean reward beyond it is no number: whoever adds some of them, or squares them, would fail."""
 MOST_TIERS = 16
 """With more tiers than this a result has none: they are a column of the data, and nobody reads them one by one."""
 
@@ -38,7 +40,7 @@ class Answers:
     """Episodes asked for."""
     right: int
     score: float
-    """Sum of the rewards, each clipped to [0, 1]."""
+    """Sum of the rewards; NaN for rewards that have none."""
     tokens: int
     """Generated tokens of all trajectories."""
     trajectories: int
@@ -54,7 +56,7 @@ def count_answers(group: TrajectoryGroup) -> Answers:
     return Answers(
         samples=max(group.n_asked, len(rewards)),
         right=sum(reward > RIGHT_ABOVE for reward in rewards),
-        score=fsum(min(max(0.0, reward), 1.0) for reward in rewards),
+        score=_add(rewards),
         tokens=sum(generated_lengths(group)),
         trajectories=len(rewards),
         failures=max(group.n_asked - len(rewards), 0),
@@ -62,9 +64,16 @@ def count_answers(group: TrajectoryGroup) -> Answers:
     )
 
 
+def cut_rewards(group: TrajectoryGroup) -> TrajectoryGroup:
+    """Return a group as older builds counted it: with its rewards cut off to 0 to 1."""
+    cut = (replace(one, reward=min(max(0.0, one.reward), 1.0)) for one in group.trajectories)
+    return replace(group, trajectories=tuple(cut))
+
+
 def mean_score(played: Sequence[Answers]) -> float:
     """Return the mean reward of problems of which an episode played, each problem the same weight; NaN for none."""
-    return fsum(one.score / one.trajectories for one in played) / len(played) if played else math.nan
+    mean = _add([one.score / one.trajectories for one in played]) / len(played) if played else math.nan
+    return mean if abs(mean) <= LARGEST_MEAN else math.nan
 
 
 def measure_tiers(found: Sequence[Answers]) -> tuple[TierResult, ...]:
@@ -138,6 +147,8 @@ class EvaluationFold:
         self._by_revision = dict(enumerate(by_revision))
         self._open: dict[EvaluationId, _Open] = {}
         self._done: set[EvaluationId] = set()
+        self._cut: set[EvaluationId] = set()
+        """Open ones that a build began which cut rewards off to 0 to 1: all rewards of a result count alike."""
 
     def fold_group(self, group: TrajectoryGroup) -> EvalResult | None:
         """Take in a group; return the result that it completes."""
@@ -148,7 +159,7 @@ class EvaluationFold:
         one = self._open.setdefault(key, _Open(group.revision, asked, {}))
         if group.revision < one.revision:
             one.revision, one.problems = group.revision, asked
-        one.found.setdefault(group.number, count_answers(group))
+        one.found.setdefault(group.number, count_answers(cut_rewards(group) if key in self._cut else group))
         numbers = choose_numbers(one.found, one.problems) if len(one.found) >= one.problems else []
         if len(numbers) < one.problems:
             return None
@@ -184,7 +195,8 @@ class EvaluationFold:
         """Return the state as JSON has it. The feeder goes by it: what is missing here, and was read, is lost."""
         rows = [[*key, at, asdict(answers)] for key, one in self._open.items() for at, answers in one.found.items()]
         asked = [[*key, one.revision, one.problems] for key, one in self._open.items()]
-        return {"open": rows, "done": [list(key) for key in sorted(self._done)], "asked": asked}
+        cut = [list(key) for key in sorted(self._cut & self._open.keys())]
+        return {"open": rows, "done": [list(key) for key in sorted(self._done)], "asked": asked, "cut": cut}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take the state that `snapshot` returned."""
@@ -195,6 +207,7 @@ class EvaluationFold:
         for *key, number, answers in state["open"]:
             one = self._open.setdefault(EvaluationId(*key), _Open(len(self._by_revision), self.problems, {}))
             one.found[number] = Answers(**answers)
+        self._cut = {EvaluationId(*key) for key in state.get("cut", self._open)}
 
 
 def choose_numbers(found: Collection[int], problems: int) -> list[int]:
@@ -208,6 +221,13 @@ def choose_numbers(found: Collection[int], problems: int) -> list[int]:
         if numbers[at + problems - 1] - first < problems:
             return numbers[at : at + problems]
     return list({number % problems: number for number in reversed(numbers)}.values())
+
+
+def _add(values: Sequence[float]) -> float:
+    try:
+        return fsum(values)
+    except (OverflowError, ValueError):  # they are too large, or infinite
+        return math.nan
 
 
 def workflow_of(stream: str) -> str:

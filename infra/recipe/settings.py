@@ -147,7 +147,7 @@ class Rollout(Settings):
     max_tokens: int = Field(256, ge=1)
     """Largest number of tokens per generation."""
     concurrency: int = Field(256, ge=1, le=1_000_000)
-    """Episodes that one worker runs at once."""
+    """Episodes that one worker runs at once. Those of a group, or of a held-out problem, that has more take turns."""
     episode_limit_s: float = Field(120.0, gt=0)
     """Seconds after which an episode fails."""
     score_threads: int = Field(8, ge=1, le=256)
@@ -348,7 +348,7 @@ class Evaluate(Settings):
     problems: int = Field(128, ge=1)
     """Held-out problems."""
     samples: int = Field(1, ge=1, le=4096)
-    """Samples per problem: the k of avg@k."""
+    """Samples per problem: the k of avg@k, their mean reward, and of pass@k, for which a reward above 0.5 is right."""
     temperature: Temperature = 1.0
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.consumers.evaluate.evaluation import EvaluationFold, build_unanswered, read_lost_stamp, workflow_of
+from headrace.consumers.evaluate.evaluation import (
+    EvaluationFold,
+    build_unanswered,
+    cut_rewards,
+    read_lost_stamp,
+    workflow_of,
+)
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import PartitionId, name_offset, name_partition
@@ -69,13 +75,15 @@ class Evaluations:
         self._results: dict[EvaluationKey, EvalResult] = {}
         self._expected: dict[EvaluationKey, tuple[EvalResult, dict[str, int]]] = {}
         """Deep audit only: the result that the answers give, and the offsets to which they must be read for it."""
+        self._expected_cut: dict[EvaluationKey, EvalResult] = {}
+        """Deep audit only: what older builds, which cut rewards off to 0 to 1, made of the same answers."""
         self._spans: dict[EvaluationKey, tuple[int, int]] = {}
         """Deep audit only: the lowest and the highest number that was answered."""
         self._unread: set[tuple[str, int, int]] = set()
         """Deep audit only: (topic, partition, offset) of answers of which there is a dead letter."""
         self._unseen: set[EvaluationKey] = set()
         """Deep audit only: what was answered by groups in a store that is left out."""
-        self._fold = EvaluationFold("", self._size)
+        self._fold, self._fold_cut = EvaluationFold("", self._size), EvaluationFold("", self._size)
         self._found = Problems()
 
     # --------------------------------------------------------------------------------------------------------- records
@@ -140,10 +148,11 @@ class Evaluations:
             return
         low, high = self._spans.get(key, (group.number, group.number))
         self._spans[key] = min(low, group.number), max(high, group.number)
-        result = self._fold.fold_group(group)
-        if result is not None:
+        result, cut = self._fold.fold_group(group), self._fold_cut.fold_group(cut_rewards(group))
+        if result is not None and cut is not None:  # both or neither
             ends = {name_partition(partition_id): end for partition_id, end in self._ends.items()}
-            self._expected[result.workflow, result.policy, result.version] = result, ends
+            key = (result.workflow, result.policy, result.version)
+            self._expected[key], self._expected_cut[key] = (result, ends), cut
 
     def find_unanswered(self, message: Message, run_id: str) -> TrajectoryGroup | None:
         """Return what the evaluator took in for an answer that it could not read; None for one that it could."""
@@ -245,15 +254,17 @@ class Evaluations:
                 continue
             if found is None and all(end <= self._read.get(name, 0) for name, end in ends.items()):
                 yield f"{_name(key)} is answered, but has no result"
-            elif found is not None and found.has_reward and not 0 <= found.avg_at_k <= 1:
-                yield f"{_name(key)} has a mean success of {found.avg_at_k}; it must be from 0 to 1"
-            elif found is not None and (
-                differing := _describe_differences(expected, found, self._fields_to_compare(key, found))
-            ):
+            elif found is not None and (differing := self._find_differences(key, expected, found)):
                 yield f"{_name(key)} has a result that differs from its answers (answers -> result): {differing}"
         if still and self._expected:
             for key in sorted(self._results.keys() - self._expected.keys() - self._unseen):
                 yield f"{_name(key)} has a result, but not all its answers are there"
+
+    def _find_differences(self, key: EvaluationKey, expected: EvalResult, found: EvalResult) -> str:
+        """Return how a result differs from its answers, in words; a result of an older build may have them cut."""
+        names = self._fields_to_compare(key, found)
+        is_as_cut = not _describe_differences(self._expected_cut[key], found, names)
+        return "" if is_as_cut else _describe_differences(expected, found, names)
 
     def _fields_to_compare(self, key: EvaluationKey, found: EvalResult) -> tuple[str, ...]:
         """Return the fields in which a result must be what the answers give.

@@ -177,7 +177,8 @@ def _look_at_held_out(
     best, last = max(ordered[:-1], key=lambda one: one.avg_at_k), ordered[-1]
     asked = max(1, best.problems * best.samples - best.failures)
     lowest, highest = min(reward_range[0], last.avg_at_k), max(reward_range[1], best.avg_at_k)
-    variance = max((best.avg_at_k - lowest) * (highest - best.avg_at_k), 0.01 * (highest - lowest) ** 2)
+    width = highest - lowest
+    variance = max((best.avg_at_k - lowest) * (highest - best.avg_at_k), 0.01 * width * width)  # ** would overflow
     error = math.sqrt(2 * variance / asked)
     fall = best.avg_at_k - last.avg_at_k
     before = [point.reward for point in curve if point.version <= best.version][-ADVICE_EDGE:] or [curve[0].reward]

@@ -130,7 +130,7 @@ async def play_all(
     async def play(task: Task, spec: WorkflowSpec) -> list[TrajectoryGroup]:
         nonlocal done
         async with room:
-            groups = await play_group(task, spec, context, ending, lambda *_: None)
+            groups = await play_group(task, spec, context, ending, lambda *_: None, task.n_asked)
         done += 1
         tell(done, len(asked))
         return list(groups.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import structlog
 
@@ -13,6 +12,7 @@ from headrace.producers.engines.contract import Engine
 from headrace.producers.rollout.conclusions import Concluder
 from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.slots import Reservation, Slots
+from headrace.producers.rollout.started_task import NotAdmitted
 from headrace.schemas.records import Task
 
 log = structlog.get_logger()
@@ -33,7 +33,7 @@ class Admission:
     written: set[int] = field(default_factory=set)
     """Revisions that are on the recipe topic, as it was read last."""
 
-    def admit(self, task: Task) -> Reservation | Literal["run_end", "unknown_revision"] | None:
+    def admit(self, task: Task) -> Reservation | NotAdmitted | None:
         """See `Gate`."""
         is_training = task.purpose != "eval"
         if is_training and self.follower.ended:
@@ -49,7 +49,7 @@ class Admission:
         reserved = self.slots.reserve(task.n_asked)
         if is_training and reserved is not None:
             self.concluder.brake.note_started()
-        return reserved
+        return reserved or "no_slots"
 
     def is_written(self, revision: int) -> bool:
         """See `Gate`. Raises KafkaRefused."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from headrace.envs.contract import Episode
+from headrace.envs.contract import Environment, Episode
 from headrace.envs.registry import load_environment, load_workflow
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import UsageError
@@ -42,19 +42,27 @@ Groups = dict[str, TrajectoryGroup]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 
-def build_workflow_spec(recipe: Recipe, workflow: str) -> WorkflowSpec:
-    """Return how a revision of the recipe has tasks played. Raises UsageError when it cannot be built here."""
+def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None = None) -> WorkflowSpec:
+    """Return how a revision of the recipe has tasks played. Raises UsageError when it cannot be built here.
+
+    Args:
+        recipe: The revision.
+        workflow: Name of the workflow.
+        built: Its environment, where another revision has the same.
+    """
     wanted, rollout, evaluate = recipe.workflows[workflow], recipe.rollout, recipe.evaluate
     try:
-        environment = load_environment(wanted.env.use, recipe.seed, wanted.env.settings)
+        environment = built or LimitedScoring(
+            load_environment(wanted.env.use, recipe.seed, wanted.env.settings),
+            min(rollout.score_limit_s, rollout.episode_limit_s),
+            rollout.score_threads,
+        )
         play = load_workflow(wanted.workflow)
     except ValueError as error:
         raise UsageError(f"workflow {workflow!r} of the recipe cannot be played here: {error}") from error
     return WorkflowSpec(
         workflow=play,
-        environment=LimitedScoring(
-            environment, min(rollout.score_limit_s, rollout.episode_limit_s), rollout.score_threads
-        ),
+        environment=environment,
         roles=wanted.policies,
         training=Sampling(
             rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, max_tokens=rollout.max_tokens
@@ -63,6 +71,20 @@ def build_workflow_spec(recipe: Recipe, workflow: str) -> WorkflowSpec:
         episode_limit_s=rollout.episode_limit_s,
         inline_limit_bytes=rollout.inline_limit_bytes,
     )
+
+
+def has_same_environment(one: Recipe, other: Recipe, workflow: str) -> bool:
+    """Return whether two revisions of the recipe build a workflow's environment from the same."""
+    first, second = (
+        (
+            recipe.workflows[workflow].env,
+            recipe.seed,
+            min(recipe.rollout.score_limit_s, recipe.rollout.episode_limit_s),
+            recipe.rollout.score_threads,
+        )
+        for recipe in (one, other)
+    )
+    return first == second
 
 
 @dataclass(slots=True)
@@ -137,8 +159,10 @@ class Concluder:
         try:
             spec = await self._spec_of(task)
             wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
+            at_once = started.reservation.size if started.reservation is not None else task.n_asked
+            note_end = partial(self._release_slot, started)
             async with self.holds.hold(wanted):
-                groups = await play_group(task, spec, self.context, ending, partial(self._release_slot, started))
+                groups = await play_group(task, spec, self.context, ending, note_end, at_once)
         except Exception as error:  # noqa: BLE001 - of whatever kind, it is the task's alone while the engine lives
             groups = self._conclude_unplayed(task, build_failure(0, error))
         if all(group.reason == "failed" for group in groups.values()):
@@ -156,7 +180,7 @@ class Concluder:
         """Count an episode that has ended, and free its slot."""
         self.tally.count_episode(ended, tokens)
         if started.reservation is not None:
-            started.reservation.release_one()
+            started.reservation.note_ended()
 
     def _build_poison_dead_letter(self, started: StartedTask) -> Outgoing:
         """Return the dead letter beside a poisoned task's groups: its bytes, for people.
@@ -167,12 +191,19 @@ class Concluder:
         return build_dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.refusal)
 
     async def _spec_of(self, task: Task) -> WorkflowSpec:
-        """Return how a task is played; an environment may take its time to load, and the event loop goes on."""
+        """Return how a task is played; an environment may take its time to load, and the event loop goes on.
+
+        Revisions share an environment: one that has a port or a GPU can be built only once.
+        """
         if task.revision not in self.specs:
             async with self.building:
                 if task.revision not in self.specs:
-                    recipe = self.follower.recipes[task.revision]
-                    self.specs[task.revision] = await asyncio.to_thread(build_workflow_spec, recipe, self.workflow)
+                    recipes, workflow = self.follower.recipes, self.workflow
+                    recipe = recipes[task.revision]
+                    same = (r for r in self.specs if has_same_environment(recipes[r], recipe, workflow))
+                    built = next((self.specs[revision].environment for revision in same), None)
+                    spec = await asyncio.to_thread(build_workflow_spec, recipe, workflow, built)
+                    self.specs[task.revision] = spec
         return self.specs[task.revision]
 
     def _recipe_of(self, task: Task) -> Recipe:

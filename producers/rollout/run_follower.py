@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import structlog
 
-from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, fetch_end_offsets
 from headrace.infra.kafka.decoding import read_own
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all, read_range
@@ -15,7 +14,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.weights.paths import RECENT_VERSIONS
 from headrace.producers.rollout.published_weights import PublishedWeights
-from headrace.producers.rollout.run_end import OVER_AFTER_S
+from headrace.producers.rollout.run_end import AFTER_SESSION_S, OVER_AFTER_S
 from headrace.producers.rollout.weight_loader import WeightLoader
 from headrace.schemas.records import WeightsPublished
 
@@ -120,7 +119,10 @@ class RunFollower(threading.Thread):
         return begin
 
     def fold_message(self, message: Message) -> None:
-        """Take in a record of the weights or recipe topics; one that cannot be read is logged."""
+        """Take in a record of the weights or recipe topics; one that cannot be read is logged.
+
+        Raises UsageError for a revision of the recipe with keys that this build does not know.
+        """
         if message.topic in self._topics:
             record = self._read(message)
             if record is not None:
@@ -132,16 +134,16 @@ class RunFollower(threading.Thread):
         revision = read_revision(message)
         if revision is None or revision.run_id != self._joined.run_id:
             return
-        try:
-            # A new dict, since other threads may be looking at the old one.
-            self.recipes = {**self.recipes, revision.revision: Recipe.from_json(revision.recipe)}
-        except UsageError as error:
-            log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
-            return
+        # Raised where a newer build wrote it: its tasks have to go to a worker that can read it.
+        recipe = Recipe.from_json(revision.recipe)
+        self.recipes = {**self.recipes, revision.revision: recipe}  # other threads may be looking at the old one
         if revision.plug_ins.items() - self.plug_ins.items():
             self.plug_ins = {**self.plug_ins, **revision.plug_ins}
         if revision.ended and not self.ended:
-            now = f"tasks that still come are played; this process ends when none has come for {OVER_AFTER_S:.0f} s"
+            now = (
+                f"tasks that still come are played; this process ends when none has come for {OVER_AFTER_S:.0f} s, or "
+                f"for {AFTER_SESSION_S:.0f} s more than the cluster's session time-out where that is longer"
+            )
             log.info("run.ended", why=revision.ended)
             log.info("run.over", why=revision.ended, now=now)
         self.ended = revision.ended

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ class WorkerRuntime:
     def __init__(self, run: Run, options: Options, policies: tuple[str, ...]) -> None:
         self.run, self.options, self.policies = run, options, policies
         self.tally, self.watch, self.pauses = WorkCounts(), Stopwatch(), Pauses()
-        self.slots, self.tasks, self.run_end = Slots(options.concurrency), OpenTasks(), RunEnd(time.monotonic())
+        self.slots, self.tasks, self.run_end = Slots(options.concurrency), OpenTasks(), RunEnd()
         self.follower = RunFollower(run, policies, f"{options.name}.follow")
         self.producer = RecordProducer(run.connection, f"{options.name}.groups", self.watch)
         self.phase: Literal["starting", "waiting", "rolling", "draining", "stopped"] = "starting"

@@ -14,12 +14,18 @@ class Slots:
         self._lock = threading.Lock()
 
     def reserve(self, n: int) -> Reservation | None:
-        """Take n slots; None when they are not free. More than `total` are granted when all slots are free."""
+        """Take slots for n episodes; None when too few are free.
+
+        A task that asks for more than half of all slots gets what is free once that is half of them: waiting for the
+        last of many episodes would leave nearly all slots idle.
+        """
         with self._lock:
-            if self.taken and self.taken + n > self.total:
+            free = self.total - self.taken
+            if free < min(n, (self.total + 1) // 2):
                 return None
-            self.taken += n
-            return Reservation(self, n)
+            size = min(n, free)
+            self.taken += size
+            return Reservation(self, n, size)
 
     def _give(self, n: int) -> None:
         with self._lock:
@@ -27,19 +33,28 @@ class Slots:
 
 
 class Reservation:
-    """Slots of one task, given back one by one as its episodes end."""
+    """Slots of one task, given back one by one as its last episodes end.
 
-    def __init__(self, slots: Slots, n: int) -> None:
-        self._slots, self._left = slots, n
+    Args:
+        slots: Those of the worker.
+        episodes: Number of the task's episodes.
+        size: Number of slots: so many of the episodes run at once.
+    """
 
-    def release_one(self) -> None:
-        """Give one slot back."""
-        self._give(min(1, self._left))
+    def __init__(self, slots: Slots, episodes: int, size: int) -> None:
+        self.size = size
+        self._slots, self._left, self._held = slots, episodes, size
+
+    def note_ended(self) -> None:
+        """Count an episode that has ended, and give its slot back unless another one of the task needs it."""
+        self._shrink(self._left - 1)
 
     def close(self) -> None:
         """Give back what is left."""
-        self._give(self._left)
+        self._shrink(0)
 
-    def _give(self, n: int) -> None:
-        self._left -= n
-        self._slots._give(n)  # noqa: SLF001 - the two are one thing
+    def _shrink(self, left: int) -> None:
+        self._left = max(0, left)
+        given = max(0, self._held - self._left)
+        self._held -= given
+        self._slots._give(given)  # noqa: SLF001 - the two are one thing

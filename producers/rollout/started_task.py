@@ -14,6 +14,10 @@ from headrace.schemas.records import Task
 TaskVerdict = Literal["play", "run_end", "poison", "dead"]
 """What is to be done with a task; all but `play` conclude it at once."""
 
+NotAdmitted = Literal["run_end", "unknown_revision", "no_slots"]
+"""`run_end`: it is to be concluded unplayed. `unknown_revision`: its revision was not read yet, and perhaps never will
+be. `no_slots`: too few slots are free for it."""
+
 NOT_REFUSED = Refusal("", "")
 """Refusal of a task that is played: none."""
 
@@ -41,11 +45,8 @@ class StartedTask:
 class Gate(Protocol):
     """Decides, in the intake's thread, what may start."""
 
-    def admit(self, task: Task) -> Reservation | Literal["run_end", "unknown_revision"] | None:
-        """Return slots for the task's episodes, `run_end` to conclude it unplayed, or None: not now.
-
-        `unknown_revision`: its revision was not read yet, and perhaps never will be.
-        """
+    def admit(self, task: Task) -> Reservation | NotAdmitted | None:
+        """Return slots for the task's episodes, why it has none, or None: no task of its topic may start now."""
 
     def is_written(self, revision: int) -> bool:
         """Return whether the recipe topic has a revision, which was not read yet then; True while nobody answers."""

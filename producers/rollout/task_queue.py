@@ -108,8 +108,9 @@ class TaskQueue:
     def start(self, now_s: float) -> list[StartedTask]:
         """Start what may, in the order in which it came.
 
-        Where one task has no room, later ones of its topic do not overtake it. One that has to run alone is not
-        overtaken by any, or it would wait for ever.
+        Where one task may not start, later ones of its topic do not overtake it. One that waits for slots, or has to
+        run alone, is not overtaken by any: smaller ones would take each slot that becomes free, and it would wait for
+        ever.
         """
         found: list[StartedTask] = []
         left: list[WaitingTask] = []
@@ -139,11 +140,11 @@ class TaskQueue:
             refused.update(self._topics)
             return None
         admitted = self._gate.admit(task)
+        if admitted is None or admitted == "no_slots":
+            refused.update([waiting.message.topic] if admitted is None else self._topics)
+            return None
         if isinstance(admitted, str):
             return self._conclude_unplayed(waiting, task, admitted, now_s)
-        if admitted is None:
-            refused.add(waiting.message.topic)
-            return None
         if is_suspect:
             self._owned.alone = (partition_id, offset)
             log.warning("task.suspect", stream=task.stream, number=task.number, starts=starts)

@@ -24,7 +24,7 @@ import structlog
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.run_address import parse_run
-from headrace.infra.kafka.topic_admin import require_partitions
+from headrace.infra.kafka.topic_admin import fetch_session_timeout_s, require_partitions
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
@@ -65,6 +65,7 @@ class RolloutWorker:
         """Get ready, and conclude every task that the intake starts, until `stop` is set."""
         runtime, loop = self.runtime, asyncio.get_running_loop()
         runtime.phase = "waiting"
+        session_s = await asyncio.to_thread(fetch_session_timeout_s, self.run.connection)
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             prepared = await self._build_startup().prepare(Path(folder), stop)
         if prepared is None:
@@ -84,13 +85,14 @@ class RolloutWorker:
             lambda partition_ids: loop.call_soon_threadsafe(runtime.tasks.cancel, partition_ids),
             runtime.pauses,
         )
-        await self._roll(intake, stop)
+        await self._roll(intake, session_s, stop)
 
-    async def _roll(self, intake: TaskIntake, stop: threading.Event) -> None:
+    async def _roll(self, intake: TaskIntake, session_s: float, stop: threading.Event) -> None:
         """Let tasks come until `stop` is set, then drain: what is still open is cancelled, and its start taken back."""
         runtime, in_good_order = self.runtime, False
         runtime.phase = "rolling"
         intake.start()
+        runtime.run_end.begin(time.monotonic(), session_s)
         try:
             while not stop.is_set():
                 await asyncio.sleep(WORKER_TURN_S)

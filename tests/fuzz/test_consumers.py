@@ -408,7 +408,7 @@ class Open:
     """A gate that lets everything through, as far as its revision is known."""
 
     def admit(self, task: Task) -> Any:
-        return "unknown_revision" if task.revision else Reservation(SLOTS, task.n_asked)
+        return "unknown_revision" if task.revision else Reservation(SLOTS, task.n_asked, task.n_asked)
 
     def is_written(self, revision: int) -> bool:
         return False

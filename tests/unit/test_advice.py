@@ -90,6 +90,7 @@ def test_a_fall_of_rewards_that_are_not_from_0_to_1_is_noise_as_wide_as_they_are
         ("a standard error is 0.1", signed, [(0, -0.3), (10, -0.1), (19, -0.3)]),
         ("only evaluations had such rewards", group(), [(0, 4.0), (19, 3.9)]),
         ("of rewards up to 10 it is 0.5", group((0.0, 10.0)), [(0, 5.0), (19, 4.0)]),
+        ("too large to be squared", group((0.0, 1e200)), [(0, 1e199), (19, 0.0)]),
     ):
         assert "held_out_falls" not in advised(groups, curve=rising, evals=evals), what
     assert "held_out_falls" in advised(signed, curve=rising, evals=[(0, -0.3), (10, 0.3), (19, -0.3)])

@@ -107,7 +107,7 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
     ),
     (
         lambda scene: result(scene, 1, avg_at_k=2.0),
-        [f"{NAME.format(1)} has a mean success of 2.0; it must be from 0 to 1"],
+        [f"{NAME.format(1)} has a result that differs from its answers (answers -> result): avg_at_k 0.5 -> 2.0"],
     ),
     (
         lambda scene: result(scene, 1, avg_at_k=1.0),
@@ -235,6 +235,18 @@ def test_a_result_of_an_older_build_counts_failed_episodes_as_wrong_and_closes()
     assert not scene.said()
     scene.results[1] = replace(counted_apart, avg_at_k=0.375)
     assert scene.said()
+
+
+def test_a_result_is_the_mean_of_its_rewards_and_one_of_an_older_build_that_of_rewards_cut_off_to_0_to_1() -> None:
+    scene = Scene()
+    scene.answers |= {number: answer(number, 9.0, -2.0) for number in (2, 3)}
+    fold = EvaluationFold("r", 2)
+    [whole] = [one for at in (2, 3) if (one := fold.fold_group(scene.answers[at])) is not None]
+    for reward, is_right in ((3.5, True), (0.5, True), (1.0, False)):
+        scene.results[1] = replace(whole, avg_at_k=reward)
+        assert scene.said() == [
+            f"{NAME.format(1)} has a result that differs from its answers (answers -> result): avg_at_k 3.5 -> 1.0"
+        ] * (not is_right)
 
 
 def test_a_result_without_a_reward_closes() -> None:

@@ -9,17 +9,18 @@ from typing import Any, cast
 
 import pytest
 
+from headrace.envs.registry import load_environment
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import KafkaRefused, Message
 from headrace.infra.kafka.decoding import Refusal
-from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.settings import Curate, Recipe, Rollout
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreUnavailable
 from headrace.producers.engines.contract import EngineError, Generation
 from headrace.producers.rollout import conclusions
 from headrace.producers.rollout.admission import MOST_UNDELIVERED, Admission
 from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
-from headrace.producers.rollout.episodes import RolloutContext
+from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.failure_brake import LENIENT, LONGEST_S, FailureBrake
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
@@ -150,6 +151,17 @@ def test_groups_that_all_fail_slow_what_is_trained_on_and_no_evaluation() -> Non
     assert gate.admit(task) is None, "one at a time"
 
 
+def test_a_task_that_only_lacks_slots_is_told_from_one_that_must_not_start() -> None:
+    works, _ = concluder(dead=False)
+    gate, task = admission_to(works), started(Slots(8)).task
+    assert task is not None
+    assert gate.slots.reserve(7) is not None
+    assert gate.admit(task) == "no_slots"
+    assert gate.admit(replace(task, purpose="eval")) == "no_slots"
+    works.delivering = MOST_UNDELIVERED
+    assert gate.admit(task) is None
+
+
 def test_while_many_groups_are_not_delivered_no_task_is_started() -> None:
     works, _ = concluder(dead=False)
     gate, task = admission_to(works), started(Slots(8)).task
@@ -242,6 +254,32 @@ def test_a_task_is_done_when_its_records_are_acknowledged_and_not_before() -> No
 
     asyncio.run(play())
     assert order == ["acknowledged", "done"]
+
+
+def test_revisions_that_have_the_same_environment_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+
+    def load(name: str, seed: int, settings: Any) -> Any:
+        built.append(seed)
+        return load_environment(name, seed, settings)
+
+    monkeypatch.setattr(conclusions, "load_environment", load)
+    works, _ = concluder(dead=False)
+    works.follower.recipes = {
+        0: recipe(),
+        1: recipe().model_copy(update={"curate": Curate(chain=("validate", "drop_zero_variance"))}),
+        2: recipe().model_copy(update={"rollout": Rollout(temperature=0.5)}),
+        3: recipe().model_copy(update={"seed": 7}),
+        4: recipe().model_copy(update={"rollout": Rollout(score_threads=1)}),
+    }
+
+    async def build_all() -> list[WorkflowSpec]:
+        return [await works._spec_of(Task(run_id="one", stream="w", revision=number)) for number in range(5)]
+
+    specs = asyncio.run(build_all())
+    assert built == [1, 7, 1]
+    assert specs[0].environment is specs[1].environment is specs[2].environment
+    assert [spec.training.temperature for spec in specs[:3]] == [1.0, 1.0, 0.5]
 
 
 def test_a_group_that_is_too_large_for_a_record_is_announced_once_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:

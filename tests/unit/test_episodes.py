@@ -16,7 +16,7 @@ from headrace.envs.payload import PayloadError, problem_to_json
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, play_group
+from headrace.producers.rollout.episodes import EPISODE, RolloutContext, WorkflowSpec, play_group
 from headrace.producers.rollout.group_records import (
     build_outgoing,
     build_stamp,
@@ -111,7 +111,11 @@ def spec(
 
 
 def play(
-    task: Task, a_spec: WorkflowSpec, a_context: RolloutContext, ending_after_s: float | None = None
+    task: Task,
+    a_spec: WorkflowSpec,
+    a_context: RolloutContext,
+    ending_after_s: float | None = None,
+    at_once: int = 3,
 ) -> tuple[dict[str, TrajectoryGroup], list[tuple[Episode | Failure | None, int]]]:
     ends: list[tuple[Episode | Failure | None, int]] = []
 
@@ -119,7 +123,7 @@ def play(
         ending = asyncio.Event()
         if ending_after_s is not None:
             asyncio.get_running_loop().call_later(ending_after_s, ending.set)
-        return await play_group(task, a_spec, a_context, ending, lambda *end: ends.append(end))
+        return await play_group(task, a_spec, a_context, ending, lambda *end: ends.append(end), at_once)
 
     return asyncio.run(run()), ends
 
@@ -231,12 +235,26 @@ def test_the_end_of_the_run_ends_episodes_that_still_run() -> None:
     assert len(ends) == 3
 
 
+def test_no_more_episodes_of_a_task_run_at_once_than_it_has_slots() -> None:
+    running: list[int] = []
+
+    async def count(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        running.append(len([task for task in asyncio.all_tasks() if task.get_name() == EPISODE]))
+        await asyncio.sleep(0)
+        return await single_turn(problem, env, actors)
+
+    groups, ends = play(replace(TASK, n_asked=5), spec(count), context(FakeEngine()), at_once=2)
+    assert (len(groups["p"].trajectories), len(ends), max(running)) == (5, 5, 2)
+    groups, ends = play(TASK, spec(hang), context(FakeEngine()), ending_after_s=0.02, at_once=1)
+    assert ([failure.reason for failure in groups["p"].failures], len(ends)) == (["run_end"] * 3, 3)
+
+
 def test_a_cancelled_group_is_no_group_and_frees_its_slots() -> None:
     ends: list[tuple[Episode | Failure | None, int]] = []
 
     async def run() -> None:
         a_context, on_end = context(FakeEngine()), lambda *end: ends.append(end)
-        playing = asyncio.create_task(play_group(TASK, spec(hang), a_context, asyncio.Event(), on_end))
+        playing = asyncio.create_task(play_group(TASK, spec(hang), a_context, asyncio.Event(), on_end, 3))
         await asyncio.sleep(0.02)
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -313,6 +331,7 @@ def test_a_payload_that_holds_no_problem_is_told_before_any_episode_begins() -> 
                 context(FakeEngine()),
                 asyncio.Event(),
                 lambda *end: ends.append(end),
+                3,
             )
         )
     assert ends == []

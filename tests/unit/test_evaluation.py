@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.views.evaluation_words import describe_evaluation
-from headrace.consumers.evaluate.evaluation import EvaluationFold
+from headrace.consumers.evaluate.evaluation import EvaluationFold, cut_rewards
 from headrace.ops.figures.reward_figures import RewardsFold
 from headrace.ops.figures.summary import eval_ends
 from headrace.ops.plain_json import plain
@@ -86,11 +86,36 @@ def test_each_of_a_few_tiers_has_a_result_of_its_own() -> None:
     assert fold_all(EvaluationFold("r", 17), many)[0].tiers == ()
 
 
-def test_partial_rewards_count_in_part_and_never_beyond_one() -> None:
+def test_a_held_out_reward_is_the_mean_of_rewards_of_any_size() -> None:
     result = EvaluationFold("r", 1).fold_group(group(0, 0.5, 0.6, 3.0, -1.0))
     assert result is not None
-    assert result.avg_at_k == pytest.approx((0.5 + 0.6 + 1.0) / 4)
+    assert result.avg_at_k == pytest.approx((0.5 + 0.6 + 3.0 - 1.0) / 4)
     assert result.pass_at_k["1"] == 0.5
+    [result] = fold_all(EvaluationFold("r", 2), [replace(group(at, -2.0, -1.0), tier=f"{at}") for at in range(2)])
+    assert (result.avg_at_k, [tier.avg_at_k for tier in result.tiers]) == (-1.5, [-1.5, -1.5])
+
+
+@pytest.mark.parametrize("rewards", [(1e308, 1e308), (1e308, -1e308, 1e308, 1e308), (math.inf, -math.inf), (1e301,)])
+def test_rewards_without_a_mean_that_can_be_reckoned_with_end_no_evaluation(rewards: tuple[float, ...]) -> None:
+    result = EvaluationFold("r", 1).fold_group(group(0, *rewards))
+    assert result is not None
+    assert math.isnan(result.avg_at_k)
+    assert math.isnan(codec.decode(codec.encode(result), EvalResult).avg_at_k)
+
+
+def test_an_evaluation_that_an_older_build_began_cuts_rewards_off_to_its_end() -> None:
+    first = EvaluationFold("r", 2)
+    first.fold_group(cut_rewards(group(0, 10.0, -4.0)))
+    of_older_build = json.loads(json.dumps(first.snapshot()))
+    del of_older_build["cut"]
+    second, third = EvaluationFold("r", 2), EvaluationFold("r", 2)
+    second.restore(of_older_build)
+    third.restore(json.loads(json.dumps(second.snapshot())))
+    ended = third.fold_group(group(1, 8.0, 0.0))
+    assert ended is not None
+    assert ended.avg_at_k == 0.5
+    [of_now] = fold_all(third, [group(number, 8.0, version=4) for number in (2, 3)])
+    assert of_now.avg_at_k == 8.0
 
 
 def test_one_version_gives_one_result() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
+from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
@@ -271,6 +273,16 @@ def test_records_of_another_run_and_unreadable_ones_are_passed_over() -> None:
     scene.take("r.recipe", b"nothing")
     assert scene.turn() == []
     assert scene.follower.published["p"].head == -1
+
+
+def test_a_worker_of_an_older_build_ends_at_a_revision_that_it_cannot_read() -> None:
+    scene = Scene()
+    newer = {**json.loads(RECIPE.to_json()), "a_key_of_the_next_build": 1}
+    revision = RecipeRevision(run_id="one", revision=1, recipe=json.dumps(newer))
+    with pytest.raises(UsageError, match="this version of Headrace cannot read the run's recipe"):
+        scene.take("r.recipe", codec.encode(revision))
+    scene.take("r.recipe", codec.encode(replace(revision, run_id="another")))
+    assert scene.follower.recipes == {0: RECIPE}
 
 
 def test_revisions_come_into_force_and_the_end_is_seen_and_taken_back() -> None:

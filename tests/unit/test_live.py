@@ -299,12 +299,12 @@ def test_lines_tell_a_standstill_once_and_its_end_only_when_it_lasts() -> None:
 
 
 @pytest.mark.usefixtures("_at_once")
-def test_the_evaluation_of_the_last_version_is_awaited_until_it_is_there_and_each_group_of_it_is_seen(
+def test_the_evaluation_of_the_last_version_is_awaited_until_it_is_there_and_each_episode_of_it_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def at_work(state: str, groups: int) -> tuple[str, WorkerStatus]:
+    def at_work(state: str, episodes: int) -> tuple[str, WorkerStatus]:
         status = WorkerStatus(
-            run_id="run-1", worker="rollout-sums-0", state=state, groups_done=groups, updated_ms=now_ms()
+            run_id="run-1", worker="rollout-sums-0", state=state, episodes_done=episodes, updated_ms=now_ms()
         )
         return RECIPE.topics.workers, status
 

@@ -19,8 +19,11 @@ from headrace.infra.recipe.settings import Rollout
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import EngineStats, VersionGone
 from headrace.producers.engines.registry import open_engine
+from headrace.producers.rollout import worker
 from headrace.producers.rollout.episodes import EPISODE
+from headrace.producers.rollout.open_tasks import OpenTasks
 from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.run_end import RunEnd
 from headrace.producers.rollout.runtime import WorkerRuntime
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.version_holds import VersionHolds
@@ -37,16 +40,66 @@ def test_places_are_given_back_one_by_one_and_never_twice() -> None:
     first = slots.reserve(3)
     assert first is not None
     assert slots.reserve(2) is None
-    first.release_one()
+    first.note_ended()
     second = slots.reserve(2)
     assert second is not None
     for _ in range(5):
-        first.release_one()
+        first.note_ended()
     first.close()
     second.close()
     assert slots.taken == 0
-    assert slots.reserve(9) is not None, "a task larger than the worker"
-    assert slots.reserve(1) is None, "and it runs alone"
+
+
+def test_a_large_task_waits_for_half_of_the_slots_and_keeps_those_that_its_episodes_need() -> None:
+    slots = Slots(4)
+    small = slots.reserve(3)
+    assert small is not None
+    assert slots.reserve(9) is None
+    small.note_ended()
+    large = slots.reserve(9)
+    assert large is not None
+    assert (large.size, slots.taken) == (2, 4)
+    small.close()
+    for left in range(8, 1, -1):
+        large.note_ended()
+        assert slots.taken == 2, left
+    large.note_ended()
+    assert slots.taken == 1
+    large.note_ended()
+    assert slots.taken == 0
+
+
+def test_a_worker_that_loads_its_model_after_the_end_of_the_run_still_waits_for_the_last_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "WORKER_TURN_S", 0.0)
+    turns = [45.0, 45.1, 65.0, 65.1]
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: turns.pop(0)))
+    run_end, stop = RunEnd(), threading.Event()
+    assert not run_end.is_over(44.0, has_ended=True, is_busy=False), "it loads"
+    runtime = SimpleNamespace(
+        follower=SimpleNamespace(ended="steps"), run_end=run_end, tasks=OpenTasks(), flush=idle, call_apart=idle
+    )
+    intake = SimpleNamespace(start=lambda: None, drain=lambda: None, stop=lambda: None)
+    rolling = worker.RolloutWorker._roll(cast("Any", SimpleNamespace(runtime=runtime)), cast("Any", intake), 8.0, stop)
+    asyncio.run(rolling)
+    assert turns == [], "20 s without a task"
+
+
+async def idle(*_: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize(("session_s", "over_after_s"), [(8.0, 20.0), (45.0, 57.0)])
+def test_a_worker_leaves_an_ended_run_once_the_tasks_of_a_killed_one_would_have_come(
+    session_s: float, over_after_s: float
+) -> None:
+    run_end = RunEnd()
+    run_end.begin(100.0, session_s)
+    assert not run_end.is_over(100.0 + over_after_s, has_ended=True, is_busy=False)
+    assert not run_end.is_over(150.0, has_ended=True, is_busy=True)
+    assert not run_end.is_over(150.0 + over_after_s, has_ended=True, is_busy=False)
+    assert run_end.is_over(150.1 + over_after_s, has_ended=True, is_busy=False)
 
 
 class Held:

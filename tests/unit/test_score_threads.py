@@ -61,7 +61,7 @@ def play_with_beat(a_spec: WorkflowSpec, n_asked: int) -> tuple[TrajectoryGroup,
 
         beating = asyncio.create_task(beat())
         task = replace(TASK, n_asked=n_asked)
-        groups = await play_group(task, a_spec, context(FakeEngine()), asyncio.Event(), lambda *_: None)
+        groups = await play_group(task, a_spec, context(FakeEngine()), asyncio.Event(), lambda *_: None, n_asked)
         beating.cancel()
         return groups["p"], longest_s
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Literal
+
+import pytest
+
 from headrace.infra.kafka.clients import Message
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
-from headrace.producers.rollout.started_task import NOT_REFUSED
+from headrace.producers.rollout.slots import Reservation, Slots
+from headrace.producers.rollout.started_task import NOT_REFUSED, StartedTask
 from headrace.producers.rollout.task_queue import REVISION_PATIENCE_S, TaskQueue, WaitingTask
 from headrace.schemas.records import Task
 
@@ -44,3 +50,55 @@ def test_a_task_of_a_revision_that_is_not_written_is_dead_after_a_while() -> Non
     assert queue.start(REVISION_PATIENCE_S / 2) == []
     (started,) = queue.start(REVISION_PATIENCE_S)
     assert (started.verdict, started.refusal.reason) == ("dead", "unknown_revision")
+
+
+class Busy:
+    """A worker's slots and its queue, in which tasks for training always wait; episodes end one by one, in turn."""
+
+    def __init__(self, concurrency: int, group_size: int) -> None:
+        self.slots, self.group_size, self.offset = Slots(concurrency), group_size, 0
+        self.owned = OwnedPartitions("run-1")
+        self.owned.own(("train", 0), 0, "")
+        self.owned.own(("eval", 0), 0, "")
+        self.queue = TaskQueue(self.owned, self, ("train", "eval"))
+        self.episodes: deque[StartedTask] = deque()
+        self.turn()
+
+    def admit(self, task: Task) -> Reservation | Literal["no_slots"]:
+        return self.slots.reserve(task.n_asked) or "no_slots"
+
+    def is_written(self, revision: int) -> bool:
+        raise AssertionError(revision)
+
+    def add(self, topic: str, n_asked: int) -> None:
+        self.offset += 1
+        message = Message(topic, 0, self.offset, b"", b"")
+        self.owned.receive(message)
+        task = Task(run_id="run-1", stream=topic, number=self.offset, n_asked=n_asked)
+        self.queue.add(WaitingTask(message, task, NOT_REFUSED, 0.0))
+
+    def turn(self) -> list[str]:
+        """End an episode and start what may; return the topics of that."""
+        if self.episodes:
+            ended = self.episodes.popleft()
+            assert ended.reservation is not None
+            ended.reservation.note_ended()
+        while len(self.queue) < 2 * self.slots.total:
+            self.add("train", self.group_size)
+        found = self.queue.start(0.0)
+        for each in found:
+            assert each.task is not None
+            self.episodes.extend([each] * each.task.n_asked)
+        return [each.message.topic for each in found]
+
+
+@pytest.mark.parametrize("samples", [3, 5, 8, 9, 32])
+def test_an_evaluation_of_more_samples_than_a_group_has_starts_while_tasks_for_training_wait(samples: int) -> None:
+    busy = Busy(concurrency=8, group_size=2)
+    before = len(busy.queue)
+    busy.add("eval", samples)
+    turns = 0
+    while "eval" not in busy.turn():
+        turns += 1
+        assert turns <= 2 * before + samples
+        assert busy.slots.taken >= busy.slots.total / 2, "a task that waits leaves more than half of the slots idle"
