@@ -62,6 +62,7 @@ class PolicyAudit:
     """Training numbers of one policy."""
 
     issued: int = 0
+    """Without those that nobody had played when a later recipe dropped their workflow."""
     produced: int = 0
     """Groups that workers delivered, each counted once; 0 where trajectories were not read."""
     duplicates: int = 0
