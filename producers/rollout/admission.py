@@ -49,7 +49,8 @@ class Admission:
         reserved = self.slots.reserve(task.n_asked)
         if is_training and reserved is not None:
             self.concluder.brake.note_started()
-        return reserved or "no_slots"
+        # After the end of the run no task for training needs slots: an evaluation holds none of them up.
+        return reserved or (None if self.follower.ended else "no_slots")
 
     def is_written(self, revision: int) -> bool:
         """See `Gate`. Raises KafkaRefused."""

@@ -158,6 +158,9 @@ def test_a_task_that_only_lacks_slots_is_told_from_one_that_must_not_start() -> 
     assert gate.slots.reserve(7) is not None
     assert gate.admit(task) == "no_slots"
     assert gate.admit(replace(task, purpose="eval")) == "no_slots"
+    gate.follower.ended = "steps"
+    assert gate.admit(replace(task, purpose="eval")) is None, "what is for training is concluded without slots"
+    gate.follower.ended = ""
     works.delivering = MOST_UNDELIVERED
     assert gate.admit(task) is None
 
