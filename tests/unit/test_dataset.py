@@ -21,6 +21,7 @@ from headrace.envs.dataset import Dataset
 from headrace.envs.jsonl import INSTRUCTION, JsonLines
 from headrace.envs.payload import problem_from_json, problem_to_json
 from headrace.envs.registry import EnvironmentSettingsError, load_environment
+from headrace.infra.recipe.settings import Policy
 
 COLUMNS = {"problem": "question", "answer": "label.value", "tier": "level"}
 
@@ -510,7 +511,7 @@ def test_a_missing_network_or_library_is_one_clear_sentence(monkeypatch: pytest.
 
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    [recipe, held_out, judge] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    [recipe, held_out, warm, judge] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     [code] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     for split, numbers in {"train": range(20), "test": range(20, 30)}.items():
         found = [{"question": f"What is {n} halves?", "answer": f"so it is.\n#### {n / 2}"} for n in numbers]
@@ -524,6 +525,10 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
     sets = tomllib.loads(held_out)["workflows"]["math"]["env"]["held_out"]
     assert load_environment("dataset", 1, {"path": "a.jsonl", "held_out": sets})
+
+    policy = Policy.model_validate(tomllib.loads(warm)["policies"]["solver"])
+    assert policy.warm_start
+    assert policy.warm_start.reward_high == 0.35
 
     monkeypatch.setenv("MY_JUDGE_KEY", "k")
     scorer = tomllib.loads(judge)["workflows"]["math"]["env"]["scorer"]
