@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, SupportsIndex, cast
 
 from headrace.envs.contract import Environment, Problem, Workflow
 from headrace.envs.messages import refuse_half_characters, show_value
 from headrace.envs.payload import PayloadError, problem_to_json
-from headrace.infra.errors import UsageError
+from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import locate_error, read_error_text
 from headrace.infra.recipe.named import find_named
 from headrace.infra.unreachable import is_unreachable
@@ -55,7 +56,8 @@ def load_environment(name: str, seed: int, settings: Mapping[str, Any]) -> Envir
     try:
         bound = inspect.signature(build).bind(seed=seed, **given)
     except TypeError as error:
-        raise EnvironmentSettingsError(f"environment {name}: {error}; it takes {_list_parameters(build)}") from error
+        takes = _list_parameters(build, [key for key in given if f"'{key}'" in str(error)])
+        raise EnvironmentSettingsError(f"environment {name}: {error}; it takes {takes}") from error
     try:
         environment = build(*bound.args, **bound.kwargs)
     except (Exception, SystemExit) as error:
@@ -141,7 +143,7 @@ def _check_contract(name: str, environment: Any) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    if isinstance(error, TypeError | ValueError):
+    if isinstance(error, TypeError | ValueError | HeadraceError):
         return read_error_text(error)
     return f"{type(error).__name__}: {read_error_text(error)} at {locate_error(error)}"
 
@@ -153,6 +155,9 @@ def _find_plug_in(what: str, name: str, shipped: Mapping[str, str]) -> Callable[
         raise UnknownEnvironment(str(error)) from error
 
 
-def _list_parameters(build: Any) -> str:
+def _list_parameters(build: Any, like: Sequence[str]) -> str:
+    """Return what an environment takes, nearest first to what was given in its place."""
     names = [name for name in inspect.signature(build).parameters if name not in ("self", "seed")]
+    for wrong in like[:1]:
+        names = difflib.get_close_matches(wrong, names, n=len(names) or 1, cutoff=0.0)
     return ", ".join(names) or "no settings"

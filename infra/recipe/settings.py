@@ -230,8 +230,8 @@ class TrainerSettings(Settings):
     """Optimizer steps per version."""
     max_staleness: int = Field(1, ge=0)
     """How many versions a token may be behind the policy that trains on it."""
-    learning_rate: float = Field(5e-6, gt=0, le=1)
-    """Learning rate of AdamW, which works on fp32 master weights."""
+    learning_rate: float = Field(5e-6, ge=0, le=1)
+    """Learning rate of AdamW, which works on fp32 master weights. With 0 the policy never changes: a control."""
     warmup_versions: int = Field(0, ge=0)
     """Versions over which the learning rate rises linearly."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

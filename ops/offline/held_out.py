@@ -97,6 +97,8 @@ def play_held_out(
     """
     if missing := [policy for policy in recipe.policies if policy not in folders]:
         raise UsageError(f"policy {missing[0]} of the recipe has no weights: add --weights {missing[0]}=FOLDER")
+    if absent := [folder for folder in folders.values() if not folder.is_dir()]:
+        raise UsageError(f"there is no folder {absent[0]}: `headrace weights export` makes one")
     specs = {workflow: build_workflow_spec(recipe, workflow) for workflow in recipe.workflows}
     asked = [(task, spec) for workflow, spec in specs.items() for task in _list_tasks(recipe, workflow, spec)]
     doing = (

@@ -349,6 +349,14 @@ def test_what_a_version_draws_depends_on_its_number_and_the_seed_alone() -> None
         assert torch.initial_seed() == one.seed * 1_000_003 + version
 
 
+def test_with_a_learning_rate_of_0_versions_are_made_and_the_weights_stay() -> None:
+    one = learner(learning_rate=0.0)
+    before = hash_weights(one.snapshot_weights())
+    for version in (1, 2):
+        assert one.step(batch(version), version)["learning_rate"] == 0
+    assert (one.version, hash_weights(one.snapshot_weights())) == (2, before)
+
+
 def test_a_version_out_of_order_is_refused() -> None:
     with pytest.raises(UsageError, match="at version 0, so it can only make 1 next; got 2"):
         learner().step(batch(1), 2)

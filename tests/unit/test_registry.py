@@ -76,8 +76,14 @@ def test_an_unknown_name_lists_what_there_is_the_nearest_first() -> None:
 
 
 def test_settings_that_an_environment_does_not_take_are_said() -> None:
-    with pytest.raises(EnvironmentSettingsError, match="'tier'; it takes tiers, instruction, tasks"):
+    with pytest.raises(EnvironmentSettingsError, match="'tier'; it takes tiers, "):
         load_environment("arithmetic", 1, {"tier": "sum1"})
+    with pytest.raises(EnvironmentSettingsError, match="unexpected keyword argument 'sytem'; it takes system, "):
+        load_environment("dataset", 1, {"path": "a.jsonl", "sytem": "x"})
+    with pytest.raises(
+        EnvironmentSettingsError, match=r"^environment dataset: scorer: 'numerc' is not .*module:name`$"
+    ):
+        load_environment("dataset", 1, {"path": "a.jsonl", "scorer": "numerc"})
     with pytest.raises(EnvironmentSettingsError, match=r"arithmetic: .*no tier 'sum_1'"):
         load_environment("arithmetic", 1, {"tiers": ["sum_1"]})
     with pytest.raises(EnvironmentSettingsError, match="jsonl: missing a required argument: 'path'"):
