@@ -90,10 +90,11 @@ def show_summary(summary: Summary, console: Console, program: str, again: str) -
         summary: What `headrace.ops.figures.summary.summarize` returned.
         console: Where to print.
         program: How this user calls `headrace`.
-        again: The command line that ran it.
+        again: The command line that ran it; empty for a run of a sweep, for which the sweep says what can be given.
     """
     console.print(panel(summary))
-    console.print(suggest_commands(summary, program, again), soft_wrap=True, highlight=False)
+    if again:
+        console.print(suggest_commands(summary, program, again), soft_wrap=True, highlight=False)
 
 
 def panel(summary: Summary) -> Panel:

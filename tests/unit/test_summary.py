@@ -261,6 +261,11 @@ def test_the_closing_page_gives_four_commands_unbroken(found: Summary) -> None:
     assert len([line for line in lines if line.startswith("headrace ")]) == 4
 
 
+def test_the_closing_page_of_a_run_of_a_sweep_gives_no_commands_as_its_servers_are_the_sweeps(found: Summary) -> None:
+    assert "Try next" in shown(found)
+    assert "Try next" not in shown(found, again="")
+
+
 def test_the_way_on_keeps_no_old_value_and_no_summary_file_however_they_were_given(found: Summary) -> None:
     again = "'/my bin/headrace' up arithmetic --set=trainer.steps=10 --summary=old.json --set=name=mine --set seed=3"
     assert (
