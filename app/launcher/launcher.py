@@ -364,8 +364,7 @@ class Launcher:
         summary = summarize(run, self._notes.effort, self._folder, rest)
         if self._request.summary is not None:
             write_atomically(self._request.summary, f"{encode_json(summary)}\n".encode())
-        again = "" if self._folder.sweep() else self._request.again
-        show_summary(summary, self._console, self._request.program, again)
+        show_summary(summary, self._console, self._request.program, "" if self._folder.sweep() else self._request.again)
         return summary.audit.ok
 
     def _say(self, words: str) -> None:

@@ -16,7 +16,7 @@ from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import read_all, read_key
 from headrace.infra.run.own_positions import read_newest_snapshot
 from headrace.infra.run.run import Run
-from headrace.ops.lineage.lineage import decode_readable, read_batches
+from headrace.ops.lineage.lineage import decode_readable, find_trained_policies, read_batches
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.episode_errors import group_errors
@@ -211,8 +211,7 @@ def parse_group(run: Run, text: str) -> GroupId:
             f"{text} is a task of an evaluation, and nothing is trained on it: `headrace inspect --trajectory "
             f"{text}:0` shows it"
         )
-    if stream.partition(".")[0] not in run.recipe.workflows:
-        raise UsageError(f"run {run.address.run} has no stream {stream!r}: it has {', '.join(run.recipe.workflows)}")
+    find_trained_policies(run, stream)
     return GroupId(stream, int(digits))
 
 
@@ -342,7 +341,7 @@ def report_group(run: Run, policy: str | None, group: str) -> GroupFate:
             "run"
         )
     stream, number = parse_group(run, group)
-    trained = run.recipe.policies_of(stream.partition(".")[0])
+    trained = find_trained_policies(run, stream)
     chosen = trained if policy is None else (run.resolve(policy),)
     if policy is not None and policy_of(policy) not in trained:
         raise UsageError(f"stream {stream} trains {', '.join(trained)}, not {policy}")

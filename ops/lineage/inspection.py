@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.topic_reader import name_offset, read_key
 from headrace.infra.run.run import Run, find_groups_run
+from headrace.ops.lineage.lineage import find_trained_policies
 from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, advantages_of, see_group
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -135,7 +136,7 @@ def _find_index(batch: BatchTrained, word: str) -> int:
 def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     """Return a trajectory with every token, trained or not. Raises UsageError when there is none of that name."""
     stream, number, sample = _parse(run, name)
-    policies = run.recipe.policies_of(stream.removeprefix("eval.").partition(".")[0])
+    policies = find_trained_policies(run, stream.removeprefix("eval."))
     if policy is None and len(policies) > 1:
         raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: choose one by --policy")
     acted = run.resolve(policy or policies[0])
@@ -200,13 +201,10 @@ def _find_produced(run: Run, policy: str, stream: str, number: int) -> _Found | 
 def _parse(run: Run, name: str) -> tuple[str, int, int]:
     stream, _, rest = name.partition(":")
     number, _, sample = rest.partition(":")
-    workflows = run.recipe.workflows
     if not (stream and number.isdecimal() and sample.isdecimal()):
         raise UsageError(
-            f"{name!r} is not a trajectory: write STREAM:NUMBER:SAMPLE, as in {next(iter(workflows))}:12:0"
+            f"{name!r} is not a trajectory: write STREAM:NUMBER:SAMPLE, as in {next(iter(run.recipe.workflows))}:12:0"
         )
-    if stream.removeprefix("eval.").partition(".")[0] not in workflows:
-        raise UsageError(f"run {run.address.run} has no stream {stream!r}: it has {', '.join(workflows)}")
     return stream, int(number), int(sample)
 
 

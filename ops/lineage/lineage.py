@@ -19,6 +19,7 @@ from headrace.infra.run.first_uses import CuratedReplay, complete_replay, find_f
 from headrace.infra.run.run import Run, find_groups_run
 from headrace.infra.store.object_store import StoreError
 from headrace.infra.weights.paths import is_version, size_of
+from headrace.ops.audit.trained_streams import TrainedStreams
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp
@@ -269,3 +270,16 @@ def decode_readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> I
 def report_version(run: Run, policy: str | None, version: int) -> VersionLineage:
     """Return what made a version; of the only policy if none is named. Raises UsageError."""
     return version_lineage(run, run.resolve(policy), version)
+
+
+def find_trained_policies(run: Run, stream: str) -> tuple[str, ...]:
+    """Return the policies that a stream of training trains, or trained under an earlier recipe.
+
+    Raises UsageError, with the streams of the run, for one that it never had, or that trains no policy any more.
+    """
+    streams = TrainedStreams(run.revisions)
+    if stream.partition(".")[0] not in streams.workflows:
+        raise UsageError(f"run {run.address.run} has no stream {stream!r}: it has {', '.join(streams.workflows)}")
+    if not (policies := streams.policies_of(stream)):
+        raise UsageError(f"stream {stream!r} of run {run.address.run} trains no policy that its newest recipe has")
+    return policies

@@ -6,9 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from drawn_page import drawn
+from made_recipes import sums_recipe
 
 from headrace.app.views.lineage_page import FATES, fate_in_words, group_page, version_page
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Connection, RunAddress
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.lineage.group_fate import (
     Concluded,
     GroupDeadLetter,
@@ -17,9 +23,11 @@ from headrace.ops.lineage.group_fate import (
     PlayAttempt,
     TrainedUse,
     fate_of,
+    parse_group,
     uses_of,
 )
-from headrace.ops.lineage.lineage import MadeOf, VersionLineage, version_shares
+from headrace.ops.lineage.lineage import MadeOf, VersionLineage, find_trained_policies, version_shares
+from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, GroupUse, Sequence, Trajectory
 
 KEPT = Concluded("kept", "", "curate", 0, 1, 5, (0.0, 1.0), 3, 4, "sum:1", "sum")
@@ -95,6 +103,25 @@ def test_a_number_that_was_not_issued_is_told_which_were() -> None:
     assert fate_in_words(lineage("never_issued")) == "it was never issued: sums:0 to sums:39 were."
     nothing = lineage("never_issued", issued_next=0)
     assert fate_in_words(nothing) == "it was never issued: no task of that stream was."
+
+
+def test_a_group_of_a_workflow_that_a_later_recipe_dropped_can_be_looked_up() -> None:
+    before = sums_recipe(
+        policies={"solver": {"path": "x"}, "judge": {"path": "y"}},
+        workflows={
+            "sums": {"env": "a", "policies": {"s": "solver"}},
+            "debate": {"env": "a", "policies": {"s": "solver", "j": "judge"}},
+            "trial": {"env": "a", "policies": {"j": "judge"}},
+        },
+    )
+    now = sums_recipe(policies={"solver": {"path": "x"}})
+    run = Run(RunAddress(Connection("k:1"), "t"), "run-1", (before, now), StoreAddress("127.0.0.1:1", "b", "k", "s"))
+    assert find_trained_policies(run, "debate.eu") == ("solver",)
+    assert parse_group(run, "debate:3") == GroupId("debate", 3)
+    with pytest.raises(UsageError, match="stream 'trial' of run t trains no policy that its newest recipe has"):
+        find_trained_policies(run, "trial")
+    with pytest.raises(UsageError, match="run t has no stream 'other': it has sums, debate, trial"):
+        find_trained_policies(run, "other")
 
 
 def version(*groups: MadeOf) -> VersionLineage:
