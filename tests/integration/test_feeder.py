@@ -27,7 +27,7 @@ from headrace.infra.kafka.run_loop import Component, run_loop
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process.signals import MustRestart
-from headrace.infra.run.run import Run, read_revisions
+from headrace.infra.run.run import Run, join, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import audit, report
@@ -235,7 +235,7 @@ def test_a_feeder_that_dies_before_and_after_it_heard_of_a_swap_gives_every_numb
     first = read_revisions(run.address)[0]
     for round_, heard_of_it in enumerate((False, True, True)):
         say(run, *[outcome(run, number, revision=int(round_ > 1)) for number in range(round_ * 4, round_ * 4 + 4)])
-        with feeding(run) as (feeder, writer):
+        with feeding(join(run.address)) as (feeder, writer):
             if round_ == 1:
                 swapped = replace(first, revision=1, recipe=later.to_json(), swapped=True)
                 say(run, Outgoing(run.topics.recipe, codec.encode(swapped), b"1", partition=0))
@@ -243,7 +243,7 @@ def test_a_feeder_that_dies_before_and_after_it_heard_of_a_swap_gives_every_numb
                 for message in feeder.poll(Stopwatch()):
                     assert list(feeder.handle(message)) == []
             write(feeder, writer)  # and no commit: a successor takes over while the transaction is open
-            feed_until(run, full)
+            feed_until(join(run.address), full)
     assert {task.number: task.revision for _, task in tasks(run)} == {
         **dict.fromkeys(range(QUOTA + 4), 0),
         **dict.fromkeys(range(QUOTA + 4, QUOTA + 12), 1),
