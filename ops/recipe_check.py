@@ -38,6 +38,8 @@ from headrace.trainers.batches.estimator import check_advantage
 
 LOSS_KEYS = ("loss", "aggregation", "correction", "count_rejected", "kl", "reference", "final_share")
 """Keys of `[trainer]` that a check of the loss needs torch for: seconds, spent only where one is set."""
+WORKFLOWS = "workflows"
+"""Check of workflows, and of environments with their data."""
 SINGLE_TURN = "single_turn"
 """The workflow that only sends the environment's messages to its policies."""
 
@@ -111,7 +113,18 @@ def run_checks(asked: Asked) -> Iterator[Finding]:
     for what, check in CHECKS.items():
         faults = check(asked)
         detail = f"\n{' ' * 20}".join(f"{'maybe: ' * fault.is_doubt}{fault.sentence}" for fault in faults)
+        if not faults and what == WORKFLOWS:
+            detail = "; ".join(_describe_sizes(asked))
         yield Finding(what, all(fault.is_doubt for fault in faults), detail, is_note=bool(faults))
+
+
+def _describe_sizes(asked: Asked) -> Iterator[str]:
+    for name, environment in asked.environments.items():
+        training, held_out = environment.size("train"), environment.size("held_out")
+        yield (
+            f"{name}: {'problems without end' if training is None else f'{training:,} problems'} for training, "
+            f"{'no end of them' if held_out is None else f'{held_out:,}'} held out"
+        )
 
 
 # ----------------------------------------------------------------------------------------------------- of any machine
@@ -283,7 +296,7 @@ def _check_client(asked: Asked) -> list[Fault]:
 CHECKS_OF_NAMES: Mapping[str, Check] = {
     "engine": _check_engine,
     "models": _check_models,
-    "workflows": _check_workflows,
+    WORKFLOWS: _check_workflows,
     "feed": _check_feed,
     "algorithms": _check_algorithms,
 }

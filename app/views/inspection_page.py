@@ -25,6 +25,8 @@ SPAN_STYLES = {"prompt": "cyan", "observation": "magenta", "injected": "blue", "
 SCALE = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "bold red"))
 """Least probability and colour of a generated token."""
 BAR = "▁▂▃▄▅▆▇█"
+TOKENS_BEFORE = 4
+"""Tokens of the prompt that a table of some tokens shows before the first generated one."""
 
 INSPECTED_METRICS = (
     ("loss", "loss", "{:.4f}"),
@@ -206,7 +208,10 @@ def crop(text: str) -> str:
 
 
 def trajectory_page(found: TrajectoryFound, limit: int) -> RenderableType:
-    """Return what `headrace inspect --trajectory` shows: the text, then up to `limit` tokens of it; 0 for all."""
+    """Return what `headrace inspect --trajectory` shows: the text, then up to `limit` tokens of it; 0 for all.
+
+    They begin shortly before the first generated one.
+    """
     group = found.group
     (member,) = group.trajectories
     fate = "not trained" if found.version is None else f"trained into version {found.version}"
@@ -222,9 +227,10 @@ def trajectory_page(found: TrajectoryFound, limit: int) -> RenderableType:
                 Text(),
                 Text(f"sequence {index} {sequence.role} {sequence.agent_id}".rstrip(), style="bold"),
             ]
-        shown = sequence.each[:left] if limit else sequence.each
+        begin = find_table_begin(sequence.each, left) if limit else 0
+        shown = sequence.each[begin : begin + left] if limit else sequence.each
         left -= len(shown)
-        parts += [Text(), token_table(shown)]
+        parts += [Text(), token_table(shown, begin)]
         if more := len(sequence.each) - len(shown):
             parts.append(Text(f"{more:,} more tokens: --limit 0 shows all", style="dim"))
     return Group(*parts)
@@ -279,15 +285,26 @@ def _legend() -> Text:
     return text
 
 
-def token_table(tokens: Sequence[TokenSeen]) -> Table:
-    """Return a row for each token: its source, whether and how it is trained on, its probability."""
+def find_table_begin(tokens: Sequence[TokenSeen], most: int) -> int:
+    """Return the index at which a table of so many tokens begins: it shows generated ones, and some before them."""
+    first = next((index for index, token in enumerate(tokens) if token.logprob is not None), 0)
+    return max(0, min(first - TOKENS_BEFORE, len(tokens) - most))
+
+
+def token_table(tokens: Sequence[TokenSeen], begin: int = 0) -> Table:
+    """Return a row for each token: its source, whether and how it is trained on, its probability.
+
+    Args:
+        tokens: Of one sequence.
+        begin: Index of the first of them.
+    """
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name in ("#", "version", "mask", "advantage", "logprob", "probability"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("token", overflow="fold")
     table.add_column("kind", style="dim", no_wrap=True)
-    for index, token in enumerate(tokens):
+    for index, token in enumerate(tokens, begin):
         generated = token.logprob is not None
         chance = _find_chance(token)
         table.add_row(

@@ -17,6 +17,7 @@ from headrace.app.views.inspection_page import (
     crop,
     facts,
     facts_of_own_metrics,
+    find_table_begin,
     token_table,
 )
 from headrace.ops.lineage.seen import GENERATED, SequenceSeen, SpanSeen, TokenSeen, TrajectorySeen
@@ -54,7 +55,8 @@ def _policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
     if sequences:
         yield Text()
         yield Text("the first sequence, token by token", style="bold")
-        yield token_table(sequences[0].each[:MOST_TOKENS_SHOWN])
+        begin = find_table_begin(sequences[0].each, MOST_TOKENS_SHOWN)
+        yield token_table(sequences[0].each[begin : begin + MOST_TOKENS_SHOWN], begin)
         if (more := len(sequences[0].each) - MOST_TOKENS_SHOWN) > 0:
             yield Text(f"{more:,} more tokens: --json has all", style="dim")
     yield Text()

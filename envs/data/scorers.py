@@ -76,7 +76,7 @@ def _compare_boxed(is_same: Callable[[str, str], bool], problem: Problem, text: 
     boxed = find_last_boxed(text)
     if boxed is None:
         return Score(0.0, {"boxed": 0.0})
-    return Score(float(is_same(boxed, problem.answer)), {"boxed": 1.0})
+    return Score(float(is_same(boxed, problem.answer)), {"boxed": float(bool(boxed.strip()))})
 
 
 def _build_exact() -> Scorer:

@@ -148,6 +148,7 @@ def test_an_engine_of_the_users_own_is_imported_where_workers_start() -> None:
 def test_doctor_shows_every_check_of_a_recipe() -> None:
     good = CliRunner().invoke(app, ["doctor", "arithmetic"])
     assert good.exit_code == 0, good.output
+    assert "sums: 42,250 problems for training, 8,450 held out" in good.output
     bad = CliRunner().invoke(app, ["doctor", "arithmetic", "--set", "trainer.advantage=groop"])
     assert bad.exit_code == 1
     assert "trainer.advantage: 'groop' is not known" in bad.output

@@ -11,12 +11,12 @@ import pytest
 from drawn_page import drawn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from headrace.app.views.inspection_page import step_page, trajectory_page
+from headrace.app.views.inspection_page import find_table_begin, step_page, trajectory_page
 from headrace.infra.recipe.settings import Named, TrainerSettings
 from headrace.infra.run.run import Run
 from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound, _explain_missing_step
-from headrace.ops.lineage.seen import AdvantagesBySequence, advantages_of, see_group, see_sequence
+from headrace.ops.lineage.seen import AdvantagesBySequence, TokenSeen, advantages_of, see_group, see_sequence
 from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import (
     BatchTrained,
@@ -234,3 +234,12 @@ def test_log_probabilities_that_no_token_can_have_are_shown_as_they_are(
 def test_training_is_said_to_have_begun_with_version_0_only_where_it_did(first: int, where: str) -> None:
     batches = [BatchTrained(version=version) for version in range(first, 10)]
     assert _explain_missing_step(0, batches) == f"no step 0: there are {first} to 9{where}"
+
+
+def test_a_table_of_some_tokens_begins_shortly_before_the_first_generated_one() -> None:
+    prompt = TokenSeen(1, "a", special=False, kind="prompt", turn=0, version=None, logprob=None, advantage=None)
+    made = replace(prompt, kind="generated", logprob=-0.1)
+    for asked, most, begin in ((20, 8, 16), (20, 100, 0), (2, 8, 0), (20, 24, 6), (20, 28, 2)):
+        assert find_table_begin([prompt] * asked + [made] * 10, most) == begin, (asked, most)
+    assert find_table_begin([prompt] * 20, 8) == 0
+    assert find_table_begin([], 8) == 0

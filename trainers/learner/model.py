@@ -167,6 +167,7 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
     refuse_quantised(config, str(path))
     refuse_longrope(config, str(path))
     only_here = {"local_files_only": True, "trust_remote_code": False}
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would be in every output
     load: Any = transformers.AutoModelForCausalLM.from_pretrained  # its stub knows one of the two results alone
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **only_here)
