@@ -97,7 +97,8 @@ class RolloutWorker:
             while not stop.is_set():
                 await asyncio.sleep(WORKER_TURN_S)
                 has_ended = bool(runtime.follower.ended)
-                if runtime.run_end.is_over(time.monotonic(), has_ended=has_ended, is_busy=bool(runtime.tasks)):
+                is_busy = bool(runtime.tasks) or runtime.pauses.has_to_hold_tasks  # no task comes while Kafka is away
+                if runtime.run_end.is_over(time.monotonic(), has_ended=has_ended, is_busy=is_busy):
                     log.info("worker.finished", why=runtime.follower.ended)
                     stop.set()
             runtime.phase, in_good_order = "draining", True

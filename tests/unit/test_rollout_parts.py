@@ -73,17 +73,26 @@ def test_a_worker_that_loads_its_model_after_the_end_of_the_run_still_waits_for_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker, "WORKER_TURN_S", 0.0)
-    turns = [45.0, 45.1, 65.0, 65.1]
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: turns.pop(0)))
+    pauses = Pauses()
+    pauses.begin("Kafka", "it is away")
+    turns = [45.0, 45.1, 66.0, 80.0, 99.0, 100.1]
+
+    def read_clock() -> float:
+        if turns[0] == 80.0:
+            pauses.end("Kafka")
+        return turns.pop(0)
+
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=read_clock))
     run_end, stop = RunEnd(), threading.Event()
     assert not run_end.is_over(44.0, has_ended=True, is_busy=False), "it loads"
     runtime = SimpleNamespace(
-        follower=SimpleNamespace(ended="steps"), run_end=run_end, tasks=OpenTasks(), flush=idle, call_apart=idle
-    )
+        follower=SimpleNamespace(ended="steps"), run_end=run_end, tasks=OpenTasks(), flush=idle, call_apart=idle,
+        pauses=pauses,
+    )  # fmt: skip
     intake = SimpleNamespace(start=lambda: None, drain=lambda: None, stop=lambda: None)
     rolling = worker.RolloutWorker._roll(cast("Any", SimpleNamespace(runtime=runtime)), cast("Any", intake), 8.0, stop)
     asyncio.run(rolling)
-    assert turns == [], "20 s without a task"
+    assert turns == [], "20 s without a task, and with Kafka"
 
 
 async def idle(*_: object) -> None:
