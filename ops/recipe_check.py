@@ -194,7 +194,7 @@ def _check_feed(asked: Asked) -> list[Fault]:
         with catching(faults):
             refuse_small_held_out(name, environment, recipe.evaluate.problems)
     for name, policy in recipe.policies.items():
-        if policy.warm_start is not None and asked.environments.keys() >= set(recipe.streams_of(name)):
+        if policy.warm_start is not None and asked.environments.keys() >= set(recipe.workflows_of(name)):
             with catching(faults):
                 read_first_example(recipe, name, asked.environments)
     return faults

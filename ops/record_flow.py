@@ -66,8 +66,8 @@ TAKES: Mapping[str, tuple[Flow, ...]] = {
         Flow("dead-letters", DeadLetter, FeedState.fold_dead_letter),
     ),
     "rollout": (
-        Flow("tasks", Task, Concluder.conclude),
-        Flow("eval-tasks", Task, Concluder.conclude),
+        Flow("tasks", Task, Concluder.play_and_deliver),
+        Flow("eval-tasks", Task, Concluder.play_and_deliver),
         Flow("recipe", RecipeRevision, RunFollower.run),
         Flow("weights", WeightsPublished, RunFollower.run),
     ),
@@ -99,7 +99,7 @@ WRITES: Mapping[str, tuple[Flow, ...]] = {
         Flow("trajectories", TrajectoryGroup, build_outgoing),
         Flow("eval-groups", TrajectoryGroup, build_outgoing),
         Flow("workers", WorkerStatus, StatusPosts.post),
-        Flow("dead-letters", DeadLetter, Concluder.conclude),
+        Flow("dead-letters", DeadLetter, Concluder.play_and_deliver),
     ),
     "curate": (
         Flow("curated", CuratedGroup, CuratorMessages.build_kept),

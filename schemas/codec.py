@@ -242,7 +242,8 @@ def _find_writer_schema(data: bytes) -> Plain:
             find()
     if name not in known:
         raise UnknownSchema(
-            f"unknown schema {name[::-1].hex()}: a newer Headrace wrote the message, or a program outside this run"
+            f"unknown schema {name[::-1].hex()}: the message was written by a newer Headrace (upgrade this one), or by "
+            "a program that is not part of this run"
         )
     return known[name]
 

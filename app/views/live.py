@@ -333,10 +333,10 @@ class LagMeter:
         """Next offsets of the curated topics, as the trainers last reported."""
         self.newest: Mapping[str, int] = {}
         """Topic to unread records, some seconds old."""
-        self._thread = threading.Thread(target=self._measure, name="lag-meter", daemon=True)
+        self._thread = threading.Thread(target=self._measure_until_stopped, name="lag-meter", daemon=True)
         self._thread.start()
 
-    def _measure(self) -> None:
+    def _measure_until_stopped(self) -> None:
         while not self._stop.wait(LAG_S):
             try:
                 self.newest = lags(self._run, self.positions)

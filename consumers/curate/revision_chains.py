@@ -89,7 +89,7 @@ class RevisionChains:
         self._ends.see(group.revision, group.stream, group.number)
         if len(self._ends.revisions) <= 1:
             return []
-        streams = self._context.recipe_of(max(self._ends.revisions)).streams_of(self._context.policy)
+        streams = self._context.recipe_of(max(self._ends.revisions)).workflows_of(self._context.policy)
         over = {self.name_of(revision) for revision in self._ends.pop_finished(streams, low_watermark)}
         ended = sorted(over - {self.name_of(revision) for revision in self._ends.revisions})
         for first in ended:

@@ -202,7 +202,10 @@ class Curate(Settings):
 
 
 class Reference(Settings):
-    """How the reference policy follows the policy. It begins as the policy at the first version with a KL term."""
+    """How the reference policy of the KL term follows the policy.
+
+    It begins as a copy of the policy's weights before the first version that is trained with a KL term.
+    """
 
     refresh_every: int = Field(0, ge=0)
     """Versions after which the reference becomes the current policy; 0 for never."""
@@ -541,7 +544,7 @@ class Recipe(Settings):
         """Return the policies that a workflow trains, each once, in the order of its roles."""
         return tuple(dict.fromkeys(self.workflows[workflow].policies.values()))
 
-    def streams_of(self, policy: str) -> tuple[str, ...]:
+    def workflows_of(self, policy: str) -> tuple[str, ...]:
         """Return the streams that train a policy; today a stream is a workflow."""
         return tuple(workflow for workflow in self.workflows if policy in self.policies_of(workflow))
 

@@ -170,7 +170,8 @@ class ObjectCache:
                 before, since = now, time.monotonic()
             elif time.monotonic() - since > FETCH_STUCK_S:
                 raise TimeoutError(
-                    f"the process that holds the lock of {part} has fetched nothing for {FETCH_STUCK_S:.0f} s"
+                    f"another process holds the lock of {part} and has fetched nothing for {FETCH_STUCK_S:.0f} s; this "
+                    "one fetches from the store instead"
                 )
             time.sleep(LOCK_POLL_S)
 

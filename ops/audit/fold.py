@@ -195,19 +195,19 @@ class AuditFold:
         return True
 
     def _fold_trajectories(self, message: Message) -> bool:
-        policy, group = self._stamp(message)
+        policy, group = self._read_checked_headers(message)
         if group.number % self.recipe.kafka.partitions != message.partition:
             raise HeaderError(f"number {group.number} does not belong on this partition")
         record_id = (message.topic, message.partition, message.offset)
         return self.account.produce(policy, group.stream, group.number, record_id)
 
     def _fold_curated(self, message: Message) -> bool:
-        _, curated = self._stamp(message)
+        _, curated = self._read_checked_headers(message)
         flight = self.account.flights[self.account.variant_of_topic[message.topic]]
         flight.curate(curated, message.partition, message.offset, sent_back=is_sent_back(message))
         return True
 
-    def _stamp(self, message: Message) -> tuple[str, GroupStamp]:
+    def _read_checked_headers(self, message: Message) -> tuple[str, GroupStamp]:
         """Return the policy and the headers of a group of this run. Raises HeaderError."""
         run_id, policy, group = read_group_headers(message)
         if run_id != self._run_header:

@@ -342,7 +342,7 @@ class PolicyNumbers:
                 lost = page.is_below(end) & ~page.concluded & ~page.mask(PLAYED | TASK_WAITS)
                 lost &= ~self._mask_forgotten(page)
                 found.add(
-                    self._name_problems(page, lost, "is in flight, but has neither a task to be played nor a group"),
+                    self._list_problems_at(page, lost, "is in flight, but has neither a task to be played nor a group"),
                     _sum(lost),
                 )
         return found
@@ -354,7 +354,7 @@ class PolicyNumbers:
             before = self.pages.page(page.stream, page.use - 1, page.first // PAGE_NUMBERS) if page.use else None
             for what, mask in find_broken(page, before, issued.get(page.stream, 0), scope):
                 if count := _sum(mask):
-                    found.add(self._name_problems(page, mask, what), count)
+                    found.add(self._list_problems_at(page, mask, what), count)
         for stream, next_number in seen.items():
             first = issued.get(stream, 0)
             what = "is a task, and the feeder does not know that it was issued"
@@ -365,7 +365,7 @@ class PolicyNumbers:
             found.add(self._open(issued), left)
         return found
 
-    def _name_problems(self, page: Page, mask: Mask, what: str) -> Iterator[AuditProblem]:
+    def _list_problems_at(self, page: Page, mask: Mask, what: str) -> Iterator[AuditProblem]:
         use = f", use {page.use}," if page.use else ""
         for at in np.flatnonzero(mask):
             conclusion = self._reasons[int(page.bits[at]) >> REASON_BITS]

@@ -46,7 +46,9 @@ def recipe_problems(
             yield f"numbers of {stream} were issued under recipe revision {number}, which the recipe topic lacks"
 
 
-def end_problems(records: Sequence[tuple[str, RecipeRevision]], newest: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+def run_end_problems(
+    records: Sequence[tuple[str, RecipeRevision]], newest: Mapping[str, tuple[int, int]]
+) -> Iterator[str]:
     """Yield what is wrong with the marks of the run's end.
 
     Args:

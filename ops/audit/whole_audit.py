@@ -27,7 +27,7 @@ from headrace.ops.audit.fold import CURATOR_KEY, EVALUATOR_KEY, FEEDER_KEY, Audi
 from headrace.ops.audit.objects import ObjectChecks, StoreAway
 from headrace.ops.audit.parts import Parts
 from headrace.ops.audit.problems import Problems
-from headrace.ops.audit.recipe_records import end_problems, recipe_problems, schema_problems
+from headrace.ops.audit.recipe_records import recipe_problems, run_end_problems, schema_problems
 from headrace.ops.audit.results import Audit
 from headrace.ops.curated_digest import CuratedDigest
 from headrace.schemas.headers import HeaderError
@@ -323,7 +323,9 @@ def _check_recipe_and_checkpoints(one: WholeAudit, *, offline: bool) -> Iterator
     account = one.fold.account
     chains = {policy: account.chains[policy] for policy in one.run.recipe.policies}
     yield from recipe_problems(one.revisions, account.begins)
-    yield from end_problems(one.revisions, {policy: (chain.newest, chain.steps) for policy, chain in chains.items()})
+    yield from run_end_problems(
+        one.revisions, {policy: (chain.newest, chain.steps) for policy, chain in chains.items()}
+    )
     yield from schema_problems(one.log.schemas(), one.fold.schemas)
     for variant, batches in () if offline else account.batches.items():
         yield from batches.problems(account.chains[variant].checkpoints)

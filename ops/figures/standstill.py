@@ -167,7 +167,7 @@ class _Stand:
 
     def _workers(self, *, here: bool) -> list[WorkerStatus]:
         """Return those who play for the policy, or of them those who are there."""
-        streams = self.seen.recipe.streams_of(policy_of(self.policy_variant))
+        streams = self.seen.recipe.workflows_of(policy_of(self.policy_variant))
         return [w for w in self.seen.workers if w.workflow in streams and (not here or is_there(w, self.now_ms))]
 
     def _words_of_trainer(self) -> list[int]:
@@ -268,7 +268,7 @@ class _Stand:
             return None
         last = max((worker.updated_ms for worker in self._workers(here=False)), default=0)
         seen = f"; the last was seen at {self._format_time(last)}" if last else ""
-        streams = self.seen.recipe.streams_of(policy_of(self.policy_variant))
+        streams = self.seen.recipe.workflows_of(policy_of(self.policy_variant))
         names = tuple(f"rollout-{stream}-" for stream in streams)
         own = {name: one for name, one in self.around.processes.items() if name.startswith(names)}
         frozen = [f"process {one.pid} of {name} exists, but may be frozen" for name, one in own.items() if one.pid]

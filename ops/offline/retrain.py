@@ -128,8 +128,9 @@ def stretches(history: History, span: VersionSpan, whose: str) -> list[VersionSt
     newest = history.batches[-1].version if history.batches else start
     if begin is not None and begin > newest:
         raise UsageError(
-            f"{whose} has no version {begin} to begin from: it has {min(history.checkpoints)} to {newest}, with "
-            f"checkpoints of {', '.join(map(str, sorted(history.checkpoints)))}"
+            f"--from {begin} is above {newest}, the newest version of {whose}: give {min(history.checkpoints)} to "
+            f"{newest}. Training begins at the checkpoint at or before it: there are "
+            f"{', '.join(map(str, sorted(history.checkpoints)))}"
         )
     if not start < (newest if end is None else end) <= newest:
         if end is None:

@@ -255,7 +255,7 @@ class GenerationServer:
         if self._process is None or not self._process.is_alive() or self._weights != weights:
             return False
         try:
-            return self.api.is_ready() and self.api.read_version() == str(weights.version)
+            return self.api.is_ready() and self.api.read_weight_version() == str(weights.version)
         except ServerAway:
             return False
 
@@ -285,7 +285,7 @@ class GenerationServer:
 
     def _refuse_other_writers(self) -> None:
         """Raise WeightsRefused where somebody else has loaded weights since: their tokens would get our versions."""
-        label = self.api.read_version()
+        label = self.api.read_weight_version()
         if self._weights is not None and label != str(self._weights.version):
             raise WeightsRefused(
                 f"{self.name} serves weights with the label {label!r}, but this worker loaded version "

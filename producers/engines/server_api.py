@@ -97,7 +97,7 @@ class ServerApi(Protocol):
         """Note with which version the server was started. Raises WeightsRefused for a server that is not to be used."""
         ...
 
-    def read_version(self) -> str:
+    def read_weight_version(self) -> str:
         """Return the label of the weights that it serves."""
         ...
 

@@ -72,12 +72,12 @@ class SGLangAdapters(NamedAdapters, SGLangApi):
 
     def note_started(self, folder: Path, version: int) -> None:
         """See `ServerApi.note_started`: it was started with the base alone."""
-        self._base = read_label(super().read_version())
+        self._base = read_label(super().read_weight_version())
         self.load(folder, version)
 
-    def read_version(self) -> str:
-        """See `ServerApi.read_version`; that of a base which somebody else loaded is none of ours."""
-        label = super().read_version()
+    def read_weight_version(self) -> str:
+        """See `ServerApi.read_weight_version`; that of a base which somebody else loaded is none of ours."""
+        label = super().read_weight_version()
         return str(self._newest) if label == str(self._base) else label
 
     def _load_adapter(self, name: str, folder: Path, version: int) -> None:

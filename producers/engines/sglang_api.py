@@ -86,8 +86,8 @@ class SGLangApi:
     def note_started(self, folder: Path, version: int) -> None:
         """See `ServerApi.note_started`: its command told it."""
 
-    def read_version(self) -> str:
-        """See `ServerApi.read_version`."""
+    def read_weight_version(self) -> str:
+        """See `ServerApi.read_weight_version`."""
         return str(self._read("/model_info")["weight_version"])
 
     def read_load(self) -> ServerLoad:

@@ -42,9 +42,9 @@ class VllmAdapters(NamedAdapters, VllmApi):
         super().note_started(folder, version)
         self.load(folder, version)
 
-    def read_version(self) -> str:
-        """See `ServerApi.read_version`; that of a base which somebody else loaded is none of ours."""
-        label = super().read_version()
+    def read_weight_version(self) -> str:
+        """See `ServerApi.read_weight_version`; that of a base which somebody else loaded is none of ours."""
+        label = super().read_weight_version()
         return str(self._newest) if label == str(self._version) else label
 
     def _is_open(self, request_id: str) -> bool:

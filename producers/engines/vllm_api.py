@@ -115,8 +115,8 @@ class VllmApi:
         self._post("/update_weight_version", {"new_version": str(version)})
         self._begin(version)
 
-    def read_version(self) -> str:
-        """See `ServerApi.read_version`."""
+    def read_weight_version(self) -> str:
+        """See `ServerApi.read_weight_version`."""
         return str(self._read("/weight_info").json()["weight_version"])
 
     def read_load(self) -> ServerLoad:

@@ -111,7 +111,7 @@ class Concluder:
     delivering: int = 0
     """Tasks that are played and not acknowledged."""
 
-    async def conclude(
+    async def play_and_deliver(
         self, started: StartedTask, ending: asyncio.Event, done: Callable[[StartedTask], object]
     ) -> None:
         """Conclude a task.

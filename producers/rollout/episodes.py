@@ -18,7 +18,7 @@ from headrace.infra.own_frames import locate_wait
 from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
-from headrace.producers.rollout.failures import build_failure, make_exception
+from headrace.producers.rollout.failures import build_failure, convert_to_exception
 from headrace.producers.rollout.reachability import UNREACHABLE, Reachability
 from headrace.schemas.episode_errors import RAISED
 from headrace.schemas.ids import derive_seed, now_ms
@@ -135,7 +135,7 @@ async def play_episode(
         except BaseException as error:  # sys.exit() would end the event loop
             if isinstance(error, asyncio.CancelledError) and played.cancelling():
                 raise
-            raise make_exception("the workflow", error) from error
+            raise convert_to_exception("the workflow", error) from error
 
     played = asyncio.create_task(run_workflow(), name=EPISODE)
     try:

@@ -63,7 +63,7 @@ def build_failure(
     )
 
 
-def make_exception(what: str, error: BaseException) -> Exception:
+def convert_to_exception(what: str, error: BaseException) -> Exception:
     """Return what a user's code raised as an Exception that fails only its episode.
 
     An Exception is returned as it is. Others would end the worker: `sys.exit()` in a scorer and what test frameworks

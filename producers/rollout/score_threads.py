@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import structlog
 
 from headrace.infra.unreachable import OutOfTime
-from headrace.producers.rollout.failures import make_exception
+from headrace.producers.rollout.failures import convert_to_exception
 
 log = structlog.get_logger()
 
@@ -112,7 +112,7 @@ class ScoreThreads:
         if error is None:
             call.answer.set_result(result)
         else:
-            call.answer.set_exception(make_exception(f"{self._scorer}.score", error))
+            call.answer.set_exception(convert_to_exception(f"{self._scorer}.score", error))
 
     def _give_up(self, call: _Call) -> None:
         """Fail a call, interrupt what of it is Python, and let another thread replace its own."""

@@ -148,7 +148,11 @@ class WeightLoader:
                 break
         found = published.find_version(version)
         if found is None:
-            raise VersionGone(f"{policy} version {version} is not among the last {RECENT_VERSIONS} that were published")
+            raise VersionGone(
+                f"{policy} version {version} cannot be evaluated: it is older than the {RECENT_VERSIONS} versions that "
+                f"a worker keeps, or its record has not come in {EVENT_PATIENCE_S:g} s. If evaluations come too late, "
+                "raise evaluate.every or run more workers"
+            )
         return found
 
     def _hold_apart(self, policy: str, record: WeightsPublished) -> None:

@@ -5,7 +5,7 @@ follower reads weights and recipe; the producer's thread takes acknowledgements;
 another's state: tasks come by `call_soon_threadsafe`, acknowledged tasks go by a queue, the rest is read as it is.
 
 From here to generation: `main`, `WorkerRuntime.supervise` (runtime.py), `RolloutWorker.serve_tasks`,
-`Concluder.conclude` (conclusions.py), `play_group` and `play_episode` (episodes.py), the workflow,
+`Concluder.play_and_deliver` (conclusions.py), `play_group` and `play_episode` (episodes.py), the workflow,
 `EngineActor.generate` (actor.py).
 """
 
@@ -75,7 +75,7 @@ class RolloutWorker:
         def begin(started: StartedTask) -> None:
             is_training = started.task is None or started.task.purpose != "eval"
             ending = runtime.run_end.ending if is_training else asyncio.Event()
-            runtime.tasks.begin(started.partition_id, concluder.conclude(started, ending, intake.report_done))
+            runtime.tasks.begin(started.partition_id, concluder.play_and_deliver(started, ending, intake.report_done))
 
         engine = concluder.context.engine
         intake = runtime.intake = TaskIntake(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,10 @@ def wait_for_version(data: Path, launcher: subprocess.Popen[str], version: int) 
 
 
 def words_of(process: psutil.Process) -> list[str]:
-    """Return the command line; that of a forked component is one text. Raises psutil.Error."""
-    return " ".join(process.cmdline()).split()
+    """Return the command line, empty once the process has ended; that of a forked component is one text."""
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline()).split()
+    return []
 
 
 def processes_of(data: Path) -> list[psutil.Process]:

@@ -96,15 +96,8 @@ def suspended(process: subprocess.Popen[bytes], component: str) -> Iterator[None
 
 
 def the_one(process: subprocess.Popen[bytes], component: str) -> psutil.Process:
-    (found,) = [child for child in children(process.pid) if {"headrace", component} <= set(command_of(child))]
+    (found,) = [child for child in children(process.pid) if {"headrace", component} <= set(words_of(child))]
     return found
-
-
-def command_of(process: psutil.Process) -> list[str]:
-    try:
-        return words_of(process)
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return []
 
 
 @pytest.mark.faults

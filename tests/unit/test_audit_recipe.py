@@ -8,7 +8,7 @@ from typing import Any
 from made_recipes import sums_recipe
 
 from headrace.ops.audit.batch_records import BatchFacts, BatchRecords
-from headrace.ops.audit.recipe_records import end_problems, recipe_problems, schema_problems
+from headrace.ops.audit.recipe_records import recipe_problems, run_end_problems, schema_problems
 from headrace.schemas import codec
 from headrace.schemas.records import RecipeRevision
 
@@ -48,11 +48,11 @@ def test_a_revision_under_which_numbers_were_issued_is_there() -> None:
 
 def test_a_run_ends_once_and_with_all_its_steps_where_it_says_so() -> None:
     ended = replace(FIRST, ended="steps")
-    assert list(end_problems(records(FIRST, ended), {"solver": (9, 9)})) == []
-    assert list(end_problems(records(FIRST, replace(FIRST, ended="solved")), {"solver": (3, 9)})) == []
-    [short] = end_problems(records(FIRST, ended), {"solver": (3, 9)})
+    assert list(run_end_problems(records(FIRST, ended), {"solver": (9, 9)})) == []
+    assert list(run_end_problems(records(FIRST, replace(FIRST, ended="solved")), {"solver": (3, 9)})) == []
+    [short] = run_end_problems(records(FIRST, ended), {"solver": (3, 9)})
     assert short == "the run is marked as done with all steps, but solver is at 3 of 9: @1"
-    [twice] = end_problems(records(FIRST, ended, replace(FIRST, ended="solved")), {"solver": (9, 9)})
+    [twice] = run_end_problems(records(FIRST, ended, replace(FIRST, ended="solved")), {"solver": (9, 9)})
     assert twice == "the run has ended in two ways under recipe revision 0: @1 and @2"
 
 

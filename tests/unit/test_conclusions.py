@@ -90,7 +90,7 @@ def started(slots: Slots) -> StartedTask:
 def test_a_request_that_the_engine_refuses_is_a_failed_group() -> None:
     slots = Slots(8)
     works, sent = concluder(dead=False)
-    asyncio.run(works.conclude(started(slots), asyncio.Event(), lambda _: None))
+    asyncio.run(works.play_and_deliver(started(slots), asyncio.Event(), lambda _: None))
     [record] = sent
     group = codec.decode(record.value, TrajectoryGroup)
     assert (group.reason, group.failures[0].detail, record.partition) == ("failed", "EngineError: too long", 2)
@@ -108,14 +108,14 @@ def test_whatever_goes_wrong_with_a_task_fails_its_group_and_not_the_worker_whil
     for error, reason in ((TypeError("NoneType"), "error"), (ConnectionError("NoneType"), "unreachable")):
         slots = Slots(8)
         works, sent = concluder(dead=False)
-        asyncio.run(works.conclude(started(slots), asyncio.Event(), lambda _: None))
+        asyncio.run(works.play_and_deliver(started(slots), asyncio.Event(), lambda _: None))
         group = codec.decode(sent[0].value, TrajectoryGroup)
         assert (group.reason, [failure.reason for failure in group.failures]) == ("failed", [reason] * 2)
         assert group.failures[0].detail == f"{type(error).__name__}: NoneType"
         assert (group.failures[0].at.endswith(" in fail"), slots.taken) == (True, 0)
     works, sent = concluder(dead=True)
     with pytest.raises(EngineError, match="crashed"):
-        asyncio.run(works.conclude(started(Slots(8)), asyncio.Event(), lambda _: None))
+        asyncio.run(works.play_and_deliver(started(Slots(8)), asyncio.Event(), lambda _: None))
     assert sent == []
 
 
@@ -138,7 +138,7 @@ def test_groups_that_all_fail_slow_what_is_trained_on_and_no_evaluation() -> Non
 
     async def fail() -> None:
         for _ in range(LENIENT + 1):
-            await works.conclude(started(Slots(8)), asyncio.Event(), lambda _: None)
+            await works.play_and_deliver(started(Slots(8)), asyncio.Event(), lambda _: None)
 
     task = started(Slots(8)).task
     assert task is not None
@@ -180,7 +180,7 @@ def test_a_dead_engine_ends_the_worker_and_concludes_nothing() -> None:
     slots = Slots(8)
     works, sent = concluder(dead=True)
     with pytest.raises(EngineError, match="crashed"):
-        asyncio.run(works.conclude(started(slots), asyncio.Event(), lambda _: None))
+        asyncio.run(works.play_and_deliver(started(slots), asyncio.Event(), lambda _: None))
     assert sent == []
     assert slots.taken == 0
 
@@ -193,7 +193,7 @@ def test_a_poisoned_task_concludes_and_leaves_a_letter_that_concludes_nothing() 
     stamped = replace(plain.message, offset=7, value=b"the task", headers=task_stamp(plain.task).to_headers())
     refusal = Refusal("poison", "w:6 was started 3 times, and its worker died every time")
     asyncio.run(
-        works.conclude(
+        works.play_and_deliver(
             replace(plain, message=stamped, verdict="poison", refusal=refusal), asyncio.Event(), lambda _: None
         )
     )
@@ -215,7 +215,7 @@ def test_a_record_that_kafka_refuses_is_sent_again_and_its_task_is_not_blamed(mo
         return [(record, why) for record in records] if len(waits) < 3 else []
 
     works.producer = cast("Any", SimpleNamespace(send=send))
-    asyncio.run(works.conclude(started(Slots(8)), asyncio.Event(), lambda _: None))
+    asyncio.run(works.play_and_deliver(started(Slots(8)), asyncio.Event(), lambda _: None))
     assert len({record.value for record in sent}) == 1
     assert (len(sent), waits[0], works.pauses.detail) == (3, "", "")
     size = f"{len(sent[0].value)} bytes"
@@ -229,7 +229,7 @@ def test_a_record_that_kafka_refuses_is_sent_again_and_its_task_is_not_blamed(mo
 def test_a_revision_that_cannot_be_played_here_fails_its_tasks_and_says_why() -> None:
     works, sent = concluder(dead=False)
     other = works.follower.recipes[0] = recipe(tiers=["no such tier"])
-    asyncio.run(works.conclude(started(Slots(8)), asyncio.Event(), lambda _: None))
+    asyncio.run(works.play_and_deliver(started(Slots(8)), asyncio.Event(), lambda _: None))
     group = codec.decode(sent[0].value, TrajectoryGroup)
     assert (group.reason, "no such tier" in group.failures[1].detail) == ("failed", True)
     with pytest.raises(UsageError, match="no such tier"):
@@ -249,7 +249,7 @@ def test_a_task_is_done_when_its_records_are_acknowledged_and_not_before() -> No
 
     async def play() -> None:
         done = order.append
-        task = asyncio.create_task(works.conclude(started(Slots(8)), asyncio.Event(), lambda _: done("done")))
+        task = asyncio.create_task(works.play_and_deliver(started(Slots(8)), asyncio.Event(), lambda _: done("done")))
         await sending.wait()
         assert (works.delivering, order) == (1, [])
         acknowledged.set()
@@ -301,7 +301,7 @@ def test_a_group_that_is_too_large_for_a_record_is_announced_once_it_is_stored(m
         return SimpleNamespace(key="groups/one", sha256="a" * 64, size_bytes=len(data))
 
     works.run.store = cast("Any", SimpleNamespace(put=put))
-    asyncio.run(works.conclude(started(Slots(8)), asyncio.Event(), lambda _: None))
+    asyncio.run(works.play_and_deliver(started(Slots(8)), asyncio.Event(), lambda _: None))
     [whole], [record] = stored, sent
     group = codec.decode(record.value, TrajectoryGroup)
     assert group.claim is not None

@@ -31,7 +31,7 @@ from headrace.ops.faults import Fault, catching
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.feed.selectors.registry import load_selector
 from headrace.producers.rollout.actor import EngineActor
-from headrace.producers.rollout.failures import FailureLog, build_failure, make_exception
+from headrace.producers.rollout.failures import FailureLog, build_failure, convert_to_exception
 from headrace.producers.rollout.scoring import ScoreTimeLimit
 from headrace.schemas import codec
 from headrace.schemas.episode_errors import MOST_KINDS_OF_TASK, describe_error, group_errors, kind_of
@@ -126,7 +126,9 @@ def test_an_error_that_cannot_say_what_it_is_fails_its_episode_alone_and_is_told
     assert failure.detail == f"Mute: {MUTE}"
     assert failure.at.endswith(" in refuse")
     assert failure.traceback.endswith("Mute: <exception str() failed>\n")
-    assert str(make_exception("the scorer", StopIteration(Mute({})))).startswith("the scorer raised StopIteration: its")
+    assert str(convert_to_exception("the scorer", StopIteration(Mute({})))).startswith(
+        "the scorer raised StopIteration: its"
+    )
     assert describe_with_location(Mute({})) == MUTE
 
 

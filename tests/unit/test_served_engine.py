@@ -74,8 +74,8 @@ class Server:
     def note_started(self, folder: Path, version: int) -> None:
         self.label = str(version)
 
-    def read_version(self) -> str:
-        self._go_away("read_version")
+    def read_weight_version(self) -> str:
+        self._go_away("read_weight_version")
         return self.label
 
     def read_load(self) -> ServerLoad:
@@ -188,7 +188,7 @@ def test_a_version_that_takes_servers_down_is_loaded_no_more(scene: Scene) -> No
 
 def test_a_version_is_loaded_when_servers_come_that_were_not_there(scene: Scene) -> None:
     for server in scene.servers.values():
-        server.dies_in = ["read_version"] * 3
+        server.dies_in = ["read_weight_version"] * 3
     for _ in range(3):
         with pytest.raises(EngineAway, match="is not used now: it went away"):
             scene.load(0)

@@ -142,11 +142,11 @@ def test_a_base_that_somebody_else_changed_and_an_adapter_that_is_not_taken_are_
     server.refuses = True
     with pytest.raises(WeightsRefused, match="/load_lora_adapter refuses adapter 4: HTTP 400"):
         api.load(FOLDER, 4)
-    assert api.read_version() == "3"
+    assert api.read_weight_version() == "3"
     server.base, server.is_ready = "8", True
     with pytest.raises(EngineError, match="has another base model than before"):
         asyncio.run(api.generate("a", [1], SAMPLING))
-    assert api.read_version() == "8"
+    assert api.read_weight_version() == "8"
 
 
 def test_a_server_starts_with_the_base_and_room_for_adapters(tmp_path: Path) -> None:

@@ -128,12 +128,12 @@ def test_an_adapter_that_is_not_taken_and_a_server_with_another_base_are_noticed
     with pytest.raises(WeightsRefused, match="/v1/load_lora_adapter refuses adapter 4: HTTP 500 no room"):
         api.load(FOLDER, 4)
     server.is_ready = True
-    assert api.read_version() == "3"
+    assert api.read_weight_version() == "3"
     for label, error in (("default", ServerAway), ("8", EngineError)):
         server.label = label
         with pytest.raises(error):
             asyncio.run(api.generate("a", [1], SAMPLING))
-        assert api.read_version() == label
+        assert api.read_weight_version() == label
 
 
 def test_a_server_starts_with_the_base_and_room_for_adapters(tmp_path: Path) -> None:
