@@ -58,6 +58,7 @@ FOR_USERS = {
     SECRET_KEY_VARIABLE: "its secret key",
     AWS_ACCESS_KEY_VARIABLE: "access key where ours is not set",
     AWS_SECRET_KEY_VARIABLE: "secret key where ours is not set",
+    "AWS_SESSION_TOKEN": "token of these two keys, where they need one",
     AWS_CREDENTIALS_VARIABLE: "file of keys by profile, where no variable holds any; else ~/.aws/credentials",
     AWS_PROFILE_VARIABLE: "which profile of that file",
     ENDPOINT_VARIABLE: "endpoint of archives that are named s3://BUCKET/PREFIX",
@@ -65,6 +66,8 @@ FOR_USERS = {
     CA_VARIABLES[1]: "the same, where AWS_CA_BUNDLE is not set",
     PLUG_INS_VARIABLE: "folders where your own modules are looked for too, as in PATH; `up` sets it for its components",
     LOG_LEVEL_VARIABLE: "debug, info, warning or error",
+    USER_CACHE_VARIABLE: "folder of all caches of this user; else ~/.cache",
+    TEMPORARY_VARIABLE: "folder of temporary files, also of the servers that are started; else /tmp",
 }
 """What a user may set, and what for, as `docs/processes.md` and `headrace doctor` show it."""
 

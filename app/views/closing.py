@@ -16,7 +16,7 @@ from rich.text import Text
 
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
 from headrace.app.views.dead_letters import describe_unnumbered
-from headrace.app.views.tables import describe_waste, replay_lines, shadow_in_words
+from headrace.app.views.tables import MOST_ERRORS, describe_waste, replay_lines, shadow_in_words
 from headrace.app.views.weights_page import in_words
 from headrace.ops.figures.summary import PolicySummary, Summary
 from headrace.trainers.health import LARGE_GAP
@@ -187,6 +187,8 @@ def _facts(summary: Summary) -> Table:
     if summary.unnumbered_letters:
         table.add_row("", Text(describe_unnumbered(summary.unnumbered_letters)))
     table.add_row("audit", _describe_audit(summary))
+    for line in summary.errors[:MOST_ERRORS]:
+        table.add_row("errors", Text(line, style="red"))
     for line in summary.stood_still:
         table.add_row("no progress", Text(line, style="yellow"))
     table.add_row("speed", f"{summary.samples_per_s:,.0f} trajectories/s, {summary.tokens_per_s:,.0f} tokens/s")

@@ -126,6 +126,8 @@ class Summary:
     data: DataUsed
     policies: dict[str, PolicySummary]
     shadows: dict[str, ShadowFigures]
+    errors: tuple[str, ...] = ()
+    """Sentences: how episodes failed, and what became dead letters, the most frequent first."""
     stood_still: tuple[str, ...] = ()
     """Sentences: which policies and shadows made no version for too long, or were trained on hardly any group."""
     rest: str = ""
@@ -183,6 +185,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
         data=DataUsed(str(folder.root), folder.size_bytes()),
         policies=policies,
         shadows=figures.shadows,
+        errors=tuple(error.sentence for error in figures.errors),
         stood_still=fold.describe_standstills(figures),
         rest=rest if proof.ok else "",
     )

@@ -1,4 +1,4 @@
-"""A user's own workflow with a bug, and an own judge that is not there: what the run says, and how it ends."""
+"""A user's own workflow with a bug: what the run says, and how it ends."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from headrace.app.views.closing import show_summary
+from headrace.app.views.tables import MOST_ERRORS
 from headrace.infra.embedded.data_folder import DataFolder, Effort
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.recipe.recipe_file import load_recipe
@@ -259,6 +260,13 @@ def test_the_closing_page_gives_four_commands_unbroken(found: Summary) -> None:
     assert "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=20 --new-recipe" in lines
     assert [line for line in lines if line.startswith("headrace inspect --step 10 --data ")]
     assert len([line for line in lines if line.startswith("headrace ")]) == 4
+
+
+def test_the_closing_page_names_the_errors_of_episodes_in_their_order(found: Summary) -> None:
+    errors = tuple(f"{count} episodes failed: KeyError: '[{count}]'" for count in range(19, 9, -1))
+    page = shown(replace(found, errors=errors))
+    assert [error for error in errors if error in page] == list(errors[:MOST_ERRORS])
+    assert "episodes failed" not in shown(found)
 
 
 def test_the_closing_page_of_a_run_of_a_sweep_gives_no_commands_as_its_servers_are_the_sweeps(found: Summary) -> None:
