@@ -119,9 +119,7 @@ def test_a_part_is_trained_again_from_the_newest_checkpoint_at_or_below_it(train
     assert f"at most {STEPS}, its newest" in answer.err
     answer, _ = retrain(trained, tmp_path, "--from", str(STEPS + 1))
     assert answer.code == 2
-    assert (
-        f"no version {STEPS + 1} to begin from: it has 0 to {STEPS}, with checkpoints of 0, 3, 6, {STEPS}" in answer.err
-    )
+    assert f"--from {STEPS + 1} is above {STEPS}, the newest version of policy solver" in answer.err
 
 
 def test_one_altered_hash_is_found(trained: Run, run_name: str, tmp_path: Path) -> None:
