@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.infra.errors import UsageError
@@ -12,7 +11,7 @@ from headrace.infra.run.retired import WEIGHTS, describe_versions, read_retired
 from headrace.infra.run.run import Run
 from headrace.infra.weights.files import ADAPTER_WEIGHTS, choose_files_to_serve, is_adapter, write_files
 from headrace.infra.weights.folder import write_adapter, write_weights
-from headrace.infra.weights.paths import is_version
+from headrace.infra.weights.paths import find_newest_events
 from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.figures.best_version import find_best_version
@@ -37,11 +36,6 @@ def choose_best(run: Run, policy: str) -> int:
             "evaluates"
         )
     return best.version
-
-
-def find_newest_events(events: Iterable[WeightsPublished]) -> dict[int, WeightsPublished]:
-    """Return the newest event of each version: training goes on from a version as it was published last."""
-    return {event.version: event for event in events if is_version(event)}
 
 
 def export(run: Run, policy: str | None, version: int | None, out: Path) -> WeightsPublished:

@@ -545,7 +545,7 @@ class Recipe(Settings):
         return tuple(dict.fromkeys(self.workflows[workflow].policies.values()))
 
     def workflows_of(self, policy: str) -> tuple[str, ...]:
-        """Return the streams that train a policy; today a stream is a workflow."""
+        """Return the workflows that train a policy."""
         return tuple(workflow for workflow in self.workflows if policy in self.policies_of(workflow))
 
     def to_json(self) -> str:

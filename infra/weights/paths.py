@@ -37,6 +37,11 @@ def is_version(event: WeightsPublished) -> bool:
     return event.kind not in {MERGED, WHOLE}
 
 
+def find_newest_events(events: Iterable[WeightsPublished]) -> dict[int, WeightsPublished]:
+    """Return the newest event of each version: training goes on from a version as it was published last."""
+    return {event.version: event for event in events if is_version(event)}
+
+
 def is_whole(event: WeightsPublished) -> bool:
     """Return whether an event's object is all of a version's weights."""
     return event.kind in {ANCHOR, WHOLE}

@@ -59,14 +59,9 @@ def _window_limits(revisions: Sequence[Recipe], variant: str) -> Iterator[int]:
 def _find_open_limit(recipe: Recipe, policy: str) -> int:
     if policy not in recipe.policies:
         return 0
-    beside = {
-        other
-        for workflow in recipe.workflows
-        if policy in recipe.policies_of(workflow)
-        for other in recipe.policies_of(workflow)
-        if other != policy
-    }
-    return max(_own_open_limit(recipe, policy), sum(_own_open_limit(recipe, other) for other in beside))
+    sharing = {other for workflow in recipe.workflows_of(policy) for other in recipe.policies_of(workflow)}
+    others = sum(_own_open_limit(recipe, other) for other in sharing - {policy})
+    return max(_own_open_limit(recipe, policy), others)
 
 
 def _own_open_limit(recipe: Recipe, policy: str) -> int:

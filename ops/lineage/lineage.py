@@ -18,7 +18,7 @@ from headrace.infra.kafka.topic_reader import read_all, read_offsets
 from headrace.infra.run.first_uses import CuratedReplay, complete_replay, find_first_uses
 from headrace.infra.run.run import Run, find_groups_run
 from headrace.infra.store.object_store import StoreError
-from headrace.infra.weights.paths import is_version, size_of
+from headrace.infra.weights.paths import find_newest_events, size_of
 from headrace.ops.audit.trained_streams import TrainedStreams
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -105,7 +105,7 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
     """Return what made a version. Raises UsageError when there is none of that number."""
     batches = {batch.version: batch for batch in read_batches(run, policy) if batch.version >= 0}
     events = read_records(run, run.topics.weights(policy), WeightsPublished)
-    published = {event.version: event for event in events if is_version(event)}
+    published = find_newest_events(events)
     batch, event = batches.get(version), published.get(version, WeightsPublished())
     if batch is None and version not in published:
         raise UsageError(f"policy {policy} of run {run.address.run} has {name_versions(version, batches, published)}")

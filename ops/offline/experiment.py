@@ -147,7 +147,7 @@ def _prepare_run(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
         check_loss(recipe, policy)
     address = RunAddress(run.connection, into)
     before = read_known_revisions(address)
-    _claim_folder(before, run, recipes)
+    _refuse_others(before, run, recipes)
     topics = recipes[-1].topics
     ensure_topics(address.connection, recipes[-1].topic_specs)
     run_id = before[0].run_id if before else f"{into}-{secrets.token_hex(4)}"
@@ -162,7 +162,7 @@ def _prepare_run(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
     return join(address)
 
 
-def _claim_folder(before: Sequence[RecipeRevision], run: Run, recipes: Sequence[Recipe]) -> None:
+def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence[Recipe]) -> None:
     """Raise UsageError unless the new run is not there yet, or is this experiment, interrupted."""
     if not before:
         return

@@ -14,7 +14,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
-from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.settings import Named, Recipe
 from headrace.infra.run.run import STORE_NAME, Run, refuse_replaced
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreError
@@ -51,12 +51,9 @@ def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None
         built: Its environment, where another revision has the same.
     """
     wanted, rollout, evaluate = recipe.workflows[workflow], recipe.rollout, recipe.evaluate
+    env, seed, limit_s, threads = _list_environment_settings(recipe, workflow)
     try:
-        environment = built or LimitedScoring(
-            load_environment(wanted.env.use, recipe.seed, wanted.env.settings),
-            min(rollout.score_limit_s, rollout.episode_limit_s),
-            rollout.score_threads,
-        )
+        environment = built or LimitedScoring(load_environment(env.use, seed, env.settings), limit_s, threads)
         play = load_workflow(wanted.workflow)
     except ValueError as error:
         raise UsageError(f"workflow {workflow!r} of the recipe cannot be played here: {error}") from error
@@ -73,18 +70,11 @@ def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None
     )
 
 
-def has_same_environment(one: Recipe, other: Recipe, workflow: str) -> bool:
-    """Return whether two revisions of the recipe build a workflow's environment from the same."""
-    first, second = (
-        (
-            recipe.workflows[workflow].env,
-            recipe.seed,
-            min(recipe.rollout.score_limit_s, recipe.rollout.episode_limit_s),
-            recipe.rollout.score_threads,
-        )
-        for recipe in (one, other)
-    )
-    return first == second
+def _list_environment_settings(recipe: Recipe, workflow: str) -> tuple[Named, int, float, int]:
+    """Return all that a workflow's environment is built from: revisions in which that is equal share one."""
+    rollout = recipe.rollout
+    limit_s = min(rollout.score_limit_s, rollout.episode_limit_s)
+    return recipe.workflows[workflow].env, recipe.seed, limit_s, rollout.score_threads
 
 
 @dataclass(slots=True)
@@ -200,7 +190,8 @@ class Concluder:
                 if task.revision not in self.specs:
                     recipes, workflow = self.follower.recipes, self.workflow
                     recipe = recipes[task.revision]
-                    same = (r for r in self.specs if has_same_environment(recipes[r], recipe, workflow))
+                    settings = _list_environment_settings(recipe, workflow)
+                    same = (r for r in self.specs if _list_environment_settings(recipes[r], workflow) == settings)
                     built = next((self.specs[revision].environment for revision in same), None)
                     spec = await asyncio.to_thread(build_workflow_spec, recipe, workflow, built)
                     self.specs[task.revision] = spec

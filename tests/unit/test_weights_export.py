@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.ops.weights_export import find_newest_events
+from headrace.infra.weights.paths import find_newest_events
 from headrace.schemas.records import WeightsPublished
 
 
