@@ -28,7 +28,7 @@ from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup, build_batch_sequences
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import build_model, character_tokenizer, encode, to_torch
-from headrace.trainers.learner.warm_start import Follower, TokenizedExample, WarmStartSettings, warm_start
+from headrace.trainers.learner.warm_start import Follower, PromptAndCompletion, WarmStartSettings, warm_start
 
 LEARNING_RATES = (1e-6, 3e-6, 1e-5)
 SAMPLES = 8
@@ -84,7 +84,7 @@ def started(training: Training, tell: Callable[[str], None]) -> Start:
     tokenizer, seed = character_tokenizer(ALPHABET), training.seed
     model, environment = build_model(architecture, tokenizer, seed=seed), Arithmetic(seed=seed)
     examples = [environment.example(index) for index in range(EXAMPLES + HELD_OUT)]
-    worked = [TokenizedExample(example.prompt, example.completion) for example in examples]
+    worked = [PromptAndCompletion(example.prompt, example.completion) for example in examples]
 
     class Told(Follower):
         def after_step(self, step: int, reward: float | None) -> None:

@@ -22,6 +22,8 @@ from headrace.schemas import records
 
 Split = Literal["train", "held_out", "warm_start"]
 """Disjoint sets of problems."""
+OWN_TEMPLATE_ARGUMENTS = frozenset({"conversation", "messages", "tools", "tokenize", "add_generation_prompt"})
+"""What no problem may give to a chat template, because rendering does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Problem:
                 raise TypeError(f"Problem.prompt must be a string or a list of messages, got {show_value(self.prompt)}")
             object.__setattr__(self, "prompt", check_messages("Problem.prompt", self.prompt))
         object.__setattr__(self, "tools", check_tools("Problem.tools", self.tools))
+        check_template_arguments("Problem.template_arguments", self.template_arguments)
 
     @property
     def text(self) -> str:
@@ -87,6 +90,8 @@ class WorkedExample:
     """As `Problem.prompt` has it: a text, which is one turn of a user, or messages. Without tools."""
     completion: str
     """What the policy is to answer: plain text, to which no chat template is applied."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """As `Problem.template_arguments`; plain JSON."""
 
     def __post_init__(self) -> None:
         """Refuse what could not be encoded later."""
@@ -94,6 +99,7 @@ class WorkedExample:
             object.__setattr__(self, "prompt", check_messages("WorkedExample.prompt", self.prompt))
         if not isinstance(self.completion, str):
             raise TypeError(f"WorkedExample.completion must be a string, got {show_value(self.completion)}")
+        check_template_arguments("WorkedExample.template_arguments", self.template_arguments)
 
 
 class Environment(Protocol):
@@ -254,6 +260,14 @@ def check_tools(what: str, tools: object) -> tuple[Mapping[str, Any], ...]:
         if not isinstance(tool, Mapping) or not isinstance(tool_name(tool), str):
             raise TypeError(f"{what}[{at}] must be a JSON schema with a name, got {show_value(tool)}")
     return found
+
+
+def check_template_arguments(what: str, given: object) -> None:
+    """Raise TypeError for what is no dict of arguments by name; ValueError for one that Headrace itself gives."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"{what} must be a dict of arguments by name, got {show_value(given)}")
+    if taken := sorted(OWN_TEMPLATE_ARGUMENTS & set(given)):
+        raise ValueError(f"{what} must not hold {', '.join(taken)}: Headrace gives it to the chat template itself")
 
 
 def tool_name(tool: Mapping[str, Any]) -> Any:

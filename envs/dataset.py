@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 
 from headrace.envs.answers import find_last_boxed, is_same_answer
-from headrace.envs.contract import Problem, Score, Split, WorkedExample
+from headrace.envs.contract import Problem, Score, Split, WorkedExample, check_template_arguments
 from headrace.envs.data.held_out import interleave_sets, read_held_out
 from headrace.envs.data.layout import SCORER, Layout, Record, RowFault, read_columns_setting
 from headrace.envs.data.rows import Rows, TaskFileError
@@ -84,11 +84,12 @@ class Dataset:
         warm_start: Share that worked examples come from, if `columns` names a column of solutions.
         scorer: How answers are judged; see `SCORERS`.
         scorers: Scorers by the name that the column of scorers holds.
-        system: Text before every prompt.
+        system: What the system says before every problem.
         template: What is asked, with `{problem}` and `{name}` of a column in `keep`.
         instruction: What every problem ends with; by default what the scorer needs.
         answer_pattern: Regular expression that finds the answer in its column: the first group of the last match.
         keep: Columns that a scorer of your own finds in `problem.extra`.
+        template_arguments: What else the policy's chat template is told, such as `enable_thinking`.
 
     Raises ValueError for settings that cannot be used; TaskFileError, where the data is read, for what is malformed or
     too small to be split.
@@ -113,6 +114,7 @@ class Dataset:
         instruction: str | None = None,
         answer_pattern: str = "",
         keep: Sequence[str] = (),
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self._seed = seed
         if not isinstance(scorers or {}, Mapping):
@@ -138,6 +140,11 @@ class Dataset:
             raise ValueError("template must contain {problem}, the placeholder for the problem")
         if not isinstance(keep, list | tuple) or not all(isinstance(column, str) for column in keep):
             raise ValueError(f'keep must be a list of columns, as in ["tests"]; got {keep!r}')
+        try:
+            check_template_arguments("template_arguments", template_arguments or {})
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        self._template_arguments = dict(template_arguments or {})
         if named.scorer and SCORER in keep:
             raise ValueError(
                 f"keep must not list {SCORER!r} beside columns.scorer, which already stores the scorer's name in "
@@ -166,7 +173,8 @@ class Dataset:
         """Return the problem at an index; the order begins again at the end. Raises ValueError for an empty split."""
         task_id, tier, record = self._read_record(split, index)
         prompt = self._layout.compose_prompt(record)
-        return Problem(task_id, prompt, record.answer, tier or record.tier, record.extra)
+        arguments = self._template_arguments
+        return Problem(task_id, prompt, record.answer, tier or record.tier, record.extra, template_arguments=arguments)
 
     def score(self, problem: Problem, text: str) -> Score:
         """Judge a completion by the scorer of the data set, or of the problem's own row."""
@@ -184,7 +192,7 @@ class Dataset:
         solution = record.solution
         if self._layout.find_scorer(record.extra).is_boxed and find_last_boxed(solution) is None:
             solution += f"\n\\boxed{{{record.answer}}}"
-        return WorkedExample(self._layout.compose_prompt(record), solution)
+        return WorkedExample(self._layout.compose_prompt(record), solution, self._template_arguments)
 
     @property
     def _held_out_share(self) -> float:

@@ -25,9 +25,12 @@ def check_messages(what: str, messages: object) -> tuple[dict[str, Any], ...]:
 
 def join_text(prompt: Prompt) -> str:
     """Return the text of a prompt; of messages, what the system, users and tools say, a blank line between them."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n\n".join(content for message in prompt if (content := message["content"]))
+    return "\n\n".join(list_contents(prompt))
+
+
+def list_contents(prompt: Prompt) -> list[str]:
+    """Return a text as the only one; of messages, what each says, without those that say nothing."""
+    return [prompt] if isinstance(prompt, str) else [text for message in prompt if (text := message["content"])]
 
 
 def _check_message(what: str, message: object) -> dict[str, Any]:

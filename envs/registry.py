@@ -9,7 +9,7 @@ from operator import index
 from typing import Any, SupportsIndex, cast
 
 from headrace.envs.contract import Environment, Problem, Workflow
-from headrace.envs.messages import refuse_half_characters, show_value
+from headrace.envs.messages import list_contents, refuse_half_characters, show_value
 from headrace.envs.payload import PayloadError, problem_to_json
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import locate_error, read_error_text
@@ -110,7 +110,8 @@ def check_characters(environment: Environment, policy: str, alphabet: str) -> No
         return
     size = environment.size("train")
     asked = range(ALPHABET_PROMPTS if size is None else min(size, ALPHABET_PROMPTS))
-    lacking = {character for number in asked for character in environment.problem("train", number).text} - set(alphabet)
+    contents = (text for number in asked for text in list_contents(environment.problem("train", number).prompt))
+    lacking = {character for text in contents for character in text} - set(alphabet)
     if lacking:
         raise ValueError(
             f"problems of environment {environment.name} have characters that are not in policies.{policy}.alphabet: "

@@ -27,7 +27,7 @@ from headrace.producers.engines.torch_engine import TorchEngine
 from headrace.trainers.advantages import grpo
 from headrace.trainers.learner.masters import Masters
 from headrace.trainers.learner.model import build_model, character_tokenizer, encode, round_to_bf16
-from headrace.trainers.learner.warm_start import TokenizedExample, WarmStartSettings, warm_start
+from headrace.trainers.learner.warm_start import PromptAndCompletion, WarmStartSettings, warm_start
 from headrace.trainers.losses import TrainedTokens, policy_loss
 
 
@@ -76,7 +76,7 @@ def build(settings: Settings, environment: Arithmetic) -> tuple[PreTrainedModel,
     model = build_model(architecture, tokenizer, seed=settings.seed)
     if settings.examples:
         worked = [environment.example(index) for index in range(settings.examples + 256)]
-        examples = [TokenizedExample(one.prompt, one.completion) for one in worked]
+        examples = [PromptAndCompletion(one.prompt, one.completion) for one in worked]
         until = WarmStartSettings(
             low=0.35, high=0.45, learning_rate=2e-3, samples=128, max_new_tokens=settings.max_tokens
         )

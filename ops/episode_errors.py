@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.ops.first_word import is_first_word_of_training
 from headrace.schemas.episode_errors import describe_error, kind_of
-from headrace.schemas.records import DeadLetter, EpisodeError, Outcome
+from headrace.schemas.records import DeadLetter, EpisodeError, EvalResult, Outcome
 
 MOST_KINDS_OF_RUN = 1000
 """Most different errors; further ones are not counted."""
@@ -28,11 +28,13 @@ class ErrorSeen:
     role: str
     turn: int
     stream: str
-    """Stream of the first of them; the next two are of the first one too."""
+    """Stream of the first of them, of an evaluation its workflow; the next two are of the first one too."""
     number: int
     task_id: str = ""
     component: str = ""
     """Component that wrote the dead letters; empty for failed episodes."""
+    version: int = -1
+    """Version in whose evaluation the first of them failed; -1 for episodes of training, and for dead letters."""
 
     @property
     def sentence(self) -> str:
@@ -41,7 +43,10 @@ class ErrorSeen:
             records = "1 record is a dead letter" if self.count == 1 else f"{self.count:,} records are dead letters"
             task = f"; one of task {self.stream}:{self.number}" if self.stream else ""
             return f"{records} of {self.component} ({self.reason}): {self.detail}{task}"
-        episodes = "1 episode" if self.count == 1 else f"{self.count:,} episodes"
+        held_out = "held-out " if self.version >= 0 else ""
+        episodes = f"1 {held_out}episode" if self.count == 1 else f"{self.count:,} {held_out}episodes"
+        if held_out:
+            return f"{episodes} of {self.stream} failed: {describe_error(self.first)}; first at version {self.version}"
         task = f"{self.stream}:{self.number}" + (f" ({self.task_id})" if self.task_id else "")
         return f"{episodes} failed: {describe_error(self.first)}; one in task {task}"
 
@@ -70,6 +75,16 @@ class ErrorsFold:
                 self._first[kind] = ErrorSeen(*what, outcome.stream, outcome.number, outcome.task_id)
             if kind in self._first:
                 self._counts[kind][outcome.policy] += error.episodes
+
+    def fold_evaluation(self, result: EvalResult) -> None:
+        """Take in the result of an evaluation."""
+        for error in result.errors:
+            kind = f"eval.{result.workflow}", *kind_of(error)
+            if kind not in self._first and len(self._first) < MOST_KINDS_OF_RUN:
+                what = (error.episodes, error.reason, error.detail, error.at, error.role, error.turn)
+                self._first[kind] = ErrorSeen(*what, result.workflow, -1, version=result.version)
+            if kind in self._first:
+                self._counts[kind][result.policy] += error.episodes
 
     def fold_dead(self, dead_letter: DeadLetter) -> None:
         """Take in a dead letter; records that were sent back or belong to another run are not errors."""

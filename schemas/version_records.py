@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.schemas.field_types import ClaimCheck, Int32s, NamedObject, no_ints
+from headrace.schemas.group_records import EpisodeError
 
 OFF_POLICY_GAP = "off_policy_gap"
 """Among the metrics of a version: how far the policy is from the one that sampled its batch."""
@@ -167,6 +168,10 @@ class EvalResult:
     """Episodes that played; -1 where failed ones counted as wrong, as builds before this field did."""
     tiers: tuple[TierResult, ...] = ()
     """The same by tier, in the order of their names; empty where there are fewer than 2 tiers, or more than 16."""
+    standard_error: float = -1.0
+    """Standard error of avg_at_k over the problems; -1 where fewer than two played, and of builds before this field."""
+    errors: tuple[EpisodeError, ...] = ()
+    """How its episodes failed, the most frequent four; none of builds before this field."""
 
     @property
     def has_reward(self) -> bool:

@@ -26,13 +26,13 @@ from safetensors.torch import save
 
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.environment import cache_folder
-from headrace.trainers.learner.model import encode, encode_completion
+from headrace.trainers.learner.model import encode_completion
 from headrace.trainers.learner.numerics import fingerprint_numerics
 from headrace.trainers.learner.warm_start import (
     Follower,
     ModelState,
+    PromptAndCompletion,
     SearchProgress,
-    TokenizedExample,
     WarmStartResult,
     WarmStartSettings,
 )
@@ -67,7 +67,7 @@ class KeptWarmStart(Follower):
         self,
         model: transformers.PreTrainedModel,
         tokenizer: transformers.PreTrainedTokenizerBase,
-        examples: tuple[Sequence[TokenizedExample], Sequence[TokenizedExample]],
+        examples: tuple[Sequence[PromptAndCompletion], Sequence[PromptAndCompletion]],
         settings: WarmStartSettings,
         folder: Path | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class KeptWarmStart(Follower):
             "config": model.config.to_json_string(),
             "tokenizer": [type(tokenizer).__name__, tokenizer.get_vocab(), tokenizer.eos_token_id],
             "ids": [
-                [[encode(tokenizer, one.prompt), encode_completion(tokenizer, one.completion)] for one in some]
+                [[one.encode_prompt(tokenizer), encode_completion(tokenizer, one.completion)] for one in some]
                 for some in examples
             ],
             "numerics": fingerprint_numerics(str(model.device)),

@@ -27,7 +27,12 @@ from headrace.trainers.learner.chosen_loss import check_loss
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
-from headrace.trainers.learner.warm_start import TokenizedExample, WarmStartSettings, describe_measurement, warm_start
+from headrace.trainers.learner.warm_start import (
+    PromptAndCompletion,
+    WarmStartSettings,
+    describe_measurement,
+    warm_start,
+)
 from headrace.trainers.versions.heartbeat import open_heartbeat
 from headrace.trainers.versions.history import History, read_history, wait_for_examples
 from headrace.trainers.versions.publisher import (
@@ -167,10 +172,10 @@ def build_first_model(
     return build_model(settings.model, tokenizer, seed=seed), tokenizer
 
 
-def _fetch_examples(run: Run, policy: str, stop: threading.Event) -> list[TokenizedExample]:
+def _fetch_examples(run: Run, policy: str, stop: threading.Event) -> list[PromptAndCompletion]:
     claim = wait_for_examples(run, policy, stop).examples
     assert claim is not None  # noqa: S101 - the feeder always sets it
-    return [TokenizedExample(**json.loads(line)) for line in run.get(claim).decode().splitlines()]
+    return [PromptAndCompletion(**json.loads(line)) for line in run.get(claim).decode().splitlines()]
 
 
 def _warm_start(

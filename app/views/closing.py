@@ -16,6 +16,7 @@ from rich.text import Text
 
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
 from headrace.app.views.dead_letters import describe_unnumbered
+from headrace.app.views.evaluation_words import describe_interval
 from headrace.app.views.tables import MOST_ERRORS, describe_waste, replay_lines, shadow_in_words
 from headrace.app.views.weights_page import in_words
 from headrace.ops.figures.summary import PolicySummary, Summary
@@ -215,7 +216,10 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
     """Add rewards by policy: one is paid for its answers, another for judging them, so their mean is meaningless."""
     rewards = {
         "training reward": [_change(block.reward_first, block.reward_last) for block in policies.values()],
-        "held-out reward": [_change(block.eval_first, block.eval_last) for block in policies.values()],
+        "held-out reward": [
+            _change(block.eval_first, block.eval_last) + describe_interval(block.eval_last_error)
+            for block in policies.values()
+        ],
     }
     for what, changes in rewards.items():
         for (policy, block), change in zip(policies.items(), changes, strict=True):

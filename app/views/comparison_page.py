@@ -28,22 +28,22 @@ from headrace.ops.compare.comparison import (
 
 COMPARISON_COLUMNS = (
     *("runs", "reward", "held-out", "skipped", "trajectories", "trained", "discarded", "length bias", "replayed"),
-    *("wall s", "reward over the first", "held-out over the first", "groups discarded"),
+    *("wall s", "held-out at the start", "reward over the first", "held-out over the first", "groups discarded"),
 )
 TABLES = (
     ("runs", "reward", "held-out", "trajectories", "wall s"),
     ("skipped", "trained", "discarded", "length bias", "replayed"),
-    ("reward over the first", "held-out over the first"),
+    ("held-out at the start", "reward over the first", "held-out over the first"),
     ("groups discarded",),
 )
 """Columns of one table of a terminal, so that each fits 80 characters."""
 EMPTY_CELLS = ("", "0", "0 ± 0")
 NOTE = (
     "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, of "
-    "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all; "
-    "skipped: tasks that the selector did not ask; trained: share of all groups; discarded: share before the "
-    "run's end; length bias: mean length of these over that of trained ones; over the first: difference to the first "
-    "variant's run of the same seed."
+    "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all, and at "
+    "the start the first one; skipped: tasks that the selector did not ask; trained: share of all groups; discarded: "
+    "share before the run's end; length bias: mean length of these over that of trained ones; over the first: "
+    "difference to the first variant's run of the same seed."
 )
 
 
@@ -138,6 +138,7 @@ def _rows(found: Comparison, policy: str) -> Iterator[tuple[str, ...]]:
             in_words(block.length_bias, "{:.2f}"),
             in_words(block.replayed, "{:,.0f}"),
             in_words(variant.wall_s, "{:.0f}"),
+            in_words(block.held_out_first, "{:.3f}"),
             in_words(block.over_first["reward"], "{:+.3f}"),
             in_words(block.over_first["held_out"], "{:+.3f}"),
             discarded or "none",

@@ -129,7 +129,8 @@ class LivePage:
     def _tell_errors(self, errors: Sequence[ErrorSeen]) -> None:
         """Print each error once, without a live page."""
         for error in errors:
-            self._tell_once((error.stream, error.component, *kind_of(error.first)), error.sentence, "red")
+            what = "held out" if error.version >= 0 else error.component
+            self._tell_once((error.stream, what, *kind_of(error.first)), error.sentence, "red")
 
     def _tell_once(self, what: tuple[str, ...], sentence: str, style: str) -> None:
         """Print a line once, without a live page."""

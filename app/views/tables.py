@@ -11,7 +11,7 @@ from rich.text import Text
 
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.environment_lines import environment_lines
-from headrace.app.views.evaluation_words import describe_evaluation
+from headrace.app.views.evaluation_words import describe_evaluation, describe_interval
 from headrace.app.views.weights_page import in_words
 from headrace.infra.utc import format_utc
 from headrace.schemas.records import WorkerStatus
@@ -240,7 +240,7 @@ def evaluation_table(found: Mapping[str, Mapping[str, Measured]]) -> RenderableT
         for policy, one in policies.items():
             passed = ", ".join(f"{k}: {share:.2f}" for k, share in one.pass_at_k.items())
             asked = f"{one.problems} x {one.samples}"
-            mean = "-" if one.avg_at_k is None else f"{one.avg_at_k:.3f}"
+            mean = "-" if one.avg_at_k is None else f"{one.avg_at_k:.3f}{describe_interval(one.standard_error, 3)}"
             row = (mean, passed, asked, f"{one.mean_length:.1f}", str(one.failures))
             table.add_row(workflow, policy, *row)
             for tier, reward in one.tiers.items():

@@ -178,7 +178,7 @@ def _numbers(moment: Moment) -> Table:
         found = _evals_of(moment, policy)
         if found:
             some = (*found[:1], *found[1:][-(1 if found[-1].tiers else 3) :])
-            words = " · ".join(map(describe_evaluation, some))
+            words = " · ".join(describe_evaluation(one, has_interval=one is some[-1]) for one in some)
             table.add_row(_label("held out", policy, moment.recipe), Text(words))
     table.add_row(
         "groups",

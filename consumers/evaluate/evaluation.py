@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import fsum
 from typing import Any, NamedTuple
 
 from headrace.consumers.algorithms.contract import generated_lengths
 from headrace.consumers.evaluate.pass_at_k import mean_pass_at_k
 from headrace.infra.recipe.settings import Recipe
+from headrace.schemas.episode_errors import group_errors, kind_of
 from headrace.schemas.headers import HeaderError, Headers, Stamp
-from headrace.schemas.records import EvalResult, TierResult, TrajectoryGroup
+from headrace.schemas.records import EpisodeError, EvalResult, TierResult, TrajectoryGroup
 
 RIGHT_ABOVE = 0.5
 """A sample with more reward than this counts as right in pass@k."""
 LARGEST_MEAN = 1e300
 """A mean reward beyond it is no number: whoever adds some of them, or squares them, would fail."""
+MOST_ERRORS = 4
+"""Different errors of episodes in a result."""
+MOST_OPEN_ERRORS = 32
+"""Different errors that an evaluation under way counts; further ones are counted as failures only."""
 MOST_TIERS = 16
 """With more tiers than this a result has none: they are a column of the data, and nobody reads them one by one."""
 
@@ -76,6 +81,15 @@ def mean_score(played: Sequence[Answers]) -> float:
     return mean if abs(mean) <= LARGEST_MEAN else math.nan
 
 
+def estimate_error(played: Sequence[Answers], mean: float) -> float:
+    """Return the standard error of `mean_score`, by how the problems' means differ; -1 where it cannot be known."""
+    if len(played) < 2:
+        return -1.0
+    deviations = [one.score / one.trajectories - mean for one in played]
+    variance = _add([one * one for one in deviations]) / (len(played) - 1)
+    return math.sqrt(variance / len(played)) if math.isfinite(variance) else -1.0
+
+
 def measure_tiers(found: Sequence[Answers]) -> tuple[TierResult, ...]:
     """Return the success on each tier's problems, if there are some tiers to compare."""
     tiers = defaultdict[str, list[Answers]](list)
@@ -126,6 +140,24 @@ class _Open:
     """So many were asked for."""
     found: dict[int, Answers]
     """By number."""
+    errors: dict[tuple[str, str, str], EpisodeError] = field(default_factory=dict)
+    """How its episodes failed, by what they have in common."""
+
+    def add(self, number: int, answers: Answers, errors: Iterable[EpisodeError]) -> None:
+        """Take in a problem; one that comes again is passed over."""
+        if number in self.found:
+            return
+        self.found[number] = answers
+        for error in errors:
+            kind = kind_of(error)
+            if (before := self.errors.get(kind)) is not None:
+                self.errors[kind] = replace(before, episodes=before.episodes + error.episodes)
+            elif len(self.errors) < MOST_OPEN_ERRORS:
+                self.errors[kind] = error
+
+    def list_frequent_errors(self) -> tuple[EpisodeError, ...]:
+        """Return what a result carries of the errors, the most frequent first."""
+        return tuple(sorted(self.errors.values(), key=lambda error: -error.episodes)[:MOST_ERRORS])
 
 
 class EvaluationFold:
@@ -159,19 +191,21 @@ class EvaluationFold:
         one = self._open.setdefault(key, _Open(group.revision, asked, {}))
         if group.revision < one.revision:
             one.revision, one.problems = group.revision, asked
-        one.found.setdefault(group.number, count_answers(cut_rewards(group) if key in self._cut else group))
+        answers = count_answers(cut_rewards(group) if key in self._cut else group)
+        one.add(group.number, answers, group_errors(group.failures))
         numbers = choose_numbers(one.found, one.problems) if len(one.found) >= one.problems else []
         if len(numbers) < one.problems:
             return None
         self._done.add(key)
         del self._open[key]
-        return self._build_result(key, [one.found[number] for number in numbers])
+        errors = one.list_frequent_errors()
+        return self._build_result(key, [one.found[number] for number in numbers], errors)
 
-    def _build_result(self, key: EvaluationId, found: list[Answers]) -> EvalResult:
+    def _build_result(self, key: EvaluationId, found: list[Answers], errors: tuple[EpisodeError, ...]) -> EvalResult:
         workflow, policy, version = key
         samples = min(one.samples for one in found)
         played = [one for one in found if one.trajectories]
-        trajectories = sum(one.trajectories for one in played)
+        trajectories, mean = sum(one.trajectories for one in played), mean_score(played)
         return EvalResult(
             run_id=self.run_id,
             policy=policy,
@@ -180,7 +214,7 @@ class EvaluationFold:
             problems=len(found),
             asked=len(found),
             samples=samples,
-            avg_at_k=mean_score(played),
+            avg_at_k=mean,
             pass_at_k={
                 str(k): mean_pass_at_k([(one.trajectories, one.right) for one in played if one.trajectories >= k], k)
                 for k in _iterate_ks(min(samples, max((one.trajectories for one in played), default=0)))
@@ -189,6 +223,8 @@ class EvaluationFold:
             failures=sum(one.failures for one in found),
             played=trajectories,
             tiers=measure_tiers(found),
+            standard_error=estimate_error(played, mean),
+            errors=errors,
         )
 
     def snapshot(self) -> dict[str, Any]:
@@ -196,7 +232,9 @@ class EvaluationFold:
         rows = [[*key, at, asdict(answers)] for key, one in self._open.items() for at, answers in one.found.items()]
         asked = [[*key, one.revision, one.problems] for key, one in self._open.items()]
         cut = [list(key) for key in sorted(self._cut & self._open.keys())]
-        return {"open": rows, "done": [list(key) for key in sorted(self._done)], "asked": asked, "cut": cut}
+        errors = [[*key, list(map(asdict, one.errors.values()))] for key, one in self._open.items() if one.errors]
+        done = [list(key) for key in sorted(self._done)]
+        return {"open": rows, "done": done, "asked": asked, "cut": cut, "errors": errors}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take the state that `snapshot` returned."""
@@ -207,6 +245,8 @@ class EvaluationFold:
         for *key, number, answers in state["open"]:
             one = self._open.setdefault(EvaluationId(*key), _Open(len(self._by_revision), self.problems, {}))
             one.found[number] = Answers(**answers)
+        for *key, errors in state.get("errors", ()):
+            self._open[EvaluationId(*key)].errors = {kind_of(one): one for one in (EpisodeError(**e) for e in errors)}
         self._cut = {EvaluationId(*key) for key in state.get("cut", self._open)}
 
 

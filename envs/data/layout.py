@@ -11,7 +11,7 @@ from typing import Any
 from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed
 from headrace.envs.data.rows import Row, Written, fill_placeholders, find_value, make_plain
 from headrace.envs.data.scorers import Scorer
-from headrace.envs.messages import refuse_half_characters
+from headrace.envs.messages import Prompt, refuse_half_characters
 
 SCORER = "scorer"
 """Key, in a problem's `extra`, of the name of its own scorer."""
@@ -95,14 +95,19 @@ class Layout:
         """Return the scorer of a problem, by its `extra`."""
         return self.scorers[str(extra.get(SCORER, "")) if self.columns.scorer else ""]
 
-    def compose_prompt(self, record: Record) -> str:
-        """Return what the policy is asked: the system prompt, then the template with the problem, the instruction."""
+    def compose_prompt(self, record: Record) -> Prompt:
+        """Return what the policy is asked: the template with the problem, and the instruction.
+
+        With a system prompt these are two messages, that of the system first.
+        """
         scorer = self.find_scorer(record.extra)
         text = record.problem
         if self.template:
             text = fill_placeholders(self.template, {**record.extra, "problem": text})
         text += scorer.instruction if self.instruction is None else self.instruction
-        return f"{self.system}\n\n{text}" if self.system else text
+        if not self.system:
+            return text
+        return ({"role": "system", "content": self.system}, {"role": "user", "content": text})
 
     def _read_kept(self, row: Row, name: str, unit: str) -> Any:
         """Return what a scorer of the user's own finds in `extra`, which a task carries as JSON."""

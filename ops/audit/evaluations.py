@@ -277,8 +277,9 @@ class Evaluations:
             return OF_ANY
         if found.played < 0 and found.failures:
             return (*OF_ANY, "mean_length", "failures")
-        tiers = ("tiers",) if found.tiers else ()  # builds before this field gave none
-        return (*OF_ANY, *OF_ANSWERS, *tiers)
+        tiers = ("tiers",) if found.tiers else ()  # builds before these two fields gave none
+        error = ("standard_error",) if found.standard_error >= 0 else ()
+        return (*OF_ANY, *OF_ANSWERS, *tiers, *error)
 
 
 def _stamp(message: Message, run_id: str) -> Stamp | None:

@@ -62,6 +62,8 @@ class ComparedPolicy:
 
     versions: Interval
     reward: Interval
+    held_out_first: Interval
+    """Of the first evaluation; `held_out` is of the last one."""
     held_out: Interval
     trajectories: Interval
     trained_share: Interval
@@ -171,6 +173,7 @@ def _policy(blocks: Sequence[PolicyResult], over_first: dict[str, Interval]) -> 
     return ComparedPolicy(
         versions=interval([block.versions for block in blocks]),
         reward=interval([block.reward_last for block in blocks]),
+        held_out_first=interval([block.eval_first for block in blocks]),
         held_out=interval([block.eval_last for block in blocks]),
         trajectories=interval([block.trajectories for block in blocks]),
         trained_share=interval([one.trained_share for one in groups]),

@@ -139,6 +139,7 @@ class Figures:
             self._weights.fold_status(record)
         elif isinstance(record, EvalResult):
             self._rewards.fold_evaluation(record)
+            self._trouble.errors.fold_evaluation(record)
         elif isinstance(record, RecipeRevision):
             self._revisions.fold_revision(record)
             self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -71,6 +72,8 @@ class PolicySummary:
     reward_last: float | None
     eval_first: float | None
     eval_last: float | None
+    eval_last_error: float | None
+    """Standard error of `eval_last` over the problems."""
     eval_tiers: dict[str, tuple[float | None, float | None]]
     """Tier to its held-out reward at the first and the last version that was evaluated; empty for fewer than two."""
     best: BestVersion | None
@@ -216,6 +219,7 @@ def policy_summary(
         reward_last=figures.reward_last.get(policy),
         eval_first=first,
         eval_last=last,
+        eval_last_error=estimate_last_error(evals),
         eval_tiers=eval_tier_ends(evals),
         best=find_best_version(evals),
         groups=figures.policies[policy],
@@ -253,6 +257,13 @@ def eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:
     """Return avg@k of the first and the last version that was evaluated in all workflows; of one only the last."""
     means = list(average_over_workflows(evals).values())
     return (means[0] if len(means) > 1 else None), (means[-1] if means else None)
+
+
+def estimate_last_error(evals: Sequence[EvalResult]) -> float | None:
+    """Return the standard error of the last of `eval_ends`; None where that of one of its workflows is not known."""
+    version = max(average_over_workflows(evals), default=None)
+    errors = [one.standard_error for one in evals if one.version == version and one.has_reward]
+    return math.hypot(*errors) / len(errors) if errors and min(errors) >= 0 else None
 
 
 def eval_tier_ends(evals: Sequence[EvalResult]) -> dict[str, tuple[float | None, float | None]]:

@@ -38,6 +38,8 @@ class Measured:
     """Answers to each problem."""
     avg_at_k: float | None
     """None if every episode failed."""
+    standard_error: float | None
+    """None if fewer than two problems were played."""
     pass_at_k: dict[str, float]
     mean_length: float
     """Generated tokens of an answer."""
@@ -59,6 +61,7 @@ def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str,
                 problems=result.problems,
                 samples=result.samples,
                 avg_at_k=result.avg_at_k if result.has_reward else None,
+                standard_error=result.standard_error if result.standard_error >= 0 else None,
                 pass_at_k=result.pass_at_k,
                 mean_length=result.mean_length,
                 failures=result.failures,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import structlog
 
@@ -100,4 +101,7 @@ def read_first_example(recipe: Recipe, policy: str, environments: Mapping[str, E
 def _write_lines(source: GivesExamples, count: int) -> Iterator[str]:
     for index in range(count):
         example = source.example(index)
-        yield json.dumps({"prompt": example.prompt, "completion": example.completion}) + "\n"
+        line: dict[str, Any] = {"prompt": example.prompt, "completion": example.completion}
+        if example.template_arguments:
+            line["template_arguments"] = dict(example.template_arguments)
+        yield json.dumps(line) + "\n"

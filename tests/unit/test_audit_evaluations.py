@@ -114,6 +114,11 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
         [f"{NAME.format(1)} has a result that differs from its answers (answers -> result): avg_at_k 0.5 -> 1.0"],
     ),
     (
+        lambda scene: result(scene, 1, standard_error=0.25),
+        [f"{NAME.format(1)} has a result that differs from its answers (answers -> result): standard_error 0.0 -> "],
+    ),
+    (lambda scene: result(scene, 1, standard_error=-1.0), []),
+    (
         lambda scene: scene.results.append(replace(scene.results[1], version=7)),
         [f"{NAME.format(7)} has a result, but not all its answers are there"],
     ),

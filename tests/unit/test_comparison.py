@@ -78,6 +78,7 @@ def summary(end: float, dropped: dict[str, int], *, ok: bool = True) -> dict[str
     block = {
         "versions": 2,
         "reward_last": end,
+        "eval_first": 0.125,
         "eval_last": end - 0.1,
         "groups": {"trained": 10, "discarded": dropped, "dead": 0, "replayed": 4},
         "lengths": {"trained": 10.0, "discarded": 20 * end, "bias": {"ratio": 2 * end, "low": 0.5, "high": 2.0}},
@@ -118,7 +119,8 @@ def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted
     assert (ds.runs, ds.failed, ds.wall_s.mean, ds.skipped.mean) == (2, [], 20, 35)
     solver = ds.policies["solver"]
     assert (solver.reward.mean, solver.reward.n) == (0.5, 2)
-    assert (solver.held_out.mean, solver.trained_share.mean) == (pytest.approx(0.4), 0.5)
+    assert (solver.held_out_first.mean, solver.held_out.mean) == (0.125, pytest.approx(0.4))
+    assert solver.trained_share.mean == 0.5
     assert solver.discarded_share.mean == pytest.approx((8 / 18 + 10 / 20) / 2)
     assert (solver.length_trained.mean, solver.length_discarded.mean) == (10, 10)
     assert (solver.length_bias.mean, solver.length_bias.high) == (1, pytest.approx(1 + 2.541, abs=1e-3))
@@ -149,6 +151,7 @@ def test_variants_are_compared_with_the_first_one_seed_by_seed() -> None:
     assert reward.high == pytest.approx(0.1875 + 12.706 * 0.0625, abs=1e-3)
     assert solver["plain"].over_first["reward"].n == 0
     page = drawn(comparison_page(found), 80)
+    assert "0.125 ± 0.000" in page
     assert "+0.188 ± 0.794" in page
     assert "…" not in page, "all fits a terminal of 80"
 

@@ -76,7 +76,10 @@ def test_columns_are_mapped_and_what_is_asked_is_put_together(tmp_path: Path) ->
         keep=["unit"],
     )
     problem = env.problem("train", 0)
-    assert problem.prompt == "You are brief.\n\nIn m: 1+1 ({level})!"
+    assert problem.prompt == (
+        {"role": "system", "content": "You are brief."},
+        {"role": "user", "content": "In m: 1+1 ({level})!"},
+    )
     assert (problem.answer, problem.tier, problem.extra) == ("2", "3", {"unit": "m"})
 
 
@@ -207,6 +210,24 @@ def test_solutions_are_worked_examples_of_problems_that_are_in_no_other_split(tm
     for one in examples:
         number = one.prompt.removesuffix(INSTRUCTION).removeprefix("p")
         assert one.completion == (r"so \boxed{7}" if number == "7" else f"as seen, {number}\n\\boxed{{{number}}}")
+
+
+def test_problems_and_worked_examples_give_the_chat_template_the_same_arguments(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", [{"problem": f"p{n}", "answer": "1", "why": "so"} for n in range(60)])
+    arguments = {"enable_thinking": False}
+    settings = {"path": path, "columns": {"solution": "why"}, "system": "Be brief.", "template_arguments": arguments}
+    env = load_environment("dataset", 1, settings)
+    assert isinstance(env, GivesExamples)
+    problem, example = env.problem("warm_start", 0), env.example(0)
+    assert problem_from_json(problem_to_json(problem)) == problem
+    assert (example.prompt, example.template_arguments) == (problem.prompt, arguments)
+    assert problem.template_arguments == arguments
+    for given, why in (
+        ({"tokenize": True}, "must not hold tokenize: Headrace gives it to the chat template itself"),
+        (["enable_thinking"], "must be a dict of arguments by name, got list"),
+    ):
+        with pytest.raises(EnvironmentSettingsError, match=f"template_arguments {why}"):
+            load_environment("dataset", 1, {**settings, "template_arguments": given})
 
 
 def test_an_answer_is_found_in_its_column_by_a_pattern(tmp_path: Path) -> None:
@@ -520,7 +541,9 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     env = load_environment(settings.pop("use"), 1, settings)
     assert (env.size("train"), env.size("held_out")) == (20, 10)
     problem = env.problem("train", 0)
-    assert problem.prompt.startswith("You are a careful mathematician.\n\nWhat is ")
+    system, asked = problem.prompt
+    assert system == {"role": "system", "content": "You are a careful mathematician."}
+    assert asked["content"].startswith("What is ")
     assert env.score(problem, f"\\boxed{{{problem.answer}}}").reward == 1
 
     sets = tomllib.loads(held_out)["workflows"]["math"]["env"]["held_out"]

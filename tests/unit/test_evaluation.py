@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.views.evaluation_words import describe_evaluation
-from headrace.consumers.evaluate.evaluation import EvaluationFold, cut_rewards
+from headrace.consumers.evaluate.evaluation import MOST_OPEN_ERRORS, EvaluationFold, cut_rewards
+from headrace.ops.episode_errors import ErrorsFold
 from headrace.ops.figures.reward_figures import RewardsFold
 from headrace.ops.figures.summary import eval_ends
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
-from headrace.schemas.records import EvalResult, Sequence, Span, TierResult, Trajectory, TrajectoryGroup
+from headrace.schemas.records import EvalResult, Failure, Sequence, Span, TierResult, Trajectory, TrajectoryGroup
 
 
 def group(number: int, *rewards: float, version: int = 3, n_asked: int = 0, policy: str = "solver") -> TrajectoryGroup:
@@ -58,6 +59,55 @@ def test_failed_episodes_are_counted_apart_and_are_no_wrong_answers() -> None:
     assert result is not None
     assert (result.avg_at_k, result.played, result.failures, result.samples) == (0.75, 3, 9, 4)
     assert result.pass_at_k == {"1": 0.75, "2": 1.0}, "of two samples only one problem has them"
+
+
+def test_the_error_of_a_held_out_reward_is_by_how_its_problems_differ() -> None:
+    fold = EvaluationFold("r", 3)
+    [result] = fold_all(fold, [group(0, 1, 1, 0, 0), group(1, 0.0, 0.0), group(2, n_asked=2)])
+    assert result.standard_error == pytest.approx(0.25)  # means 0.5 and 0: deviation sqrt(0.125) over sqrt(2)
+    assert describe_evaluation(result) == "0.25 ± 0.49 at version 3 (2 of 6 failed)"
+    assert describe_evaluation(result, has_interval=False) == "0.25 at version 3 (2 of 6 failed)"
+    for one in (EvaluationFold("r", 1).fold_group(group(0, 1.0, 0.0)), EvalResult(avg_at_k=0.5)):
+        assert one is not None
+        assert one.standard_error == -1
+        assert "±" not in describe_evaluation(one)
+    huge = fold_all(EvaluationFold("r", 2), [group(0, 1e200), group(1, -1e200)])
+    assert [one.standard_error for one in huge] == [-1]
+
+
+def test_a_result_names_the_errors_of_its_episodes_also_after_a_restart() -> None:
+    rare, often = (
+        Failure(reason="error", detail=f"{name}Error: 7", at="own.py:5 in play") for name in ("Key", "Value")
+    )
+    late = Failure(reason="late")
+    groups = [group(0, 1.0, n_asked=4), group(1, n_asked=3), group(2, n_asked=2)]
+    failures = [(rare, often, late), (often, often, late), (replace(often, detail="ValueError: 8"), late)]
+    groups = [replace(one, failures=some) for one, some in zip(groups, failures, strict=True)]
+    first, second = EvaluationFold("r", 3), EvaluationFold("r", 3)
+    assert fold_all(first, [groups[0], groups[0], groups[1]]) == []
+    second.restore(json.loads(json.dumps(first.snapshot())))
+    [result] = fold_all(second, groups[1:])
+    assert [(one.detail, one.episodes) for one in result.errors] == [("ValueError: 7", 4), ("KeyError: 7", 1)]
+    assert codec.decode(codec.encode(result), EvalResult) == result
+    seen = ErrorsFold()
+    for version in (20, 40):
+        seen.fold_evaluation(replace(result, version=version))
+    assert [one.sentence for one in seen.errors()] == [
+        "8 held-out episodes of sums failed: ValueError: 7 at own.py:5 in play; first at version 20",
+        "2 held-out episodes of sums failed: KeyError: 7 at own.py:5 in play; first at version 20",
+    ]
+
+
+def test_an_evaluation_under_way_counts_a_bounded_number_of_errors() -> None:
+    fold = EvaluationFold("r", 200)
+    for number in range(199):
+        name = "".join(chr(ord("a") + int(digit)) for digit in str(number))
+        fold.fold_group(replace(group(number, n_asked=1), failures=(Failure(reason="error", detail=f"{name}: x"),)))
+    [[*_, errors]] = fold.snapshot()["errors"]
+    assert len(errors) == MOST_OPEN_ERRORS
+    result = fold.fold_group(group(199, n_asked=1))
+    assert result is not None
+    assert (len(result.errors), result.failures) == (4, 200)
 
 
 def test_an_evaluation_of_which_every_episode_failed_has_no_reward() -> None:

@@ -16,10 +16,10 @@ from headrace.trainers import kept_warm_starts
 from headrace.trainers.kept_warm_starts import KeptWarmStart
 from headrace.trainers.learner import warm_start as search
 from headrace.trainers.learner.model import build_model, character_tokenizer, round_to_bf16
-from headrace.trainers.learner.warm_start import TokenizedExample, WarmStartResult, WarmStartSettings, warm_start
+from headrace.trainers.learner.warm_start import PromptAndCompletion, WarmStartResult, WarmStartSettings, warm_start
 
 TOKENIZER = character_tokenizer("0123456789=")
-COPIES = [TokenizedExample(f"{digit}=", f"{digit}") for digit in range(10)]
+COPIES = [PromptAndCompletion(f"{digit}=", f"{digit}") for digit in range(10)]
 SETTINGS = WarmStartSettings(low=0.2, high=0.9, measure_every=2, samples=20, max_new_tokens=3)
 
 
@@ -44,7 +44,7 @@ def hash_of(model: transformers.PreTrainedModel) -> str:
 def kept_in(
     folder: Path,
     model: transformers.PreTrainedModel,
-    examples: list[TokenizedExample] = COPIES,
+    examples: list[PromptAndCompletion] = COPIES,
     settings: WarmStartSettings = SETTINGS,
 ) -> KeptWarmStart:
     return KeptWarmStart(model, TOKENIZER, (examples, COPIES), settings, folder)

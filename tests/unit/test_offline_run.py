@@ -79,7 +79,7 @@ def test_a_version_that_failed_in_one_workflow_has_no_held_out_reward_until_it_i
 
     def measure(_recipe: object, folders: dict[str, Path]) -> dict[str, dict[str, Measured]]:
         rewards = {"hard": hard[folders["solver"].name], "easy": 0.8}
-        return {name: {"solver": Measured(4, 1, reward, {}, 1.0, 0, {})} for name, reward in rewards.items()}
+        return {name: {"solver": Measured(4, 1, reward, None, {}, 1.0, 0, {})} for name, reward in rewards.items()}
 
     clock = _WallClock(tmp_path / "seconds.json")
 

@@ -12,9 +12,9 @@ from tokenizers.processors import Sequence as InOrder
 from tokenizers.processors import TemplateProcessing
 
 from headrace.infra.weights.policy_files import Tokenizer
-from headrace.infra.weights.prompt_tokens import encode_rendered, render_messages
+from headrace.infra.weights.prompt_tokens import encode_plain, encode_rendered, render_messages
 from headrace.trainers.learner.model import ModelError, encode, encode_completion
-from headrace.trainers.learner.warm_start import TokenizedExample, _sequence
+from headrace.trainers.learner.warm_start import PromptAndCompletion, _sequence
 
 TWICE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}="
 BARE = TWICE.removeprefix("{{ bos_token }}")
@@ -71,7 +71,7 @@ def test_no_eos_ends_a_prompt_that_a_generation_goes_on_from(tmp_path: Path) -> 
 
 
 def test_a_worked_example_has_one_bos_and_it_is_not_before_the_completion() -> None:
-    made = _sequence(a_tokenizer(), TokenizedExample("2+2=", "2"), 0)
+    made = _sequence(a_tokenizer(), PromptAndCompletion("2+2=", "2"), 0)
     assert (made.ids.tolist(), made.mask.tolist()) == ([0, 2, 3, 2, 4, 2, 1], [False] * 5 + [True] * 2)
 
 
@@ -89,8 +89,14 @@ def test_what_a_tokenizer_cannot_encode_is_blamed_on_its_alphabet_only_where_tha
 def test_a_worked_example_of_messages_is_rendered_as_a_run_renders_them() -> None:
     tokenizer = a_tokenizer(template=TWICE)
     messages = [{"role": "system", "content": "2+"}, {"role": "user", "content": "2"}]
-    made = _sequence(tokenizer, TokenizedExample(messages, "2"), 0)
+    made = _sequence(tokenizer, PromptAndCompletion(messages, "2"), 0)
     asked = encode_rendered(tokenizer, render_messages(tokenizer, messages, (), {}))
     assert made.ids[: len(asked)].tolist() == asked
     assert int(made.mask.sum()) == len(made.ids) - len(asked)
-    assert TokenizedExample(messages, "2").content != TokenizedExample("2+2=", "2").content
+    assert PromptAndCompletion(messages, "2").content != PromptAndCompletion("2+2=", "2").content
+
+
+def test_a_worked_example_gives_its_arguments_to_the_chat_template() -> None:
+    tokenizer = a_tokenizer(template="{{ messages[0]['content'] }}{% if add_two %}2{% endif %}")
+    plain, more = (PromptAndCompletion("2+2=", "2", arguments) for arguments in ({}, {"add_two": True}))
+    assert more.encode_prompt(tokenizer) == [*plain.encode_prompt(tokenizer), *encode_plain(tokenizer, "2")]

@@ -1,13 +1,17 @@
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from headrace.envs.contract import Problem
 from headrace.envs.judged_arithmetic import JudgedArithmetic
 from headrace.envs.registry import (
     ENVIRONMENTS,
     WORKFLOWS,
     EnvironmentSettingsError,
     UnknownEnvironment,
+    check_characters,
     check_first_problem,
     load_environment,
     load_workflow,
@@ -163,3 +167,11 @@ def test_what_is_no_environment_is_refused_in_a_sentence_that_says_what_it_lacks
             check_first_problem(load_environment(f"wrong_worlds:{name}", 1, {}))
     for name in ("Right", "Empty"):
         check_first_problem(load_environment(f"wrong_worlds:{name}", 1, {}))
+
+
+def test_an_alphabet_is_held_against_what_each_message_says_and_nothing_between_them() -> None:
+    asked = Problem("1", [{"role": "system", "content": "ab"}, {"role": "user", "content": "c"}])
+    environment: Any = SimpleNamespace(name="own", size=lambda _: 1, problem=lambda *_: asked)
+    check_characters(environment, "solver", "abc")
+    with pytest.raises(ValueError, match=r"not in policies\.solver\.alphabet: add 'b' to it"):
+        check_characters(environment, "solver", "ac")

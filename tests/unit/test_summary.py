@@ -25,6 +25,7 @@ from headrace.ops.figures.run_figures import RewardPoint
 from headrace.ops.figures.summary import (
     FeedSettings,
     Summary,
+    estimate_last_error,
     eval_ends,
     lengths_of,
     log_cpu_share,
@@ -68,6 +69,10 @@ def test_evaluations_of_the_first_and_last_version_are_averaged_over_workflows()
     ]
 
     assert eval_ends(evals) == (pytest.approx(0.2), pytest.approx(0.8))
+    assert estimate_last_error(evals) is None, "builds before said none"
+    assert estimate_last_error([replace(one, standard_error=0.03 + one.version / 4000) for one in evals]) == (
+        pytest.approx(math.sqrt(2 * 0.04**2) / 2)
+    )
     assert eval_ends(evals[:2]) == (None, pytest.approx(0.8)), "one version is not told as two"
     assert eval_ends([]) == (None, None)
 

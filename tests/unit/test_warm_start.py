@@ -8,15 +8,15 @@ from headrace.trainers.learner.model import build_model, character_tokenizer, ro
 from headrace.trainers.learner.warm_start import (
     BandNotReached,
     Follower,
-    TokenizedExample,
+    PromptAndCompletion,
     WarmStartResult,
     WarmStartSettings,
     warm_start,
 )
 
 TOKENIZER = character_tokenizer("0123456789+=\\boxed{}")
-SUMS = [TokenizedExample(f"{a}+{b}=", f"\\boxed{{{a + b}}}") for a in range(10) for b in range(10)]
-COPIES = [TokenizedExample(f"{digit}=", f"{digit}") for digit in range(10)]
+SUMS = [PromptAndCompletion(f"{a}+{b}=", f"\\boxed{{{a + b}}}") for a in range(10) for b in range(10)]
+COPIES = [PromptAndCompletion(f"{digit}=", f"{digit}") for digit in range(10)]
 
 
 def tiny(seed: int = 1) -> transformers.PreTrainedModel:
@@ -34,7 +34,7 @@ def tiny(seed: int = 1) -> transformers.PreTrainedModel:
     return build_model(architecture, TOKENIZER, seed=seed)
 
 
-def warmed(settings: WarmStartSettings, examples: list[TokenizedExample]) -> tuple[WarmStartResult, str]:
+def warmed(settings: WarmStartSettings, examples: list[PromptAndCompletion]) -> tuple[WarmStartResult, str]:
     model = tiny()
     done = warm_start(model, TOKENIZER, examples, examples, settings)
     return done, hash_weights(round_to_bf16(dict(model.named_parameters())))
@@ -73,6 +73,6 @@ def test_every_step_and_measurement_is_told_and_a_wrong_gold_is_never_reached() 
     done = warm_start(tiny(), TOKENIZER, COPIES, COPIES, settings, Listener())
     assert tuple(each for each in heard if each[1] is not None) == done.curve[1:]
     assert len(heard) > len(done.curve), "steps between two measurements are told too"
-    wrong = [TokenizedExample(one.prompt, "=" + one.completion) for one in COPIES]
+    wrong = [PromptAndCompletion(one.prompt, "=" + one.completion) for one in COPIES]
     with pytest.raises(BandNotReached, match=r"best 0\.0"):
         warm_start(tiny(), TOKENIZER, COPIES, wrong, replace(settings, max_steps=done.steps))

@@ -12,6 +12,7 @@ from made_recipes import sums_recipe
 from headrace.envs.contract import WorkedExample
 from headrace.infra.errors import UsageError
 from headrace.producers.feed.worked_examples import _write_lines, read_first_example
+from headrace.trainers.learner.warm_start import PromptAndCompletion
 
 RECIPE = sums_recipe(policies={"solver": {"path": "x", "warm_start": {}}})
 
@@ -34,6 +35,11 @@ def test_a_worked_example_may_ask_by_messages() -> None:
     assert first(asked) is asked
     [line] = _write_lines(environment(asked), 1)
     assert json.loads(line) == {"prompt": list(asked.prompt), "completion": "5"}
+
+
+def test_a_worked_example_may_have_arguments_for_the_chat_template() -> None:
+    [line] = _write_lines(environment(WorkedExample("2+3?", "5", {"enable_thinking": False})), 1)
+    assert PromptAndCompletion(**json.loads(line)) == PromptAndCompletion("2+3?", "5", {"enable_thinking": False})
 
 
 def test_what_is_no_worked_example_is_refused_before_anything_starts() -> None:

@@ -51,13 +51,17 @@ def character_tokenizer(alphabet: str) -> transformers.PreTrainedTokenizerFast:
     )
 
 
-def encode(tokenizer: transformers.PreTrainedTokenizerBase, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+def encode(
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    prompt: str | Sequence[Mapping[str, Any]],
+    template_arguments: Mapping[str, Any] | None = None,
+) -> list[int]:
     """Token ids of a prompt, as an actor makes them of it: template and start tokens included. A text is a user's turn.
 
     Raises ModelError naming what the tokenizer cannot encode.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    rendered = render_messages(tokenizer, messages, (), {})
+    rendered = render_messages(tokenizer, messages, (), template_arguments or {})
     with _naming_missing(tokenizer, rendered):
         return encode_rendered(tokenizer, rendered)
 

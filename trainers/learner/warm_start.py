@@ -14,7 +14,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,12 +40,18 @@ class BandNotReached(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizedExample:
+class PromptAndCompletion:
     """A prompt and the completion that solves it, without its end-of-sequence token."""
 
     prompt: str | Sequence[Mapping[str, Any]]
     """A text, which is one turn of a user, or messages."""
     completion: str
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What else the chat template is told."""
+
+    def encode_prompt(self, tokenizer: transformers.PreTrainedTokenizerBase) -> list[int]:
+        """Return the token ids of the prompt. Raises ModelError for what the tokenizer cannot encode."""
+        return encode(tokenizer, self.prompt, self.template_arguments)
 
     @property
     def content(self) -> str:
@@ -142,8 +148,8 @@ def describe_measurement(step: int, reward: float, settings: WarmStartSettings) 
 def warm_start(
     model: transformers.PreTrainedModel,
     tokenizer: transformers.PreTrainedTokenizerBase,
-    examples: Sequence[TokenizedExample],
-    held_out: Sequence[TokenizedExample],
+    examples: Sequence[PromptAndCompletion],
+    held_out: Sequence[PromptAndCompletion],
     settings: WarmStartSettings,
     follower: Follower | None = None,
 ) -> WarmStartResult:
@@ -225,7 +231,7 @@ class _Student:
         self,
         model: transformers.PreTrainedModel,
         tokenizer: transformers.PreTrainedTokenizerBase,
-        examples: Sequence[TokenizedExample],
+        examples: Sequence[PromptAndCompletion],
         settings: WarmStartSettings,
     ) -> None:
         self._model = model
@@ -276,7 +282,7 @@ class _Meter:
         self,
         model: transformers.PreTrainedModel,
         tokenizer: transformers.PreTrainedTokenizerBase,
-        held_out: Sequence[TokenizedExample],
+        held_out: Sequence[PromptAndCompletion],
         settings: WarmStartSettings,
     ) -> None:
         self._model = model
@@ -285,7 +291,7 @@ class _Meter:
         self._settings = settings
         chosen = [held_out[index % len(held_out)] for index in range(settings.samples)]
         self._gold = [example.completion.strip() for example in chosen]
-        prompts = [encode(tokenizer, example.prompt) for example in chosen]
+        prompts = [example.encode_prompt(tokenizer) for example in chosen]
         width = max(map(len, prompts))
         pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._ids = torch.tensor([[pad_id] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -319,9 +325,9 @@ class _Meter:
 
 
 def _sequence(
-    tokenizer: transformers.PreTrainedTokenizerBase, example: TokenizedExample, index: int
+    tokenizer: transformers.PreTrainedTokenizerBase, example: PromptAndCompletion, index: int
 ) -> TrainingSequence:
-    prompt = encode(tokenizer, example.prompt)
+    prompt = example.encode_prompt(tokenizer)
     ids = np.array([*prompt, *encode_completion(tokenizer, example.completion), tokenizer.eos_token_id], np.int32)
     mask = np.arange(ids.size) >= len(prompt)
     return TrainingSequence(
