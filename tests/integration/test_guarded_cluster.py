@@ -56,6 +56,23 @@ def test_who_is_not_let_in_is_told_what_to_set(guarded: GuardedKafka) -> None:
     fetch_topics(guarded.connect("alice"), 60)
 
 
+def test_over_tls_who_trusts_the_certificate_reads_and_writes_and_who_does_not_is_told(
+    guarded: GuardedKafka, run_name: str
+) -> None:
+    with pytest.raises(NotLetIn, match=r"certificate.*ssl\.ca\.location"):
+        fetch_topics(guarded.connect_encrypted("alice"), 60)
+    guarded.allow("alice", run_name, NEEDED)
+    connection = guarded.connect_encrypted("alice", guarded.certificate)
+    recipe = load_recipe("arithmetic", [f"name={run_name}"])
+    ensure_topics(connection, recipe.topic_specs)
+    writer = TransactionalWriter(connection, f"{run_name}.feed")
+    writer.begin()
+    writer.produce([Outgoing(recipe.topics.dead_letters, b"one")])
+    writer.commit()
+    writer.close()
+    assert [message.value for message in read_all(connection, [recipe.topics.dead_letters])] == [b"one"]
+
+
 def test_with_the_rights_that_are_written_down_a_run_is_begun_written_and_read(
     guarded: GuardedKafka, run_name: str
 ) -> None:
