@@ -20,7 +20,7 @@ from headrace.infra.weights.folder import open_weights
 from headrace.infra.weights.lora import add_adapter, list_published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError
-from headrace.producers.engines.light_modules import find_unscaled_output_layer, install_light_modules
+from headrace.producers.engines.light_modules import find_unscaled_output_layer, install_light_modules, store_by_columns
 from headrace.producers.engines.routing import RoutingRecord
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}
@@ -52,6 +52,7 @@ class CausalLM:
         self.dtype: torch.dtype = self.model.dtype
         compute_experts_plainly(self.model)
         install_light_modules(self.model, self.context)
+        store_by_columns(self.model)
         self._head = find_unscaled_output_layer(self.model)
         self._names = list_published_names(self.model.state_dict())
         self._kinds, self._window = _read_attention(config)

