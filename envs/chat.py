@@ -17,7 +17,7 @@ from typing import Any, Literal, Unpack
 import structlog
 
 from headrace.envs.contract import Actor, Generation, Problem, SamplingOptions, check_tools, tool_name
-from headrace.envs.messages import Message, Prompt, check_messages
+from headrace.envs.messages import Message, Prompt, as_messages, check_messages
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall, parse_tool_calls
 from headrace.envs.transcript import Transcript
 from headrace.schemas import records
@@ -77,8 +77,7 @@ class Chat:
         """How often the template changed what was kept, so that a new sequence began."""
         self._actor, self._agent_id = actor, agent_id
         self._text_prompt = prompt if isinstance(prompt, str) and not self.tools and not template_arguments else None
-        given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        self._messages = list(check_messages("messages", given))
+        self._messages = list(check_messages("messages", as_messages(prompt)))
         self._given = len(self._messages)
         self._template_arguments = dict(template_arguments or {})
         self._when_full, self._room = when_full, room

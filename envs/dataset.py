@@ -212,7 +212,7 @@ class Dataset:
         number, rows = int(deck.pool.firsts[pool_index]), deck.pool.rows
         first, last = deck.pool.digests[pool_index].tolist()
         record = self._read_row(rows, number)
-        if hash_text(record.problem) != first.to_bytes(8, "big") + last.to_bytes(8, "big"):
+        if hash_text(record.identity) != first.to_bytes(8, "big") + last.to_bytes(8, "big"):
             raise TaskFileError(f"{rows.name_row(number)} was changed since it was first read: restart this process")
         return f"{first:016x}", deck.tier, record
 
@@ -285,7 +285,7 @@ class Dataset:
         digests, count = bytearray(), 0
         try:
             for row in rows.scan():
-                digests += hash_text(self._layout.read_record(row, rows.unit).problem)
+                digests += hash_text(self._layout.read_record(row, rows.unit).identity)
                 count += 1
         except RowFault as fault:
             raise TaskFileError(f"{rows.name_row(count)}: {fault}") from None

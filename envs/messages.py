@@ -23,6 +23,11 @@ def check_messages(what: str, messages: object) -> tuple[dict[str, Any], ...]:
     return tuple(_check_message(f"{what}[{at}]", message) for at, message in enumerate(messages))
 
 
+def as_messages(prompt: Prompt) -> Sequence[Message]:
+    """Return messages as they are, and a text as the only message, of a user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
 def join_text(prompt: Prompt) -> str:
     """Return the text of a prompt; of messages, what the system, users and tools say, a blank line between them."""
     return "\n\n".join(list_contents(prompt))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed
 from headrace.envs.data.rows import Row, Written, fill_placeholders, find_value, make_plain
 from headrace.envs.data.scorers import Scorer
-from headrace.envs.messages import Prompt, refuse_half_characters
+from headrace.envs.messages import Prompt, as_messages, check_messages, refuse_half_characters
 
 SCORER = "scorer"
 """Key, in a problem's `extra`, of the name of its own scorer."""
@@ -49,11 +50,19 @@ def read_columns_setting(columns: Any) -> Columns:
 class Record:
     """What a row holds."""
 
-    problem: str
+    problem: Prompt
+    """A text, or messages."""
     answer: str
     tier: str
     solution: str
     extra: Mapping[str, Any]
+
+    @property
+    def identity(self) -> str:
+        """What makes it another problem than others; of a text that text."""
+        if isinstance(self.problem, str):
+            return self.problem
+        return json.dumps([dict(message) for message in self.problem], sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ class Layout:
     def read_record(self, row: Row, unit: str) -> Record:
         """Return what a row holds. Raises RowFault, with the columns that it has, for what is missing."""
         columns = self.columns
-        problem = _read_text(row, "problem", columns.problem, unit)
+        problem = self._read_problem(row, unit)
         kept = {name: self._read_kept(row, name, unit) for name in self.keep}
         name = self._read_scorer(row, unit) if columns.scorer else ""
         return Record(
@@ -98,16 +107,34 @@ class Layout:
     def compose_prompt(self, record: Record) -> Prompt:
         """Return what the policy is asked: the template with the problem, and the instruction.
 
-        With a system prompt these are two messages, that of the system first.
+        With a system prompt these are two messages, that of the system first. Where the problem is messages, template
+        and instruction go into the last one.
         """
-        scorer = self.find_scorer(record.extra)
-        text = record.problem
+        *before, last = as_messages(record.problem)
+        text: str = last["content"]
         if self.template:
             text = fill_placeholders(self.template, {**record.extra, "problem": text})
-        text += scorer.instruction if self.instruction is None else self.instruction
-        if not self.system:
-            return text
-        return ({"role": "system", "content": self.system}, {"role": "user", "content": text})
+        instruction = self.find_scorer(record.extra).instruction if self.instruction is None else self.instruction
+        if isinstance(record.problem, str) and not self.system:
+            return text + instruction
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return (*system, *before, {**last, "content": text + instruction})
+
+    def _read_problem(self, row: Row, unit: str) -> Prompt:
+        """Return a text, or the messages of a conversation that ends with a user."""
+        column = self.columns.problem
+        value = find_value(row, column)
+        if not isinstance(value, list | tuple) or not value or not isinstance(value[0], Mapping):
+            return _read_text(row, "problem", column, unit)
+        try:
+            messages = check_messages(f"`{column}`", make_plain([_leave_out_nulls(one) for one in value]))
+        except (TypeError, ValueError) as error:
+            raise RowFault(str(error)) from error
+        if messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
+            raise RowFault(f"`{column}` must end with a message of the user, got {messages[-1]!r:.60}")
+        if self.system and messages[0]["role"] == "system":
+            raise RowFault(f"`{column}` begins with a message of the system: leave out the setting `system`")
+        return messages
 
     def _read_kept(self, row: Row, name: str, unit: str) -> Any:
         """Return what a scorer of the user's own finds in `extra`, which a task carries as JSON."""
@@ -142,6 +169,13 @@ class Layout:
         if fault := scorer.find_fault(answer):
             raise RowFault(f"the answer {answer!r:.60} {fault}")
         return answer
+
+
+def _leave_out_nulls(message: Any) -> Any:
+    """Return a message without keys that hold null: in Parquet each one has the keys of all."""
+    if not isinstance(message, Mapping):
+        return message
+    return {key: value for key, value in message.items() if value is not None}
 
 
 def _read_label(row: Row, column: str, unit: str) -> str:

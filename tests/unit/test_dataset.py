@@ -230,6 +230,49 @@ def test_problems_and_worked_examples_give_the_chat_template_the_same_arguments(
             load_environment("dataset", 1, {**settings, "template_arguments": given})
 
 
+def test_a_problem_may_be_messages_that_end_with_the_user(tmp_path: Path) -> None:
+    rules, asked = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 1?"}
+    shown = {"role": "assistant", "content": "2"}
+    again = {"role": "user", "content": [{"type": "text", "text": "And 2 + 2?"}]}
+    talks = [[asked], [rules, asked], [asked, shown, again]]
+    found = [{"prompt": talk, "reward_model": {"ground_truth": n}} for n, talk in enumerate(talks)]
+    columns = {"problem": "prompt", "answer": "reward_model.ground_truth"}
+    settings = {"columns": columns, "held_out": 0, "template": "Q: {problem}", "instruction": "!"}
+    said: list[Any] = []
+    for path in (written(tmp_path / "a.jsonl", [*found, found[0]]), as_parquet(tmp_path / "a.parquet", found[:2])):
+        env = Dataset(1, path, **settings)
+        problems = sorted(listed(env), key=lambda one: str(one.answer))
+        said.append([one.prompt for one in problems])
+        assert [one.answer for one in problems] == ["0", "1", "2"][: len(problems)]
+    last = {"role": "user", "content": "Q: What is 1 + 1?!"}
+    assert said[0] == [(last,), (rules, last), (asked, shown, {"role": "user", "content": "Q: And 2 + 2?!"})]
+    assert said[1] == said[0][:2]
+    env = Dataset(1, written(tmp_path / "b.jsonl", [found[0]]), **settings, system="Be polite.")
+    assert env.problem("train", 0).prompt == ({"role": "system", "content": "Be polite."}, last)
+
+
+@pytest.mark.parametrize(
+    ("talk", "why"),
+    [
+        (
+            [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2"}],
+            "must end with a message of the user",
+        ),
+        ([{"role": "user", "content": " "}], "must end with a message of the user"),
+        ([{"role": "human", "content": "1?"}], r"`prompt`\[0\] must be a dict with a `role`"),
+        (["1?"], "`prompt` must be a non-empty string"),
+        ([{"role": "user", "content": [{"type": "image"}]}], r"`prompt`\[0\]\.content\[0\] is of type image"),
+        ([{"role": "system", "content": "a"}, {"role": "user", "content": "1?"}], "leave out the setting `system`"),
+        ([], "`prompt` must be a non-empty string"),
+    ],
+)
+def test_messages_that_cannot_be_asked_are_refused_with_their_line(tmp_path: Path, talk: list[Any], why: str) -> None:
+    path = written(tmp_path / "a.jsonl", [{"prompt": "fine", "answer": "1"}, {"prompt": talk, "answer": "1"}])
+    env = Dataset(1, path, columns={"problem": "prompt"}, held_out=0, system="Be brief.")
+    with pytest.raises(TaskFileError, match=rf"a\.jsonl:2: .*{why}"):
+        env.size("train")
+
+
 def test_an_answer_is_found_in_its_column_by_a_pattern(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", [{"problem": "p", "answer": "Half of 144 is 72.\n#### 72"}])
     pattern = r"####\s*(.+)"
@@ -532,7 +575,7 @@ def test_a_missing_network_or_library_is_one_clear_sentence(monkeypatch: pytest.
 
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    [recipe, held_out, warm, judge] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    [recipe, messages, held_out, warm, judge] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     [code] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     for split, numbers in {"train": range(20), "test": range(20, 30)}.items():
         found = [{"question": f"What is {n} halves?", "answer": f"so it is.\n#### {n / 2}"} for n in numbers]
@@ -545,6 +588,11 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert system == {"role": "system", "content": "You are a careful mathematician."}
     assert asked["content"].startswith("What is ")
     assert env.score(problem, f"\\boxed{{{problem.answer}}}").reward == 1
+
+    asked = tomllib.loads(messages)
+    talk = {"prompt": [{"role": "user", "content": "1 + 1?"}], "reward_model": {"ground_truth": "2"}}
+    env = load_environment("dataset", 1, {"path": written(tmp_path / "verl.jsonl", [talk]), "held_out": 0, **asked})
+    assert env.problem("train", 0).prompt == tuple(talk["prompt"])
 
     sets = tomllib.loads(held_out)["workflows"]["math"]["env"]["held_out"]
     assert load_environment("dataset", 1, {"path": "a.jsonl", "held_out": sets})
