@@ -1,9 +1,9 @@
-"""Prints the reward of every version of a policy, as versions come: what a topic is good for.
+"""Prints the reward of every version of a policy as it comes: an example of a program that reads a run's topic.
 
     python examples/metrics_consumer.py kafka://127.0.0.1:9092/arithmetic solver
 
 Needs confluent-kafka and fastavro, and of Headrace only one schema file. A message of `RUN.batches.POLICY` is two
-magic bytes, eight bytes that name its schema, and the record in Avro. Send the numbers wherever yours are: Prometheus,
+magic bytes, eight bytes that name its schema, and the record in Avro. Send the numbers to your own system: Prometheus,
 TensorBoard, W&B.
 """
 
