@@ -138,18 +138,8 @@ class Dataset:
             raise ValueError(f"held_out + warm_start must be below 1, got {self._held_out_share} + {self._warm_start}")
         if template and "{problem}" not in template:
             raise ValueError("template must contain {problem}, the placeholder for the problem")
-        if not isinstance(keep, list | tuple) or not all(isinstance(column, str) for column in keep):
-            raise ValueError(f'keep must be a list of columns, as in ["tests"]; got {keep!r}')
-        try:
-            check_template_arguments("template_arguments", template_arguments or {})
-        except TypeError as error:
-            raise ValueError(str(error)) from error
-        self._template_arguments = dict(template_arguments or {})
-        if named.scorer and SCORER in keep:
-            raise ValueError(
-                f"keep must not list {SCORER!r} beside columns.scorer, which already stores the scorer's name in "
-                f"extra[{SCORER!r}]: rename that column"
-            )
+        _check_keep(keep, has_scorers=bool(named.scorer))
+        self._template_arguments = _copy_arguments(template_arguments or {})
         if not named.answer and any(one.needs_answer for one in built.values()):
             raise ValueError(
                 "the scorer needs an answer to compare with: set columns.answer to the column that holds it"
@@ -311,6 +301,24 @@ def _find_shared(pool: _Pool, own: _Pool) -> np.ndarray[Any, np.dtype[np.bool_]]
     pair = np.dtype([("first", np.uint64), ("last", np.uint64)])
     left, right = (np.ascontiguousarray(one.digests).view(pair).ravel() for one in (pool, own))
     return np.isin(left, right)
+
+
+def _check_keep(keep: Any, *, has_scorers: bool) -> None:
+    if not isinstance(keep, list | tuple) or not all(isinstance(column, str) for column in keep):
+        raise ValueError(f'keep must be a list of columns, as in ["tests"]; got {keep!r}')
+    if has_scorers and SCORER in keep:
+        raise ValueError(
+            f"keep must not list {SCORER!r} beside columns.scorer, which already stores the scorer's name in "
+            f"extra[{SCORER!r}]: rename that column"
+        )
+
+
+def _copy_arguments(given: Any) -> dict[str, Any]:
+    try:
+        check_template_arguments("template_arguments", given)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return dict(given)
 
 
 def _check_share(name: str, value: Any) -> float:
