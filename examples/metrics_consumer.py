@@ -13,33 +13,32 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError
 from fastavro import parse_schema, schemaless_reader
 
 address, policy, *rest = sys.argv[1:]
-run = urlsplit(address)
+cluster, run = urlsplit(address).netloc, urlsplit(address).path.strip("/")
 avsc = Path(__file__).parents[1] / "schemas" / "avsc" / "BatchTrained.avsc"
 schema = parse_schema(json.loads(avsc.read_text()))
 
 consumer = Consumer(
     {
-        "bootstrap.servers": run.netloc,
-        "group.id": f"metrics-{policy}",
+        "bootstrap.servers": cluster,
+        "group.id": f"{run}.metrics-{policy}",
         "enable.auto.commit": False,  # every start begins with version 1
         "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
         "enable.partition.eof": "--once" in rest,
     }
 )
-consumer.subscribe([f"{run.path.strip('/')}.batches.{policy}"])
+consumer.subscribe([f"{run}.batches.{policy}"])
 while True:
     message = consumer.poll(1.0)
     if message is None:
         continue
-    if message.error():  # the end of the topic, with --once
-        break
+    if error := message.error():  # with --once also the end of the topic
+        sys.exit(None if error.code() == KafkaError._PARTITION_EOF else f"error: {error}")  # noqa: SLF001
     batch = schemaless_reader(io.BytesIO(message.value()[10:]), schema, None)
     if batch["version"] > 0:  # a record without a version only reports groups that were evicted
         metrics = batch["metrics"]
         print(f"version {batch['version']:4}  reward {metrics['reward_mean']:.3f}  groups {len(batch['groups'])}")
-consumer.close()
