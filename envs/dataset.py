@@ -185,6 +185,11 @@ class Dataset:
         return WorkedExample(self._layout.compose_prompt(record), solution, self._template_arguments)
 
     @property
+    def held_out_names(self) -> tuple[str, ...]:
+        """Names of the held-out sets; none where there is one set without a name."""
+        return tuple(filter(None, self._held_out)) if isinstance(self._held_out, dict) else ()
+
+    @property
     def _held_out_share(self) -> float:
         return self._held_out if isinstance(self._held_out, float) else 0.0
 

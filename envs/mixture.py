@@ -78,15 +78,20 @@ class Mixture:
         return math.ceil(max(rounds) * draws)
 
     def problem(self, split: Split, index: int) -> Problem:
-        """Return the problem at an index, its tier the name of its source. Raises ValueError for an empty source."""
+        """Return the problem at an index. Raises ValueError for an empty source.
+
+        Its tier is the name of its source, with that of its held-out set if it has one: `gsm8k/test`.
+        """
         source, own_index = self._find_source(split, index)
         found = source.environment.problem(split, own_index)
         extra = {**found.extra, OWN_TIER: found.tier}
-        return replace(found, task_id=f"{source.name}/{found.task_id}", tier=source.name, extra=extra)
+        is_of_set = split == "held_out" and found.tier in getattr(source.environment, "held_out_names", ())
+        tier = f"{source.name}/{found.tier}" if is_of_set else source.name
+        return replace(found, task_id=f"{source.name}/{found.task_id}", tier=tier, extra=extra)
 
     def score(self, problem: Problem, text: str) -> Score:
         """Let the source judge its own problem."""
-        source = next(source for source in self._sources if source.name == problem.tier)
+        source = next(one for one in self._sources if problem.task_id.startswith(f"{one.name}/"))
         extra = {key: value for key, value in problem.extra.items() if key != OWN_TIER}
         task_id = problem.task_id.removeprefix(f"{source.name}/")
         own = replace(problem, task_id=task_id, tier=problem.extra[OWN_TIER], extra=extra)

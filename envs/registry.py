@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib import import_module
 from operator import index
 from typing import Any, SupportsIndex, cast
 
@@ -102,6 +103,12 @@ def check_first_problem(environment: Environment) -> None:
             problem_to_json(given)
         except PayloadError as error:
             raise ValueError(f"environment {environment.name}: {error}") from error
+
+
+def check_roles(workflow: str, roles: Collection[str]) -> None:
+    """Raise ValueError when a shipped workflow cannot be played by a recipe's roles."""
+    if shipped := WORKFLOWS.get(workflow):
+        import_module(shipped.partition(":")[0]).check_roles(roles)
 
 
 def check_characters(environment: Environment, policy: str, alphabet: str) -> None:

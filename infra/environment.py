@@ -66,6 +66,8 @@ FOR_USERS = {
     CA_VARIABLES[1]: "the same, where AWS_CA_BUNDLE is not set",
     PLUG_INS_VARIABLE: "folders where your own modules are looked for too, as in PATH; `up` sets it for its components",
     LOG_LEVEL_VARIABLE: "debug, info, warning or error",
+    "HF_HOME": "folder in which `datasets` keeps data sets of the hub; else ~/.cache/huggingface",
+    "HF_HUB_OFFLINE": "1 takes data sets of the hub from that folder alone, without asking the network",
     USER_CACHE_VARIABLE: "folder of all caches of this user; else ~/.cache",
     TEMPORARY_VARIABLE: "folder of temporary files, also of the servers that are started; else /tmp",
 }

@@ -105,7 +105,7 @@ def check_tokenizer(name: str, policy: Policy) -> None:
             f"policies.{name}.path: the tokenizer in {folder} has {tokenizer.get_vocab_size()} tokens, but the model "
             f"has only {vocabulary}: use the tokenizer that came with the model"
         )
-    for text in _read_templates(folder, f"policies.{name}.path"):
+    for text in _read_templates(folder, f"policies.{name}.path").values():
         _check_template(text, f"policies.{name}.path: the chat template in {folder}")
 
 
@@ -125,14 +125,21 @@ def _load_tokenizer(file: Path, _changed_ns: int) -> Tokenizer:
         raise UsageError(f"{file} cannot be read as a tokenizer: {error}") from error
 
 
-def _read_templates(folder: Path, where: str) -> list[str]:
+def read_default_template(folder: Path) -> str | None:
+    """Return the chat template that renders conversations; None without one. Raises UsageError for a broken file."""
+    return _read_templates(folder, str(folder)).get("default")
+
+
+def _read_templates(folder: Path, where: str) -> dict[str, str]:
+    """Return chat templates by name; the only one is `default`."""
     if (file := folder / "chat_template.jinja").is_file():
-        return [file.read_text(errors="replace")]
+        return {"default": file.read_text(errors="replace")}
     file = folder / "tokenizer_config.json"
     found = _read_object(file, where).get("chat_template") if file.is_file() else None
-    if isinstance(found, list):  # several, by name
-        return [one["template"] for one in found if isinstance(one, dict) and isinstance(one.get("template"), str)]
-    return [found] if isinstance(found, str) else []
+    if isinstance(found, list):
+        named = [one for one in found if isinstance(one, dict) and isinstance(one.get("template"), str)]
+        return {str(one.get("name")): one["template"] for one in named}
+    return {"default": found} if isinstance(found, str) else {}
 
 
 def _check_template(text: str, what: str) -> None:

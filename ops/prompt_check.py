@@ -1,14 +1,18 @@
-"""The check that a prompt fits into each policy's context, before anything is started."""
+"""The checks that a prompt fits into each policy's context and its chat template, before anything is started."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from headrace.envs.contract import Environment
+from headrace.envs.messages import as_messages
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.model_config import read_config, read_context
-from headrace.ops.model_check import read_tokenizer
+from headrace.ops.model_check import GENERATION_TAG, read_default_template, read_tokenizer
 
 MEASURED_PROMPTS = 16
 """Prompts of a workflow that are measured."""
@@ -34,6 +38,48 @@ def check_prompts_fit(environment: Environment, name: str, policy: Policy) -> No
             f"but the context of policies.{name} is {context} (max_position_embeddings), so no answer fits: shorten "
             "the prompts, or use a model with a longer context"
         )
+
+
+class _TemplateRefused(Exception):
+    """A chat template called `raise_exception`."""
+
+
+def check_template_takes_prompt(environment: Environment, name: str, policy: Policy) -> None:
+    """Raise ValueError when a policy's chat template refuses an environment's first prompt, such as a system message.
+
+    Only what the template refuses in its own words counts: others may need what transformers alone gives them.
+    """
+    text = read_default_template(Path(policy.path)) if policy.path else None
+    if text is None or environment.size("train") == 0:
+        return
+    problem = environment.problem("train", 0)
+    messages = [dict(message) for message in as_messages(problem.prompt)]
+    try:
+        _render(text, messages=messages, tools=problem.tools or None, **problem.template_arguments)
+    except _TemplateRefused as refused:
+        roles = ", ".join(message["role"] for message in messages)
+        raise ValueError(
+            f"the chat template of policies.{name} refuses the first prompt of environment {environment.name}, whose "
+            f"messages are of {roles}: {refused}. Ask in a form that it takes, for example without `system`, or use a "
+            "model with another template"
+        ) from None
+    except Exception:  # noqa: BLE001 - what else fails here is no proof
+        return
+
+
+def _render(text: str, **values: Any) -> None:
+    """Render a template as transformers does, without importing it. Raises _TemplateRefused."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(words: str) -> None:
+        raise _TemplateRefused(words)
+
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    jinja.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    given = {"bos_token": "", "eos_token": "", "add_generation_prompt": True, "raise_exception": refuse}
+    jinja.from_string(GENERATION_TAG.sub("", text)).render(
+        **given, strftime_now=lambda form: datetime.now(UTC).strftime(form), **values
+    )
 
 
 def _choose_counter(policy: Policy) -> Callable[[str], int] | None:

@@ -14,7 +14,7 @@ from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.contract import Environment
 from headrace.envs.data.rows import read_data_of
 from headrace.envs.identity import find_version, identify_environment
-from headrace.envs.registry import check_characters, check_first_problem, load_environment, load_workflow
+from headrace.envs.registry import check_characters, check_first_problem, check_roles, load_environment, load_workflow
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.environment import temporary_folder
 from headrace.infra.errors import UsageError
@@ -25,7 +25,7 @@ from headrace.ops.device_check import find_devices, probe_devices, refuse_device
 from headrace.ops.doctor import Finding
 from headrace.ops.faults import Fault, catching, refuse
 from headrace.ops.model_check import check_model, check_model_files, check_tokenizer
-from headrace.ops.prompt_check import check_prompts_fit
+from headrace.ops.prompt_check import check_prompts_fit, check_template_takes_prompt
 from headrace.ops.room_check import find_lack_of_disk, find_lack_of_memory
 from headrace.producers.engines.contract import EngineError, Sampling, check_sampling
 from headrace.producers.engines.registry import check_engine
@@ -170,6 +170,7 @@ def _check_workflows(asked: Asked) -> list[Fault]:
         where = f"workflows.{name}: "
         with catching(faults, where):
             load_workflow(workflow.workflow)
+            check_roles(workflow.workflow, workflow.policies)
         with catching(faults, where):
             environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
             read_data_of(environment)
@@ -182,6 +183,7 @@ def _check_workflows(asked: Asked) -> list[Fault]:
             with catching(faults, where):
                 check_characters(environment, policy, recipe.policies[policy].alphabet)
                 check_prompts_fit(environment, policy, recipe.policies[policy])
+                check_template_takes_prompt(environment, policy, recipe.policies[policy])
     return faults
 
 
@@ -190,6 +192,10 @@ def _check_feed(asked: Asked) -> list[Fault]:
     recipe, faults = asked.recipe, list[Fault]()
     with catching(faults):
         load_feed_selectors(recipe.feed, recipe.seed)
+    if recipe.evaluate.stop_after and not recipe.evaluate.every:
+        faults.append(
+            Fault("evaluate.stop_after needs evaluations, but evaluate.every is 0: set it, or remove stop_after")
+        )
     for name, environment in asked.environments.items() if recipe.evaluate.every else ():
         with catching(faults):
             refuse_small_held_out(name, environment, recipe.evaluate.problems)

@@ -227,8 +227,8 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
             table.add_row(what, f"{whose}{change}")
     for policy, block in policies.items():
         whose = f"{policy}: " if len(policies) > 1 else ""
-        for tier, (first, last) in block.eval_tiers.items():
-            table.add_row(Text(f"  {tier}"), f"{whose}{_change(first, last)}")
+        for name, (first, last) in {**block.eval_workflows, **block.eval_tiers}.items():
+            table.add_row(Text(f"  {name}"), f"{whose}{_change(first, last)}")
     for policy, block in policies.items():
         if block.best is not None and block.best.version < block.versions:
             whose = f"{policy}: " if len(policies) > 1 else ""

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headrace.schemas.records import EvalResult
 
 NORMAL_95 = 1.96
 """Standard errors on each side of a mean, of its 95 % interval."""
+
+
+def group_by_workflow(results: Iterable[EvalResult]) -> dict[str, list[EvalResult]]:
+    """Return results of one policy by workflow, in the order of versions; by "" if they are all of one workflow."""
+    found: dict[str, list[EvalResult]] = {}
+    for one in sorted(results, key=lambda one: (one.workflow, one.version)):
+        found.setdefault(one.workflow, []).append(one)
+    return found if len(found) > 1 else dict(zip([""], found.values(), strict=False))
 
 
 def describe_evaluation(result: EvalResult, *, has_interval: bool = True) -> str:

@@ -74,7 +74,9 @@ def _describe_evaluations(status: RunFigures) -> Iterator[str]:
 
     if len(status.evals) > MOST_EVALS:
         yield f"{len(status.evals)} evaluations; the newest {MOST_EVALS}:"
-    yield from (f"{one.policy} {describe_evaluation(one)}" for one in status.evals[-MOST_EVALS:])
+    has_workflows = len({one.workflow for one in status.evals}) > 1
+    for one in status.evals[-MOST_EVALS:]:
+        yield f"{one.policy} {f'on {one.workflow} ' if has_workflows else ''}{describe_evaluation(one)}"
     for policy in dict.fromkeys(one.policy for one in status.evals):
         best = find_best_version(one for one in status.evals if one.policy == policy)
         if best is not None and len(status.evals) > 1:

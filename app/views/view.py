@@ -13,7 +13,7 @@ from rich.text import Text
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
 from headrace.app.views.closing import Signs, explain_no_rise
 from headrace.app.views.dead_letters import describe_unnumbered
-from headrace.app.views.evaluation_words import describe_evaluation, describe_failed
+from headrace.app.views.evaluation_words import describe_evaluation, describe_failed, group_by_workflow
 from headrace.app.views.tables import replay_lines, shadow_in_words
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
@@ -127,10 +127,10 @@ def _policy_words(moment: Moment, policy: str) -> str:
         words.append(_describe_wait(moment, policy))
     if metrics:
         words.append(f"staleness {metrics.get('staleness_mean', 0.0):.1f}")
-    if evals := _evals_of(moment, policy):
+    for workflow, evals in _evals_of(moment, policy).items():
         newest = evals[-1]
         reward = f"{newest.avg_at_k:.2f}" if newest.has_reward else "-"
-        words.append(f"eval {reward} at {newest.version}{describe_failed(newest)}")
+        words.append(f"eval {f'{workflow} ' if workflow else ''}{reward} at {newest.version}{describe_failed(newest)}")
     return " ".join(words)
 
 
@@ -175,11 +175,11 @@ def _numbers(moment: Moment) -> Table:
     for policy, pulse in moment.pulse.policies.items():
         table.add_row(_label("step", policy, moment.recipe), _step(pulse))
     for policy in moment.recipe.policies:
-        found = _evals_of(moment, policy)
-        if found:
-            some = (*found[:1], *found[1:][-(1 if found[-1].tiers else 3) :])
+        for workflow, found in _evals_of(moment, policy).items():
+            some = (*found[:1], *found[1:][-(1 if found[-1].tiers or workflow else 3) :])
             words = " · ".join(describe_evaluation(one, has_interval=one is some[-1]) for one in some)
-            table.add_row(_label("held out", policy, moment.recipe), Text(words))
+            whose = f"{workflow}: " if workflow else ""
+            table.add_row(_label("held out", policy, moment.recipe), Text(f"{whose}{words}"))
     table.add_row(
         "groups",
         f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight · {groups.dead} dead",
@@ -236,8 +236,8 @@ def _workers(moment: Moment) -> str:
     return "\n".join(words) or ("none" if moment.figures.ended else "none yet")
 
 
-def _evals_of(moment: Moment, policy: str) -> list[EvalResult]:
-    return sorted((one for one in moment.figures.evals if one.policy == policy), key=lambda one: one.version)
+def _evals_of(moment: Moment, policy: str) -> dict[str, list[EvalResult]]:
+    return group_by_workflow(one for one in moment.figures.evals if one.policy == policy)
 
 
 def _restarts(moment: Moment) -> list[str]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from headrace.envs.chat import Chat
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory
 from headrace.envs.judging import score_answer
+
+
+def check_roles(roles: Collection[str]) -> None:
+    """Raise ValueError unless there is one role."""
+    if len(roles) != 1:
+        raise ValueError(f"workflow single_turn needs exactly one role in the recipe's `policies`, got {sorted(roles)}")
 
 
 async def single_turn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
@@ -14,10 +20,7 @@ async def single_turn(problem: Problem, env: Environment, actors: Mapping[str, A
 
     Raises ValueError when the recipe gives it several roles.
     """
-    if len(actors) != 1:
-        raise ValueError(
-            f"workflow single_turn needs exactly one role in the recipe's `policies`, got {sorted(actors)}"
-        )
+    check_roles(actors)
     [(role, actor)] = actors.items()
     chat = Chat.of_problem(actor, role, problem)
     await chat.generate()

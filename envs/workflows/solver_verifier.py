@@ -9,11 +9,12 @@ own turn has begun.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score
 from headrace.envs.judging import score_answer
+from headrace.envs.messages import as_messages
 from headrace.envs.transcript import Transcript
 from headrace.schemas import records
 
@@ -25,6 +26,15 @@ Judgement = Literal["approve", "reject"]
 _TAG = re.compile(r"<verify>\s*(approve|reject)\s*</verify>")
 
 
+def check_roles(roles: Collection[str]) -> None:
+    """Raise ValueError unless the roles are `solver` and `verifier`."""
+    if set(roles) != {SOLVER, VERIFIER}:
+        raise ValueError(
+            "workflow solver_verifier needs the roles solver and verifier in the recipe's `policies`, got "
+            f"{sorted(roles)}"
+        )
+
+
 async def solver_verifier(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
     """Play: attempt, verdict, and a second attempt when the verdict is `reject`.
 
@@ -32,11 +42,7 @@ async def solver_verifier(problem: Problem, env: Environment, actors: Mapping[st
     attempt's. The verifier earns 1 when its verdict on the first attempt is right. Raises ValueError when the recipe's
     roles are not `solver` and `verifier`.
     """
-    if set(actors) != {SOLVER, VERIFIER}:
-        raise ValueError(
-            "workflow solver_verifier needs the roles solver and verifier in the recipe's `policies`, got "
-            f"{sorted(actors)}"
-        )
+    check_roles(actors)
     attempt, first, sequence = await _solve(problem, env, actors[SOLVER])
     sequences = [sequence]
     output, verdict, judgement = await _verify(problem, attempt, first, actors[VERIFIER])
@@ -52,7 +58,7 @@ async def _solve(
     problem: Problem, env: Environment, actor: Actor, feedback: str = ""
 ) -> tuple[str, Score, records.Sequence]:
     transcript = Transcript(SOLVER, turn=1 if feedback else 0)
-    transcript.prompt(actor.encode(problem.text))
+    transcript.prompt(_encode_problem(actor, problem))
     if feedback:
         transcript.observe(actor.encode_plain(f" {feedback} "))
     generation = await actor.generate(transcript.ids)
@@ -60,6 +66,13 @@ async def _solve(
     text = actor.decode(generation.ids)
     score = await score_answer(env, problem, text)
     return text, score, transcript.sequence(reward=score.reward)
+
+
+def _encode_problem(actor: Actor, problem: Problem) -> list[int]:
+    if isinstance(problem.prompt, str) and not problem.template_arguments:
+        return actor.encode(problem.prompt)
+    arguments = problem.template_arguments
+    return actor.encode_rendered(actor.render(as_messages(problem.prompt), template_arguments=arguments))
 
 
 async def _verify(

@@ -77,6 +77,7 @@ class PolicyResult:
     """(version, held-out reward), one for each workflow."""
     progress: tuple[tuple[float, float, float], ...]
     """(version, trajectories, seconds): what it had taken until it was made."""
+    reward_first: float | None = None
     eval_first: float | None = None
 
 

@@ -355,10 +355,12 @@ class _Playing:
 
 def describe_result(summary: RunResult) -> str:
     """Return the result of a run, in a line."""
-    rewards, held_out = (summary.reward_first, summary.reward_last), (summary.eval_first, summary.eval_last)
-    ends = (("reward", rewards), ("held-out", held_out))
-    known = ((what, [f"{value:.2f}" for value in both if value is not None]) for what, both in ends)
-    changes = [f"{what} {' → '.join(both)}" for what, both in known if both]
+    changes = []
+    for policy, block in summary.policies.items():
+        whose = f"{policy} " if len(summary.policies) > 1 else ""
+        ends = {"reward": (block.reward_first, block.reward_last), "held-out": (block.eval_first, block.eval_last)}
+        known = {what: [f"{value:.2f}" for value in both if value is not None] for what, both in ends.items()}
+        changes += [f"{whose}{what} {' → '.join(both)}" for what, both in known.items() if both]
     trajectories = sum(block.trajectories for block in summary.policies.values())
     audit = "" if summary.audit is None or summary.audit.ok else "; its audit does not close"
     return ", ".join([*changes, f"{trajectories:,} trajectories, {summary.wall_s:.0f} s{audit}"])

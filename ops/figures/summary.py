@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from headrace.infra.embedded.data_folder import DataFolder, Effort
 from headrace.infra.kafka.topic_reader import read_all
@@ -76,6 +75,8 @@ class PolicySummary:
     """Standard error of `eval_last` over the problems."""
     eval_tiers: dict[str, tuple[float | None, float | None]]
     """Tier to its held-out reward at the first and the last version that was evaluated; empty for fewer than two."""
+    eval_workflows: dict[str, tuple[float | None, float | None]]
+    """The same by workflow; empty for fewer than two workflows."""
     best: BestVersion | None
     """The version with the highest held-out reward."""
     groups: PolicyAudit
@@ -104,7 +105,7 @@ class Summary:
     """Version of the slowest policy."""
     wall_s: float
     reward_first: float | None
-    """This and the next three are means over policies."""
+    """This and the next three are those of the only policy; None for several, whose rewards have no mean."""
     reward_last: float | None
     eval_first: float | None
     eval_last: float | None
@@ -162,6 +163,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
         policy: policy_summary(figures, policy, fold.seconds_to_versions(policy), fates[policy])
         for policy in run.recipe.policies
     }
+    only = next(iter(policies.values())) if len(policies) == 1 else None
     return Summary(
         run=figures.run,
         run_id=run.run_id,
@@ -169,10 +171,10 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
         feed=FeedSettings(feed.solved_share, feed.raise_tier),
         versions=min(block.versions for block in policies.values()),
         wall_s=round(effort.wall_s, 1),
-        reward_first=mean_of(block.reward_first for block in policies.values()),
-        reward_last=mean_of(block.reward_last for block in policies.values()),
-        eval_first=mean_of(block.eval_first for block in policies.values()),
-        eval_last=mean_of(block.eval_last for block in policies.values()),
+        reward_first=only.reward_first if only else None,
+        reward_last=only.reward_last if only else None,
+        eval_first=only.eval_first if only else None,
+        eval_last=only.eval_last if only else None,
         groups=figures.groups,
         selection=figures.selection,
         audit=AuditVerdict(proof.ok, proof.lost, proof.doubled),
@@ -221,6 +223,7 @@ def policy_summary(
         eval_last=last,
         eval_last_error=estimate_last_error(evals),
         eval_tiers=eval_tier_ends(evals),
+        eval_workflows=eval_workflow_ends(evals),
         best=find_best_version(evals),
         groups=figures.policies[policy],
         weights=figures.weights[policy],
@@ -266,6 +269,13 @@ def estimate_last_error(evals: Sequence[EvalResult]) -> float | None:
     return math.hypot(*errors) / len(errors) if errors and min(errors) >= 0 else None
 
 
+def eval_workflow_ends(evals: Sequence[EvalResult]) -> dict[str, tuple[float | None, float | None]]:
+    """Return, by workflow, avg@k of the first and the last version that was evaluated; empty for one workflow."""
+    workflows = sorted({one.workflow for one in evals})
+    ends = {name: eval_ends([one for one in evals if one.workflow == name]) for name in workflows}
+    return ends if len(ends) > 1 else {}
+
+
 def eval_tier_ends(evals: Sequence[EvalResult]) -> dict[str, tuple[float | None, float | None]]:
     """Return, by tier, avg@k of the first and the last version that was evaluated, as `eval_ends`."""
     tiers = sorted({tier.tier for one in evals for tier in one.tiers})
@@ -274,12 +284,6 @@ def eval_tier_ends(evals: Sequence[EvalResult]) -> dict[str, tuple[float | None,
         for name in tiers
     }
     return {name: eval_ends(found) for name, found in of_tier.items()}
-
-
-def mean_of(values: Iterable[float | None]) -> float | None:
-    """Return the mean of what was measured; None for nothing."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 def log_share_of(figures: RunFigures, pulse: Pulse) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.envs.contract import Environment, Episode, Problem, RoleTrajectory, Workflow
 from headrace.envs.payload import problem_from_json
-from headrace.infra.own_frames import locate_wait
+from headrace.infra.own_frames import locate_function, locate_wait
 from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
@@ -142,9 +142,11 @@ async def play_episode(
         await asyncio.wait({played}, timeout=spec.episode_limit_s)
         if not played.done():
             return build_failure(sample, OutOfTime(), spec.episode_limit_s, actors, locate_wait(played))
-        return _check_episode(played.result(), spec.roles)
+        found = played.result()
     except Exception as error:  # noqa: BLE001 - whatever an episode raises is data
         return build_failure(sample, error, spec.episode_limit_s, actors)
+    else:
+        return _take_episode(sample, found, spec, actors)
     finally:
         played.cancel()
         played.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else looks at it
@@ -177,6 +179,15 @@ def _build_actors(task: Task, sample: int, spec: WorkflowSpec, context: RolloutC
         )
         for role, policy in spec.roles.items()
     }
+
+
+def _take_episode(sample: int, found: Any, spec: WorkflowSpec, actors: Mapping[str, EngineActor]) -> Episode | Failure:
+    """Return what a workflow returned; a failure that names the workflow's file for what is no episode."""
+    try:
+        return _check_episode(found, spec.roles)
+    except (TypeError, ValueError) as error:
+        where = locate_function(spec.workflow).strip(" ()")
+        return build_failure(sample, error, spec.episode_limit_s, actors, where)
 
 
 def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -353,6 +354,7 @@ def test_what_is_no_episode_is_a_failure_that_names_it() -> None:
         groups, _ = play(TASK, spec(odd), context(FakeEngine()))
         assert [failure.reason for failure in groups["p"].failures] == ["error"] * 3
         assert groups["p"].failures[0].detail.startswith(said)
+        assert re.fullmatch(r"test_episodes\.py:\d+", groups["p"].failures[0].at), "the workflow's own file"
     assert "stranger" in groups["p"].failures[0].detail
 
 

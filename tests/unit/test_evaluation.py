@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.app.views.evaluation_words import describe_evaluation
+from headrace.app.views.evaluation_words import describe_evaluation, group_by_workflow
 from headrace.consumers.evaluate.evaluation import MOST_OPEN_ERRORS, EvaluationFold, cut_rewards
 from headrace.ops.episode_errors import ErrorsFold
 from headrace.ops.figures.reward_figures import RewardsFold
@@ -73,6 +73,13 @@ def test_the_error_of_a_held_out_reward_is_by_how_its_problems_differ() -> None:
         assert "±" not in describe_evaluation(one)
     huge = fold_all(EvaluationFold("r", 2), [group(0, 1e200), group(1, -1e200)])
     assert [one.standard_error for one in huge] == [-1]
+
+
+def test_results_are_by_workflow_where_there_are_several() -> None:
+    easy, hard, later = (EvalResult(workflow=name, version=v) for name, v in (("easy", 0), ("hard", 0), ("easy", 20)))
+    assert group_by_workflow([later, hard, easy]) == {"easy": [easy, later], "hard": [hard]}
+    assert group_by_workflow([later, easy]) == {"": [easy, later]}
+    assert group_by_workflow([]) == {}
 
 
 def test_a_result_names_the_errors_of_its_episodes_also_after_a_restart() -> None:

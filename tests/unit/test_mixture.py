@@ -100,6 +100,21 @@ def test_a_source_is_given_its_problem_without_what_the_mixture_added(monkeypatc
     env.score(env.problem("train", 0), "")
 
 
+def test_held_out_sets_of_a_source_keep_their_names(tmp_path: Path) -> None:
+    for name, count in (("train", 20), ("old", 4), ("new", 3)):
+        rows = [{"problem": f"{name} {n}", "answer": str(n)} for n in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    sets = {name: str(tmp_path / f"{name}.jsonl") for name in ("old", "new")}
+    words = {"use": "dataset", "name": "words", "path": str(tmp_path / "train.jsonl"), "held_out": sets}
+    env = mixture(words, EASY)
+    problems = [env.problem("held_out", index) for index in range(40)]
+    assert {one.tier for one in problems} == {"words/old", "words/new", "easy"}
+    assert {one.tier for one in (env.problem("train", index) for index in range(20))} == {"words", "easy"}
+    for one in problems:
+        read = problem_from_json(problem_to_json(one))
+        assert env.score(read, f"\\boxed{{{one.answer}}}").reward == 1
+
+
 def test_the_sources_are_tiers_of_which_some_can_be_asked() -> None:
     env = mixture(tiers=["hard"])
     assert isinstance(env, HasTiers)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
 from headrace.app.launcher import launcher
+from headrace.envs.contract import Problem
 from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
@@ -31,6 +33,7 @@ from headrace.ops.doctor import DISK_BYTES, GIB
 from headrace.ops.doctor import examine as look_at_machine
 from headrace.ops.faults import Fault, RecipeUnfit, catching, list_doubts, refuse
 from headrace.ops.model_check import check_model_files, check_tokenizer
+from headrace.ops.prompt_check import check_template_takes_prompt
 from headrace.ops.recipe_check import Asked, _with_one_process, examine
 from headrace.ops.room_check import ModelSize, Need, Room, judge_disk, judge_memory, list_needs, measure_model
 from headrace.trainers.start import build_first_model
@@ -135,6 +138,41 @@ def test_what_the_feeder_would_refuse_is_refused_at_the_start() -> None:
         policies={"solver": scripted}, workflows={"sums": {"env": "scripted", "policies": {"solver": "solver"}}}
     )
     assert [one for one in sentences(cold) if "needs worked examples, but environment 'scripted'" in one]
+
+
+def test_roles_that_a_shipped_workflow_cannot_be_played_by_are_refused_at_the_start() -> None:
+    alone = {"env": "arithmetic", "workflow": "solver_verifier", "policies": {"solver": "solver"}}
+    twice = {"env": "arithmetic", "policies": {"a": "solver", "b": "solver"}}
+    found = sentences(sums_recipe(workflows={"judged": alone, "sums": twice}))
+    for words in (
+        "workflows.judged: workflow solver_verifier needs the roles solver and verifier in the recipe's `policies`",
+        "workflows.sums: workflow single_turn needs exactly one role in the recipe's `policies`, got ['a', 'b']",
+    ):
+        assert [one for one in found if one.startswith(words)], found
+
+
+def test_a_stop_by_evaluations_that_never_come_is_refused() -> None:
+    never = sums_recipe(evaluate={"every": 0, "stop_after": 3})
+    assert [one for one in sentences(never) if one.startswith("evaluate.stop_after needs evaluations")]
+    assert not [one for one in sentences(sums_recipe(evaluate={"stop_after": 3})) if "stop_after" in one]
+
+
+def test_a_prompt_that_the_chat_template_refuses_is_told_in_the_words_of_the_template(folder: Path) -> None:
+    said = {"role": "system", "content": "Be brief."}
+    plain, with_rules = Problem("1", "1+1?"), Problem("1", [said, {"role": "user", "content": "1+1?"}])
+
+    def check(problem: Problem) -> None:
+        environment: Any = SimpleNamespace(name="own", size=lambda _: 1, problem=lambda *_: problem)
+        check_template_takes_prompt(environment, "solver", policy_of(folder))
+
+    template = folder / "chat_template.jinja"
+    check(with_rules)
+    template.write_text("{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}")
+    check(plain)
+    with pytest.raises(ValueError, match=r"policies\.solver refuses .* whose messages are of system, user: no system"):
+        check(with_rules)
+    template.write_text("{{ messages | a_filter_of_transformers_alone }}")
+    check(with_rules)
 
 
 def test_an_engine_of_the_users_own_is_imported_where_workers_start() -> None:

@@ -27,6 +27,7 @@ from headrace.ops.figures.summary import (
     Summary,
     estimate_last_error,
     eval_ends,
+    eval_workflow_ends,
     lengths_of,
     log_cpu_share,
     progress_of,
@@ -254,6 +255,20 @@ def test_the_closing_page_has_the_rewards_of_each_policy_and_no_mean_of_them(fou
         "held-out reward judge, 3 versions: 0.80",
     ]
     assert "0.60" not in page
+
+
+def test_the_closing_page_has_the_held_out_reward_of_each_of_several_workflows(found: Summary) -> None:
+    evals = [
+        EvalResult(workflow=name, version=version, avg_at_k=reward)
+        for name, version, reward in (("easy", 0, 0.5), ("easy", 9, 0.75), ("hard", 0, 0.0), ("hard", 9, 0.25))
+    ]
+    assert eval_workflow_ends(evals[:2]) == {}
+    solver = replace(found.policies["solver"], eval_workflows=eval_workflow_ends(evals), eval_first=0.25, eval_last=0.5)
+    rows = [
+        " ".join(line.strip("│ ").split()) for line in shown(replace(found, policies={"solver": solver})).splitlines()
+    ]
+    at = rows.index("held-out reward 0.25 → 0.50")
+    assert rows[at + 1 : at + 3] == ["easy 0.50 → 0.75", "hard 0.00 → 0.25"]
 
 
 def test_the_closing_page_gives_four_commands_unbroken(found: Summary) -> None:

@@ -29,7 +29,7 @@ from headrace.ops import opened_run as opened_runs
 from headrace.ops.compare import sweep as sweeps
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import read_result
-from headrace.ops.compare.sweep import RunFolder, command_of, play, run_folder_of
+from headrace.ops.compare.sweep import RunFolder, command_of, describe_result, play, run_folder_of
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, load_sweep
 
 SWEEP = """
@@ -42,12 +42,13 @@ name = "a"
 recipe = "arithmetic"
 name = "b"
 """
-SUMMARY = {
+SUMMARY: dict[str, Any] = {
     "run_id": "of-it", "wall_s": 3.0, "reward_first": 0.25, "reward_last": 0.5, "eval_first": None, "eval_last": None,
     "audit": {"ok": True, "lost": 0, "doubled": 0}, "selection": {},
     "policies": {
         "solver": {
-            "versions": 2, "reward_last": 0.5, "eval_last": None, "trajectories": 1200, "progress": [],
+            "versions": 2, "reward_first": 0.25, "reward_last": 0.5, "eval_last": None, "trajectories": 1200,
+            "progress": [],
             "reward_curve": [], "eval_curve": [], "lengths": {"trained": None, "discarded": None, "bias": None},
             "groups": {"trained": 75, "discarded": {}, "dead": 0, "replayed": 0},
         }
@@ -159,6 +160,16 @@ def test_runs_are_played_in_order_and_a_line_tells_of_each(scene: Scene) -> None
         "[2/2] b, seed 1: reward 0.25 → 0.50, 1,200 trajectories, 3 s",
     ]
     assert scene.servers[0].calls == ["claim", "start", "stop"]
+
+
+def test_the_line_of_a_run_of_several_policies_has_the_rewards_of_each() -> None:
+    judge = {**SUMMARY["policies"]["solver"], "reward_first": 0.5, "reward_last": 0.75, "eval_last": 0.5}
+    policies = {**SUMMARY["policies"], "judge": judge}
+    means = {"reward_first": None, "reward_last": None}
+    found = read_result(json.dumps({**SUMMARY, **means, "policies": policies}).encode())
+    assert describe_result(found) == (
+        "solver reward 0.25 → 0.50, judge reward 0.50 → 0.75, judge held-out 0.50, 2,400 trajectories, 3 s"
+    )
 
 
 def test_a_run_that_fails_is_told_with_its_last_lines_and_the_others_go_on(scene: Scene) -> None:

@@ -79,6 +79,16 @@ def test_one_turn_of_messages_is_rendered_by_the_models_template(tmp_path: Path)
     assert tokenizer.decode(sequence.ids, special_tokens=True) == f"{tokenizer.render(messages)}{RIGHT}<|im_end|>"
 
 
+def test_a_solver_reads_messages_as_the_models_template_renders_them(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path)
+    messages = ({"role": "system", "content": "Box it."}, {"role": "user", "content": "3+4?"})
+    said = {"solver": f"{RIGHT}<|im_end|>", "verifier": "approve<|im_end|>"}
+    actors = {role: prepare_actor(tokenizer, words) for role, words in said.items()}
+    episode = asyncio.run(solver_verifier(Problem("sum", messages, answer="7"), ENV, actors))
+    [sequence] = episode["solver"].sequences
+    assert tokenizer.decode(sequence.ids, special_tokens=True) == f"{tokenizer.render(messages)}{RIGHT}<|im_end|>"
+
+
 def test_an_approved_attempt_is_the_only_one() -> None:
     actors = {"solver": Scripted([RIGHT]), "verifier": Scripted(["approve"])}
     episode = asyncio.run(solver_verifier(PROBLEM, ENV, actors))
