@@ -31,7 +31,7 @@ RunChoice = Annotated[
 ]
 DataChoice = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Data folder of a run; the only one in .headrace if not given."),
+    typer.Option("--data", metavar="DIR", help="Data folder of a run; default: the only one in .headrace."),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -39,9 +39,9 @@ SetOption = Annotated[
         "--set", metavar="KEY=VALUE", help="Change one key of the recipe: --set trainer.steps=40. Repeatable."
     ),
 ]
-PolicyChoice = Annotated[str | None, typer.Option("--policy", help="Which policy; the only one if not given.")]
+PolicyChoice = Annotated[str | None, typer.Option("--policy", help="Policy; default: the only one.")]
 VariantChoice = Annotated[
-    str | None, typer.Option("--variant", help="A shadow, by its name, instead of the policy it learns beside.")
+    str | None, typer.Option("--variant", help="Name of a shadow of the policy, to use instead of the policy.")
 ]
 CHECK_FAILED = 1
 """Exit code of a command that found something wrong."""
@@ -79,7 +79,7 @@ def open_console(*, outlives_reader: bool = False, on_stderr: bool = False) -> C
     """Return a console that writes to standard output, as wide as the terminal.
 
     Args:
-        outlives_reader: Whether the command continues, without its page, when its output is not read any more.
+        outlives_reader: Whether the command continues without its page when nobody reads its output any more.
         on_stderr: Write to standard error instead.
     """
     from rich.console import Console
@@ -92,7 +92,7 @@ def open_console(*, outlives_reader: bool = False, on_stderr: bool = False) -> C
 
 
 def open_viewer() -> Console:
-    """Return a console on standard output for a command that only shows: it ends, well, when nobody reads it."""
+    """Return a console for a command that only shows: the command ends, without an error, when its reader is gone."""
     from headrace.app.cli.viewer import Viewer
 
     return _with_width(Viewer())
@@ -112,11 +112,11 @@ def log_quietly() -> None:
 
 
 @contextmanager
-def or_no_verdict() -> Iterator[None]:
+def exit_without_verdict_on_error() -> Iterator[None]:
     """Exit with NO_VERDICT if the block could not show the result.
 
-    The traceback of an error that nobody expected is printed: by itself it would end the process with exit code 1,
-    which says that the run is wrong.
+    This prints the traceback of an unexpected error. The error itself would end the process with exit code 1, and that
+    code means that the run is wrong.
     """
     try:
         yield
@@ -135,7 +135,7 @@ def or_no_verdict() -> Iterator[None]:
 
 
 def program_name() -> str:
-    """Return how this user calls the command, as a shell reads it: its name if found there, else the present call."""
+    """Return the words by which this user's shell finds Headrace: its name if it is on the PATH, else a path."""
     called = Path(sys.argv[0])
     if called.suffix == ".py":
         found = shutil.which(PROGRAM)

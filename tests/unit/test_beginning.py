@@ -93,7 +93,7 @@ def test_begin_names_the_parts_what_looks_at_them_and_the_variables_that_each_te
     assert commands == ["feed", "curate", "evaluate", "train", "rollout", "watch", "status", "audit"]
     assert "hush" not in done.output
     assert any(line.endswith("are set here: HEADRACE_KAFKA_CLIENT, HEADRACE_S3_SECRET_KEY") for line in lines)
-    assert lines.index(next(line for line in lines if "look at the run" in line)) == len(lines) - 4
+    assert lines.index(next(line for line in lines if "only show the run" in line)) == len(lines) - 4
 
     monkeypatch.setattr("shutil.which", lambda _: None)
     elsewhere = CliRunner().invoke(app, ["begin", "arithmetic"]).output

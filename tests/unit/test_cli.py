@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.app.cli import main as cli
-from headrace.app.cli.options import answer, open_console, or_no_verdict
+from headrace.app.cli.options import answer, open_console, exit_without_verdict_on_error
 from headrace.infra import log
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
@@ -99,7 +99,7 @@ def test_an_empty_value_is_refused_by_the_word_before_it(capsys: pytest.CaptureF
     for words, after in ((("clean", "--data", ""), "--data"), (("weights", "show", "--data="), "--data")):
         assert refused(capsys, *words) == (
             2,
-            f"error: the value after {after} is empty: give one, or leave {after} out\n",
+            f"error: the value after {after} is empty: give a value, or leave {after} out\n",
         )
     assert "empty" not in refused(capsys, "try", "no-such", "--answer", "", "--answer=")[1]
 
@@ -353,7 +353,7 @@ def test_an_error_that_nobody_expected_is_no_verdict_and_keeps_its_traceback(
 
 def test_what_ends_a_command_on_purpose_ends_it_where_a_verdict_is_given_too() -> None:
     for purpose in (typer.Exit(1), typer.Abort(), typer.BadParameter("no"), UsageError("no"), KeyboardInterrupt()):
-        with pytest.raises(type(purpose)) as caught, or_no_verdict():
+        with pytest.raises(type(purpose)) as caught, exit_without_verdict_on_error():
             raise purpose
         assert caught.value is purpose
 
@@ -527,7 +527,7 @@ def test_clean_keeps_what_no_run_has_made_in_a_folder_of_data_or_of_the_cache(
     done = CliRunner().invoke(cli.app, ["clean", "--data", str(folder.root), "--cache"])
 
     assert done.exit_code == 0, done.output
-    assert "kept what they did not: paper.tex (" in done.output
+    assert "kept what runs did not make: paper.tex (" in done.output
     left = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     assert sorted(map(str, left)) == ["mine/weights/final.safetensors", "project/paper.tex"]
 
