@@ -17,8 +17,8 @@ from headrace.app.cli.options import (
     RunChoice,
     VariantChoice,
     answer,
-    log_quietly,
     exit_without_verdict_on_error,
+    log_quietly,
     report_written,
 )
 from headrace.infra.errors import UsageError

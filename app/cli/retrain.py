@@ -20,8 +20,8 @@ from headrace.app.cli.options import (
     RunChoice,
     VariantChoice,
     answer,
-    log_quietly,
     exit_without_verdict_on_error,
+    log_quietly,
     program_name,
 )
 from headrace.infra.errors import UsageError

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # the command line asks for ALL before it has imported anythi
     from headrace.infra.recipe.settings import Recipe, TrainerSettings
 
 FORKED_DEVICE = "cpu"
-"""The device with which a component may be forked: what a fork has of CUDA's state is not known to be none."""
+"""The only device of components that may be forked: a fork may inherit CUDA state, which would not work."""
 
 ALL = (
     "headrace.app.cli.main",

@@ -72,9 +72,9 @@ class UpRequest:
     again: str = "headrace up …"
     """The command line that resumes the run."""
     branch: str = ""
-    """What of another run it is to begin with: `RUN@VERSION`; empty for the start that the recipe names."""
+    """Version of another run to begin with: `RUN@VERSION`; empty to begin as the recipe says."""
     parent: str = ""
-    """What that was found to be."""
+    """The version that `branch` was found to name, with its run id."""
     forks: ForkServer | None = None
     """A fork server that is already importing what every component needs; stopped if it is not used."""
 
@@ -82,7 +82,7 @@ class UpRequest:
 def up(request: UpRequest, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
-    request = _branch(request, folder)  # what is looked at is what begins
+    request = _branch(request, folder)  # before the checks, as they must see the recipe that begins
     looked = look_before(request.recipe, folder, request.summary)
     for doubt in looked.doubts:
         say(console, escape(doubt), "yellow")
@@ -90,7 +90,7 @@ def up(request: UpRequest, console: Console) -> int:
         notes = folder.read()
         if notes is not None and notes.run != request.recipe.name:
             raise UsageError(
-                f"{folder.root} holds run {notes.run}, the recipe's name is {request.recipe.name}: give another "
+                f"{folder.root} holds run {notes.run}, but the recipe's name is {request.recipe.name}: give another "
                 f"--data, or --set name={notes.run}"
             )
         with redirect_log(folder.logs / "up.log"):
@@ -120,7 +120,7 @@ def up(request: UpRequest, console: Console) -> int:
 def _branch(request: UpRequest, folder: DataFolder) -> UpRequest:
     """Return a request whose recipe begins with what `--branch` names, copied into its folder. Raises UsageError.
 
-    A folder that was begun as a branch goes on as one, whether or not it is named again.
+    A run that began as a branch continues as one, with or without `--branch`.
     """
     if not request.branch and not folder.branch.exists():
         return request
@@ -157,7 +157,7 @@ class Launcher:
         self._supervisor: Supervisor | None = None
         self._run_is_over = False
         self._progress: object = None
-        """Progress of the run; None while a server does not answer, so that it cannot progress."""
+        """Progress of the run; None while a server does not answer, because it cannot progress then."""
         self._run: Run | None = None
         self._notes = notes
         self._noted = 0.0
@@ -265,7 +265,7 @@ class Launcher:
     # --------------------------------------------------------------------------------------------------- while it runs
 
     def _follow(self, run: Run) -> str:
-        """Show the run until it has ended and drained, or waited long enough; return what is missing, in words."""
+        """Show the run until it has drained, or nothing more is expected; return in words what is missing."""
         from headrace.app.views.live import LivePage
 
         assert self._supervisor is not None  # noqa: S101 - started by `run`
@@ -327,7 +327,7 @@ class Launcher:
         self._folder.write(RunNotes(self._recipe.name, connection.bootstrap, own, run_id))
 
     def _note(self, run: Run, *, finished: bool | None = None) -> None:
-        """Record the state of the run; a killed launcher loses only some seconds of its accounting."""
+        """Record the state of the run, so that a killed launcher loses only some seconds of its accounting."""
         self._noted = time.monotonic()
         before = self._before
         cpu = self._supervisor.cpu_seconds() if self._supervisor else {}
@@ -345,7 +345,7 @@ class Launcher:
         self._notes = notes
         try:
             self._folder.write(notes)
-        except OSError as error:  # a full disk: the next note holds it; only a killed launcher loses accounting
+        except OSError as error:  # a full disk: a later call may succeed, and only a killed launcher loses accounting
             log.warning("notes.not_written", error=str(error))
 
     # ----------------------------------------------------------------------------------------------------- the way down

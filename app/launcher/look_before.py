@@ -1,4 +1,4 @@
-"""One look, before anything is started, at all that a run needs of this machine."""
+"""The checks of all that a run needs of this machine, before anything is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.schemas.records import UsedEnvironment
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What was seen of a recipe that can run here."""
+    """What the checks found of a recipe that can run here."""
 
     doubts: tuple[str, ...]
     """What may go wrong."""
@@ -25,7 +25,7 @@ class Looked:
 
 
 def look_before(recipe: Recipe, folder: DataFolder, summary: Path | None) -> Looked:
-    """Look at all that a run in a data folder needs. Raises RecipeUnfit with all that is wrong."""
+    """Check all that a run in a data folder needs. Raises RecipeUnfit with all that is wrong."""
     asked = ask_of_run(recipe, folder)
     faults = examine(asked)
     with catching(faults):

@@ -28,7 +28,7 @@ def run_servers_until_signal(folder: DataFolder, say: Callable[[str], None], sho
         say: Reports what happens.
         show: Prints lines to be copied.
 
-    Raises FolderInUse, and ServerError where one does not start.
+    Raises FolderInUse, and ServerError if a server does not start.
     """
     servers = Servers(Kafka(), Store(), folder, say)
     with folder.hold(HOLDER), interrupt_on_signals():

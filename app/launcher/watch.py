@@ -36,7 +36,7 @@ def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool
         drain = Drain(page, lambda: fetch_session_timeout_s(run.connection), run.recipe.rollout.episode_limit_s)
         while not drain.is_over():
             page.turn(WATCH_TURN_S)
-            if servers.watch():  # not asked at the end too: `up` stops them when it gives the run up
+            if servers.watch():  # after the end `up` may have stopped the servers
                 drain.restart_clocks()
     finally:
         page.close()

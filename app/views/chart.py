@@ -19,9 +19,9 @@ LARGEST = 1e9
 
 
 def chart(values: Sequence[float | None], width: int, height: int) -> list[str]:
-    """Return `height` lines: a bar per value, or per mean of neighbours where there are more values than columns.
+    """Return `height` lines: a bar per value, or per mean of neighbours if there are more values than columns.
 
-    The scale is 0 to 1, wider where a value lies outside. None, nan and inf are values that are not known.
+    The scale is 0 to 1, or wider if a value lies outside. None, nan and inf mean that a value is not known.
     """
     known = [None if value is None or not math.isfinite(value) else _clamp(value) for value in values]
     there = [value for value in known if value is not None]
@@ -37,7 +37,7 @@ def chart(values: Sequence[float | None], width: int, height: int) -> list[str]:
 
 
 def by_version(points: Iterable[tuple[int, float]]) -> list[float | None]:
-    """Return the values from the first version to the last; None for those between that have none."""
+    """Return the values from the first version to the last; None for a version without a value."""
     known = dict(points)
     return [known.get(version) for version in range(min(known), max(known) + 1)] if known else []
 
@@ -55,7 +55,7 @@ def _cell(bar: float | None, floor: int) -> str:
 
 
 def _columns(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return at most `width` means over runs of neighbours, as equal in length as can be."""
+    """Return at most `width` means, each over about the same number of neighbours."""
     count = min(width, len(values))
     edges = [n * len(values) // count for n in range(count + 1)] if count else []
     runs = ([value for value in values[begin:end] if value is not None] for begin, end in pairwise(edges))

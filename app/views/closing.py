@@ -33,7 +33,7 @@ MANY_DISCARDED = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What is looked at."""
+    """The figures of a policy that tell why its reward does not rise."""
 
     rewards: Sequence[float]
     """Mean reward by version, in order."""
@@ -47,7 +47,7 @@ class Signs:
 
 
 def explain_no_rise(signs: Signs) -> str:
-    """Return a sentence for people; empty while reward rises, is high, or it is too early to know."""
+    """Return why reward does not rise, in a sentence; empty if it rises, is high, or it is too early to know."""
     curve = signs.rewards
     if len(curve) < ENOUGH_VERSIONS:
         return ""
@@ -75,7 +75,7 @@ def _cause(signs: Signs, share: float, reward: float) -> str:
         how = "too easy: take a harder tier" if reward > 0.5 else "too hard: warm up longer, or take an easier tier"
         return f"In most groups all rewards are equal, as the tasks are {how}."
     if signs.staleness_mean > max(2.0, 0.8 * signs.max_staleness):
-        return "The data are old: lower trainer.max_staleness, or slow the trainer by larger batches."
+        return "The groups are too old: lower trainer.max_staleness, or slow the trainer by larger batches."
     return "No usual cause was found: try another trainer.learning_rate, or larger groups."
 
 
@@ -91,7 +91,7 @@ def show_summary(summary: Summary, console: Console, program: str, again: str) -
         summary: What `headrace.ops.figures.summary.summarize` returned.
         console: Where to print.
         program: How this user calls `headrace`.
-        again: The command line that ran it; empty for a run of a sweep, for which the sweep says what can be given.
+        again: The command line that ran it; empty for a run of a sweep, where no command is suggested.
     """
     console.print(panel(summary))
     if again:
@@ -120,7 +120,7 @@ def suggest_commands(summary: Summary, program: str, again: str) -> Text:
     look = ("see what the last step learnt from", f"{program} inspect --step {step}{whose} --data {folder}")
     for why, command in (
         *([look] if step else []),
-        ("prove it from the topics alone", f"{program} audit --data {folder}"),
+        ("check that nothing was lost, from the topics alone", f"{program} audit --data {folder}"),
         *([best] if summary.ended == EARLY_STOP else []),
         *_suggest_ways_on(summary, again),
         ("remove what it left", f"{program} clean --data {folder}"),
@@ -130,17 +130,17 @@ def suggest_commands(summary: Summary, program: str, again: str) -> Text:
 
 
 def _suggest_ways_on(summary: Summary, again: str) -> list[tuple[str, str]]:
-    """Return a reason to train on, and the command for it."""
+    """Return ways to continue the training, each with its command."""
     if summary.ended == EARLY_STOP:
-        return [("train on without early stopping", _change_command(again, "evaluate.stop_after", 0))]
+        return [("continue training without early stopping", _change_command(again, "evaluate.stop_after", 0))]
     if summary.ended != SOLVED:
-        return [("train on from here", _change_command(again, "trainer.steps", 2 * summary.versions or 1))]
+        return [("continue training from here", _change_command(again, "trainer.steps", 2 * summary.versions or 1))]
     higher = round((1 + summary.feed.solved_share) / 2, 4)
     same = (
-        "train on with the same tasks until fewer of them are useful",
+        "continue training with the same tasks until fewer of them are useful",
         _change_command(again, "feed.solved_share", higher),
     )
-    harder = "train on with harder tasks, where the environment has a harder tier"
+    harder = "continue training with harder tasks, if the environment has a harder tier"
     raised = summary.feed.raise_tier
     return [same] if raised else [(harder, _change_command(again, "feed.raise_tier", "true")), same]
 
@@ -213,7 +213,7 @@ def _describe_audit(summary: Summary) -> str:
 
 
 def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
-    """Add rewards by policy: one is paid for its answers, another for judging them, so their mean is meaningless."""
+    """Add rewards by policy. Policies may have different tasks, such as answers and judgments, so no mean is shown."""
     rewards = {
         "training reward": [_change(block.reward_first, block.reward_last) for block in policies.values()],
         "held-out reward": [

@@ -39,11 +39,11 @@ TABLES = (
 """Columns of one table of a terminal, so that each fits 80 characters."""
 EMPTY_CELLS = ("", "0", "0 ± 0")
 NOTE = (
-    "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, of "
-    "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all, and at "
-    "the start the first one; skipped: tasks that the selector did not ask; trained: share of all groups; discarded: "
-    "share before the run's end; length bias: mean length of these over that of trained ones; over the first: "
-    "difference to the first variant's run of the same seed."
+    "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, on "
+    "all tasks that the variant's selector took; held-out: reward of the last evaluation, on the same tasks for all "
+    "variants; held-out at the start: that of the first evaluation; skipped: tasks that the selector did not take; "
+    "trained: share of all groups; discarded: share before the run's end; length bias: mean length of discarded groups "
+    "over that of trained groups; over the first: difference from the first variant's run of the same seed."
 )
 
 
@@ -146,7 +146,7 @@ def _rows(found: Comparison, policy: str) -> Iterator[tuple[str, ...]]:
 
 
 def in_words(one: Interval, form: str) -> str:
-    """Return a mean and half of its interval; nothing where none is known."""
+    """Return a mean and half of its interval; empty if it is not known."""
     if one.mean is None:
         return ""
     half = "" if one.high is None else f" ± {form.replace('+', '').format(one.high - one.mean)}"
@@ -155,7 +155,7 @@ def in_words(one: Interval, form: str) -> str:
 
 LABELS = {"version": "version", "trajectories": "trajectories rolled out", "seconds": "wall time, s"}
 LINE = 75
-"""Letters of a line above a panel."""
+"""Characters in a line of the note above a panel."""
 REWARD_ROWS = {"reward": f"training reward, {TRAILING['reward']} versions", "held_out": "held-out reward"}
 
 
@@ -175,9 +175,9 @@ def plot(found: Comparison, file: Path) -> list[Path]:
 
 
 def figure_of(found: Comparison) -> Any:
-    """Return a row of training and one of held-out reward for every policy; lines are means, bands intervals.
+    """Return a figure with a row of training reward and one of held-out reward for every policy.
 
-    If the seeds of a variant share no part of an axis, it has no mean there: each seed is a thin line.
+    Lines are means, bands are intervals. If the seeds of a variant share no part of an axis, each seed is a thin line.
     """
     from matplotlib.figure import Figure
 
@@ -210,7 +210,7 @@ class Curve(NamedTuple):
 
 
 def _curves(found: Comparison, policy: str, what: str, axis: str) -> dict[str, Curve]:
-    """Return the curves of all variants; an empty one of a variant of which no run was done, for its colour's sake."""
+    """Return the curves of all variants. A variant without a finished run has an empty one, to keep its colour."""
     curves = {}
     for name, variant in found.variants.items():
         block = variant.policies.get(policy)
@@ -220,16 +220,16 @@ def _curves(found: Comparison, policy: str, what: str, axis: str) -> dict[str, C
 
 
 def _caption(curves: Mapping[str, Curve]) -> str:
-    """Return the note above a panel: that nothing is in it, or of which variants it shows single seeds."""
+    """Return the note above a panel: that it is empty, or for which variants it shows single seeds."""
     if not any(curve.mean.x or curve.seeds for curve in curves.values()):
         return "empty: no run has measured it"
     apart = [name for name, curve in curves.items() if curve.seeds]
-    note = f"thin: each seed of {', '.join(apart)} by itself, as they have no stretch in common"
+    note = f"thin lines: single seeds of {', '.join(apart)}, which have no part of the axis in common"
     return textwrap.fill(note, LINE) if apart else ""
 
 
 def _limits(curves: Iterable[Curve]) -> tuple[float, float] | None:
-    """Return a scale on which the means fill the panel: a band of two seeds may be wider than all rewards there are."""
+    """Return a scale on which the means fill the panel: the band of two seeds may be much wider than all rewards."""
     some = list(curves)
     values = [value for curve in some for value in curve.mean.mean if value is not None]
     values += [y for curve in some for seed in curve.seeds for _, y in seed]

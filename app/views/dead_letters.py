@@ -138,5 +138,5 @@ def _count(count: int) -> str:
 
 
 def _number(dead_letter: ListedDeadLetter | SentBack) -> str:
-    """Return `stream:number`, or a note for a dead letter without one: it concluded nothing."""
+    """Return `stream:number`, or `no number` for a dead letter that names no task, and so concluded none."""
     return f"{dead_letter.stream}:{dead_letter.number}" if dead_letter.number >= 0 else "no number"

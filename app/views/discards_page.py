@@ -18,7 +18,7 @@ from headrace.ops.discards import BIAS_MATTERS, Bias, Binned, Discarded, Discard
 
 NUMBERS = ("groups", "share", "tokens", "of trained", "95 %", "reward", "age")
 MOST_DIGITS = 6
-"""Digits after the point of a ratio, at most; a narrower interval is that of equal lengths."""
+"""Largest number of digits after the point of a ratio. An interval too narrow for them is shown with equal ends."""
 
 
 def discards_page(found: Discards) -> RenderableType:
@@ -52,14 +52,14 @@ def _policy(ledger: PolicyDiscards) -> list[RenderableType]:
 
 
 def verdict(bias: Bias | None, discarded: int) -> str:
-    """Return the sentence that names the bias of what was discarded.
+    """Return the sentence about the length bias of discarded groups.
 
-    It is one where the whole interval is beyond 5 % (`headrace.ops.discards.BIAS_MATTERS`) on one side of 1.
+    There is a bias if the whole interval lies more than 5 % (`headrace.ops.discards.BIAS_MATTERS`) above or below 1.
     """
     if not discarded:
         return "Nothing was discarded."
     if bias is None:
-        return "Too few groups, or too short, to compare the lengths of the discarded with those of the trained."
+        return "Too few groups, or too short groups, to compare the lengths of discarded and trained groups."
     ratio, low, high = _in_words(bias)
     ratio_in_words = f"Discarded groups are {ratio} times as long as trained ones (95 %: {low} to {high})"
     least, most = 1 - BIAS_MATTERS, 1 + BIAS_MATTERS
@@ -107,9 +107,9 @@ def _number(value: float | None, digits: int) -> str:
 
 PICTURE_AXES = (("length", "mean tokens of a group, from"), ("reward", "mean reward, from"), ("age", "age in versions"))
 MOST_REASONS_SHOWN = 6
-"""Lines of one picture beside the trained groups; the most frequent."""
+"""Largest number of reasons in one picture; the most frequent are shown."""
 LARGEST, SMALLEST = 400.0, 4.0
-"""Areas of dots, in square points: of the most groups at one value, and of any at all, so that it can be seen."""
+"""Largest and smallest area of a dot, in square points: the smallest can still be seen."""
 APART = 0.08
 """Distance between two reasons' dots at one value; values are 1 apart. Lines of equal shares would hide each other."""
 
@@ -130,7 +130,7 @@ def plot(found: Discards, file: Path) -> list[Path]:
 def figure_of(found: Discards) -> Any:
     """Return three panels for every policy: shares of groups by length, reward and age, a line for each reason.
 
-    A dot's area is as its number of groups: a share of few groups says little.
+    A dot's area shows its number of groups, because a share of few groups says little.
     """
     from matplotlib.figure import Figure
 
@@ -148,8 +148,8 @@ def figure_of(found: Discards) -> Any:
         if row[0].lines:
             row[0].legend(fontsize="small")
     figure.suptitle(
-        f"run {found.run}: trained and discarded groups (in brackets: how many)\nA dot's height is the share of its "
-        "reason's groups that are there, its area their number (the fewest: specks); those at one value stand apart",
+        f"run {found.run}: trained and discarded groups (in brackets: how many)\nHeight of a dot: share of the groups "
+        "of its reason at this value; area: their number. Dots at the same value are drawn side by side",
         fontsize="medium",
     )
     return figure

@@ -11,8 +11,8 @@ from headrace.ops.retention.collector import Collected, RetiredVersions
 
 WHY_KEPT = {
     "named": "needed",
-    "young": "younger than {age}: their records may be on their way",
-    "foreign": "keys that no run would write: left alone",
+    "young": "younger than {age}: their records may not be written yet",
+    "foreign": "keys that no run writes: left alone",
 }
 
 
@@ -22,7 +22,7 @@ def gc_page(done: Collected) -> RenderableType:
     table = Table("", "kind", "objects", "bytes", "why", box=None, header_style="dim")
     for column in table.columns[2:4]:
         column.justify = "right"
-    verb = "would go" if done.dry_run else "deleted"
+    verb = "would be deleted" if done.dry_run else "deleted"
     for row in done.collected:
         table.add_row(Text(verb, "yellow"), row.kind, f"{row.objects:,}", format_bytes(row.bytes), Text(row.why))
     for name, counted in done.kept.items():
@@ -32,7 +32,7 @@ def gc_page(done: Collected) -> RenderableType:
     parts: list[RenderableType] = [title, table]
     parts += [Text(_describe_retired(one, dry_run=done.dry_run)) for one in done.retired]
     if done.spared:
-        parts.append(Text(f"{done.spared} of them were written again meanwhile, and stay.", style="yellow"))
+        parts.append(Text(f"{done.spared} of them were written again meanwhile, and were kept.", style="yellow"))
     if not done.collected:
         parts.append(Text("There is nothing to delete.", style="green"))
     return Group(*parts)

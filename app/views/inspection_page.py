@@ -19,14 +19,14 @@ from headrace.schemas.episode_errors import describe_error
 SHORT_COMPLETION = 40
 """Completions up to this many characters are shown in the table, on one line; longer ones below it."""
 CROPPED_CHARACTERS = 400
-"""Longer texts are cut where several groups are shown."""
+"""Longer texts are cut if several groups are shown."""
 SPAN_STYLES = {"prompt": "cyan", "observation": "magenta", "injected": "blue", "generated": ""}
 """Style of a span's text."""
 SCALE = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "bold red"))
 """Least probability and colour of a generated token."""
 BAR = "▁▂▃▄▅▆▇█"
 TOKENS_BEFORE = 4
-"""Tokens of the prompt that a table of some tokens shows before the first generated one."""
+"""Prompt tokens that a cut table shows before the first generated token."""
 
 INSPECTED_METRICS = (
     ("loss", "loss", "{:.4f}"),
@@ -44,7 +44,7 @@ INSPECTED_METRICS = (
     ("logprob_gap_max", "log-probability gap max", "{:.1e}"),
     ("step_s", "seconds", "{:.2f}"),
 )
-"""Metric, what it is called here, and its form; `--json` has all."""
+"""Metric, its label here, and its format; `--json` has all metrics."""
 
 
 # ------------------------------------------------------------------------------------------------------------ one step
@@ -65,7 +65,7 @@ def step_page(found: StepSeen) -> RenderableType:
         hint = f"token by token: --trajectory {group.stream}:{group.number}:SAMPLE"
     else:
         more = found.groups_trained - len(found.groups)
-        hint = f"{more} more groups: --limit 0 shows all, --group INDEX one as a whole" if more else ""
+        hint = f"{more} more groups: --limit 0 shows all, --group INDEX shows one in full" if more else ""
     return Group(*parts, Text(), Text(hint, style="dim")) if hint else Group(*parts)
 
 
@@ -176,9 +176,9 @@ def _prompt(sequence: SequenceSeen) -> str:
 
 
 def _completion(sequence: SequenceSeen, *, skip_prompt: bool, whole: bool) -> Text:
-    """Return a sequence's text, each kind of span in its colour, and why a generation stopped where it was cut.
+    """Return a sequence's text, each kind of span in its colour, and why a generation was cut.
 
-    What was observed stands between guillemets, as colours are not everywhere.
+    Observations are between guillemets, because some terminals have no colours.
     """
     text, generated = Text(), False
     for span in sequence.spans:
@@ -196,7 +196,7 @@ def _completion(sequence: SequenceSeen, *, skip_prompt: bool, whole: bool) -> Te
 
 
 def crop(text: str) -> str:
-    """Return a text, cut where it is long."""
+    """Return a text, cut if it is long."""
     return (
         text
         if len(text) <= CROPPED_CHARACTERS
@@ -210,7 +210,7 @@ def crop(text: str) -> str:
 def trajectory_page(found: TrajectoryFound, limit: int) -> RenderableType:
     """Return what `headrace inspect --trajectory` shows: the text, then up to `limit` tokens of it; 0 for all.
 
-    They begin shortly before the first generated one.
+    The tokens begin shortly before the first generated one.
     """
     group = found.group
     (member,) = group.trajectories
@@ -250,7 +250,7 @@ def _member_facts(group: GroupSeen, member: TrajectorySeen) -> Columns:
 
 
 def _flow(tokens: Sequence[TokenSeen]) -> Text:
-    """Return the text of a sequence, every generated token coloured by its probability, versions where they change."""
+    """Return the text of a sequence: generated tokens coloured by probability, and each change of version."""
     text, version = Text(), None
     for token in tokens:
         if token.version is not None and token.version != version:
@@ -268,7 +268,7 @@ def _style(token: TokenSeen) -> str:
 
 
 def _find_chance(token: TokenSeen) -> float | None:
-    """Return the probability of a generated token, at most 1; None of others, and where an engine gave NaN."""
+    """Return the probability of a generated token, at most 1; None for other tokens, and if the engine gave NaN."""
     if token.logprob is None or math.isnan(token.logprob):
         return None
     return math.exp(min(token.logprob, 0.0))
@@ -286,7 +286,7 @@ def _legend() -> Text:
 
 
 def find_table_begin(tokens: Sequence[TokenSeen], most: int) -> int:
-    """Return the index at which a table of so many tokens begins: it shows generated ones, and some before them."""
+    """Return the index at which a table of so many tokens begins: shortly before the first generated token."""
     first = next((index for index, token in enumerate(tokens) if token.logprob is not None), 0)
     return max(0, min(first - TOKENS_BEFORE, len(tokens) - most))
 
@@ -295,8 +295,8 @@ def token_table(tokens: Sequence[TokenSeen], begin: int = 0) -> Table:
     """Return a row for each token: its source, whether and how it is trained on, its probability.
 
     Args:
-        tokens: Of one sequence.
-        begin: Index of the first of them.
+        tokens: Tokens of one sequence.
+        begin: Index of the first of these tokens in the sequence.
     """
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name in ("#", "version", "mask", "advantage", "logprob", "probability"):

@@ -123,7 +123,7 @@ def _span(group: MadeOf | PlayAttempt) -> str:
 
 
 def _task(facts: MadeOf | Concluded) -> str:
-    """Return a task's id, with its tier unless the id names that."""
+    """Return a task's id, with its tier unless the id names the tier."""
     task, tier = facts.task_id, facts.tier
     return task if not tier or tier in task else f"{task} ({tier})"
 

@@ -1,4 +1,4 @@
-"""The live page: follows a run's topics and shows them, redrawn on a terminal, elsewhere as a line now and then."""
+"""The live page: follows a run's topics, and shows the run as a page on a terminal, else as a line now and then."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLAIN_INTERVAL_S = 5.0
 LAG_S = 4.0
 WELL_S = 5.0
 GOOD_NEWS = {"failing": "episodes succeed again", "dropped": "groups are trained again"}
-"""Cause of a standstill to its end. It must be over for WELL_S before that is told: these come and go."""
+"""Cause of a standstill to the line about its end. The line is printed WELL_S later, as such causes come and go."""
 PAST_S = 60.0
 """Longest time to read a run's past before something is shown, in seconds."""
 MOST_MESSAGES_A_POLL = 512
@@ -55,8 +55,8 @@ class LivePage:
         console: Where to show it.
         plain: Lines even on a terminal.
         around: What is known of the run beside its topics.
-        spent_s: What the run has taken so far.
-        opening: What the first line calls the state that a run with a past is in.
+        spent_s: Seconds that the run has taken so far.
+        opening: First words of the line that reports the state of a run that has begun before.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LivePage:
         self._due = self._line_due = 0.0
         self._figures = self._fold.compute_figures({}, 0)
         self._last_line: object = None
-        """What the newest line said of how far the run is."""
+        """Progress of the run that the newest line reported."""
         live = console.is_terminal and not plain
         self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
 
@@ -105,7 +105,7 @@ class LivePage:
             self._refresh()
 
     def _begin(self) -> None:
-        """Report the state of a run with a past, and show it from now on."""
+        """Report the state of a run that has begun before, and show it from now on."""
         self._begun = True
         with self._errors.outlive():
             figures = self._fold.compute_figures({}, 0)
@@ -145,7 +145,7 @@ class LivePage:
 
     @property
     def in_flight(self) -> int:
-        """Numbers that are issued and not concluded, over all policies and shadows."""
+        """Number of tasks that are issued and not concluded, over all policies and shadows."""
         return self._figures.in_flight
 
     @property
@@ -165,14 +165,14 @@ class LivePage:
 
     @property
     def work(self) -> object:
-        """How many episodes and groups each worker has concluded, and how many evaluations are."""
+        """How many episodes and groups each worker has concluded, and how many evaluations are complete."""
         workers = self._figures.workers
         done = {one.worker: (one.episodes_done, one.episodes_failed, one.groups_done) for one in workers}
         return done, len(self._figures.evals)
 
     @property
     def has_starting_worker(self) -> bool:
-        """Whether a worker is there that does not play yet."""
+        """Whether a worker is starting and plays no episode yet."""
         now = now_ms()
         return any(one.state == "starting" and is_there(one, now) for one in self._figures.workers)
 
@@ -245,13 +245,13 @@ class LivePage:
         if self._live is not None:
             self._draw(self._live, moment)
         elif began >= self._line_due:
-            for name, sentence in list_warnings(moment).items():  # the lines have their names alone
+            for name, sentence in list_warnings(moment).items():  # the regular lines show only their names
                 self._tell_once(("warning", name), sentence, "yellow")
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
             self._line_due, self._last_line = began + PLAIN_INTERVAL_S, self._how_far
 
     def _draw(self, drawn: Live, moment: Moment) -> None:
-        """Draw the page; where that fails, lines come in its place: the run matters more."""
+        """Draw the page. If that fails, print lines instead: the run must continue."""
         try:
             drawn.update(page(moment, self._console.width), refresh=True)
         except Exception as error:
@@ -259,7 +259,9 @@ class LivePage:
             drawn.stop()
             self._live = None
             log.exception("page.not_drawn")
-            self._say(f"the page cannot be drawn ({type(error).__name__}: {error}): lines come in its place", "yellow")
+            self._say(
+                f"the page cannot be drawn ({type(error).__name__}: {error}): lines are printed instead", "yellow"
+            )
 
 
 class Past:
@@ -273,22 +275,22 @@ class Past:
         return message.offset < self._ends.get((message.topic, message.partition), 0)
 
     def is_read(self, positions: Mapping[PartitionId, int]) -> bool:
-        """Return whether all of it is read, as half of it would look like a loss, or was waited for long enough."""
+        """Return whether the past is read (half of it would look like a loss), or the wait has been long enough."""
         behind = any(positions[partition_id] < end for partition_id, end in self._ends.items())
         return not behind or time.monotonic() > self._due
 
 
 class PageErrors:
-    """Errors of the page's own, which end no run: the first is told."""
+    """Errors in the page's own code. They never end a run; the first one is reported."""
 
     def __init__(self, say: Callable[[str, str], None]) -> None:
         self._say = say
         self.has_told = False
-        """Whether there was one, so that the page may show less than there is."""
+        """Whether there was an error, so that the page may be incomplete."""
 
     @contextmanager
     def outlive(self) -> Iterator[None]:
-        """Go on after an error. What the launcher waits on, or ends by, is raised."""
+        """Go on after an error of the page. Errors that the launcher handles are raised."""
         try:
             yield
         except (HeadraceError, OSError):  # a server that is away, or an output whose reader is gone
@@ -297,21 +299,21 @@ class PageErrors:
             if not self.has_told:
                 log.exception("page.not_computed")
                 why = f"{type(odd).__name__}: {odd}"
-                self._say(f"the page cannot be brought up to date ({why}): the run goes on without it", "yellow")
+                self._say(f"the page cannot be updated ({why}): the run continues without it", "yellow")
             self.has_told = True
 
 
 class StandstillNews:
-    """What lines say of a run that stands still, and then of one that goes on: once per cause."""
+    """The lines about a standstill and its end, each once per cause."""
 
     def __init__(self) -> None:
         self.cause = ""
-        """Of the standstill that was told last; empty once its end was told."""
+        """Cause of the standstill that was reported last; empty once its end was reported."""
         self._policy = ""
         self._well_since_s = math.inf
 
     def take_sentence(self, found: Standstill | None, now_s: float) -> str:
-        """Return what to say now, each sentence once; empty for nothing new."""
+        """Return the sentence to print now, each only once; empty if there is nothing new."""
         if found is not None:
             self._well_since_s = math.inf
             is_new = (found.policy, found.cause) != (self._policy, self.cause)

@@ -165,7 +165,7 @@ def _verdict(trained: TrainedOffline) -> list[Text]:
         said.append(
             Text(
                 f"{len(others)} versions are not comparable here, the first is {others[0]}: the run made it with other "
-                "hardware, software or threads, which the fingerprints tell.",
+                "hardware, software or threads (see the fingerprints).",
                 style="yellow",
             )
         )
@@ -181,12 +181,12 @@ def _counts(trained: TrainedOffline) -> list[Text]:
     words = f"{counts.read:,} records read, {trained.trained:,} groups trained on"
     parts = [Text(f"{words}{', ' + said if said else ''}; {counts.unread:,} records not read.")]
     if counts.first_unusable:
-        parts.append(Text(f"The first that is unusable is {counts.first_unusable}", style="yellow"))
+        parts.append(Text(f"The first unusable record is {counts.first_unusable}", style="yellow"))
     if counts.evicted.get("expired"):
         parts.append(
             Text(
-                "What expired was too old by the clock of the log before a batch was full: allow more by "
-                "--set trainer.max_staleness=N, or take smaller batches.",
+                "Expired groups became too old before a batch was full: allow older groups with "
+                "--set trainer.max_staleness=N, or make batches smaller.",
                 style="yellow",
             )
         )
@@ -246,7 +246,7 @@ def retrain_page(retrained: Retrained | Experiment, program: str, where: str) ->
 
 
 def _hashes(retrained: Retrained) -> Table:
-    """Return versions and hashes; versions alike share a row."""
+    """Return versions and hashes; neighbouring versions with the same result share a row."""
     table = Table("versions", "epoch", "", "expected at the last", "came out", box=None)
     for (epoch, equal), group in groupby(retrained.versions, key=lambda one: (one.epoch, one.equal)):
         alike = list(group)
@@ -286,7 +286,7 @@ def _experiment(retrained: Experiment) -> list[RenderableType]:
         sides = (metric.source_mean, metric.source_last, metric.into_mean, metric.into_last)
         table.add_row(label, *(form.format(value) for value in sides))
     why = (
-        "Nothing was played again, so rewards are those of the same groups. KL, clipped and ratio say how far the "
-        "policy went from the weights that had played them; only rollouts can show whether it plays better."
+        "Nothing was played again, so the rewards are those of the same groups. KL, clipped and ratio show how far the "
+        "policy moved from the weights that played the groups. Only rollouts can show whether it plays better."
     )
     return [*parts, Text(), table, Text(), Text(why, style="dim"), Text()]

@@ -97,7 +97,7 @@ def _revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
 
 
 def describe_revision(one: RevisionFigures) -> str:
-    """Report that a revision of the recipe came into force."""
+    """Return the sentence that a revision of the recipe came into force."""
     chain = " → ".join(one.chain) or "(empty)"
     return f"recipe revision {one.revision} is in force {_name_first_tasks(one)}: chain {chain}"
 
@@ -113,7 +113,7 @@ def _selection_rows(status: RunFigures) -> Iterator[tuple[str, str]]:
 
 
 def _lines(status: RunFigures) -> Iterator[tuple[str, str]]:
-    """Yield the lines of every policy and shadow, first why no version comes."""
+    """Yield the lines of every policy and shadow; before them why no version is made, if that is so."""
     if status.parent:
         yield "branch of", status.parent
     if status.standstill is not None:
@@ -136,7 +136,7 @@ def shadow_in_words(policy_variant: str, shadow: ShadowFigures) -> str:
     words = [f"{policy_variant} " + (f"at version {shadow.version}" if shadow.version >= 0 else "has not begun")]
     if (gap := shadow.off_policy_gap) is not None:
         beside = shadow.off_policy_gap_beside
-        words.append(f"off-policy gap {gap:.1e}" + (f" (beside it {beside:.1e})" if beside is not None else ""))
+        words.append(f"off-policy gap {gap:.1e}" + (f" (its policy: {beside:.1e})" if beside is not None else ""))
     words.append(f"groups {groups.trained} trained, discarded {discarded}, {groups.in_flight} in flight")
     return " · ".join(words)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # the trial needs torch, and its page does not
 MOST_TOKENS_SHOWN = 40
 """Tokens of the sequence that is shown token by token; `--json` has all."""
 MOST_READ = 300
-"""Characters that are shown of the beginning and of the end of what a policy reads."""
+"""Characters shown of the beginning, and of the end, of a text that a policy reads."""
 SHORT_ANSWER = 60
 """Characters of an answer in the table of a group."""
 
@@ -150,8 +150,8 @@ def _step(step: StepTried) -> Iterator[RenderableType]:
     yield facts([*measured, *facts_of_own_metrics(step.metrics)])
     if not step.has_advantages:
         yield Text(
-            "Every advantage is 0, as the rewards of each group are equal, so there is nothing to learn. "
-            "--answer TEXT, several times, lets the policy say right and wrong ones.",
+            "Every advantage is 0 because the rewards within each group are equal, so there is nothing to learn. "
+            "Give --answer TEXT several times, to let the policy give right and wrong answers.",
             style="yellow",
         )
 

@@ -97,9 +97,9 @@ def line(moment: Moment) -> str:
         words.append(f"{sum(error.count for error in failed)} episodes failed (most by {most})")
     if figures.ended:
         words.append(f"{figures.state}: {figures.ended}")
-    if figures.standstill is not None:  # its sentence is long, and said once
+    if figures.standstill is not None:  # its sentence is long, and is printed once
         words.append(f"no progress ({figures.standstill.cause})")
-    if warnings := list_warnings(moment):  # so are theirs
+    if warnings := list_warnings(moment):  # their sentences too are printed once
         words.append(f"warning ({', '.join(warnings)})")
     words += _restarts(moment)
     return "  ".join(words)
@@ -150,7 +150,7 @@ def _curve(moment: Moment, policy: str) -> RenderableType:
 
 
 def _describe_wait(moment: Moment, policy: str) -> str:
-    """Show the activity of a run without a reward yet, in the words of the trainer or of a worker that waits."""
+    """Show what a run without a reward yet is doing, as its trainer or a waiting worker reports it."""
     for worker in moment.figures.workers:
         if worker.worker == f"train-{policy}" and moment.now_ms - worker.updated_ms < SILENT_MS:
             return f"({worker.state}: {worker.detail})"

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from headrace.ops.figures.weights_history import VersionWeights, WeightsHistory
 
 VERSION_ROWS = 20
-"""Versions of the table; all are in the chart and in `--json`."""
+"""Number of versions in the table; the chart and `--json` have all."""
 WIDTH, HEIGHT = 60, 6
 ACTIVITIES = ("fetch", "verify", "apply", "pause")
-"""Activities of a worker that takes a version."""
+"""What a worker does to take a version."""
 TELLING_RATIO = 1.5
-"""Least ratio of whole weights to a delta that the page shows: deltas of an adapter are hardly smaller."""
+"""Smallest ratio of whole weights to a delta that the page shows; for an adapter it is about 1, and not shown."""
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -97,7 +97,7 @@ def in_words(figures: WeightsFigures) -> str:
 
 
 def _seconds_by_activity(one: WeightsFigures | VersionWeights) -> dict[str, float | None]:
-    """Return by activity of a worker that takes a version how long it took."""
+    """Return how long each activity of a worker that takes a version took."""
     return dict(zip(ACTIVITIES, (one.fetch_s, one.verify_s, one.apply_s, one.pause_s), strict=True))
 
 
@@ -109,7 +109,7 @@ def seconds(value: float | None) -> str:
 
 
 def _join(found: WeightsHistory) -> str:
-    """Show what a worker without weights fetches to get to the newest version."""
+    """Return what a worker without weights fetches to get to the newest version, in words."""
     way, full = found.join, found.versions[-1].full_bytes
     if not way.objects:
         return "the newest version cannot be built from the objects"

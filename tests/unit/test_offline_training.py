@@ -189,7 +189,7 @@ def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
 
     assert found["unusable"] == {"other_run": 1, "undecodable": 1, "unusable": 1}
     assert found["first_unusable"].startswith("t.curated.solver[0] offset 0: ")
-    assert "The first that is unusable is t.curated.solver[0] offset 0: " in " ".join(map(str, _counts(trained)))
+    assert "The first unusable record is t.curated.solver[0] offset 0: " in " ".join(map(str, _counts(trained)))
     assert (found["evicted"], found["trained"]) == ({"missing": 1}, 4)
 
 
