@@ -1,7 +1,8 @@
-"""`headrace discards`: the groups that were never trained on, by reason, beside those that were; and what bias that is.
+"""`headrace discards`: the groups that were never trained on, by reason, and the length bias that this causes.
 
-Nothing is dropped without a record: a curator's and a trainer's outcomes say why, a trainer's batches what was trained.
-Only first uses of whole groups count; a trajectory that is left out of a kept group is listed on its own.
+No group is discarded without a record. The outcomes of curators and trainers give the reasons, and the batches of
+trainers name the trained groups. Only first uses of whole groups count; a trajectory that was left out of a kept group
+is listed apart.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from headrace.schemas.topics import variant_of
 TRAINED = "trained"
 """Value instead of a reason, for groups that were trained on."""
 DEAD = "dead"
-"""Reason of a group that its trainer could not use: it is a dead letter."""
+"""Reason of a group that its trainer could not use, and that became a dead letter."""
 RUN_END = "run_end"
-"""Reason of what was left when the run ended: not chosen by a rule, and left out by `before_end`."""
+"""Reason of the groups that were left when the run ended. No rule chose them, so `before_end` leaves them out."""
 NORMAL_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 REWARD_BIN = 0.25
 LARGEST_BINNED = 1e15
-"""From here on neighbouring floats are farther apart than bins."""
+"""Above this value, neighbouring floats are farther apart than bins are wide."""
 BIAS_MATTERS = 0.05
-"""A ratio of lengths is called a bias where its whole interval is farther than this from 1."""
+"""A ratio of lengths is called a bias if its whole interval is farther than this from 1."""
 
 
 class GroupOutcome(NamedTuple):
-    """What a ledger keeps of a group until its fate is known; each is a mean over its members."""
+    """What a ledger keeps of a group until its outcome is final; length and reward are means over its members."""
 
     length: float
     """Mean generated tokens; NaN if there is no trajectory."""
@@ -52,11 +53,11 @@ class Cell(NamedTuple):
     """A bin of lengths, rewards and ages."""
 
     length: int | None
-    """Mean length in tokens at or above this, a power of two or 0, and below twice that (below 1); None: not known."""
+    """Lower bound of the mean length in tokens: 0 (below 1) or a power of two (below its double); None: not known."""
     reward: float | None
-    """Mean reward at or above this and less than 0.25 above it; None where none is finite."""
+    """Lower bound of the mean reward, less than 0.25 below it; None if no reward is finite."""
     age: int | None
-    """Versions between its oldest token and the head; None where nothing was generated."""
+    """Number of versions from its oldest token to the newest version; None if nothing was generated."""
 
 
 class Binned(NamedTuple):
@@ -79,7 +80,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class TrainedGroups:
-    """The groups that were trained on; means are None where nothing is known."""
+    """The groups that were trained on; a mean is None if it is not known."""
 
     groups: int
     length: float | None
@@ -105,7 +106,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class BeforeEnd:
-    """What was discarded by a rule, and not because the run was over."""
+    """The groups that were discarded by a rule, and not because the run ended."""
 
     length: float | None
     bias: Bias | None
@@ -123,10 +124,10 @@ class PolicyDiscards:
     waiting: int
     """Groups that have not concluded yet."""
     bias: Bias | None
-    """Ratio of the lengths of all that was discarded."""
+    """Mean length of all discarded groups, divided by that of trained groups."""
     before_end: BeforeEnd
     errors: tuple[ErrorSeen, ...] = ()
-    """Errors of its episodes, also those of groups that were trained on: each once, the most frequent first."""
+    """Errors of its episodes, including those of trained groups: each once, the most frequent first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class Moments:
     """Sum of squared deviations from the mean."""
 
     def add(self, value: float) -> None:
-        """Take a value in; one that is not finite is skipped."""
+        """Add a value; a value that is not finite is skipped."""
         if math.isfinite(value):
             self.count += 1
             before = value - self.mean
@@ -184,19 +185,19 @@ class GroupsOfReason:
 
 
 class Ledger:
-    """The fates of the groups of a policy or shadow, from its outcomes and then its batches, each topic in order.
+    """What happened to the groups of a policy or shadow, from its outcomes and then its batches, each topic in order.
 
     Args:
-        is_shadow: Its own versions sample nothing: a group is as old as the newest version that a worker knew who
-            played one of its batch, or of those before it.
+        is_shadow: A shadow's own versions sample nothing. So the age of its groups counts up to the newest version that
+            a worker knew when it played a group of the batch, or of an earlier batch.
     """
 
     def __init__(self, *, is_shadow: bool = False) -> None:
         self._is_shadow = is_shadow
         self._kept: dict[GroupId, GroupOutcome] = {}
-        """Groups that a curator let pass and no trainer has used or evicted so far."""
+        """Groups that a curator kept, and that no trainer has used or evicted so far."""
         self._dead: dict[GroupId, tuple[GroupOutcome, int]] = {}
-        """Groups that the trainer could not use, and which version it had then. A redrive may bring them back."""
+        """Groups that the trainer could not use, and its version at that time. A redrive may send them again."""
         self._head = 0
         """Version of the trainer."""
         self.groups: dict[str, GroupsOfReason] = {}
@@ -206,7 +207,7 @@ class Ledger:
         self.errors = ErrorsFold()
 
     def outcome(self, outcome: Outcome) -> None:
-        """Take in what a curator decided; a trainer's word is in its batches too, with how old the group was."""
+        """Take in a curator's decision. A trainer's decision is taken from its batches, which also give the age."""
         if outcome.use or outcome.component != "curate":
             return
         self.errors.fold_outcome(outcome)
@@ -238,7 +239,7 @@ class Ledger:
             self._head = max(self._head, batch.version)
 
     def count_dead(self) -> dict[str, GroupsOfReason]:
-        """Return the groups by reason, those that the trainer could not use among them."""
+        """Return the groups by reason, including those that the trainer could not use."""
         dead = GroupsOfReason()
         for seen, head in self._dead.values():
             dead.add(seen, head)
@@ -251,7 +252,7 @@ class Ledger:
 
 
 def discards(run: Run, policy: str | None) -> Discards:
-    """Return the fates of the groups of a policy, or of all. Raises UsageError, KafkaAway or KafkaRefused."""
+    """Return what happened to the groups of a policy, or of all. Raises UsageError, KafkaAway or KafkaRefused."""
     policies = [run.resolve(policy)] if policy is not None else list(run.recipe.policies)
     found = {}
     for name in policies:
@@ -265,7 +266,7 @@ def discards(run: Run, policy: str | None) -> Discards:
 
 
 def policy_discards(ledger: Ledger) -> PolicyDiscards:
-    """Return what a ledger says; `before_end` leaves out what was there still when the run ended."""
+    """Return the results of a ledger; `before_end` leaves out the groups that were left when the run ended."""
     trained = ledger.groups.get(TRAINED, GroupsOfReason())
     others = {reason: groups for reason, groups in ledger.count_dead().items() if reason != TRAINED}
     chosen = _pool(groups.lengths for reason, groups in others.items() if reason != RUN_END)
@@ -284,11 +285,11 @@ def policy_discards(ledger: Ledger) -> PolicyDiscards:
 
 
 def bias(discarded: Moments, trained: Moments) -> Bias | None:
-    """Return the ratio of mean lengths, discarded over trained, with its 95 % interval; None where nothing follows.
+    """Return the ratio of mean lengths, discarded over trained, with its 95 % interval; None for too few values.
 
     The interval is that of the logarithm of a ratio of independent means, by the delta method: its variance is the sum
     of both squared relative standard errors. A group is one value, since its members' lengths depend on one another.
-    With thousands of groups it leaves out 1 for differences that mean nothing: see `BIAS_MATTERS`.
+    With thousands of groups even an irrelevant difference excludes 1 from the interval: see `BIAS_MATTERS`.
     """
     variance = discarded.relative_error + trained.relative_error
     if not math.isfinite(variance):

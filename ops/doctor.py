@@ -1,4 +1,4 @@
-"""`headrace doctor`: what a run needs of this machine, and how to get what is missing."""
+"""`headrace doctor`: checks whether this machine has what a run needs, and says how to get the rest."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Finding:
     ok: bool
     detail: str
     is_note: bool = False
-    """Neither good nor lacking: not known, or to be done without."""
+    """Neither good nor lacking: it is not known, or a run works without it."""
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything, one finding after the other."""
+    """Check everything, and yield one finding after the other."""
     checks: tuple[Callable[[], Finding], ...] = (
         _python, _packages, _java, _kafka_jars, _object_store, _ports, _memory, _disk, _data_folder, _file_locks,
         _cache_folder, _temporary_folder,
@@ -48,7 +48,7 @@ def examine() -> Iterator[Finding]:
     for check in checks:
         try:
             yield check()
-        except (HeadraceError, OSError) as error:  # OSError: the folder where the command runs may be gone
+        except (HeadraceError, OSError) as error:  # OSError: the working directory may be deleted
             yield Finding(check.__name__.strip("_").replace("_", " "), ok=False, detail=str(error))
 
 
@@ -122,13 +122,13 @@ def _ports() -> Finding:
 def _memory() -> Finding:
     free = psutil.virtual_memory().available
     cores = len(os.sched_getaffinity(0))
-    hint = "" if free >= MEMORY_BYTES else f"; the demo needs {MEMORY_BYTES / GIB:.0f}: end other programs"
+    hint = "" if free >= MEMORY_BYTES else f"; the demo needs {MEMORY_BYTES / GIB:.0f} GiB: end other programs"
     return Finding("memory", free >= MEMORY_BYTES, f"{free / GIB:.1f} GiB free, {cores} cores{hint}")
 
 
 def _disk() -> Finding:
     free = shutil.disk_usage(Path()).free
-    hint = "" if free >= DISK_BYTES else f"; a run may need {DISK_BYTES / GIB:.0f}: make room, or give another --data"
+    hint = "" if free >= DISK_BYTES else f"; a run may need {DISK_BYTES / GIB:.0f} GiB: free some, or change --data"
     return Finding("disk", free >= DISK_BYTES, f"{free / GIB:.1f} GiB free in {Path().absolute()}{hint}")
 
 
@@ -142,7 +142,7 @@ def find_existing_parent(folder: Path) -> Path:
 
 
 def _file_locks() -> Finding:
-    """Try a lock where data folders are made."""
+    """Try a file lock in the folder where data folders are made."""
     nearest = find_existing_parent(HOME.absolute())
     descriptor = os.open(nearest, os.O_RDONLY)
     try:

@@ -1,6 +1,6 @@
-"""`headrace compare`: the result of the variants of a sweep, means and intervals over seeds. Numbers in, numbers out.
+"""`headrace compare`: means and intervals of the variants of a sweep, over seeds. No I/O.
 
-An interval is the 95 % one of a mean by Student's t, over seeds: with few of them it is wide, with one there is none.
+An interval is the 95 % interval of a mean over seeds, by Student's t. It is wide for few seeds, and missing for one.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from headrace.ops.compare.run_result import PolicyResult, RunResult
 Point = tuple[float, float]
 
 GRID = 61
-"""Points at which a curve against trajectories or time is reported."""
+"""Number of points of a curve against trajectories or time."""
 DIGITS = 5
 CURVE_AXES = ("version", "trajectories", "seconds")
-"""Axes of curves: fields of `progress` in a summary."""
+"""Axes of curves, which are fields of `progress` in a summary."""
 CURVES: Mapping[str, Callable[[PolicyResult], Sequence[Point]]] = {
     "reward": lambda block: block.reward_curve,
     "held_out": lambda block: block.eval_curve,
 }
-"""Name of each curve, and how a policy's result gives it by version."""
+"""Name of each curve, and the function that takes it, by version, from a policy's result."""
 AT_THE_END: Mapping[str, Callable[[PolicyResult], float | None]] = {
     "reward": lambda block: block.reward_last,
     "held_out": lambda block: block.eval_last,
 }
-"""Name of each value at a run's end, and how a policy's result gives it."""
+"""Name of each value at a run's end, and the function that takes it from a policy's result."""
 TRAILING = {"reward": 5}
-"""Versions whose mean a point is, the version's own and those before it: few groups were played by a single one."""
+"""Number of versions that a point is the mean of, its own and those before it: one version plays only few groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds and its 95 % interval: none for fewer than two values, and no mean for none."""
+    """A mean over seeds and its 95 % interval. No interval for fewer than two values, no mean for none."""
 
     mean: float | None
     low: float | None
     high: float | None
     n: int
-    """Values that are known."""
+    """Number of known values."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeanCurve:
-    """The mean of curves and its interval at points that all of them have; empty where there are none."""
+    """The mean of curves and its interval, at points that all curves have; empty if they have none in common."""
 
     x: list[float | None]
     mean: list[float | None]
@@ -58,12 +58,12 @@ class MeanCurve:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPolicy:
-    """A policy of a variant, over the runs that were done."""
+    """A policy of a variant, over its finished runs."""
 
     versions: Interval
     reward: Interval
     held_out_first: Interval
-    """Of the first evaluation; `held_out` is of the last one."""
+    """Held-out reward of the first evaluation; `held_out` is that of the last one."""
     held_out: Interval
     trajectories: Interval
     trained_share: Interval
@@ -87,7 +87,7 @@ class ComparedVariant:
     runs: int
     """Number of runs that finished."""
     failed: list[int]
-    """Seeds of those that were not."""
+    """Seeds of the runs that did not finish."""
     wall_s: Interval
     skipped: Interval
     policies: dict[str, ComparedPolicy]
@@ -100,9 +100,9 @@ class PlayedRun:
     variant: str
     seed: int
     summary: RunResult | None
-    """None of one that failed."""
+    """None if the run failed."""
     failed: str
-    """The last words of one that failed."""
+    """The last lines that a failed run printed; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def build_comparison(name: str, about: str, runs: Mapping[str, PlayedRun]) -> Co
 
     Args:
         name: Name of the sweep.
-        about: One sentence for people.
+        about: One sentence that describes the sweep.
         runs: Name to run.
     """
     variants: dict[str, list[PlayedRun]] = {}
@@ -189,7 +189,7 @@ def _policy(blocks: Sequence[PolicyResult], over_first: dict[str, Interval]) -> 
 
 
 def _differences(runs: Sequence[PlayedRun], first: Sequence[PlayedRun], policy: str, what: str) -> Sequence[float]:
-    """Return by how much runs differ from those of the first variant that have the same seed."""
+    """Return the differences of runs from the first variant's runs with the same seed."""
 
     def ends(some: Sequence[PlayedRun]) -> dict[int, float]:
         blocks = {run.seed: run.summary.policies.get(policy) for run in some if run.summary is not None}
@@ -207,15 +207,15 @@ def _curve(blocks: Sequence[PolicyResult], what: str, axis: str) -> MeanCurve:
 def points_of(block: PolicyResult, what: str, axis: str) -> list[Point]:
     """Return a curve of a policy's result against versions, trajectories or seconds.
 
-    A point is the mean of its version and of those before it, TRAILING in all. A version whose evaluation lacks a
-    workflow is left out, as means over others cannot be compared.
+    A point is the mean over TRAILING versions: its own and those before it. A version whose evaluation lacks a
+    workflow is left out, because means over different workflows cannot be compared.
     """
     column, trailing = CURVE_AXES.index(axis), TRAILING.get(what, 1)
     at = {row[0]: row[column] for row in block.progress}
     values: dict[float, list[float]] = {}
-    for version, value in CURVES[what](block):  # an evaluation has one for each workflow
+    for version, value in CURVES[what](block):  # an evaluation has one value for each workflow
         values.setdefault(version, []).append(value)
-    workflows = max(map(len, values.values()), default=0)  # all that the recipe has: a sweep's never changes
+    workflows = max(map(len, values.values()), default=0)  # all workflows of the recipe, which a sweep never changes
     versions = sorted(version for version in values.keys() & at.keys() if len(values[version]) == workflows)
     means = [fmean(values[version]) for version in versions]
     return [
@@ -224,7 +224,7 @@ def points_of(block: PolicyResult, what: str, axis: str) -> list[Point]:
 
 
 def seed_curves(found: Comparison, variant: str, policy: str, what: str, axis: str) -> list[list[Point]]:
-    """Return the curves whose mean is a variant's, one for each seed that has any point."""
+    """Return the curves of a variant's seeds, without seeds that have no point."""
     summaries = (run.summary for run in found.runs.values() if run.variant == variant)
     blocks = (summary.policies.get(policy) for summary in summaries if summary is not None)
     curves = (points_of(block, what, axis) for block in blocks if block is not None)
@@ -232,9 +232,9 @@ def seed_curves(found: Comparison, variant: str, policy: str, what: str, axis: s
 
 
 def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurve:
-    """Return the mean of curves and its interval, where all of them are known.
+    """Return the mean of curves and its interval, on the part of the axis where all curves are known.
 
-    Between its points a curve is a straight line. Empty where they have no stretch in common.
+    Between its points a curve is a straight line. The result is empty if the curves have no part in common.
     """
     drawn = [np.array(curve, np.float64) for curve in curves if curve]
     begin = max((curve[0, 0] for curve in drawn), default=0.0)
@@ -253,7 +253,7 @@ def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurve:
 
 
 def interval(values: Sequence[float | None]) -> Interval:
-    """Return the mean and interval of what is known of the values."""
+    """Return the mean and interval of the known values."""
     known = [value for value in values if value is not None]
     if not known:
         return Interval(None, None, None, 0)

@@ -1,10 +1,9 @@
-"""`headrace redrive`: sends what could not be read back to where it came from, after a fix, each dead letter once.
+"""`headrace redrive`: sends the messages of dead letters back to their partitions after a fix, each dead letter once.
 
-What cannot be read at its new offset either becomes a dead letter of its own there, which can be sent back once in its
-turn. The message goes to the partition that it was read from, as it was, with a header that names its dead letter; in
-the same transaction a dead letter of reason `redriven` opens its number again. The transactional id is the run's, so of
-two at once
-the second fences the first, and reads what that one did before it begins.
+The message is sent unchanged, with a header that names its dead letter. In the same transaction, a dead letter of
+reason `redriven` opens its task again. If the message cannot be read at its new offset either, it becomes a new dead
+letter, which can be sent back once. The transactional id is the run's: if two redrives run at once, the second fences
+the first, and reads what the first did before it begins.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ MOST_MESSAGES_A_TRANSACTION = 100
 """Messages in one transaction, at most."""
 
 INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
-"""Kinds of topics that are consumed once; the others are records of what happened, always read from the beginning."""
+"""Kinds of topics that are consumed once. All other topics are always read from the beginning."""
 FOR_GOOD = {
-    "other_run": "it is of another run",
-    "misrouted": "it is on a wrong partition, and a copy would be on it too",
-    "not_issued": "its number was not issued when it arrived, so no worker of this run made it",
-    "poison": "its number has concluded with reason poison, so a copy would be a duplicate",
-    "forgotten": "it was sent back before, but its curator no longer remembers its number: it had too many dead ones",
+    "other_run": "its record belongs to another run",
+    "misrouted": "its record is on a wrong partition, and a copy would be there too",
+    "not_issued": "its task was not issued when the record arrived, so no worker of this run wrote the record",
+    "poison": "its task has concluded with reason poison, so a copy would be a duplicate",
+    "forgotten": "it was sent back before, but its curator had too many dead letters and has forgotten its task",
 }
 """Reasons of dead letters that can never be sent back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The plan for the dead letters that were asked for."""
+    """The plan for the dead letters that the user chose."""
 
     send: dict[LetterSource, list[ListedDeadLetter]] = field(default_factory=dict)
     """The dead letters about each record that is to be sent back."""
@@ -88,22 +87,22 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """The results for the dead letters that were asked for."""
+    """The results for the dead letters that the user chose."""
 
     run: str
     dry_run: bool
     redriven: tuple[SentBack, ...]
     already: tuple[int, ...]
-    """Offsets of those that had been sent back before."""
+    """Offsets of the dead letters that had been sent back before."""
     refused: tuple[Refused, ...]
 
 
 def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bool = False) -> Redriven:
-    """Send back the dead letters at these offsets and of this reason; all when neither is given. Return what was done.
+    """Send back the dead letters at these offsets and of this reason, or all if neither is given; return the results.
 
-    Raises UsageError for an offset without a dead letter and for an unknown reason, RunEnded when there is something
-    to send, Fenced when another redrive took over, and Aborted, whereupon it is to be asked for again:
-    what was sent back until then is not sent twice. A dry run raises the first two as well.
+    Raises UsageError for an offset without a dead letter and for an unknown reason; RunEnded if there is something to
+    send, but the run has ended; Fenced if another redrive took over; and Aborted. After Aborted, call it again: it
+    sends nothing twice. A dry run raises the first two as well.
     """
     wanted = set(offsets)
     if dry_run or run.ended:
@@ -125,9 +124,9 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
 
 
 def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str | None) -> Choice:
-    """Show what becomes of the dead letters asked for.
+    """Return what is to be done with the dead letters that the user chose.
 
-    Raises UsageError for an offset at which there is none, and for an unknown reason.
+    Raises UsageError for an offset without a dead letter, and for an unknown reason.
     """
     if unknown := offsets - {dead_letter.offset for dead_letter in dead_letters}:
         raise UsageError(
@@ -157,17 +156,17 @@ def explain_refusal(dead_letter: ListedDeadLetter) -> str:
     if kind_of(dead_letter.topic) not in INPUTS:
         return f"{dead_letter.topic} is always read from its beginning, and a copy would count twice"
     if dead_letter.is_counted:
-        return "its evaluation has counted it as unanswered and does not accept another answer"
+        return "its evaluation has counted the task as unanswered, and accepts no further answer"
     if dead_letter.cut_bytes:
         return (
-            f"its dead letter lacks {dead_letter.cut_bytes} of its bytes, as a dead letter holds 7 MiB at most; "
-            f"the whole record was read at {dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
+            f"it lacks {dead_letter.cut_bytes} bytes of its record, because a dead letter holds 7 MiB at most; the "
+            f"whole record was read at {dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
         )
     return ""
 
 
 def _send(run: Run, writer: TransactionalWriter, batch: list[DeadLetter], choice: Choice) -> dict[LetterSource, int]:
-    """Send a batch back in one transaction; return where each message is now."""
+    """Send a batch back in one transaction; return the new offset of each message."""
     sources = [(record.topic, record.partition, record.offset) for record in batch]
     writer.begin()
     first = [choice.send[source][0].offset for source in sources]
@@ -181,7 +180,7 @@ def _send(run: Run, writer: TransactionalWriter, batch: list[DeadLetter], choice
 
 
 def _message(record: DeadLetter, offset: int) -> Outgoing:
-    # What a replay says of a message was decided for its old position: it is decided again now.
+    # The header of `headrace replay` was decided for the old position: the curator must decide again.
     stale = (REDRIVE_HEADER, VERDICT_HEADER)
     headers = [(name, value) for name, value in record.headers.items() if name not in stale]
     headers.append((REDRIVE_HEADER, str(offset).encode()))

@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.app.cli import main as cli
-from headrace.app.cli.options import answer, open_console, exit_without_verdict_on_error
+from headrace.app.cli.options import answer, exit_without_verdict_on_error, open_console
 from headrace.infra import log
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
@@ -410,7 +410,9 @@ def test_what_a_plot_wrote_is_said_beside_an_answer_that_stays_pure(
 
 
 def test_a_redrive_of_a_letter_that_is_refused_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = Redriven("demo", dry_run=False, redriven=(), already=(), refused=(Refused(2, "it is of another run"),))
+    done = Redriven(
+        "demo", dry_run=False, redriven=(), already=(), refused=(Refused(2, "its record belongs to another run"),)
+    )
     monkeypatch.setattr(opened_run, "open_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
     monkeypatch.setattr("headrace.ops.dead_letters.redrive.redrive", lambda *_given, **_more: done)
 
@@ -502,7 +504,7 @@ def test_clean_removes_a_run_and_nothing_else(capsys: pytest.CaptureFixture[str]
 
     assert not folder.root.exists()
     assert precious.exists()
-    assert (code, "not removed" in said) == (2, True)
+    assert (code, "nothing was removed" in said) == (2, True)
 
 
 def test_clean_keeps_what_no_run_has_made_in_a_folder_of_data_or_of_the_cache(

@@ -88,7 +88,7 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
     (
         "topics",
         lambda: replace(SOUND, topics={}, settings={"message.max.bytes": "20000"}),
-        "the brokers have message.max.bytes=20000, and t.tasks.sums would get it: set it to 1048588",
+        "the brokers have message.max.bytes=20000, which t.tasks.sums would get: set it to 1048588",
     ),
     (
         "topics",
@@ -160,7 +160,7 @@ def test_a_grant_names_the_user_that_asked_and_sentences_fit_their_number() -> N
 
 def test_of_a_run_that_has_not_begun_the_topics_are_not_counted() -> None:
     [topics] = [one for one in check_cluster(replace(SOUND, topics={}), needs_of_unbegun("t")) if one.what == "topics"]
-    assert topics.detail == "t has not begun: `headrace topics RECIPE` lists those that it needs"
+    assert topics.detail == "run t has not begun: `headrace topics RECIPE` lists the topics that it needs"
     assert topics.is_note
 
 

@@ -177,7 +177,7 @@ def test_only_what_is_missing_is_played_again_and_nothing_is_started_for_nothing
     scene.scripts["a"] = PLAYED
     scene.play()
     assert scene.begun == ["s-a-1", "s-b-1", "s-a-1"]
-    assert "1 of 2 runs are there already" in scene.said[-2]
+    assert "1 of 2 runs are finished already" in scene.said[-2]
     assert scene.said[-1].startswith("[2/2] a, seed 1: reward")
     assert scene.play()["s-a-1"].summary == RESULT
     assert len(scene.begun) == 3
@@ -278,7 +278,7 @@ def test_what_cannot_be_compared_is_refused(scene: Scene) -> None:
         scene.play()
     run_folder.source.write_text("the hash of another")
     with pytest.raises(
-        UsageError, match="its trajectories came from an archive, and the sweep file has no `archive` now"
+        UsageError, match="its trajectories came from an archive, while the sweep file now has no `archive`"
     ):
         scene.play()
     scene.sweep = scene.sweep.model_copy(update={"name": "other"})
@@ -352,7 +352,7 @@ def test_the_folder_of_a_sweep_tells_its_runs_and_theirs_tell_the_sweep(scene: S
     one = DataFolder(scene.data / "s-a-1").sweep()
     assert one is not None
     assert (one.root, DataFolder(scene.data).sweep()) == (scene.data, None)
-    assert refused(None, scene.data).endswith("is the folder of a sweep: give --run too, one of s-a-1, s-b-1")
+    assert refused(None, scene.data).endswith("is the folder of a sweep: add --run with one of s-a-1, s-b-1")
     DataFolder(scene.data / "s-a-1").write(RunNotes("s-a-1", "127.0.0.1:9", embedded_kafka=False))
     assert refused(None, scene.data / "s-a-1").endswith(f"give --data {scene.data} --run s-a-1")
 
@@ -369,7 +369,7 @@ def test_who_asks_for_a_run_that_a_sweep_deleted_is_told_so(scene: Scene, monkey
     monkeypatch.setattr(opened_runs, "list_runs", lambda *_: [])
     monkeypatch.setattr(opened_runs, "refuse_unreachable", lambda _connection: None)
     with DataFolder(scene.data).hold("`headrace compare`"):  # so no broker is started for the look
-        assert "that is done, and its topics were deleted then" in refused("s-a-1", scene.data)
+        assert "so its topics are deleted" in refused("s-a-1", scene.data)
         assert f"{scene.data} is the folder of a sweep: `headrace compare` deletes" in refused("s-b-1", scene.data)
 
 
