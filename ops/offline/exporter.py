@@ -1,7 +1,7 @@
 """`headrace export`: an archive's trajectories as a Parquet file, for `datasets`, pandas and the like.
 
-A row is a sequence of a trajectory; most trajectories have one. Partitions are gone through one after the other, and
-rows are written by the thousand, so what is held in memory is the outcomes of one partition's groups.
+A row is a sequence of a trajectory; most trajectories have one sequence. Partitions are read one after the other, and
+rows are written by the thousand. So memory holds only the outcomes of one partition's groups.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from headrace.schemas.records import (
 
 EXPORT_REPORT_EVERY = 500
 REPEATED, UNKNOWN = "repeated", "unknown"
-"""Outcome of a repeated group, and of one that the archive says nothing about."""
+"""Outcome of a repeated group, and of a group without an outcome in the archive."""
 
 ExportedRow = dict[str, Any]
 
 
 @dataclass(slots=True)
 class GroupFates:
-    """What became of one partition's groups."""
+    """What happened to one partition's groups."""
 
     groups: dict[GroupId, tuple[str, str]] = field(default_factory=dict)
-    """Verdict and reason of the first use: the last word on it."""
+    """Final verdict and reason of the first use."""
     members: dict[str, str] = field(default_factory=dict)
-    """Reason by the id of a single trajectory that was dropped."""
+    """Id of each trajectory that was dropped from a kept group, to the reason."""
     versions: dict[GroupId, list[int]] = field(default_factory=dict)
-    """Versions that were trained on it, replays included."""
+    """Versions that were trained on each group, replays included."""
 
     def of(self, group: GroupId, trajectory_id: str) -> tuple[str, str, list[int]]:
         """Return verdict, reason and versions of a trajectory."""
@@ -70,14 +70,14 @@ class GroupFates:
 
 @dataclass(slots=True)
 class Exported:
-    """What was written, and what was not."""
+    """What was written, and what was left out."""
 
     rows: int = 0
     trajectories: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    """Records and sequences that cannot be read, by reason."""
+    """Number of records and sequences that cannot be read, by reason."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Trajectories by what became of them."""
+    """Number of trajectories by outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,11 @@ class TrajectoryTable:
     rows: int
     trajectories: int
     texts: bool
-    """Whether prompts and completions are there as text too."""
+    """Whether the file also has prompts and completions as text."""
     outcomes: dict[str, int]
-    """Trajectories by what became of them."""
+    """Number of trajectories by outcome."""
     skipped: dict[str, int]
-    """Records and sequences that cannot be read, by reason."""
+    """Number of records and sequences that cannot be read, by reason."""
     bytes: int
 
 
@@ -104,13 +104,13 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
     """Write the trajectories of an archive into a new Parquet file, whole or not at all.
 
     Args:
-        source: The archive: of its trajectories, or, where it has none of the policy, of its curated groups.
-        policy: Whose; the only one if not given.
+        source: The archive. Its trajectories are exported, or its curated groups if it has no trajectories.
+        policy: Policy of the trajectories; by default the only one.
         file: The new file.
 
     Raises:
-        UsageError: No such archive or policy, a file that is there, no pyarrow.
-        ArchiveCorrupt: A file is not what the manifest says.
+        UsageError: No such archive or policy, a file that exists already, no pyarrow.
+        ArchiveCorrupt: A file differs from the manifest.
     """
     archive = Archive(source)
     name = _policy(archive, policy)
@@ -164,7 +164,7 @@ def _policy(archive: Archive, asked: str | None) -> str:
 
 
 def _tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
-    """Return the tokenizer that lies beside the policy's weights; None where these are not archived."""
+    """Return the tokenizer of the policy's weights; None if the weights are not archived."""
     topic = archive.topics.weights(policy)
     if topic not in archive.manifest.topics:
         return None
@@ -182,7 +182,7 @@ def _tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
 
 
 def _fates(archive: Archive, policy: str, partition: int) -> GroupFates:
-    """Read what became of the groups of a partition, which has the same number on every topic of the policy."""
+    """Read what happened to the groups of a partition, which has the same number on every topic of the policy."""
     fates, run_id = GroupFates(), archive.manifest.run_id
     for message in _messages(archive, (archive.topics.outcomes(policy), partition)):
         outcome = read_record(message, Outcome)
@@ -210,7 +210,7 @@ def _messages(archive: Archive, partition_id: PartitionId) -> Iterator[Message]:
 
 
 def _group(archive: Archive, message: Message, done: Exported) -> TrajectoryGroup | None:
-    """Return the group of a trajectories record or of a curated one; None, and counted, for what has none."""
+    """Return the group of a trajectories or curated record; count a record without a group, and return None."""
     try:
         value = message.value
         if message.topic.startswith(archive.topics.curated("")):
@@ -288,9 +288,9 @@ def _trajectory_columns(trajectory: Trajectory, index: int) -> ExportedRow:
 
 
 def _token_columns(sequence: Sequence) -> ExportedRow:
-    """Return a sequence's tokens, cut before the first generated one.
+    """Return a sequence's tokens, split before the first generated one.
 
-    Raises ValueError where spans do not cover it, and for a negative id, which no tokenizer can decode.
+    Raises ValueError if the spans do not cover it, and for a negative id, which no tokenizer can decode.
     """
     if sequence.ids.min(initial=0) < 0:
         raise ValueError(f"token id {sequence.ids.min()} is negative")
@@ -309,7 +309,7 @@ def _token_columns(sequence: Sequence) -> ExportedRow:
 
 
 def _spread(values: npt.NDArray[Any], lengths: list[int], size: int) -> npt.NDArray[Any]:
-    """Repeat each value; lengths that do not add up would have memory allocated for what is not there."""
+    """Repeat each value. Wrong lengths are refused first, because they could allocate huge memory."""
     if len(values) != len(lengths) or min(lengths, default=0) < 0 or sum(lengths) != size:
         raise ValueError(f"{len(lengths)} runs do not cover {size} tokens")
     return np.repeat(values, lengths)
