@@ -206,7 +206,7 @@ def judge_disk(recipe: Recipe, folder: Path, free: int, objects: float) -> list[
     held = 0.0 if recipe.store.endpoint else objects
     if free >= DISK_BYTES + held:
         return []
-    parts = f" ({_gib(held)} for checkpoints and whole weights over all versions)" if held >= GIB / 10 else ""
+    parts = f" ({_gib(held)} GiB for checkpoints and whole weights over all versions)" if held >= GIB / 10 else ""
     return [
         Fault(
             f"{folder} has {_gib(free)} GiB of free disk space, but this run may need "

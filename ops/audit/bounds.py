@@ -1,4 +1,4 @@
-"""How much of a run may be under way at one moment, by its recipes. No I/O and no torch."""
+"""How many groups and tasks of a run may be in flight at one moment, by its recipes. No I/O and no torch."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from headrace.infra.recipe.settings import Recipe
 
 MOST_AHEAD = 4
-"""Batches that a trainer has begun and not committed, as `trainers.versions.pipeline` has it."""
+"""Number of batches that a trainer has begun and not committed, as in `trainers.versions.pipeline`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The largest of all revisions: what was begun under one may end under another."""
+    """The largest bounds of all revisions: a group that begins under one revision may end under another."""
 
     staleness: Mapping[str, Sequence[int]]
     """Policy variant to its staleness bound, by revision."""
     waiting: Mapping[str, int]
-    """Policy variant to the first uses that its window and its batches under way hold."""
+    """Policy variant to the largest number of first uses in its window and its unfinished batches."""
     open: Mapping[str, int]
-    """Policy to the numbers that the feeder lets be open. A policy that shares a workflow is not in here where a task
-    is issued as soon as any of them has room. Where all of them must have room, one that has all its versions is
-    passed over: then the limits of those that it shares workflows with count."""
+    """Policy to the largest number of its open tasks. A policy that shares a workflow is missing here if the feeder
+    issues a task as soon as any policy has room. If all policies must have room, the feeder ignores a policy that has
+    made all its versions: then the limits of the policies that share its workflows count."""
 
     @classmethod
     def of(cls, revisions: Sequence[Recipe]) -> Bounds:
-        """Return the bounds of a run by all its recipes, by revision."""
+        """Return the bounds of a run from all its recipes, in the order of revisions."""
         newest = revisions[-1]
         return cls(
             staleness={v: [_staleness(one, v) for one in revisions] for v in newest.policy_variants},
@@ -39,7 +39,7 @@ class Bounds:
         )
 
     def deadline(self, variant: str, revision: int, min_version: int) -> int | None:
-        """Return the last version of the trainer at which a first use may be trained on; None where nothing says so."""
+        """Return the last trainer version at which a first use may be trained on; None if no recipe gives it."""
         limits = self.staleness[variant]
         known = 0 <= revision < len(limits) and limits[revision] >= 0 and min_version >= 0
         return min_version + limits[revision] if known else None

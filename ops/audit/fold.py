@@ -1,12 +1,12 @@
 """The audit of a run as a fold over the messages of its topics, the partitions in any order. No I/O.
 
-What groups are read after says more of them: batches before curated groups, dead letters before trajectories.
+The order of topics matters: batches are read before curated groups, and dead letters before trajectories.
 
-Per policy: numbers issued = trained (first use) + discarded (whole groups) + dead + in flight. Evaluations close by
-themselves and are left out; replays and discarded single trajectories are counted apart. The same holds for a shadow,
-which reads every number of its policy; only what a worker could not read is dead for it: it writes no dead letters.
+Per policy: numbers issued = trained (first use) + discarded (whole groups) + dead + in flight. Evaluations are audited
+apart and are left out; replays and discarded single trajectories are counted apart. The same holds for a shadow, which
+reads every number of its policy. A shadow writes no dead letters, so only tasks that no worker could read are dead.
 
-What it holds is its account, and the newest snapshot of every component.
+It keeps its account, and the newest snapshot of every component.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from headrace.schemas.records import BatchTrained, CheckpointPointer, DeadLetter
 from headrace.schemas.topics import checkpoint_prefix, is_eval, policy_of, policy_variant_of
 
 FEEDER_KEY = b"feed"
-"""Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream, and, as
-`revisions`, from which number on it issued under which recipe revision."""
+"""Key of the feeder's snapshots. In their JSON, `next` is the next training number of every stream, and `revisions`
+gives the first number of every recipe revision."""
 EVALUATOR_KEY = b"evaluate"
 """Key of the evaluator's snapshots."""
 CURATOR_KEY = b"curate."
@@ -41,12 +41,12 @@ CURATOR_KEY = b"curate."
 
 
 class AuditFold:
-    """Takes in messages, and counts what they say in its account.
+    """Takes in messages, and counts their facts in its account.
 
     Args:
-        run_id: Records of other runs are skipped; their consumers made them dead letters.
+        run_id: Id of the run; records of other runs are skipped, because their consumers made them dead letters.
         recipe: The newest revision.
-        revisions: All its revisions, by number; left out, this recipe is the only one.
+        revisions: All its revisions, by number; if empty, this recipe is the only one.
     """
 
     def __init__(self, run_id: str, recipe: Recipe, revisions: Sequence[Recipe] = ()) -> None:
@@ -54,13 +54,13 @@ class AuditFold:
         self.recipe = recipe
         self.account = RunAccount(recipe, revisions)
         self.snapshots: dict[bytes, Message] = {}
-        """The newest of every component, by key."""
+        """The newest snapshot of every component, by key."""
         self.curated = frozenset(recipe.topics.curated(variant) for variant in recipe.policy_variants)
         """Topics of curated groups."""
         self.groups = self.curated | {recipe.topics.trajectories(policy) for policy in recipe.policies}
         """Topics of groups."""
         self.evaluations: Evaluations | None = None
-        """Takes in dead letters about evaluations; None where evaluations are not audited."""
+        """Takes in dead letters about evaluations; None if evaluations are not audited."""
         self.schemas: dict[bytes, str] = {}
         """Fingerprints of the schemas that records are written in, with the position of the first record of each."""
         self._run_header = run_id.encode()
@@ -92,8 +92,8 @@ class AuditFold:
     def fold_message(self, message: Message) -> bool:
         """Take in a message of any of the run's topics; return whether it counts.
 
-        One that cannot be read does not, nor one of another run, nor a group that was delivered before. Of groups and
-        tasks the headers are read, never the value.
+        An unreadable message does not count, nor a record of another run, nor a group that was delivered before. For
+        groups and tasks only the headers are read, never the value.
         """
         taker = self._takers.get(message.topic)
         if taker is None:
@@ -120,13 +120,13 @@ class AuditFold:
                 self.account.conclude(variant, record, OF_RECORD)
 
     def _owner(self, topic: str, policy: str, variant: str | None = None) -> str:
-        """Return whose a topic is, if a record on it names that policy, and that variant if any; else an empty word."""
+        """Return the policy variant that owns a topic if the record's policy and variant fit it; else an empty word."""
         owner = self.account.variant_of_topic.get(topic, "")
         named = policy_of(owner) == policy if variant is None else owner == policy_variant_of(policy, variant)
         return owner if named else ""
 
     def _require_owner(self, topic: str, policy: str, variant: str | None = None) -> str:
-        """`_owner`. Raises HeaderError for a record of this run that is on the topic of another policy or shadow."""
+        """Like `_owner`, but raise HeaderError for a record of this run on the topic of another policy or shadow."""
         owner = self._owner(topic, policy, variant)
         if not owner:
             raise HeaderError(
@@ -153,7 +153,7 @@ class AuditFold:
         try:
             dead_letter = codec.decode(message.value, DeadLetter)
         except SchemaError:
-            self.account.unreadable_letters += 1  # a dead letter about it would be read here again
+            self.account.unreadable_letters += 1  # it gets no dead letter, which would be read here again
             return False
         if dead_letter.run_id != self.run_id:
             return False
@@ -197,7 +197,7 @@ class AuditFold:
     def _fold_trajectories(self, message: Message) -> bool:
         policy, group = self._read_checked_headers(message)
         if group.number % self.recipe.kafka.partitions != message.partition:
-            raise HeaderError(f"number {group.number} does not belong on this partition")
+            raise HeaderError(f"number {group.number} does not belong to this partition")
         record_id = (message.topic, message.partition, message.offset)
         return self.account.produce(policy, group.stream, group.number, record_id)
 
@@ -214,20 +214,20 @@ class AuditFold:
             raise HeaderError(f"it is of run id {run_id!r:.60}, not of this run")
         if policy != self._policies[message.topic]:
             raise HeaderError(f"it is of policy {policy!r:.60}, but on the topic of another policy")
-        if message.topic in self.curated:  # of trajectories a copy may be anybody's, and the curator's word is judged
+        if message.topic in self.curated:  # anybody may copy trajectories: there the curator's decision is checked
             self.account.revisions.see(message.topic, group.stream, group.number, group.revision)
         return policy, group
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
     def begin(self, message: Message) -> None:
-        """Take the feeder's newest snapshot before all other messages, of a running run."""
-        with suppress(SchemaError, *NO_SNAPSHOT):  # `close` says so
+        """Take in the feeder's newest snapshot of a running run, before all other messages."""
+        with suppress(SchemaError, *NO_SNAPSHOT):  # `close` reports it
             snapshot = codec.decode(message.value, Snapshot)
             self.account.known.issued_before = read_issued(json.loads(snapshot.body))
 
     def close(self) -> None:
-        """Read the feeder's newest snapshot, when all messages were taken in."""
+        """Read the feeder's newest snapshot, after all messages were taken in."""
         message = self.snapshots.get(FEEDER_KEY)
         if message is None:
             return

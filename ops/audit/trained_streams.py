@@ -1,7 +1,7 @@
-"""Which policies a run's streams train, by all its recipes, and which numbers a later recipe gave up. No I/O.
+"""Which policies a run's streams train, by all its recipes, and which tasks a later recipe abandons. No I/O.
 
-A recipe may drop a workflow, rename it or give it another policy. What is in flight then still concludes where a worker
-has played it. What nobody has played is played no more: the feeder forgets it.
+A recipe may drop a workflow, rename it or give it another policy. Tasks in flight that a worker has played still
+conclude. The feeder forgets tasks that nobody has played.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TrainedStreams:
         self._revisions = revisions
         newest = revisions[-1]
         self.workflows = tuple(dict.fromkeys(name for recipe in (newest, *revisions) for name in recipe.workflows))
-        """Those of all recipes."""
+        """Streams of all recipes."""
         self._policies_of = {
             name: tuple(
                 dict.fromkeys(
@@ -37,18 +37,18 @@ class TrainedStreams:
         }
 
     def policies_of(self, stream: str) -> tuple[str, ...]:
-        """Return the newest recipe's policies that a stream trains, or trained once; none for one that never was."""
+        """Return the newest recipe's policies that a stream trains or trained before; none for an unknown stream."""
         return self._policies_of.get(_workflow_of(stream), ())
 
     def find_forgettable(self, policy: str, issued: Mapping[str, int], begins: Begins) -> dict[str, int]:
-        """Return streams and the numbers below which the feeder may have forgotten what was open for a policy.
+        """Return for each stream the number below which the feeder may have forgotten a policy's open tasks.
 
-        Those are the numbers from before the last recipe that did not train the policy by the stream.
+        These are the numbers issued before the last recipe in which the stream did not train the policy.
 
         Args:
-            policy: One of the newest recipe.
+            policy: A policy of the newest recipe.
             issued: Next number of every stream.
-            begins: Under which recipe each was issued.
+            begins: First number of each stream under each revision.
         """
         found = {}
         for stream, end in issued.items():

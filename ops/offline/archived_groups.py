@@ -39,8 +39,7 @@ class Arrived:
 
 
 def arrivals(archive: Archive, topic: str) -> Iterator[Arrived]:
-    """Yield a topic's records in an order that depends only on the records: always from the partition whose clock is
-    oldest.
+    """Yield a topic's records in an order that only the records decide: the partition with the oldest clock first.
 
     Each partition keeps its order. Raises as `Archive.messages`.
     """

@@ -205,7 +205,7 @@ def _put_objects(archive: Archive, target: Target) -> int:
 
 
 def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[str, Fed]:
-    """Write the missing records. The transactional id is the run's: of two replays at once the second fences the first."""
+    """Write the missing records. The transactional id is the run's, so a second replay fences the first."""
     whole = sum(archive.manifest.topics[topic].records for topic in topics)
     found = {topic: Fed() for topic in topics}
     with (

@@ -93,7 +93,7 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
     (
         "topics",
         lambda: replace(SOUND, topics={}, settings={"log.message.timestamp.before.max.ms": "1"}),
-        "before.max.ms=1, and",
+        "before.max.ms=1, which",
     ),
     (
         "topics",

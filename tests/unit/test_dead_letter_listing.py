@@ -117,7 +117,7 @@ def test_what_no_second_reading_could_mend_is_refused_and_says_why() -> None:
         (evaluated(min_version=3), "accepts no further answer"),
         (record(1, topic="t.outcomes.solver"), "count twice"),
         (record(1, topic="t.batches.solver"), "count twice"),
-        (record(1, value=b"x", cut_bytes=9), "lacks 9 of its bytes"),
+        (record(1, value=b"x", cut_bytes=9), "lacks 9 bytes of its record"),
     ):
         [found] = fold(letter)
         assert says in explain_refusal(found)

@@ -257,7 +257,7 @@ def write_int8(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is not there"),
         (break_weights, "the weights cannot be read: .*model.safetensors"),
-        (write_int8, r"BF16, F16, F32 or F64 to be trained; 1 of .* such as w.weight \(I8\)"),
+        (write_int8, r"BF16, F16, F32 or F64 to be trained, but 1 in .* such as w.weight \(I8\)"),
     ],
 )
 def test_a_folder_that_no_trainer_can_begin_with_is_refused_by_what_it_lacks(
@@ -353,7 +353,7 @@ def test_a_disk_that_is_nearly_full_is_refused_and_one_that_may_fill_is_doubted(
     assert "100 MiB of free disk space" in full.sentence
     [doubt] = judge_disk(recipe, tmp_path, DISK_BYTES + GIB, 2.0 * GIB)
     assert doubt.is_doubt
-    assert "may need 4.0 (2.0 for checkpoints" in doubt.sentence
+    assert "may need 4.0 GiB (2.0 GiB for checkpoints" in doubt.sentence
     assert judge_disk(recipe, tmp_path, DISK_BYTES + GIB, 0.5 * GIB) == []
     elsewhere = sums_recipe(store={"endpoint": "s3:1"})
     assert judge_disk(elsewhere, tmp_path, DISK_BYTES + GIB, 2.0 * GIB) == [], "objects are in another store"

@@ -180,7 +180,7 @@ def test_the_audit_names_a_number_that_carries_another_revision_than_it_was_issu
         "t.outcomes.solver: number 10 of sums",
         "t.trajectories.solver: number 3 of sums",
     ]
-    assert told[0].endswith("is of recipe revision 0, and was issued under 1")
+    assert told[0].endswith("has recipe revision 0, but the task was issued under revision 1")
 
 
 # -------------------------------------------------------------------------------------------------------------- recipe

@@ -232,7 +232,7 @@ problems = 1
     scene.sweep, scene.runs = load_sweep(str(tmp_path / "s.toml"))
     scene.scripts["a"] += f"\nopen({str(file)!r}, 'a').write({row!r})"
     with pytest.raises(
-        OtherData, match=r"(?s)variant b: .*rows\.jsonl: 40 rows, .* -> 41 rows.*another folder by --data"
+        OtherData, match=r"(?s)variant b: .*rows\.jsonl: 40 rows, .* -> 41 rows.*a folder other than .* by --data"
     ):
         scene.play()
     with pytest.raises(OtherData, match="variant b"):
