@@ -1,4 +1,4 @@
-"""The figures of a run, from its topics alone: for `status`, the summary, and anything that shows a run live."""
+"""The figures of a run, from its topics alone: for `status`, the summary, and the live page."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ from headrace.schemas.records import (
 from headrace.schemas.topics import eval_stream, policy_of, policy_variant_of
 
 MOST_ENTRIES_SHOWN = 16
-"""Entries of a selector's list or table that are reported one by one; of a longer one the number is reported."""
+"""Longest list or table of a selector that is reported in full; of a longer one only the length is reported."""
 
 
 class Figures:
-    """Follows a run: give it every message of `topics`, in each partition's order; a repeated one is skipped.
+    """Follows a run: give it every message of `topics`, in each partition's order; repeated messages are skipped.
 
     Args:
-        run_id: Records of other runs are skipped.
+        run_id: Id of the run; records of other runs are skipped.
         recipe: The newest revision.
-        revisions: All its revisions, by number; left out, this recipe is the only one.
+        revisions: All its revisions, by number; if empty, this recipe is the only one.
     """
 
     def __init__(self, run_id: str, recipe: Recipe, revisions: Sequence[Recipe] = ()) -> None:
@@ -74,7 +74,7 @@ class Figures:
         self._weights = WeightsFold(recipe.policies)
         self._workers: dict[bytes, WorkerStatus] = {}
         self._tokens: dict[tuple[str, int], tuple[int, int]] = {}
-        """(worker, start) to (generated, wasted) tokens of that life."""
+        """(worker, start time) to (generated, wasted) tokens since that start."""
         self._rewards = RewardsFold(recipe.policies)
         self._groups = ConcludedFold()
         self._trouble = Trouble()
@@ -84,12 +84,12 @@ class Figures:
         self._began_ms = 0
         self._newest_ms = 0
         self._feeder: tuple[Snapshot, tuple[str, int, int]] | None = None
-        """Its newest state and the position of that; read when it is asked for, as there are many and they are long."""
+        """The feeder's newest snapshot and its position; it is decoded only on demand, as there are many long ones."""
         self._selection: dict[str, Selection] = {}
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What it is to be given."""
+        """Topics whose messages it needs."""
         return tuple(self._kinds)
 
     @property
@@ -109,8 +109,8 @@ class Figures:
 
         Args:
             message: The message.
-            arrived_ms: When it came, by the clock here, if it was written since. A worker is there by that time and
-                not by its own clock, which may go otherwise.
+            arrived_ms: Time of arrival by this machine's clock, if the message is new. It is used to tell whether a
+                worker is alive, because the worker's own clock may be wrong.
         """
         partition_id = (message.topic, message.partition)
         kind = self._kinds.get(message.topic)
@@ -142,7 +142,7 @@ class Figures:
             self._trouble.errors.fold_evaluation(record)
         elif isinstance(record, RecipeRevision):
             self._revisions.fold_revision(record)
-            self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
+            self._ended = record.ended if record.recipe or record.ended else self._ended  # others hold only schemas
             self._began_ms = self._began_ms or record.created_ms
         elif isinstance(record, WeightsPublished):
             self._fold_event(record)
@@ -195,16 +195,16 @@ class Figures:
         self._rewards.fold_outcome(outcome)
 
     def seconds_to_versions(self, policy: str) -> dict[int, float]:
-        """Return by version how many seconds of wall time after the run began it was made, pauses counted in."""
+        """Return version to the seconds of wall time from the run's beginning until it was made, with pauses."""
         made = sorted(self._versions.made_ms[policy].items())
         return {version: (at_ms - self._began_ms) / 1000 for version, at_ms in made}
 
     def compute_figures(self, lag: Mapping[str, int], now_ms: int) -> RunFigures:
-        """Return the figures of what was taken in so far.
+        """Return the figures of all messages taken in so far.
 
         Args:
-            lag: Topic to unread records; it is asked of the broker.
-            now_ms: Wall time in ms since the epoch, for which workers are still there.
+            lag: Topic to unread records, as the broker reports it.
+            now_ms: Wall time in ms since the epoch, to tell which workers are alive.
         """
         self._fold_feeder()
         policies = {
@@ -240,7 +240,7 @@ class Figures:
         )
 
     def _fold_feeder(self) -> None:
-        """Take in the feeder's newest state; one that cannot be read changes nothing, and the audit says what it is."""
+        """Take in the feeder's newest state. An unreadable one changes nothing; the audit reports it."""
         if self._feeder is None:
             return
         snapshot, record_id = self._feeder
@@ -256,10 +256,10 @@ class Figures:
         """Return what keeps the run from its next version; None while versions come, and once it has ended.
 
         Args:
-            found: What `figures` returned.
+            found: The result of `compute_figures`.
             around: What is known of the run beside its topics.
             now_ms: Wall time in ms since the epoch.
-            at_once: Ask before a version is overdue, of a run that is given up.
+            at_once: Whether to answer before a version is overdue, because the run is given up.
         """
         if found.ended:
             return None
@@ -277,10 +277,10 @@ class Figures:
         return standstill(seen, around, now_ms, at_once=at_once)
 
     def describe_standstills(self, found: RunFigures) -> tuple[str, ...]:
-        """Return, of a run that is over, sentences on what made no version for too long, or learnt of hardly any group.
+        """Return, for a finished run, sentences on policies with too long pauses, or with hardly any trained group.
 
         Args:
-            found: What `figures` returned.
+            found: The result of `compute_figures`.
         """
         counted = {**found.policies, **{name: shadow.groups for name, shadow in found.shadows.items()}}
         late = [describe_standstill(variant, self._versions.made_ms[variant]) for variant in counted]
@@ -315,7 +315,7 @@ def _selection(source: Mapping[str, Any]) -> Selection:
 
 
 def _brief(state: Any) -> Any:
-    """Return what is short of a selector's state, and how long the rest is."""
+    """Return the short values of a selector's state, and the lengths of the long ones."""
     if not isinstance(state, dict):
         return state
     return {
@@ -346,7 +346,7 @@ def _kinds_of(recipe: Recipe) -> dict[str, type[Any]]:
 
 
 def figures(run: Run) -> tuple[Figures, RunFigures]:
-    """Read a run's topics from the beginning; return them, and its figures. Raises KafkaAway or KafkaRefused."""
+    """Read a run's topics from the beginning; return the fold and the figures. Raises KafkaAway or KafkaRefused."""
     fold = Figures(run.run_id, run.recipe, run.revisions)
     for message in read_all(run.connection, fold.topics):
         fold.fold_message(message)
@@ -354,10 +354,10 @@ def figures(run: Run) -> tuple[Figures, RunFigures]:
 
 
 def lags(run: Run, trainer_positions: Mapping[PartitionId, int]) -> dict[str, int]:
-    """Return topic to unread records, of the topics that the flow waits on.
+    """Return topic to unread records, for the topics whose readers can hold up the run.
 
-    Unread tasks are counted. The rest are differences of offsets; those of the curated topics, which are written in
-    transactions, count the transactions' markers too.
+    Unread tasks are counted one by one. The other values are differences of offsets; for curated topics, they also
+    count the markers of transactions.
     """
     recipe = run.recipe
     found: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Every published version of a policy, from its events and what workers reported of it: `headrace weights`.
+"""Every published version of a policy, from its events and the reports of workers: `headrace weights`.
 
 `WeightsHistory` is what `--json` prints, field by field.
 """
@@ -52,14 +52,14 @@ class VersionWeights:
     bytes: int
     """Bytes of the object."""
     full_bytes: int
-    """Bytes of the weights themselves; 0 where the event does not say."""
+    """Bytes of the weights themselves; 0 if the event does not give them."""
     density: float | None
     """Share of the values that changed since the base."""
     encode_s: float | None
-    """Hash, delta and layout."""
+    """Seconds to make hash, delta and layout."""
     upload_s: float | None
     workers: int
-    """Workers that reported how they took it. The seconds below are medians over them; None if none reported."""
+    """Number of workers that reported how they took it. The seconds below are medians over them; None for none."""
     fetch_s: float | None
     verify_s: float | None
     apply_s: float | None
@@ -76,7 +76,7 @@ class VersionWeights:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What a worker that holds nothing fetches to be at the newest version."""
+    """The objects that a worker without weights fetches to get to the newest version."""
 
     objects: int
     bytes: int
@@ -90,7 +90,7 @@ class WeightsHistory:
     policy: str
     versions: tuple[VersionWeights, ...]
     left_out: tuple[int, ...]
-    """Versions that were made and not published."""
+    """Number of versions that were made and not published."""
     merged: tuple[MergedDelta, ...]
     bytes: dict[str, int]
     """Kind of object (anchor, delta, merged, whole) to bytes."""
@@ -139,7 +139,7 @@ def versions_by_worker(statuses: Iterable[WorkerStatus], policy: str, now_ms: in
 
 
 def _reports_by_version(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
-    """Return version to worker to how it took that."""
+    """Return version to worker to the worker's report of how it took the version."""
     reported: defaultdict[int, dict[str, TakenWeights]] = defaultdict(dict)
     for one in statuses:
         for taken in one.taken:

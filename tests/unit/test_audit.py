@@ -420,7 +420,7 @@ def test_a_use_that_concluded_twice_is_doubled_and_named() -> None:
 def test_what_is_in_flight_when_all_is_drained_is_lost() -> None:
     found = clean().audit(DRAINED)
     assert (found.ok, found.lost, found.policies["solver"].lost) == (False, 5, 4)
-    kept, issued = ", and then neither trained nor evicted", ", and never concluded"
+    kept, issued = ", but neither trained nor evicted", ", but never concluded"
     assert sorted(says(found)) == [
         f"debate:0 of solver was kept{kept}",
         f"debate:1 of judge was issued{issued}",
@@ -444,12 +444,12 @@ def test_groups_that_the_trainer_read_and_that_do_not_fit_into_its_window_are_lo
 
     room = Bounds.of([RECIPE]).waiting["solver"]
     assert room == (1 + 1 + 4) * 32
-    assert not [what for what in says(found(room + 3, room + 2)) if "batches under way" in what]
+    assert not [what for what in says(found(room + 3, room + 2)) if "unfinished batches" in what]
     lost = found(room + 9, room + 7)
     assert lost.lost >= 5
-    [what] = [what for what in says(lost) if "batches under way" in what]
+    [what] = [what for what in says(lost) if "unfinished batches" in what]
     assert what.startswith(f"{room + 5} groups of solver were read by its trainer and neither trained nor evicted")
-    assert what.endswith(f"hold at most {room}: 5 are lost")
+    assert what.endswith(f"hold at most {room}: 5 groups are lost")
 
 
 def test_more_in_flight_than_the_feeder_lets_be_open_are_lost_unless_they_were_sent_back() -> None:
@@ -707,11 +707,11 @@ def test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_na
     name = "the merged delta of versions 0 to"
     partition = "t.weights.solver[0]"
     assert says(found) == [
-        f"{name} 2 of solver takes version 0 for w1 of epoch 0, but that is w0 of epoch 0: {partition}@5",
-        f"{name} 1 of solver takes version 1 for w2 of epoch 0, but that is w1 of epoch 0: {partition}@6",
-        f"{name} 4 of solver takes version 4 for w4 of epoch 0, but that is not published: {partition}@7",
-        f"{name} 1 of solver takes version 0 for w0 of epoch 1, but that is w0 of epoch 0: {partition}@8",
-        f"{name} 1 of solver takes version 1 for w1 of epoch 1, but that is w1 of epoch 0: {partition}@8",
+        f"{name} 2 of solver has version 0 as w1 of epoch 0, but that version is w0 of epoch 0: {partition}@5",
+        f"{name} 1 of solver has version 1 as w2 of epoch 0, but that version is w1 of epoch 0: {partition}@6",
+        f"{name} 4 of solver has version 4 as w4 of epoch 0, but that version is not published: {partition}@7",
+        f"{name} 1 of solver has version 0 as w0 of epoch 1, but that version is w0 of epoch 0: {partition}@8",
+        f"{name} 1 of solver has version 1 as w1 of epoch 1, but that version is w1 of epoch 0: {partition}@8",
     ]
 
 

@@ -101,7 +101,7 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
         lambda scene: scene.results.pop(),
         [
             "2 evaluations of sums have all answers, but only 1 of them have a result",
-            f"{NAME.format(1)} has all answers",
+            f"{NAME.format(1)} has all answers, but no result",
         ],
     ),
     (
