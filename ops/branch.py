@@ -73,17 +73,17 @@ def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
                 f"the run in {data.root} did not begin as a branch: leave out --branch to resume it, or begin a new "
                 "run with --set name=NAME"
             )
-        _copy(recipe, point, run_at_version, folder)
+        _copy_branch(recipe, point, run_at_version, folder)
     began = json.loads((folder / BEGAN).read_text())
     if run_at_version and began["branch"] != run_at_version:
         raise UsageError(
             f"the run in {data.root} began with --branch {began['branch']}: give the same --branch to resume it, or "
             "begin a new run with --set name=NAME"
         )
-    return Branch(_begin_at(recipe, folder), began["parent"])
+    return Branch(_set_start(recipe, folder), began["parent"])
 
 
-def _copy(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:
+def _copy_branch(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:
     is_address = "://" in point.run
     with open_run(point.run if is_address else None, None if is_address else Path(point.run), store=True) as opened:
         run = opened.run
@@ -129,7 +129,7 @@ def _copy_optimizer(run: Run, policy: str, event: WeightsPublished, out: Path) -
         file.writelines(encode_checkpoint(begin))
 
 
-def _begin_at(recipe: Recipe, folder: Path) -> Recipe:
+def _set_start(recipe: Recipe, folder: Path) -> Recipe:
     """Return the recipe with policies that begin from folders. Its settings are checked again."""
 
     def from_folder(name: str, policy: Policy) -> Policy:

@@ -81,28 +81,28 @@ def check_cluster(seen: SeenCluster, wanted: Wanted, user: str = "NAME") -> list
         wanted: What the run needs.
         user: Name of the Kafka user, for the commands that grant rights.
     """
-    addresses = _addresses(seen)
+    addresses = _check_addresses(seen)
     if not addresses.ok:
         return [addresses]
     return [
         addresses,
-        _version(seen, user),
-        _group_protocol(seen),
-        _transactions(seen),
-        _topics(seen, wanted),
-        *_rights(seen, wanted, user),
-        _groups(seen),
+        _check_version(seen, user),
+        _check_group_protocol(seen),
+        _check_transactions(seen),
+        _check_topics(seen, wanted),
+        *_check_rights(seen, wanted, user),
+        _check_groups(seen),
     ]
 
 
-def _addresses(seen: SeenCluster) -> Finding:
+def _check_addresses(seen: SeenCluster) -> Finding:
     if silent := [broker for broker in seen.brokers if broker.error]:
         return Finding("addresses", ok=False, detail=describe_unreachable(seen.bootstrap, silent))
     verb = "answer" if len(seen.brokers) > 1 else "answers"
     return Finding("addresses", ok=True, detail=f"{', '.join(map(str, seen.brokers)) or 'none'} {verb} from here")
 
 
-def _version(seen: SeenCluster, user: str) -> Finding:
+def _check_version(seen: SeenCluster, user: str) -> Finding:
     if seen.settings is None:
         why = seen.refused.get("settings", "it was not asked")
         grant = f"; {name_grant(user, 'DESCRIBE_CONFIGS', 'cluster')} allows it" if is_forbidden(why) else ""
@@ -113,7 +113,7 @@ def _version(seen: SeenCluster, user: str) -> Finding:
     return Finding("version", ok=True, detail="4.0 or newer")
 
 
-def _group_protocol(seen: SeenCluster) -> Finding:
+def _check_group_protocol(seen: SeenCluster) -> Finding:
     protocols = (seen.settings or {}).get("group.coordinator.rebalance.protocols")
     if protocols is not None and "consumer" not in protocols.replace(" ", "").split(","):
         detail = f"group.coordinator.rebalance.protocols of the brokers is {protocols}: add consumer to it (KIP-848)"
@@ -123,7 +123,7 @@ def _group_protocol(seen: SeenCluster) -> Finding:
     )
 
 
-def _transactions(seen: SeenCluster) -> Finding:
+def _check_transactions(seen: SeenCluster) -> Finding:
     settings, lacking = seen.settings or {}, []
     for topic, key, what in REPLICATED:
         if topic not in seen.topics and int(settings.get(key, 1)) > len(seen.brokers):
@@ -140,10 +140,10 @@ def _transactions(seen: SeenCluster) -> Finding:
     return Finding("transactions", ok=not lacking, detail="; ".join(lacking) or tried, is_note=bool(why))
 
 
-def _topics(seen: SeenCluster, wanted: Wanted) -> Finding:
+def _check_topics(seen: SeenCluster, wanted: Wanted) -> Finding:
     specs = wanted.topics
     there = [spec for spec in specs if spec.name in seen.topics]
-    lacking = [words for spec in there for words in _differences(spec, seen.topics[spec.name])]
+    lacking = [words for spec in there for words in _find_differences(spec, seen.topics[spec.name])]
     lacking += _find_wrong_defaults(seen.settings or {}, [spec for spec in specs if spec.name not in seen.topics])
     lacking += [f"{name} cannot be made: {why}" for name, why in seen.unmakeable.items()]
     if lacking:
@@ -153,13 +153,17 @@ def _topics(seen: SeenCluster, wanted: Wanted) -> Finding:
         return Finding("topics", ok=True, detail=detail, is_note=True)
     missing = len(specs) - len(there)
     unread = sum(seen.topics[spec.name].config is None for spec in there)
-    words = [f"{len(there)} {_be(len(there))} as the run needs {'them' if len(there) > 1 else 'it'}"] if there else []
-    words += [f"{missing} {_be(missing)} to be made"] if missing else []
+    words = (
+        [f"{len(there)} {_is_or_are(len(there))} as the run needs {'them' if len(there) > 1 else 'it'}"]
+        if there
+        else []
+    )
+    words += [f"{missing} {_is_or_are(missing)} to be made"] if missing else []
     words += [f"settings of {unread} cannot be read ({seen.refused.get('topics', '')})"] if unread else []
     return Finding("topics", ok=True, detail=", ".join(words) or "the run needs none", is_note=unread > 0)
 
 
-def _be(count: int) -> str:
+def _is_or_are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
@@ -178,7 +182,7 @@ def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[Topic
         )
 
 
-def _differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
+def _find_differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
     """Yield what is wrong with a topic, and the setting to change."""
     if topic.partitions != spec.partitions:
         yield (
@@ -199,7 +203,7 @@ def _differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
         )
 
 
-def _rights(seen: SeenCluster, wanted: Wanted, user: str) -> list[Finding]:
+def _check_rights(seen: SeenCluster, wanted: Wanted, user: str) -> list[Finding]:
     """Return a check for each right that is missing, with the option of `kafka-acls` that grants it."""
     lacking: dict[tuple[str, str], list[str]] = {}
     for spec in wanted.topics:
@@ -232,7 +236,7 @@ def _find_forbidden(seen: SeenCluster, topic: str) -> frozenset[str]:
 
 def _describe_right(user: str, operation: str, kind: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    said = f"{_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} {_be(len(names))} missing"
+    said = f"{_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} {_is_or_are(len(names))} missing"
     if operation == "DELETE":
         said += "; a run works without it, but finished tasks stay, and `headrace compare` leaves its topics"
     return f"{said}: {name_grant(user, operation, kind, names[0].partition('.')[0])}"
@@ -254,7 +258,7 @@ def is_forbidden(why: str) -> bool:
     return "authorization" in why.lower()
 
 
-def _groups(seen: SeenCluster) -> Finding:
+def _check_groups(seen: SeenCluster) -> Finding:
     if foreign := [name for name, group in seen.groups.items() if group.is_classic and group.is_at_work]:
         detail = f"another program is a member of {', '.join(foreign)} (classic group protocol): stop it"
         return Finding("groups", ok=False, detail=detail)

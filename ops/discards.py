@@ -181,7 +181,7 @@ class GroupsOfReason:
         self.lengths.add(seen.length)
         self.rewards.add(seen.reward)
         self.ages.add(math.nan if age is None else age)
-        self.cells[_cell(seen, age)] += 1
+        self.cells[_find_cell(seen, age)] += 1
 
 
 class Ledger:
@@ -212,11 +212,11 @@ class Ledger:
             return
         self.errors.fold_outcome(outcome)
         if outcome.level == "trajectory":
-            _of(self.trajectories, outcome.reason).add(_group_outcome(outcome), outcome.head_version)
+            _get_or_add(self.trajectories, outcome.reason).add(_summarize_outcome(outcome), outcome.head_version)
         elif outcome.verdict == "kept":
-            self._kept[GroupId.of(outcome)] = _group_outcome(outcome)
+            self._kept[GroupId.of(outcome)] = _summarize_outcome(outcome)
         else:
-            _of(self.groups, outcome.reason).add(_group_outcome(outcome), outcome.head_version)
+            _get_or_add(self.groups, outcome.reason).add(_summarize_outcome(outcome), outcome.head_version)
 
     def batch(self, batch: BatchTrained) -> None:
         """Take in what a trainer trained on and what it evicted."""
@@ -234,7 +234,7 @@ class Ledger:
             if seen is not None and reason == DEAD:
                 self._dead[group] = seen, self._head
             elif seen is not None:
-                _of(self.groups, reason).add(seen, self._head)
+                _get_or_add(self.groups, reason).add(seen, self._head)
         if not self._is_shadow:
             self._head = max(self._head, batch.version)
 
@@ -271,7 +271,7 @@ def policy_discards(ledger: Ledger) -> PolicyDiscards:
     others = {reason: groups for reason, groups in ledger.count_dead().items() if reason != TRAINED}
     chosen = _pool(groups.lengths for reason, groups in others.items() if reason != RUN_END)
     return PolicyDiscards(
-        trained=TrainedGroups(trained.groups, *_means(trained), _cells(trained)),
+        trained=TrainedGroups(trained.groups, *_compute_means(trained), _count_cells(trained)),
         discarded={reason: _summarize_discarded(groups, trained.lengths) for reason, groups in _sort_by_count(others)},
         trajectories={
             reason: _summarize_discarded(groups, trained.lengths)
@@ -299,10 +299,10 @@ def bias(discarded: Moments, trained: Moments) -> Bias | None:
 
 
 def _summarize_discarded(groups: GroupsOfReason, trained: Moments) -> Discarded:
-    return Discarded(groups.groups, *_means(groups), bias(groups.lengths, trained), _cells(groups))
+    return Discarded(groups.groups, *_compute_means(groups), bias(groups.lengths, trained), _count_cells(groups))
 
 
-def _means(groups: GroupsOfReason) -> tuple[float | None, float | None, float | None]:
+def _compute_means(groups: GroupsOfReason) -> tuple[float | None, float | None, float | None]:
     """Return mean length, reward and age."""
     length, reward, age = (
         moments.mean if moments.count else None for moments in (groups.lengths, groups.rewards, groups.ages)
@@ -310,7 +310,7 @@ def _means(groups: GroupsOfReason) -> tuple[float | None, float | None, float | 
     return length, reward, age
 
 
-def _cells(groups: GroupsOfReason) -> tuple[Binned, ...]:
+def _count_cells(groups: GroupsOfReason) -> tuple[Binned, ...]:
     return tuple(Binned(*cell, count) for cell, count in sorted(groups.cells.items(), key=lambda item: str(item[0])))
 
 
@@ -326,13 +326,13 @@ def _pool(several: Iterable[Moments]) -> Moments:
     return pooled
 
 
-def _cell(seen: GroupOutcome, age: int | None) -> Cell:
+def _find_cell(seen: GroupOutcome, age: int | None) -> Cell:
     length = None if math.isnan(seen.length) else 2 ** int(math.log2(seen.length)) if seen.length >= 1 else 0
     reward = math.floor(seen.reward / REWARD_BIN) * REWARD_BIN if abs(seen.reward) < LARGEST_BINNED else None
     return Cell(length, reward, age)
 
 
-def _group_outcome(outcome: Outcome) -> GroupOutcome:
+def _summarize_outcome(outcome: Outcome) -> GroupOutcome:
     finite = [reward for reward in outcome.rewards if math.isfinite(reward)]
     return GroupOutcome(
         # The longest episodes are those that time out: as 0 tokens they would hide the bias.
@@ -343,7 +343,7 @@ def _group_outcome(outcome: Outcome) -> GroupOutcome:
     )
 
 
-def _of(tallies: dict[str, GroupsOfReason], reason: str) -> GroupsOfReason:
+def _get_or_add(tallies: dict[str, GroupsOfReason], reason: str) -> GroupsOfReason:
     return tallies.setdefault(reason or "unknown", GroupsOfReason())
 
 

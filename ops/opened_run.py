@@ -50,14 +50,14 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
     if not address and (swept := folder.sweep_runs()):
         raise UsageError(f"{folder.root} is the folder of a sweep: add --run with one of {', '.join(swept)}")
     if folder.find_owner() is not None:
-        with _maybe_ending(folder):
+        with _explain_unreachable(folder):
             yield OpenedRun(_join(parse_run(notes.address), folder), False, folder.find_owner_start_ms())
         return
     _refuse_servers_elsewhere(folder)
     with ExitStack() as started:
         if notes.embedded_kafka or store:
             started.enter_context(folder.hold(LOOKING))
-        run = _wake(folder, notes, started)
+        run = _start_and_join(folder, notes, started)
         if store and (folder.store.is_dir() or not run.recipe.store.endpoint):  # the runs of a sweep use its store
             from headrace.infra.embedded.store_server import EmbeddedStore
 
@@ -67,7 +67,7 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
 
 
 @contextmanager
-def _maybe_ending(folder: DataFolder) -> Iterator[None]:
+def _explain_unreachable(folder: DataFolder) -> Iterator[None]:
     """Add a hint to errors of unreachable servers: a run's servers stop shortly before `up` releases its folder."""
     try:
         yield
@@ -76,7 +76,7 @@ def _maybe_ending(folder: DataFolder) -> Iterator[None]:
         raise type(error)(f"{error}; {again}") from error
 
 
-def _wake(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
+def _start_and_join(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
     """Join a stopped run, after starting its broker if that is embedded."""
     if not notes.embedded_kafka:
         return _join(parse_run(notes.address), folder)

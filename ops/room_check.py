@@ -80,17 +80,17 @@ def measure_model(policy: Policy) -> ModelSize | None:
 
 def _count_key_values(text: Mapping[str, Any]) -> int:
     heads = int(text["num_attention_heads"])
-    return int(text.get("num_key_value_heads") or heads) * _head_size(text)
+    return int(text.get("num_key_value_heads") or heads) * _find_head_size(text)
 
 
-def _head_size(text: Mapping[str, Any]) -> int:
+def _find_head_size(text: Mapping[str, Any]) -> int:
     return int(text.get("head_dim") or int(text["hidden_size"]) // int(text["num_attention_heads"]))
 
 
 def _derive_parameters(text: Mapping[str, Any]) -> int:
     """Return the number of parameters of a decoder with gated MLPs, such as Llama and Qwen."""
     hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
-    queries = int(text["num_attention_heads"]) * _head_size(text)
+    queries = int(text["num_attention_heads"]) * _find_head_size(text)
     attention = 2 * hidden * (queries + _count_key_values(text))
     experts = next((int(text[key]) for key in EXPERT_COUNTS if text.get(key)), 0)
     width = experts * int(text["moe_intermediate_size"]) if experts else int(text["intermediate_size"])
@@ -150,15 +150,15 @@ def judge_memory(needs: Sequence[Need], rooms: Mapping[str, Room]) -> list[Fault
         if wanted <= room.free:
             continue
         parts = "; ".join(
-            f"{who}: " + ", ".join(f"{need.what} {_gib(need.size)}" for need in some)
+            f"{who}: " + ", ".join(f"{need.what} {_format_gib(need.size)}" for need in some)
             for who, some in groupby(here, key=lambda need: need.who)
         )
         is_doubt = least <= room.total
         faults.append(
             Fault(
-                f"memory of {device}: about {_gib(wanted)} GiB are needed ({parts} GiB; activations and prompts "
-                f"come on top), but {_gib(room.free)} of {_gib(room.total)} GiB are free: lower rollout.concurrency or "
-                "rollout.max_tokens, train a lora, or use a smaller model",
+                f"memory of {device}: about {_format_gib(wanted)} GiB are needed ({parts} GiB; activations and prompts "
+                f"come on top), but {_format_gib(room.free)} of {_format_gib(room.total)} GiB are free: lower "
+                "rollout.concurrency or rollout.max_tokens, train a lora, or use a smaller model",
                 is_doubt=is_doubt,
             )
         )
@@ -206,12 +206,14 @@ def judge_disk(recipe: Recipe, folder: Path, free: int, objects: float) -> list[
     held = 0.0 if recipe.store.endpoint else objects
     if free >= DISK_BYTES + held:
         return []
-    parts = f" ({_gib(held)} GiB for checkpoints and whole weights over all versions)" if held >= GIB / 10 else ""
+    parts = (
+        f" ({_format_gib(held)} GiB for checkpoints and whole weights over all versions)" if held >= GIB / 10 else ""
+    )
     return [
         Fault(
-            f"{folder} has {_gib(free)} GiB of free disk space, but this run may need "
-            f"{_gib(DISK_BYTES + held)} GiB{parts}: delete files there, give another folder by --data, or delete old "
-            "checkpoints while it runs (`headrace gc --keep-checkpoints`)",
+            f"{folder} has {_format_gib(free)} GiB of free disk space, but this run may need "
+            f"{_format_gib(DISK_BYTES + held)} GiB{parts}: delete files there, give another folder by --data, or delete "
+            "old checkpoints while it runs (`headrace gc --keep-checkpoints`)",
             is_doubt=True,
         )
     ]
@@ -232,5 +234,5 @@ def _measure_models(recipe: Recipe) -> dict[str, ModelSize]:
     return {name: size for name, policy in recipe.policies.items() if (size := measure_model(policy)) is not None}
 
 
-def _gib(size: float) -> str:
+def _format_gib(size: float) -> str:
     return f"{size / GIB:.1f}"

@@ -88,17 +88,17 @@ def open_console(*, outlives_reader: bool = False, on_stderr: bool = False) -> C
 
     stream = sys.stderr if on_stderr else sys.stdout
     console = Console(file=outlive_reader(stream)) if outlives_reader else Console(stderr=on_stderr)
-    return _with_width(console)
+    return _set_width(console)
 
 
 def open_viewer() -> Console:
     """Return a console for a command that only shows: the command ends, without an error, when its reader is gone."""
     from headrace.app.cli.viewer import Viewer
 
-    return _with_width(Viewer())
+    return _set_width(Viewer())
 
 
-def _with_width(console: Console) -> Console:
+def _set_width(console: Console) -> Console:
     if console.width < 1:  # COLUMNS=0, as some shells and CI systems set it: nothing would be shown
         console.width = USUAL_WIDTH
     return console

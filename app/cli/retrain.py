@@ -91,7 +91,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
                 from headrace.ops.offline.experiment import experiment
 
                 found = experiment(opened.run, policy_variant, (into, tuple(sets or ())), (begin, end), tell)
-        page = partial(retrain_page, program=program_name(), where=_options_of(into or "", run, data))
+        page = partial(retrain_page, program=program_name(), where=_name_options(into or "", run, data))
         answer(found, page, as_json=as_json)
     if any(version.equal is False for version in found.versions) and into is None:
         raise typer.Exit(CHECK_FAILED)
@@ -99,7 +99,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
         raise typer.Exit(NO_VERDICT)
 
 
-def _options_of(name: str, run: str | None, data: Path | None) -> str:
+def _name_options(name: str, run: str | None, data: Path | None) -> str:
     """Return the options that name another run of the same cluster, in the form used for this one."""
     cluster, slash, _ = (run or "").rpartition("/")
     return f"--run {cluster}{slash}{name}" + (f" --data {shlex.quote(str(data))}" if data else "")

@@ -29,12 +29,12 @@ ROLLOUT_WITH_TORCH = (*ROLLOUT, *_MODELS, "headrace.producers.engines.torch_engi
 TRAIN = (*ALL, "headrace.trainers.train", "headrace.trainers.start", "headrace.trainers.trainer", *_MODELS)
 
 
-def of_trainer(trainer: TrainerSettings) -> tuple[str, ...]:
+def list_trainer_imports(trainer: TrainerSettings) -> tuple[str, ...]:
     """Return a trainer's imports; none if it is not forked: on CUDA, or as several processes, started by torchrun."""
     return TRAIN if trainer.processes == 1 and trainer.device == FORKED_DEVICE else ()
 
 
-def of_worker(recipe: Recipe) -> tuple[str, ...]:
+def list_worker_imports(recipe: Recipe) -> tuple[str, ...]:
     """Return a rollout worker's imports; none if it is not forked: on CUDA. A user's engine has its own imports."""
     if recipe.rollout.device != FORKED_DEVICE:
         return ()

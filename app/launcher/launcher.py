@@ -82,7 +82,7 @@ class UpRequest:
 def up(request: UpRequest, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
-    request = _branch(request, folder)  # before the checks, as they must see the recipe that begins
+    request = _apply_branch(request, folder)  # before the checks, as they must see the recipe that begins
     looked = look_before(request.recipe, folder, request.summary)
     for doubt in looked.doubts:
         say(console, escape(doubt), "yellow")
@@ -101,11 +101,11 @@ def up(request: UpRequest, console: Console) -> int:
                 with ignore_signals():
                     console.print("\n[bold]Stopping[/] (up to 10 s); no data is lost …")
                     launch.stop(STOP_WITHIN_S)
-                _tell_how_to_go_on(request, console, "Stopped. Resume with:")
+                _print_how_to_resume(request, console, "Stopped. Resume with:")
                 return INTERRUPTED
             except HeadraceError:
                 if launch.has_begun:
-                    _tell_how_to_go_on(
+                    _print_how_to_resume(
                         request,
                         console,
                         "Stopped by the error below. After fixing it (add --new-recipe if you changed the recipe or "
@@ -117,7 +117,7 @@ def up(request: UpRequest, console: Console) -> int:
                     launch.stop(STOP_WITHIN_S)
 
 
-def _branch(request: UpRequest, folder: DataFolder) -> UpRequest:
+def _apply_branch(request: UpRequest, folder: DataFolder) -> UpRequest:
     """Return a request whose recipe begins with what `--branch` names, copied into its folder. Raises UsageError.
 
     A run that began as a branch continues as one, with or without `--branch`.
@@ -131,7 +131,7 @@ def _branch(request: UpRequest, folder: DataFolder) -> UpRequest:
     return replace(request, recipe=found.recipe, parent=found.parent)
 
 
-def _tell_how_to_go_on(request: UpRequest, console: Console, words: str) -> None:
+def _print_how_to_resume(request: UpRequest, console: Console, words: str) -> None:
     console.print(f"{words}\n  {request.again}", highlight=False, soft_wrap=True, markup=False)
 
 
@@ -187,20 +187,20 @@ class Launcher:
             environments=self._environments,
             own_run_id=self._before.run_id if self._before else None,
             parent=self._request.parent,
-            remember=self._remember,
+            remember=self._record_run,
             hold=self._hold,
         )
-        self._note(run)
+        self._record_state(run)
         rest = ""
         if run.ended and self._before is not None and self._before.finished:
             self._console.print(f"Run [bold]{self._recipe.name}[/] is finished ({escape(run.ended)}).")
         else:
             if not early:
                 self._start_components()
-            rest = self._follow(run)
+            rest = self._show_until_drained(run)
             self._run = None
             self._end_components()
-            self._note(run, finished=not rest)
+            self._record_state(run, finished=not rest)
             if rest:
                 self._say(f"[yellow]{escape(rest)}[/]")
         closes = self._call_when_reachable(lambda: self._summarize(join(self._address), rest))
@@ -215,7 +215,7 @@ class Launcher:
         if self._supervisor is not None:
             self._end_components(min(COMPONENTS_STOP_S, within_s))
         if self._run is not None:
-            self._note(self._run)
+            self._record_state(self._run)
             self._run = None
         self._servers.stop(max(1.0, end - time.monotonic()))
 
@@ -232,7 +232,7 @@ class Launcher:
         if client := self._servers.client:
             environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
         children = components_of(self._recipe, str(self._address), self._folder.logs)
-        forks = self._fork_server(children, environment)
+        forks = self._start_fork_server(children, environment)
         self._supervisor = Supervisor(
             children,
             self._folder.logs,
@@ -245,7 +245,7 @@ class Launcher:
         )
         self._supervisor.start()
 
-    def _fork_server(self, children: Sequence[Child], environment: Mapping[str, str]) -> ForkServer | None:
+    def _start_fork_server(self, children: Sequence[Child], environment: Mapping[str, str]) -> ForkServer | None:
         """Start the process that components are forked from; None if none is forked or it cannot be started."""
         forks = self._request.forks or make_fork_server()
         if sys.platform != "linux" or not self._recipe.launch.fork or not any(child.imports for child in children):
@@ -264,7 +264,7 @@ class Launcher:
 
     # --------------------------------------------------------------------------------------------------- while it runs
 
-    def _follow(self, run: Run) -> str:
+    def _show_until_drained(self, run: Run) -> str:
         """Show the run until it has drained, or nothing more is expected; return in words what is missing."""
         from headrace.app.views.live import LivePage
 
@@ -306,7 +306,7 @@ class Launcher:
                 self._say(f"[red]{escape(death)}[/]")
             self._run_is_over = self._run_is_over or bool(page.ended)
             if time.monotonic() - self._noted > NOTE_EVERY_S:
-                self._note(run)
+                self._record_state(run)
 
     def _call_when_reachable(self, call: Callable[[], T]) -> T:
         """Return the call's result, waiting as long as a server is unreachable."""
@@ -321,12 +321,12 @@ class Launcher:
                 self._servers.revive()
                 time.sleep(AWAY_PAUSE_S)
 
-    def _remember(self, run_id: str) -> None:
+    def _record_run(self, run_id: str) -> None:
         """Record the run of this folder before anything of it is written to the cluster."""
         own, connection = self._servers.has_embedded_kafka, self._servers.connection
         self._folder.write(RunNotes(self._recipe.name, connection.bootstrap, own, run_id))
 
-    def _note(self, run: Run, *, finished: bool | None = None) -> None:
+    def _record_state(self, run: Run, *, finished: bool | None = None) -> None:
         """Record the state of the run, so that a killed launcher loses only some seconds of its accounting."""
         self._noted = time.monotonic()
         before = self._before

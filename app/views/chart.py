@@ -27,12 +27,13 @@ def chart(values: Sequence[float | None], width: int, height: int) -> list[str]:
     there = [value for value in known if value is not None]
     low, high = min([0.0, *there]), max([1.0, *there])
     bars = [
-        value if value is None else (value - low) / (high - low) * height * EIGHTHS for value in _columns(known, width)
+        value if value is None else (value - low) / (high - low) * height * EIGHTHS
+        for value in _average_columns(known, width)
     ]
     lines = []
-    for row, axis in enumerate(_axis(low, high, height)):
+    for row, axis in enumerate(_label_axis(low, high, height)):
         floor = (height - 1 - row) * EIGHTHS
-        lines.append(axis + "┤" + "".join(_cell(bar, floor) for bar in bars))
+        lines.append(axis + "┤" + "".join(_draw_cell(bar, floor) for bar in bars))
     return lines
 
 
@@ -46,7 +47,7 @@ def _clamp(value: float) -> float:
     return max(-LARGEST, min(value, LARGEST))
 
 
-def _cell(bar: float | None, floor: int) -> str:
+def _draw_cell(bar: float | None, floor: int) -> str:
     """Return what a bar fills of the cell that begins at `floor` eighths."""
     if bar is None:
         return " " if floor else UNKNOWN_MARK
@@ -54,7 +55,7 @@ def _cell(bar: float | None, floor: int) -> str:
     return BLOCKS[max(least, min(EIGHTHS, round(bar - floor)))]
 
 
-def _columns(values: Sequence[float | None], width: int) -> list[float | None]:
+def _average_columns(values: Sequence[float | None], width: int) -> list[float | None]:
     """Return at most `width` means, each over about the same number of neighbours."""
     count = min(width, len(values))
     edges = [n * len(values) // count for n in range(count + 1)] if count else []
@@ -62,7 +63,7 @@ def _columns(values: Sequence[float | None], width: int) -> list[float | None]:
     return [sum(run) / len(run) if run else None for run in runs]
 
 
-def _axis(low: float, high: float, height: int) -> list[str]:
+def _label_axis(low: float, high: float, height: int) -> list[str]:
     labels = {0: high, height // 2: (low + high) / 2, height - 1: low}
     return [f"{labels[row]:5.2f} " if row in labels else " " * 6 for row in range(height)]
 

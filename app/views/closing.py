@@ -59,10 +59,10 @@ def explain_no_rise(signs: Signs) -> str:
         f"{share:.0%} of the groups discarded, staleness {signs.staleness_mean:.1f}, log-probability gap "
         f"{signs.logprob_gap_mean:.2g}"
     )
-    return f"Reward does not rise ({first:.2f} → {last:.2f}). {_cause(signs, share, last)} [{measured}]"
+    return f"Reward does not rise ({first:.2f} → {last:.2f}). {_find_cause(signs, share, last)} [{measured}]"
 
 
-def _cause(signs: Signs, share: float, reward: float) -> str:
+def _find_cause(signs: Signs, share: float, reward: float) -> str:
     if signs.logprob_gap_mean > LARGE_GAP:
         return (
             "Engine and trainer disagree on log-probabilities: check that both have the same weights, tokenizer and "
@@ -107,7 +107,7 @@ def panel(summary: Summary) -> Panel:
     ended = f" · {ENDED_TEXTS[summary.ended]}" if summary.ended in ENDED_TEXTS else ""
     words = f" · {summary.versions} versions in {summary.wall_s:.0f} s{ended}"
     title = Text.assemble((summary.run, "bold"), words)
-    return Panel(Group(*parts, _facts(summary)), title=title, title_align="left", expand=False)
+    return Panel(Group(*parts, _build_facts_table(summary)), title=title, title_align="left", expand=False)
 
 
 def suggest_commands(summary: Summary, program: str, again: str) -> Text:
@@ -122,14 +122,14 @@ def suggest_commands(summary: Summary, program: str, again: str) -> Text:
         *([look] if step else []),
         ("check that nothing was lost, from the topics alone", f"{program} audit --data {folder}"),
         *([best] if summary.ended == EARLY_STOP else []),
-        *_suggest_ways_on(summary, again),
+        *_suggest_continuing(summary, again),
         ("remove what it left", f"{program} clean --data {folder}"),
     ):
         text.append(f"  # {why}\n", style="dim").append(f"  {command}\n", style="bold")
     return text
 
 
-def _suggest_ways_on(summary: Summary, again: str) -> list[tuple[str, str]]:
+def _suggest_continuing(summary: Summary, again: str) -> list[tuple[str, str]]:
     """Return ways to continue the training, each with its command."""
     if summary.ended == EARLY_STOP:
         return [("continue training without early stopping", _change_command(again, "evaluate.stop_after", 0))]
@@ -160,7 +160,7 @@ def _change_command(again: str, key: str, value: object) -> str:
     return shlex.join([*kept, "--set", f"{key}={value}", "--new-recipe"])
 
 
-def _facts(summary: Summary) -> Table:
+def _build_facts_table(summary: Summary) -> Table:
     groups, data = summary.groups, summary.data
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
@@ -215,9 +215,9 @@ def _describe_audit(summary: Summary) -> str:
 def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
     """Add rewards by policy. Policies may have different tasks, such as answers and judgments, so no mean is shown."""
     rewards = {
-        "training reward": [_change(block.reward_first, block.reward_last) for block in policies.values()],
+        "training reward": [_describe_change(block.reward_first, block.reward_last) for block in policies.values()],
         "held-out reward": [
-            _change(block.eval_first, block.eval_last) + describe_interval(block.eval_last_error)
+            _describe_change(block.eval_first, block.eval_last) + describe_interval(block.eval_last_error)
             for block in policies.values()
         ],
     }
@@ -228,7 +228,7 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
     for policy, block in policies.items():
         whose = f"{policy}: " if len(policies) > 1 else ""
         for tier, (first, last) in block.eval_tiers.items():
-            table.add_row(Text(f"  {tier}"), f"{whose}{_change(first, last)}")
+            table.add_row(Text(f"  {tier}"), f"{whose}{_describe_change(first, last)}")
     for policy, block in policies.items():
         if block.best is not None and block.best.version < block.versions:
             whose = f"{policy}: " if len(policies) > 1 else ""
@@ -237,7 +237,7 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
             table.add_row("held-out failed", f"{policy}: {block.eval_failures:,} episodes, which no reward includes")
 
 
-def _change(first: float | None, last: float | None) -> str:
+def _describe_change(first: float | None, last: float | None) -> str:
     if last is None:
         return "not measured"
     return f"[bold]{last:.2f}[/]" if first is None else f"{first:.2f} → [bold]{last:.2f}[/]"

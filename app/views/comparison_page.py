@@ -52,7 +52,7 @@ def comparison_page(found: Comparison) -> RenderableType:
     title = Text.assemble((f"sweep {found.sweep}", "bold"), f"  {found.about}".rstrip())
     parts: list[RenderableType] = [title]
     for policy in found.policies:
-        columns, rows = _cells(found, policy)
+        columns, rows = _build_cells(found, policy)
         for names in TABLES:
             shown = [at for at, name in enumerate(columns, 1) if name in names]
             if shown:
@@ -104,14 +104,14 @@ def _html_table(found: Comparison, policy: str) -> str:
     def line(cells: tuple[str, ...], kind: str) -> str:
         return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
 
-    columns, rows = _cells(found, policy)
+    columns, rows = _build_cells(found, policy)
     lines = [line((policy, *columns), "th"), *(line(row, "td") for row in rows)]
     return "<table>\n" + "\n".join(lines) + "\n</table>"
 
 
-def _cells(found: Comparison, policy: str) -> tuple[list[str], list[tuple[str, ...]]]:
+def _build_cells(found: Comparison, policy: str) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return columns and rows, without columns that are empty for every variant."""
-    rows = list(_rows(found, policy))
+    rows = list(_build_rows(found, policy))
     shown = [
         0,
         *(at for at in range(1, len(COMPARISON_COLUMNS) + 1) if any(row[at] not in EMPTY_CELLS for row in rows)),
@@ -119,7 +119,7 @@ def _cells(found: Comparison, policy: str) -> tuple[list[str], list[tuple[str, .
     return [COMPARISON_COLUMNS[at - 1] for at in shown[1:]], [tuple(row[at] for at in shown) for row in rows]
 
 
-def _rows(found: Comparison, policy: str) -> Iterator[tuple[str, ...]]:
+def _build_rows(found: Comparison, policy: str) -> Iterator[tuple[str, ...]]:
     for name, variant in found.variants.items():
         block = variant.policies.get(policy)
         if block is None:
@@ -186,15 +186,15 @@ def figure_of(found: Comparison) -> Any:
     panels = figure.subplots(2 * len(policies), len(CURVE_AXES), squeeze=False, sharey="row")
     rows = [(policy, what) for policy in policies for what in REWARD_ROWS]
     for row, (policy, what) in zip(panels, rows, strict=True):
-        curves = [_curves(found, policy, what, axis) for axis in CURVE_AXES]
+        curves = [_collect_curves(found, policy, what, axis) for axis in CURVE_AXES]
         for panel, axis, some in zip(row, CURVE_AXES, curves, strict=True):
             for index, (name, curve) in enumerate(some.items()):
-                _line(panel, curve, name, index)
-            panel.set_title(_caption(some), fontsize="small")
+                _draw_curve(panel, curve, name, index)
+            panel.set_title(_describe_panel(some), fontsize="small")
             panel.set_xlabel(LABELS[axis])
             panel.grid(alpha=0.3)
         row[0].set_ylabel(f"{policy}: {REWARD_ROWS[what]}")
-        row[0].set_ylim(_limits([curve for some in curves for curve in some.values()]))
+        row[0].set_ylim(_choose_limits([curve for some in curves for curve in some.values()]))
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right upper", fontsize="small")
     figure.suptitle(f"sweep {found.sweep}: means over seeds, bands of 95 %")
@@ -209,7 +209,7 @@ class Curve(NamedTuple):
     """Curves of the seeds of a variant without a mean; empty if it has one."""
 
 
-def _curves(found: Comparison, policy: str, what: str, axis: str) -> dict[str, Curve]:
+def _collect_curves(found: Comparison, policy: str, what: str, axis: str) -> dict[str, Curve]:
     """Return the curves of all variants. A variant without a finished run has an empty one, to keep its colour."""
     curves = {}
     for name, variant in found.variants.items():
@@ -219,7 +219,7 @@ def _curves(found: Comparison, policy: str, what: str, axis: str) -> dict[str, C
     return curves
 
 
-def _caption(curves: Mapping[str, Curve]) -> str:
+def _describe_panel(curves: Mapping[str, Curve]) -> str:
     """Return the note above a panel: that it is empty, or for which variants it shows single seeds."""
     if not any(curve.mean.x or curve.seeds for curve in curves.values()):
         return "empty: no run has measured it"
@@ -228,7 +228,7 @@ def _caption(curves: Mapping[str, Curve]) -> str:
     return textwrap.fill(note, LINE) if apart else ""
 
 
-def _limits(curves: Iterable[Curve]) -> tuple[float, float] | None:
+def _choose_limits(curves: Iterable[Curve]) -> tuple[float, float] | None:
     """Return a scale on which the means fill the panel: the band of two seeds may be much wider than all rewards."""
     some = list(curves)
     values = [value for curve in some for value in curve.mean.mean if value is not None]
@@ -239,7 +239,7 @@ def _limits(curves: Iterable[Curve]) -> tuple[float, float] | None:
     return min(values) - room, max(values) + room
 
 
-def _line(panel: Any, curve: Curve, name: str, index: int) -> None:
+def _draw_curve(panel: Any, curve: Curve, name: str, index: int) -> None:
     """Draw a variant's mean and band, or its seeds; a line of one point is a dot."""
     look = {"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
     mean = curve.mean

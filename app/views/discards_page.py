@@ -25,25 +25,25 @@ def discards_page(found: Discards) -> RenderableType:
     """Return what `headrace discards` shows."""
     parts: list[RenderableType] = []
     for policy, ledger in found.policies.items():
-        parts += [Text.assemble((f"policy {policy}", "bold"), f"  run {found.run}"), *_policy(ledger), Text()]
+        parts += [Text.assemble((f"policy {policy}", "bold"), f"  run {found.run}"), *_show_policy(ledger), Text()]
     return Group(*parts[:-1])
 
 
-def _policy(ledger: PolicyDiscards) -> list[RenderableType]:
+def _show_policy(ledger: PolicyDiscards) -> list[RenderableType]:
     trained, discarded, alone = ledger.trained, ledger.discarded, ledger.trajectories
     gone = sum(row.groups for row in discarded.values())
     total = trained.groups + gone
     if not total:
         return [Text("No group has concluded yet.")]
     table = _build_table("groups")
-    _add(table, "trained", trained, total)
+    _add_row(table, "trained", trained, total)
     for reason, row in discarded.items():
-        _add(table, reason, row, total)
-    parts: list[RenderableType] = [table, Text(verdict(ledger.bias, gone))]
+        _add_row(table, reason, row, total)
+    parts: list[RenderableType] = [table, Text(describe_bias(ledger.bias, gone))]
     if alone:
         left_out = _build_table("trajectories left out of kept groups")
         for reason, row in alone.items():
-            _add(left_out, reason, row, None)
+            _add_row(left_out, reason, row, None)
         parts += [Text(), left_out]
     parts += [Text(error.sentence, style="red") for error in ledger.errors[:MOST_ERRORS]]
     if ledger.waiting:
@@ -51,7 +51,7 @@ def _policy(ledger: PolicyDiscards) -> list[RenderableType]:
     return parts
 
 
-def verdict(bias: Bias | None, discarded: int) -> str:
+def describe_bias(bias: Bias | None, discarded: int) -> str:
     """Return the sentence about the length bias of discarded groups.
 
     There is a bias if the whole interval lies more than 5 % (`headrace.ops.discards.BIAS_MATTERS`) above or below 1.
@@ -60,7 +60,7 @@ def verdict(bias: Bias | None, discarded: int) -> str:
         return "Nothing was discarded."
     if bias is None:
         return "Too few groups, or too short groups, to compare the lengths of discarded and trained groups."
-    ratio, low, high = _in_words(bias)
+    ratio, low, high = _format_bias(bias)
     ratio_in_words = f"Discarded groups are {ratio} times as long as trained ones (95 %: {low} to {high})"
     least, most = 1 - BIAS_MATTERS, 1 + BIAS_MATTERS
     if bias.low > most:
@@ -72,7 +72,7 @@ def verdict(bias: Bias | None, discarded: int) -> str:
     return f"{ratio_in_words}: no bias of more than {BIAS_MATTERS * 100:.0f} % can be seen."
 
 
-def _in_words(bias: Bias) -> list[str]:
+def _format_bias(bias: Bias) -> list[str]:
     """Return ratio, low and high with two digits after the point, or with more where the interval is narrower."""
     width = bias.high - bias.low
     digits = min(max(2, -math.floor(math.log10(width))), MOST_DIGITS) if width > 0 else 2
@@ -86,22 +86,22 @@ def _build_table(title: str) -> Table:
     return table
 
 
-def _add(table: Table, name: str, row: TrainedGroups | Discarded, total: int | None) -> None:
+def _add_row(table: Table, name: str, row: TrainedGroups | Discarded, total: int | None) -> None:
     bias = row.bias if isinstance(row, Discarded) else None
-    ratio, low, high = _in_words(bias) if bias else ("", "", "")
+    ratio, low, high = _format_bias(bias) if bias else ("", "", "")
     table.add_row(
         Text(name),
         f"{row.groups:,}",
         "" if total is None else f"{row.groups / total:.1%}",
-        _number(row.length, 1),
+        _format_number(row.length, 1),
         f"x {ratio}" if bias else "",
         f"{low} to {high}" if bias else "",
-        _number(row.reward, 2),
-        _number(row.age, 1),
+        _format_number(row.reward, 2),
+        _format_number(row.age, 1),
     )
 
 
-def _number(value: float | None, digits: int) -> str:
+def _format_number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
@@ -142,7 +142,7 @@ def figure_of(found: Discards) -> Any:
         rows |= dict(list(ledger.discarded.items())[:MOST_REASONS_SHOWN])
         cells = {f"{name} ({one.groups:,})": one.cells for name, one in rows.items() if one.groups}
         for axis, (panel, (_, label)) in enumerate(zip(row, PICTURE_AXES, strict=True)):
-            _panel(panel, cells, axis)
+            _draw_panel(panel, cells, axis)
             panel.set_xlabel(label)
         row[0].set_ylabel(f"{policy}: share of groups")
         if row[0].lines:
@@ -155,28 +155,30 @@ def figure_of(found: Discards) -> Any:
     return figure
 
 
-def _panel(panel: Any, cells: Mapping[str, Sequence[Binned]], axis: int) -> None:
+def _draw_panel(panel: Any, cells: Mapping[str, Sequence[Binned]], axis: int) -> None:
     """Draw the shares by one of a cell's three numbers, on a scale of the values that occur."""
-    counts = {name: _counts(some, axis) for name, some in cells.items()}
+    counts = {name: _count_by_value(some, axis) for name, some in cells.items()}
     values = sorted({value for some in counts.values() for value in some})
     most = max((count for some in counts.values() for count in some.values()), default=1)
     for number, (name, some) in enumerate(counts.items()):
         xs = [at + APART * (number - (len(counts) - 1) / 2) for at in range(len(values))]
         shares = [some[value] / max(some.total(), 1) for value in values]
         [line] = panel.plot(xs, shares, label=name, linewidth=2 if name.startswith("trained ") else 1, alpha=0.5)
-        panel.scatter(xs, shares, areas([some[value] for value in values], most), color=line.get_color(), alpha=0.6)
+        panel.scatter(
+            xs, shares, compute_areas([some[value] for value in values], most), color=line.get_color(), alpha=0.6
+        )
     panel.set_xticks(range(len(values)), [f"{value:g}" for value in values], fontsize="small")
     panel.set_xlim(-0.5, max(len(values), 1) - 0.5)
     panel.margins(y=0.1)
     panel.set_ylim(bottom=0)
 
 
-def areas(counts: Sequence[int], most: int) -> list[float]:
+def compute_areas(counts: Sequence[int], most: int) -> list[float]:
     """Return the dots' areas for these numbers of groups; `most` is the largest number of any dot."""
     return [max(SMALLEST, LARGEST * count / most) if count else 0.0 for count in counts]
 
 
-def _counts(cells: Sequence[Binned], axis: int) -> Counter[float]:
+def _count_by_value(cells: Sequence[Binned], axis: int) -> Counter[float]:
     counts: Counter[float] = Counter()
     for cell in cells:
         value = cell[axis]

@@ -96,7 +96,7 @@ class LivePage:
     def turn(self, timeout_s: float) -> None:
         """Read what is new, waiting at most that long for it, and show it when a redraw is due."""
         for message in self._reader.poll(MOST_MESSAGES_A_POLL, timeout_s):
-            with self._errors.outlive():
+            with self._errors.suppress_own_errors():
                 self._fold.fold_message(message, 0 if self._past.has(message) else now_ms())
                 self._pulse.fold_message(message)
         if not self._begun and self._past.is_read(self._reader.positions):
@@ -107,7 +107,7 @@ class LivePage:
     def _begin(self) -> None:
         """Report the state of a run that has begun before, and show it from now on."""
         self._begun = True
-        with self._errors.outlive():
+        with self._errors.suppress_own_errors():
             figures = self._fold.compute_figures({}, 0)
             if figures.versions:
                 self._say(f"{self._opening}: {describe_so_far(self._run.recipe, figures)}")
@@ -119,20 +119,20 @@ class LivePage:
     def _say(self, words: str, style: str = "none") -> None:
         say(self._console, escape(words), style)
 
-    def _tell_swap(self, figures: RunFigures) -> None:
+    def _print_swap(self, figures: RunFigures) -> None:
         """Show a revision of the recipe that came into force."""
         found = figures.in_force
         if found is not None and found.revision != self._revision:
             self._revision = found.revision
             self._say(describe_revision(found))
 
-    def _tell_errors(self, errors: Sequence[ErrorSeen]) -> None:
+    def _print_errors(self, errors: Sequence[ErrorSeen]) -> None:
         """Print each error once, without a live page."""
         for error in errors:
             what = "held out" if error.version >= 0 else error.component
-            self._tell_once((error.stream, what, *kind_of(error.first)), error.sentence, "red")
+            self._print_once((error.stream, what, *kind_of(error.first)), error.sentence, "red")
 
-    def _tell_once(self, what: tuple[str, ...], sentence: str, style: str) -> None:
+    def _print_once(self, what: tuple[str, ...], sentence: str, style: str) -> None:
         """Print a line once, without a live page."""
         if what not in self._reported and self._live is None:
             self._say(sentence, style)
@@ -187,7 +187,7 @@ class LivePage:
     def standstill(self) -> str:
         """What keeps the run from its next version, also before that is overdue; empty once it has ended."""
         now, standstill = now_ms(), None
-        with self._errors.outlive():
+        with self._errors.suppress_own_errors():
             found = self._fold.compute_figures(self._lag.newest, now)
             standstill = self._fold.standstill(found, self._around(), now, at_once=True)
         return "" if standstill is None else standstill.sentence
@@ -201,7 +201,7 @@ class LivePage:
     def close(self) -> None:
         """Show the last state and restore the terminal; after a run's end the closing page follows instead."""
         try:
-            if not (self.ended and self._last_line == self._how_far):
+            if not (self.ended and self._last_line == self._measure_progress):
                 self._line_due = 0.0
             if self._begun:
                 self._refresh()
@@ -213,12 +213,12 @@ class LivePage:
             self._reader.close()
 
     @property
-    def _how_far(self) -> object:
+    def _measure_progress(self) -> object:
         return self.ended, self.in_flight, self.progress
 
     def _refresh(self) -> None:
         began, worked = time.monotonic(), time.thread_time()
-        with self._errors.outlive():
+        with self._errors.suppress_own_errors():
             self._show(began)
         self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
 
@@ -227,10 +227,10 @@ class LivePage:
         self._lag.positions = self._fold.trainer_positions
         around, found = self._around(), self._fold.compute_figures(self._lag.newest, now)
         self._figures = replace(found, standstill=self._fold.standstill(found, around, now))
-        self._tell_swap(self._figures)
-        self._tell_errors(self._figures.errors)
+        self._print_swap(self._figures)
+        self._print_errors(self._figures.errors)
         for advice in self._figures.advice:
-            self._tell_once((advice.policy, advice.name), advice.sentence, "yellow")
+            self._print_once((advice.policy, advice.name), advice.sentence, "yellow")
         if self._live is None and (words := self._standstill_news.take_sentence(self._figures.standstill, began)):
             self._say(words, "bold red" if self._standstill_news.cause == "failing" else "none")
         moment = Moment(
@@ -246,9 +246,9 @@ class LivePage:
             self._draw(self._live, moment)
         elif began >= self._line_due:
             for name, sentence in list_warnings(moment).items():  # the regular lines show only their names
-                self._tell_once(("warning", name), sentence, "yellow")
+                self._print_once(("warning", name), sentence, "yellow")
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
-            self._line_due, self._last_line = began + PLAIN_INTERVAL_S, self._how_far
+            self._line_due, self._last_line = began + PLAIN_INTERVAL_S, self._measure_progress
 
     def _draw(self, drawn: Live, moment: Moment) -> None:
         """Draw the page. If that fails, print lines instead: the run must continue."""
@@ -289,7 +289,7 @@ class PageErrors:
         """Whether there was an error, so that the page may be incomplete."""
 
     @contextmanager
-    def outlive(self) -> Iterator[None]:
+    def suppress_own_errors(self) -> Iterator[None]:
         """Go on after an error of the page. Errors that the launcher handles are raised."""
         try:
             yield

@@ -38,7 +38,7 @@ def status_table(status: Status) -> RenderableType:
     table.add_column()
     ended = f" ({found.ended})" if found.ended else ""
     table.add_row("run", Text.assemble((found.run, "bold"), f" {found.state}{ended}"))
-    for what, words in _lines(found):
+    for what, words in _describe_policies(found):
         table.add_row(what, Text(words, style="red" if what == "error" else ""))
     groups = found.groups
     table.add_row("groups", f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight")
@@ -49,7 +49,7 @@ def status_table(status: Status) -> RenderableType:
     ):
         table.add_row("replays", Text(line))
     data = (("data", line) for line in environment_lines(found.environments))
-    for word, line in (*_revisions(found), *_selection_rows(found), *data):
+    for word, line in (*_describe_revisions(found), *_describe_selections(found), *data):
         table.add_row(word, Text(line))
     if found.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(found.unnumbered_letters)))
@@ -81,7 +81,7 @@ def _describe_evaluations(status: RunFigures) -> Iterator[str]:
             yield f"{policy} best {best.reward:.2f}, version {best.version}"
 
 
-def _revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
+def _describe_revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
     """Yield a line for every revision of the recipe."""
     newest = next((one.revision for one in status.revisions if one.in_force), None)
     for one in status.revisions:
@@ -106,13 +106,13 @@ def _name_first_tasks(one: RevisionFigures) -> str:
     return f"from task {', '.join(f'{stream}:{number}' for stream, number in one.begins.items())} on"
 
 
-def _selection_rows(status: RunFigures) -> Iterator[tuple[str, str]]:
+def _describe_selections(status: RunFigures) -> Iterator[tuple[str, str]]:
     for stream, selection in status.selection.items():
         if words := str(selection):
             yield "tasks", f"{stream}: {words}"
 
 
-def _lines(status: RunFigures) -> Iterator[tuple[str, str]]:
+def _describe_policies(status: RunFigures) -> Iterator[tuple[str, str]]:
     """Yield the lines of every policy and shadow; before them why no version is made, if that is so."""
     if status.parent:
         yield "branch of", status.parent
@@ -173,15 +173,19 @@ def audit_table(audit: AuditReport) -> RenderableType:
     ]
     if audit.unnumbered_letters:
         numbers.append(Text(describe_unnumbered(audit.unnumbered_letters), style="yellow"))
-    return Group(*numbers, Text(_describe_reading(audit), style="dim"), *_verdict(audit))
+    return Group(*numbers, Text(_describe_reading(audit), style="dim"), *_show_verdict(audit))
 
 
 def replay_lines(policy_variants: Mapping[str, PolicyAudit]) -> list[str]:
     """Return a line for each policy and shadow that has replays."""
-    return [_replays(policy_variant, counts) for policy_variant, counts in policy_variants.items() if counts.replays]
+    return [
+        _describe_replays(policy_variant, counts)
+        for policy_variant, counts in policy_variants.items()
+        if counts.replays
+    ]
 
 
-def _replays(policy: str, counts: PolicyAudit) -> str:
+def _describe_replays(policy: str, counts: PolicyAudit) -> str:
     asked, trained, discarded = counts.replays, counts.replayed, counts.replays_discarded
     left = f", {asked - trained - discarded} not yet" if asked > trained + discarded else ""
     share = trained / max(1, trained + counts.trained)
@@ -202,7 +206,7 @@ def _describe_reading(audit: AuditReport) -> str:
     return text
 
 
-def _verdict(audit: AuditReport) -> list[RenderableType]:
+def _show_verdict(audit: AuditReport) -> list[RenderableType]:
     if audit.ok:
         if audit.source:
             return [Text("The chain of its weights is whole, and no group is in two batches.", style="green")]

@@ -49,15 +49,15 @@ class Moment:
 
 def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     """Return the whole page, `width` columns wide at most."""
-    parts: list[RenderableType] = [_curve(moment, policy) for policy in moment.recipe.policies]
-    parts.append(_numbers(moment))
+    parts: list[RenderableType] = [_draw_curve(moment, policy) for policy in moment.recipe.policies]
+    parts.append(_build_numbers_table(moment))
     standstill = moment.figures.standstill
     fails = standstill is not None and standstill.cause == "failing"
     if standstill is not None and fails:
         parts.append(Text(standstill.sentence, style="bold red"))
     said = [standstill.sentence] if standstill is not None and not fails else []
     advice = [one.sentence for one in moment.figures.advice]
-    if trouble := [*said, *_restarts(moment), *list_warnings(moment).values(), *advice]:
+    if trouble := [*said, *_describe_restarts(moment), *list_warnings(moment).values(), *advice]:
         parts.append(Text("\n".join(trouble), style="yellow"))
     if errors := moment.figures.errors[:MOST_ERRORS_OF_MOMENT]:
         parts.append(Text("\n".join(error.sentence for error in errors), style="red"))
@@ -70,7 +70,7 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
         Group(*parts),
         title=title,
         title_align="left",
-        subtitle=Text(f"{state} · {clock(moment.elapsed_s)}"),
+        subtitle=Text(f"{state} · {format_duration(moment.elapsed_s)}"),
         width=min(width, WIDTH),
     )
 
@@ -78,7 +78,10 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
 def line(moment: Moment) -> str:
     """Return the page in one line, for logs and pipes."""
     figures = moment.figures
-    words = [f"{clock(moment.elapsed_s):>6}", *(_policy_words(moment, policy) for policy in moment.recipe.policies)]
+    words = [
+        f"{format_duration(moment.elapsed_s):>6}",
+        *(_describe_policy(moment, policy) for policy in moment.recipe.policies),
+    ]
     groups = figures.groups
     words.append(
         f"groups issued={groups.issued} trained={groups.trained} discarded={sum(groups.discarded.values())} "
@@ -101,7 +104,7 @@ def line(moment: Moment) -> str:
         words.append(f"no progress ({figures.standstill.cause})")
     if warnings := list_warnings(moment):  # their sentences too are printed once
         words.append(f"warning ({', '.join(warnings)})")
-    words += _restarts(moment)
+    words += _describe_restarts(moment)
     return "  ".join(words)
 
 
@@ -112,38 +115,38 @@ def describe_so_far(recipe: Recipe, figures: RunFigures) -> str:
     return f"{at}; of {groups.issued} groups {groups.trained} are trained, {groups.in_flight} in flight"
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def _policy_words(moment: Moment, policy: str) -> str:
+def _describe_policy(moment: Moment, policy: str) -> str:
     curve = moment.figures.rewards.get(policy, ())
     metrics = moment.pulse.policies[policy].metrics
-    words = [f"{policy} version {_version(moment, policy)}"]
+    words = [f"{policy} version {_format_version(moment, policy)}"]
     if curve:
         words.append(f"reward {curve[-1].reward:.2f}")
     else:
         words.append(_describe_wait(moment, policy))
     if metrics:
         words.append(f"staleness {metrics.get('staleness_mean', 0.0):.1f}")
-    if evals := _evals_of(moment, policy):
+    if evals := _select_evals(moment, policy):
         newest = evals[-1]
         reward = f"{newest.avg_at_k:.2f}" if newest.has_reward else "-"
         words.append(f"eval {reward} at {newest.version}{describe_failed(newest)}")
     return " ".join(words)
 
 
-def _version(moment: Moment, policy: str) -> str:
+def _format_version(moment: Moment, policy: str) -> str:
     version = moment.figures.versions.get(policy, -1)
     return f"{version if version >= 0 else '-'}/{moment.recipe.trainer_of(policy).steps}"
 
 
-def _curve(moment: Moment, policy: str) -> RenderableType:
+def _draw_curve(moment: Moment, policy: str) -> RenderableType:
     curve = by_version((point.version, point.reward) for point in moment.figures.rewards.get(policy, ()))
     newest = f"{curve[-1]:.2f}" if curve else _describe_wait(moment, policy)
     head = Text.assemble(
-        (policy, "bold"), "  version ", (_version(moment, policy), "bold"), "  reward ", (newest, "bold green")
+        (policy, "bold"), "  version ", (_format_version(moment, policy), "bold"), "  reward ", (newest, "bold green")
     )
     drawing = Text("\n".join(chart(curve, CHART_WIDTH, CHART_HEIGHT)), style="green", no_wrap=True)
     return Group(head, drawing)
@@ -164,7 +167,7 @@ def _describe_wait(moment: Moment, policy: str) -> str:
     return "(components start)"
 
 
-def _numbers(moment: Moment) -> Table:
+def _build_numbers_table(moment: Moment) -> Table:
     figures = moment.figures
     groups = figures.groups
     table = Table.grid(padding=(0, 2))
@@ -173,13 +176,13 @@ def _numbers(moment: Moment) -> Table:
     wasted = f" · {figures.wasted_tokens / max(1, figures.tokens):.1%} wasted" if figures.wasted_tokens else ""
     table.add_row("speed", f"{moment.rates.samples:,.0f} trajectories/s · {moment.rates.tokens:,.0f} tokens/s{wasted}")
     for policy, pulse in moment.pulse.policies.items():
-        table.add_row(_label("step", policy, moment.recipe), _step(pulse))
+        table.add_row(_make_label("step", policy, moment.recipe), _describe_step(pulse))
     for policy in moment.recipe.policies:
-        found = _evals_of(moment, policy)
+        found = _select_evals(moment, policy)
         if found:
             some = (*found[:1], *found[1:][-(1 if found[-1].tiers else 3) :])
             words = " · ".join(describe_evaluation(one, has_interval=one is some[-1]) for one in some)
-            table.add_row(_label("held out", policy, moment.recipe), Text(words))
+            table.add_row(_make_label("held out", policy, moment.recipe), Text(words))
     table.add_row(
         "groups",
         f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight · {groups.dead} dead",
@@ -197,16 +200,16 @@ def _numbers(moment: Moment) -> Table:
     if figures.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(figures.unnumbered_letters)))
     if not figures.ended:  # after the end unread groups do not matter
-        table.add_row("lag", Text(_lag(moment)))
-    table.add_row("workers", Text(_workers(moment)))
+        table.add_row("lag", Text(_describe_lag(moment)))
+    table.add_row("workers", Text(_describe_workers(moment)))
     return table
 
 
-def _label(word: str, policy: str, recipe: Recipe) -> str:
+def _make_label(word: str, policy: str, recipe: Recipe) -> str:
     return word if len(recipe.policies) == 1 else f"{word} {policy}"
 
 
-def _step(pulse: PolicyPulse) -> str:
+def _describe_step(pulse: PolicyPulse) -> str:
     words = [f"{pulse.published} weights published"]
     metrics = pulse.metrics
     if metrics:
@@ -218,13 +221,13 @@ def _step(pulse: PolicyPulse) -> str:
     return " · ".join(words)
 
 
-def _lag(moment: Moment) -> str:
+def _describe_lag(moment: Moment) -> str:
     prefix = f"{moment.figures.run}."
     waiting = [f"{topic.removeprefix(prefix)} {count}" for topic, count in moment.figures.lag.items() if count]
     return " · ".join(waiting) or "none"
 
 
-def _workers(moment: Moment) -> str:
+def _describe_workers(moment: Moment) -> str:
     here = [worker for worker in moment.figures.workers if is_there(worker, moment.now_ms)]
     words = [
         f"{worker.worker} {worker.state}"
@@ -236,11 +239,11 @@ def _workers(moment: Moment) -> str:
     return "\n".join(words) or ("none" if moment.figures.ended else "none yet")
 
 
-def _evals_of(moment: Moment, policy: str) -> list[EvalResult]:
+def _select_evals(moment: Moment, policy: str) -> list[EvalResult]:
     return sorted((one for one in moment.figures.evals if one.policy == policy), key=lambda one: one.version)
 
 
-def _restarts(moment: Moment) -> list[str]:
+def _describe_restarts(moment: Moment) -> list[str]:
     again = [
         f"{name} {state.starts - 1}x" + (f" (last: {state.error})" if state.error else "")
         for name, state in moment.processes.items()

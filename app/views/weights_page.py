@@ -50,7 +50,7 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     facts.add_row(
         "in all", f"{format_bytes(spent[ANCHOR])} whole, {format_bytes(spent[DELTA])} as deltas{merged}{again}"
     )
-    facts.add_row("to join", _join(found))
+    facts.add_row("to join", _describe_join(found))
     if found.left_out:
         count = len(found.left_out)
         facts.add_row(
@@ -67,10 +67,10 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     deltas = [(one.version, 100 * one.density) for one in versions if one.density is not None and one.kind != ANCHOR]
     curve = chart(by_version(deltas), WIDTH, HEIGHT)
     named = Text("values that changed, in percent, by version", "dim")
-    return Group(title, facts, Text(), named, *map(Text, curve), table, *_report_tables(versions[-VERSION_ROWS:]))
+    return Group(title, facts, Text(), named, *map(Text, curve), table, *_build_report_tables(versions[-VERSION_ROWS:]))
 
 
-def _report_tables(versions: Sequence[VersionWeights]) -> list[RenderableType]:
+def _build_report_tables(versions: Sequence[VersionWeights]) -> list[RenderableType]:
     """Return the workers' reports of versions; nothing if there are none."""
     table = Table("version", "workers", *ACTIVITIES, box=None, header_style="dim")
     for column in table.columns[1:]:
@@ -108,7 +108,7 @@ def seconds(value: float | None) -> str:
     return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.0f} ms" if value >= 0.01 else f"{1000 * value:.1f} ms"
 
 
-def _join(found: WeightsHistory) -> str:
+def _describe_join(found: WeightsHistory) -> str:
     """Return what a worker without weights fetches to get to the newest version, in words."""
     way, full = found.join, found.versions[-1].full_bytes
     if not way.objects:

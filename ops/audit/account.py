@@ -70,7 +70,7 @@ class Known:
     """Whether to keep the positions that batches give for their groups, as a deep audit does."""
 
 
-def _fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
+def _make_fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
     return Fields(
         batch=get(
             "version",
@@ -91,7 +91,7 @@ def _fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
     )
 
 
-OF_RECORD, OF_PLAIN = _fields(attrgetter), _fields(itemgetter)
+OF_RECORD, OF_PLAIN = _make_fields(attrgetter), _make_fields(itemgetter)
 
 
 class RunAccount:
@@ -261,29 +261,29 @@ class RunAccount:
 
     def policies(self, *, drained: bool) -> dict[str, PolicyAudit]:
         """Return the counts of every policy; cheap enough for a live page."""
-        return self._counts(self.recipe.policies, Scope(drained=drained))
+        return self._count_variants(self.recipe.policies, Scope(drained=drained))
 
     def shadows(self, scope: Scope = Scope()) -> dict[str, PolicyAudit]:  # noqa: B008
         """Return the counts of every shadow, by `policy.variant`."""
-        return self._counts(self.recipe.shadow_variants, scope)
+        return self._count_variants(self.recipe.shadow_variants, scope)
 
-    def _counts(self, variants: Iterable[str], scope: Scope) -> dict[str, PolicyAudit]:
+    def _count_variants(self, variants: Iterable[str], scope: Scope) -> dict[str, PolicyAudit]:
         return {
-            one: self.numbers[one].audit(*self._numbers_of(one), drained=self._scope_of(one, scope).drained)
+            one: self.numbers[one].audit(*self._find_next_numbers(one), drained=self._find_scope(one, scope).drained)
             for one in variants
         }
 
-    def _scope_of(self, policy_variant: str, scope: Scope) -> Scope:
+    def _find_scope(self, policy_variant: str, scope: Scope) -> Scope:
         """Return the scope of a variant: a shadow continues to train after the run's end, until its last version."""
         if not variant_of(policy_variant) or self.chains[policy_variant].newest >= self.chains[policy_variant].steps:
             return scope
         return replace(scope, drained=False)
 
-    def _numbers_of(self, variant: str) -> tuple[dict[str, int], dict[str, int]]:
+    def _find_next_numbers(self, variant: str) -> tuple[dict[str, int], dict[str, int]]:
         """Return the issued and the seen next numbers of the streams that train a policy and its shadows."""
-        return self._of_policy(self.issued, variant), self._of_policy(self.seen, variant)
+        return self._select_streams(self.issued, variant), self._select_streams(self.seen, variant)
 
-    def _of_policy(self, numbers: Mapping[str, int], variant: str) -> dict[str, int]:
+    def _select_streams(self, numbers: Mapping[str, int], variant: str) -> dict[str, int]:
         return {s: n for s, n in numbers.items() if policy_of(variant) in self.policies_of(s)}
 
     def audit(self, scope: Scope = Scope(), positions: Mapping[PartitionId, int] | None = None) -> Audit:  # noqa: B008
@@ -297,15 +297,15 @@ class RunAccount:
         policies, shadows = self.policies(drained=scope.drained), self.shadows(scope)
         problems, broken, lost = Problems(), Problems(), 0
         for variant, numbers in self.numbers.items():
-            own = self._scope_of(variant, scope)
-            problems.extend(numbers.problems(*self._numbers_of(variant), own))
+            own = self._find_scope(variant, scope)
+            problems.extend(numbers.problems(*self._find_next_numbers(variant), own))
             if not own.drained and not own.offline:
                 before = self.issued if self.known.issued_before is None else self.known.issued_before
                 if own.whole and self.known.played is not None:
-                    vanished = numbers.find_vanished(self._of_policy(before, variant))
+                    vanished = numbers.find_vanished(self._select_streams(before, variant))
                     lost += vanished.total
                     problems.extend(vanished)
-                beyond = self.flights[variant].find_overflow(self._of_policy(before, variant))
+                beyond = self.flights[variant].find_overflow(self._select_streams(before, variant))
                 lost += max((count for count, _ in beyond), default=0)
                 for _, what in beyond:
                     problems.add_sentence(what)

@@ -29,8 +29,8 @@ class Bounds:
         """Return the bounds of a run from all its recipes, in the order of revisions."""
         newest = revisions[-1]
         return cls(
-            staleness={v: [_staleness(one, v) for one in revisions] for v in newest.policy_variants},
-            waiting={v: max(_window_limits(revisions, v), default=0) for v in newest.policy_variants},
+            staleness={v: [_find_staleness_bound(one, v) for one in revisions] for v in newest.policy_variants},
+            waiting={v: max(_find_window_limits(revisions, v), default=0) for v in newest.policy_variants},
             open={
                 p: max(_find_open_limit(one, p) for one in revisions)
                 for p in newest.policies
@@ -45,11 +45,11 @@ class Bounds:
         return min_version + limits[revision] if known else None
 
 
-def _staleness(recipe: Recipe, variant: str) -> int:
+def _find_staleness_bound(recipe: Recipe, variant: str) -> int:
     return recipe.trainer_of(variant).max_staleness if variant in recipe.policy_variants else -1
 
 
-def _window_limits(revisions: Sequence[Recipe], variant: str) -> Iterator[int]:
+def _find_window_limits(revisions: Sequence[Recipe], variant: str) -> Iterator[int]:
     for recipe in revisions:
         if variant in recipe.policy_variants:
             trainer = recipe.trainer_of(variant)
@@ -60,11 +60,11 @@ def _find_open_limit(recipe: Recipe, policy: str) -> int:
     if policy not in recipe.policies:
         return 0
     sharing = {other for workflow in recipe.workflows_of(policy) for other in recipe.policies_of(workflow)}
-    others = sum(_own_open_limit(recipe, other) for other in sharing - {policy})
-    return max(_own_open_limit(recipe, policy), others)
+    others = sum(_find_own_open_limit(recipe, other) for other in sharing - {policy})
+    return max(_find_own_open_limit(recipe, policy), others)
 
 
-def _own_open_limit(recipe: Recipe, policy: str) -> int:
+def _find_own_open_limit(recipe: Recipe, policy: str) -> int:
     trainer = recipe.trainer_of(policy)
     return (trainer.max_staleness + 1) * trainer.groups_per_batch
 

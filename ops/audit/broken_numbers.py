@@ -62,14 +62,14 @@ def find_broken(page: Page, before: Page | None, issued: int, scope: Scope) -> I
     yield "was trained more than once", page.mask(TWICE) & trained & ~discarded
     if scope.offline:
         return
-    yield from chain(_conclusions(page, issued, scope), _versions(page))
+    yield from chain(_find_broken_conclusions(page, issued, scope), _find_broken_versions(page))
     if scope.whole:
-        yield from _groups(page, issued, scope)
+        yield from _find_broken_groups(page, issued, scope)
     if before is not None:
-        yield from _replays(page, before, scope)
+        yield from _find_broken_replays(page, before, scope)
 
 
-def _conclusions(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
+def _find_broken_conclusions(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
     trained, discarded, evicted = page.mask(TRAINED), page.mask(DISCARDED), page.mask(EVICTED)
     yield "was both trained and discarded ({reason})", trained & discarded
     yield "was discarded more than once ({reason})", page.mask(TWICE) & discarded & ~trained
@@ -86,14 +86,14 @@ def _conclusions(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, M
         yield "was discarded by the trainer ({reason}), but no batch record says so", by_trainer & ~evicted
 
 
-def _versions(page: Page) -> Iterator[tuple[str, Mask]]:
+def _find_broken_versions(page: Page) -> Iterator[tuple[str, Mask]]:
     yield "was trained after its deadline", page.mask(LATE)
     yield "was trained into a version that is not newer than its newest token", page.mask(EARLY)
     vanished = page.mask(OVERDUE) & ~page.concluded & ~page.mask(EVICTED)
     yield "was read by the trainer and is past its deadline, but was neither trained nor evicted", vanished
 
 
-def _groups(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
+def _find_broken_groups(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
     curated, produced, kept = page.mask(CURATED), page.mask(PRODUCED), page.mask(KEPT)
     foreign = produced & page.mask(REACHED) & ~page.is_below(issued) & ~page.concluded
     yield "was produced, but never issued", foreign
@@ -112,7 +112,7 @@ def _groups(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]
         yield "has a curated record, but no outcome says that it was kept", curated & ~kept
 
 
-def _replays(page: Page, before: Page, scope: Scope) -> Iterator[tuple[str, Mask]]:
+def _find_broken_replays(page: Page, before: Page, scope: Scope) -> Iterator[tuple[str, Mask]]:
     asked = page.mask(KEPT)
     yield "is a replay, but the use before it was never kept", asked & ~before.mask(KEPT)
     if scope.drained:

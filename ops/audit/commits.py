@@ -87,8 +87,8 @@ def _compare_with_snapshots(
         newest = snapshots.get(f"{group.component}|{topic}|{partition}".encode())
         commit = committed.commits.get((topic, partition))
         if newest is None:
-            if commit is not None and _snapshot_offset(commit) >= 0:
-                offset = _snapshot_offset(commit)
+            if commit is not None and _find_snapshot_offset(commit) >= 0:
+                offset = _find_snapshot_offset(commit)
                 yield f"group {group.name} restores {name} from snapshot {offset}, but `state` lacks that snapshot"
             continue
         try:
@@ -107,14 +107,14 @@ def _compare_with_snapshots(
                 f"group {group.name} has committed offset {commit.offset} of {name}, but its "
                 f"snapshot {name_offset(newest)} is of the later offset {position}"
             )
-        elif _snapshot_offset(commit) < newest.offset:
+        elif _find_snapshot_offset(commit) < newest.offset:
             yield (
-                f"group {group.name} restores {name} from snapshot {_snapshot_offset(commit)}, but "
+                f"group {group.name} restores {name} from snapshot {_find_snapshot_offset(commit)}, but "
                 f"{name_offset(newest)} is newer: it was written without committing its offset"
             )
 
 
-def _snapshot_offset(commit: Commit) -> int:
+def _find_snapshot_offset(commit: Commit) -> int:
     """Return the offset, in `state`, of the snapshot that a commit names; -1 for none."""
     try:
         return int(json.loads(commit.metadata)["snapshot"])

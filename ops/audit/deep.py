@@ -29,8 +29,8 @@ def check_trajectories(message: Message, store: ObjectStore | None) -> Trajector
 
     Raises UnfitValue, and what an unreachable store raises.
     """
-    stamp = _stamp(message)
-    group = _group(message.value, store)
+    stamp = _read_stamp(message)
+    group = _decode_group(message.value, store)
     _check_identity((group.run_id, group.stream, group.number), stamp)
     _check_versions(group.trajectories, stamp, has_all=group.claim is None)
     if group.policy != stamp.policy:
@@ -43,7 +43,7 @@ def check_curated(message: Message, store: ObjectStore | None) -> tuple[CuratedG
 
     Raises UnfitValue, and what an unreachable store raises.
     """
-    stamp = _stamp(message)
+    stamp = _read_stamp(message)
     try:
         curated = codec.decode(message.value, CuratedGroup)
     except SchemaError as error:
@@ -54,7 +54,7 @@ def check_curated(message: Message, store: ObjectStore | None) -> tuple[CuratedG
         raise UnfitValue(f"its headers give use, recipe revision and oldest version {headers}, its value gives {said}")
     if curated.use and not curated.group:
         return curated, TrajectoryGroup()
-    group = _group(curated.group, store)
+    group = _decode_group(curated.group, store)
     _check_identity((group.run_id, group.stream, group.number), stamp)
     if group.claim is None:
         _check_rewards(curated, group)
@@ -76,7 +76,7 @@ def _check_rewards(curated: CuratedGroup, group: TrajectoryGroup) -> None:
 
 def check_task(message: Message) -> Task:
     """Return a task. Raises UnfitValue if its value, headers and key name different tasks."""
-    stamp = _stamp(message)
+    stamp = _read_stamp(message)
     try:
         task = codec.decode(message.value, Task)
     except SchemaError as error:
@@ -132,14 +132,14 @@ def check_attachments(group: TrajectoryGroup, objects: ObjectChecks) -> None:
             raise UnfitValue(f"attachment {attachment.name}: {why}")
 
 
-def _stamp(message: Message) -> Stamp:
+def _read_stamp(message: Message) -> Stamp:
     try:
         return Stamp.from_headers(message.headers)
     except HeaderError as error:
         raise UnfitValue(str(error)) from error
 
 
-def _group(value: bytes, store: ObjectStore | None) -> TrajectoryGroup:
+def _decode_group(value: bytes, store: ObjectStore | None) -> TrajectoryGroup:
     try:
         group = codec.decode(value, TrajectoryGroup)
         if group.claim is None or store is None:

@@ -90,7 +90,7 @@ class Evaluations:
 
     def take_task(self, message: Message, run_id: str, passed: Mapping[PartitionId, int]) -> None:
         """Take in a task; `passed` are the next offsets of the workers, from before the tasks were read."""
-        stamp, partition_id = _stamp(message, run_id), (message.topic, message.partition)
+        stamp, partition_id = _read_stamp(message, run_id), (message.topic, message.partition)
         if stamp is None:
             return
         workflow = workflow_of(stamp.stream)
@@ -105,7 +105,7 @@ class Evaluations:
 
         Raises HeaderError for a group on the topic of another policy.
         """
-        stamp, partition_id = _stamp(message, run_id), (message.topic, message.partition)
+        stamp, partition_id = _read_stamp(message, run_id), (message.topic, message.partition)
         self._ends[partition_id] = message.offset + 1
         if stamp is None or stamp.policy not in self._pages:
             return False
@@ -124,7 +124,7 @@ class Evaluations:
             return
         key = (result.workflow, result.policy, result.version)
         if result.run_id == run_id and key in self._results:
-            self._found.add_sentence(f"{_name(key)} has more than one result: {where}")
+            self._found.add_sentence(f"{_name_evaluation(key)} has more than one result: {where}")
         elif result.run_id == run_id:
             self._results[key] = result
 
@@ -138,7 +138,7 @@ class Evaluations:
             if evaluator is not None:
                 self._read = dict(codec.decode(evaluator.value, Snapshot).positions)
 
-    def look_into(self, group: TrajectoryGroup) -> None:
+    def look_at_value(self, group: TrajectoryGroup) -> None:
         """Take in the value of the answer that was just taken in; the answers of a partition come in order."""
         if not self._size or not is_eval(group.stream):
             return
@@ -181,10 +181,10 @@ class Evaluations:
         found = {}
         for workflow, issued in self._issued.items():
             for policy in self._recipe.policies_of(workflow) if issued and workflow in self._recipe.workflows else ():
-                pages = list(self._pages_of(workflow, policy, issued))
-                answered = sum(_sum(page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
-                dead = sum(_sum(page.died & ~page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
-                lost = sum(_sum(_mask_lost(page, issued)) for page in pages) if drained else 0
+                pages = list(self._iterate_pages(workflow, policy, issued))
+                answered = sum(_count_true(page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
+                dead = sum(_count_true(page.died & ~page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
+                lost = sum(_count_true(_mask_lost(page, issued)) for page in pages) if drained else 0
                 results = sum(key[:2] == (workflow, policy) for key in self._results)
                 in_flight = issued - answered - dead - lost
                 found[f"{workflow}.{policy}"] = EvaluationCounts(issued, answered, dead, in_flight, lost, results)
@@ -205,7 +205,7 @@ class Evaluations:
             found.add_sentence(what)
         return found
 
-    def _pages_of(self, workflow: str, policy: str, issued: int) -> Iterator[Page]:
+    def _iterate_pages(self, workflow: str, policy: str, issued: int) -> Iterator[Page]:
         for index in range(-(-issued // PAGE_NUMBERS)):
             yield self._pages[policy].page(workflow, 0, index)
 
@@ -223,7 +223,7 @@ class Evaluations:
     def _find_lost(self, *, drained: bool) -> Iterator[str]:
         for workflow, issued in self._issued.items():
             for policy in self._recipe.policies_of(workflow) if workflow in self._recipe.workflows else ():
-                for page in self._pages_of(workflow, policy, issued):
+                for page in self._iterate_pages(workflow, policy, issued):
                     for at in np.flatnonzero(_mask_lost(page, issued) if drained else _mask_unanswered(page)):
                         yield f"eval.{workflow}:{page.first + at} of {policy} was issued, but never answered"
 
@@ -254,12 +254,13 @@ class Evaluations:
             if key in self._unseen or (found is None and self._is_another_now(key[0])):
                 continue
             if found is None and all(end <= self._read.get(name, 0) for name, end in ends.items()):
-                yield f"{_name(key)} has all answers, but no result"
+                yield f"{_name_evaluation(key)} has all answers, but no result"
             elif found is not None and (differing := self._find_differences(key, expected, found)):
-                yield f"{_name(key)} has a result that differs from its answers (answers -> result): {differing}"
+                name = _name_evaluation(key)
+                yield f"{name} has a result that differs from its answers (answers -> result): {differing}"
         if still and self._expected:
             for key in sorted(self._results.keys() - self._expected.keys() - self._unseen):
-                yield f"{_name(key)} has a result, but some of its answers are missing"
+                yield f"{_name_evaluation(key)} has a result, but some of its answers are missing"
 
     def _find_differences(self, key: EvaluationKey, expected: EvalResult, found: EvalResult) -> str:
         """Return how a result differs from its answers, in words. An older release may have clipped the rewards."""
@@ -283,7 +284,7 @@ class Evaluations:
         return (*OF_ANY, *OF_ANSWERS, *tiers, *error)
 
 
-def _stamp(message: Message, run_id: str) -> Stamp | None:
+def _read_stamp(message: Message, run_id: str) -> Stamp | None:
     """Return the stamp of an evaluation of this run; None for anything else."""
     try:
         stamp = Stamp.from_headers(message.headers)
@@ -310,10 +311,10 @@ def _describe_differences(expected: EvalResult, found: EvalResult, names: tuple[
     )
 
 
-def _name(key: EvaluationKey) -> str:
+def _name_evaluation(key: EvaluationKey) -> str:
     workflow, policy, version = key
     return f"the evaluation of version {version} of {policy} on {workflow}"
 
 
-def _sum(mask: Mask) -> int:
+def _count_true(mask: Mask) -> int:
     return int(np.count_nonzero(mask))

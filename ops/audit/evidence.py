@@ -28,7 +28,7 @@ def with_record_names(run: Run, problems: Problems, messages: Iterable[Message])
     wanted: dict[Mention, list[str]] = {(p.policy, GroupId.of(p)): [] for p in problems.listed if p.stream}
     if wanted:
         for message in messages:
-            _look(run, message, wanted)
+            _note_mentions(run, message, wanted)
     return Problems([_add_records(problem, wanted) for problem in problems.listed], problems.total)
 
 
@@ -38,16 +38,16 @@ def _add_records(problem: AuditProblem, records: dict[Mention, list[str]]) -> Au
     return replace(problem, records=(*found[:MOST_RECORDS], *more)) if problem.stream else problem
 
 
-def _look(run: Run, message: Message, wanted: dict[Mention, list[str]]) -> None:
+def _note_mentions(run: Run, message: Message, wanted: dict[Mention, list[str]]) -> None:
     try:
-        for key, word in _mentions(run, message):
+        for key, word in _find_mentions(run, message):
             if key in wanted:
                 wanted[key].append(f"{name_offset(message)}{word}")
     except (SchemaError, HeaderError):
         return
 
 
-def _mentions(run: Run, message: Message) -> list[tuple[Mention, str]]:
+def _find_mentions(run: Run, message: Message) -> list[tuple[Mention, str]]:
     """Return the numbers that a message names, each with a word on what the message says of it."""
     kind, _, policy_variant = message.topic.removeprefix(f"{run.address.run}.").partition(".")
     if kind == "batches":

@@ -67,9 +67,9 @@ class AuditFold:
         self._policies = {topic: policy_of(variant) for topic, variant in self.account.variant_of_topic.items()}
         """Policy of each topic."""
         self._policies |= {recipe.topics.trajectories(policy): policy for policy in recipe.policies}
-        self._takers = self._by_topic()
+        self._takers = self._map_topics_to_folds()
 
-    def _by_topic(self) -> dict[str, Callable[[Message], bool]]:
+    def _map_topics_to_folds(self) -> dict[str, Callable[[Message], bool]]:
         topics = self.recipe.topics
         takers: dict[str, Callable[[Message], bool]] = {
             topics.dead_letters: self._fold_dead_letter,
@@ -113,21 +113,21 @@ class AuditFold:
             self.account.issue(record)
         elif isinstance(record, DeadLetter):
             self.account.mark_dead(record, record_id[2])
-        elif variant := self._owner(record_id[0], record.policy, getattr(record, "variant", None)):
+        elif variant := self._find_owner(record_id[0], record.policy, getattr(record, "variant", None)):
             if isinstance(record, BatchTrained):
                 self.account.train(variant, record, OF_RECORD, record_id)
             else:
                 self.account.conclude(variant, record, OF_RECORD)
 
-    def _owner(self, topic: str, policy: str, variant: str | None = None) -> str:
+    def _find_owner(self, topic: str, policy: str, variant: str | None = None) -> str:
         """Return the policy variant that owns a topic if the record's policy and variant fit it; else an empty word."""
         owner = self.account.variant_of_topic.get(topic, "")
         named = policy_of(owner) == policy if variant is None else owner == policy_variant_of(policy, variant)
         return owner if named else ""
 
     def _require_owner(self, topic: str, policy: str, variant: str | None = None) -> str:
-        """Like `_owner`, but raise HeaderError for a record of this run on the topic of another policy or shadow."""
-        owner = self._owner(topic, policy, variant)
+        """Like `_find_owner`, but raise HeaderError for a record on the topic of another policy or shadow."""
+        owner = self._find_owner(topic, policy, variant)
         if not owner:
             raise HeaderError(
                 f"it is of policy {policy_variant_of(policy, variant or ''):.60}, but on the topic of another policy"

@@ -195,7 +195,7 @@ class PolicyNumbers:
         """Record that a group was not trained; of several reasons, the first in the alphabet is shown."""
         page, at = self.pages.bits_of(stream, number, use), number & LOW
         before = page[at]
-        known, code = before >> REASON_BITS, self._reason(conclusion)
+        known, code = before >> REASON_BITS, self._encode_reason(conclusion)
         if known and self._reasons[known] <= self._reasons[code]:
             code = known
         flags = (before & FLAGS) | DISCARDED
@@ -206,7 +206,7 @@ class PolicyNumbers:
         flags |= ODD_VERDICT if conclusion[0] == "train" and evicted not in (0, code_of(conclusion[1])) else 0
         page[at] = flags | code << REASON_BITS
 
-    def _reason(self, conclusion: Conclusion) -> int:
+    def _encode_reason(self, conclusion: Conclusion) -> int:
         code = self._reason_numbers.get(conclusion)
         if code is None:
             conclusion = conclusion if len(self._reasons) < MOST_REASONS_KEPT else OTHER_CONCLUSION
@@ -251,20 +251,24 @@ class PolicyNumbers:
         reasons: Counter[int] = Counter()
         for page in self.pages.iterate():
             trained, discarded = page.mask(TRAINED), page.mask(DISCARDED)
-            count["doubled"] += _sum(page.mask(TWICE)) + _sum(page.mask(KEPT_TWICE)) + _sum(page.mask(CURATED_TWICE))
-            count["doubled"] += _sum(page.died & page.mask(CONCLUDED))
+            count["doubled"] += (
+                _count_true(page.mask(TWICE))
+                + _count_true(page.mask(KEPT_TWICE))
+                + _count_true(page.mask(CURATED_TWICE))
+            )
+            count["doubled"] += _count_true(page.died & page.mask(CONCLUDED))
             if page.use:
-                count["replays"] += _sum(page.mask(KEPT))
-                count["replayed"] += _sum(trained)
-                count["replays_discarded"] += _sum((discarded | page.dead) & ~trained)
+                count["replays"] += _count_true(page.mask(KEPT))
+                count["replayed"] += _count_true(trained)
+                count["replays_discarded"] += _count_true((discarded | page.dead) & ~trained)
                 continue
-            count["produced"] += _sum(page.mask(PRODUCED))
-            count["kept"] += _sum(page.mask(KEPT))
-            count["trained"] += _sum(trained)
-            count["dead"] += _sum(page.dead)
+            count["produced"] += _count_true(page.mask(PRODUCED))
+            count["kept"] += _count_true(page.mask(KEPT))
+            count["trained"] += _count_true(trained)
+            count["dead"] += _count_true(page.dead)
             known = page.concluded & page.is_below(issued.get(page.stream, 0))
-            count["known"] += _sum(known)
-            count["unissued"] += _sum(page.concluded & ~known)
+            count["known"] += _count_true(known)
+            count["unissued"] += _count_true(page.concluded & ~known)
             codes, times = np.unique(page.bits[discarded & ~trained] >> REASON_BITS, return_counts=True)
             reasons.update(dict(zip(codes.tolist(), times.tolist(), strict=True)))
         total = sum(issued.values()) - self._count_forgotten(issued)
@@ -272,7 +276,7 @@ class PolicyNumbers:
         unknown = sum(max(seen[s] - issued.get(s, 0), 0) for s in seen)
         words: Counter[str] = Counter()
         for code, times in reasons.items():
-            words[_in_words(self._reasons[code])] += times
+            words[_describe_conclusion(self._reasons[code])] += times
         return PolicyAudit(
             issued=total,
             produced=count["produced"],
@@ -295,7 +299,9 @@ class PolicyNumbers:
     def open_below(self, issued: Mapping[str, int]) -> int:
         """Count the open tasks below `issued`, over all streams, that the feeder may not have forgotten."""
         known = sum(
-            _sum(p.concluded & p.is_below(issued.get(p.stream, 0)) & ~p.is_below(self.forgettable.get(p.stream, 0)))
+            _count_true(
+                p.concluded & p.is_below(issued.get(p.stream, 0)) & ~p.is_below(self.forgettable.get(p.stream, 0))
+            )
             for p in self.pages.iterate()
             if not p.use
         )
@@ -307,7 +313,7 @@ class PolicyNumbers:
         for stream, end in issued.items():
             for index in range(-(-min(end, self.forgettable.get(stream, 0)) // PAGE_NUMBERS)):
                 page = self.pages.page(stream, 0, index)
-                count += _sum(self._mask_forgotten(page) & page.is_below(end))
+                count += _count_true(self._mask_forgotten(page) & page.is_below(end))
         return count
 
     def _mask_forgotten(self, page: Page) -> Mask:
@@ -317,18 +323,20 @@ class PolicyNumbers:
     def count_waiting(self) -> int:
         """Count the first uses that the trainer had read by its newest record, but neither trained nor evicted."""
         return sum(
-            _sum(page.mask(IN_WINDOW) & ~page.concluded & ~page.mask(EVICTED))
+            _count_true(page.mask(IN_WINDOW) & ~page.concluded & ~page.mask(EVICTED))
             for page in self.pages.iterate()
             if not page.use
         )
 
     def count_kept_and_open(self) -> int:
         """Count the first uses that were kept and are open."""
-        return sum(_sum(page.mask(KEPT) & ~page.concluded) for page in self.pages.iterate() if not page.use)
+        return sum(_count_true(page.mask(KEPT) & ~page.concluded) for page in self.pages.iterate() if not page.use)
 
     def count_played_though_dead(self) -> int:
         """Count the tasks that are a dead letter of one worker, but were played by another."""
-        return sum(_sum((page.task_deaths > 0) & page.mask(PLAYED)) for page in self.pages.iterate() if not page.use)
+        return sum(
+            _count_true((page.task_deaths > 0) & page.mask(PLAYED)) for page in self.pages.iterate() if not page.use
+        )
 
     def find_vanished(self, issued: Mapping[str, int]) -> Problems:
         """Return the open numbers below `issued` that have neither a task that waits for a worker nor a group.
@@ -343,7 +351,7 @@ class PolicyNumbers:
                 lost &= ~self._mask_forgotten(page)
                 found.add(
                     self._list_problems_at(page, lost, "is in flight, but has neither a waiting task nor a group"),
-                    _sum(lost),
+                    _count_true(lost),
                 )
         return found
 
@@ -353,7 +361,7 @@ class PolicyNumbers:
         for page in self.pages.iterate():
             before = self.pages.page(page.stream, page.use - 1, page.first // PAGE_NUMBERS) if page.use else None
             for what, mask in find_broken(page, before, issued.get(page.stream, 0), scope):
-                if count := _sum(mask):
+                if count := _count_true(mask):
                     found.add(self._list_problems_at(page, mask, what), count)
         for stream, next_number in seen.items():
             first = issued.get(stream, 0)
@@ -362,17 +370,17 @@ class PolicyNumbers:
             found.add(unknown, max(next_number - first, 0))
         if scope.drained:
             left = self.audit(issued, {}, drained=True).in_flight
-            found.add(self._open(issued), left)
+            found.add(self._find_open(issued), left)
         return found
 
     def _list_problems_at(self, page: Page, mask: Mask, what: str) -> Iterator[AuditProblem]:
         use = f", use {page.use}," if page.use else ""
         for at in np.flatnonzero(mask):
             conclusion = self._reasons[int(page.bits[at]) >> REASON_BITS]
-            words = what.format(reason=_in_words(conclusion))
+            words = what.format(reason=_describe_conclusion(conclusion))
             yield AuditProblem(f"{use} {words}".strip(), self.policy, page.stream, page.first + int(at))
 
-    def _open(self, issued: Mapping[str, int]) -> Iterator[AuditProblem]:
+    def _find_open(self, issued: Mapping[str, int]) -> Iterator[AuditProblem]:
         """Yield numbers that were issued and not concluded, although nothing more can conclude."""
         for stream, end in issued.items():
             for index in range(-(-end // PAGE_NUMBERS)):
@@ -386,10 +394,10 @@ def code_of(verdict: str) -> int:
     return VERDICTS.index(verdict) + 1 if verdict in VERDICTS else len(VERDICTS) + 1
 
 
-def _sum(mask: Mask) -> int:
+def _count_true(mask: Mask) -> int:
     return int(np.count_nonzero(mask))
 
 
-def _in_words(conclusion: Conclusion) -> str:
+def _describe_conclusion(conclusion: Conclusion) -> str:
     _, verdict, reason = conclusion
     return reason or verdict

@@ -75,12 +75,12 @@ class ObjectChecks:
         except SchemaError:  # the fold reports it
             return
         if isinstance(record, WeightsPublished):
-            yield from self._weights(record, name_offset(message))
+            yield from self._check_weights(record, name_offset(message))
         elif isinstance(record, CheckpointPointer):
-            yield from self._checkpoint(record, name_offset(message))
+            yield from self._check_checkpoint(record, name_offset(message))
         self.seconds += time.perf_counter() - begin
 
-    def _weights(self, event: WeightsPublished, where: str) -> Iterator[str]:
+    def _check_weights(self, event: WeightsPublished, where: str) -> Iterator[str]:
         policy_variant = _policy_variant(event)
         what = WAY_NAMES.get(event.kind, "version").format(event.base_version)
         name = f"{what} {event.version} of {policy_variant}, announced by {where}:"
@@ -95,7 +95,7 @@ class ObjectChecks:
             self._lost.discard(policy_variant)
         was_lost = policy_variant in self._lost
         try:
-            found = self._hash_of(event, event.weights)
+            found = self._compute_hash(event, event.weights)
         except (StoreUnavailable, StoreDenied) as error:
             raise StoreAway(str(error)) from error
         except (StoreError, WeightsError) as error:
@@ -124,7 +124,7 @@ class ObjectChecks:
             yield f"its files are {here}, but the whole weights before it have {there}"
         self._files[_policy_variant(event)] = names
 
-    def _hash_of(self, event: WeightsPublished, claim: ClaimCheck) -> str:
+    def _compute_hash(self, event: WeightsPublished, claim: ClaimCheck) -> str:
         """Return the `weights_hash` of the weights that an object gives, and check its sha256.
 
         A delta is applied to the weights before it. If an object or those weights are missing, the policy is in `_lost`
@@ -134,13 +134,17 @@ class ObjectChecks:
         name = blake3(_policy_variant(event).encode()).hexdigest()
         path = self._folder / f"{name}.new"
         if is_whole(event):
-            held = self._anchor(event, self._folder / f"{name}.anchor")
+            held = self._fetch_anchor(event, self._folder / f"{name}.anchor")
             self._anchors[_policy_variant(event)], self._held[_policy_variant(event)] = event, held
             return held.weights_hash
         self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
-        return self._hash_of_merged(event, path) if event.kind == MERGED else self._hash_of_delta(event, path)
+        return (
+            self._compute_hash_of_merged(event, path)
+            if event.kind == MERGED
+            else self._compute_hash_of_delta(event, path)
+        )
 
-    def _anchor(self, event: WeightsPublished, folder: Path) -> HeldWeights:
+    def _fetch_anchor(self, event: WeightsPublished, folder: Path) -> HeldWeights:
         """Fetch an anchor's objects into a folder of their own; return its weights as mapped files."""
         shutil.rmtree(folder, ignore_errors=True)  # files that are still mapped stay readable
         folder.mkdir()
@@ -148,7 +152,7 @@ class ObjectChecks:
             self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, folder / name)
         return HeldWeights(open_weights(folder, writable=True).tensors, copy=False)
 
-    def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
+    def _compute_hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
         delta = _open_labelled(event, path)
         header, held = delta.header, self._held.get(_policy_variant(event))
         if held is not None and held.weights_hash == header.base_hash:
@@ -157,24 +161,24 @@ class ObjectChecks:
         self._lost.add(_policy_variant(event))
         return header.weights_hash
 
-    def _hash_of_merged(self, event: WeightsPublished, path: Path) -> str:
+    def _compute_hash_of_merged(self, event: WeightsPublished, path: Path) -> str:
         """Return the hash in a merged delta's header; in a deep audit, the hash of the delta applied to its anchor."""
         delta = _open_labelled(event, path)
         anchor = self._anchors.get(_policy_variant(event))
         if not self._deep or anchor is None or anchor.weights_hash != event.base_hash:
             return delta.header.weights_hash
-        held = self._anchor(anchor, path.with_suffix(".base"))
+        held = self._fetch_anchor(anchor, path.with_suffix(".base"))
         held.apply(delta)
         return held.weights_hash
 
-    def _checkpoint(self, pointer: CheckpointPointer, where: str) -> Iterator[str]:
+    def _check_checkpoint(self, pointer: CheckpointPointer, where: str) -> Iterator[str]:
         name = f"the checkpoint of version {pointer.version} of {_policy_variant(pointer)}, named by {where}:"
         version = (_policy_variant(pointer), CHECKPOINTS, pointer.version)
         for claim in (pointer.checkpoint, *(part.claim for part in pointer.parts)):
             if self._deep or claim is None:
                 wrong = [*self.claim(claim)]
                 if claim is not None and claim is pointer.checkpoint and not pointer.parts and not wrong:
-                    wrong = [*self._of_another(claim, pointer.version)]
+                    wrong = [*self._find_other_version(claim, pointer.version)]
                 self._of_versions += [(version, f"{name} {why}") for why in wrong]
                 continue
             self.count += 1
@@ -186,7 +190,7 @@ class ObjectChecks:
             except StoreError as error:
                 yield f"{name} {error}"
 
-    def _of_another(self, claim: ClaimCheck, version: int) -> Iterator[str]:
+    def _find_other_version(self, claim: ClaimCheck, version: int) -> Iterator[str]:
         """Yield the version in a checkpoint if it is not the expected one; a foreign file gives no version."""
         path = self._folder / "checkpoint"
         try:

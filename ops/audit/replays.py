@@ -33,7 +33,7 @@ class ReplayChecks:
     """
 
     def __init__(self, variant: str, revisions: Sequence[Recipe]) -> None:
-        self._limits = [_limits(one, variant) if variant in one.policy_variants else None for one in revisions]
+        self._limits = [_find_limits(one, variant) if variant in one.policy_variants else None for one in revisions]
         self._has_replays = any(limits is None or limits.max_uses > 1 for limits in self._limits)
         self._counts = Counter[int]()
         """Partition to the number of records that its curator has written so far."""
@@ -47,10 +47,10 @@ class ReplayChecks:
         count = self._counts[partition]
         self._counts[partition] = count + 1
         if curated.use:
-            self._check(curated, partition, count)
+            self._check_replay(curated, partition, count)
             return
         if self._has_replays:
-            counts, oldest = self._page(curated, partition)
+            counts, oldest = self._find_page(curated, partition)
             counts[curated.number & LOW], oldest[curated.number & LOW] = count, curated.min_version
         if curated.weight != 1 or curated.first_back:
             raise UnfitValue(
@@ -58,19 +58,19 @@ class ReplayChecks:
                 f"{curated.weight} and {curated.first_back}"
             )
 
-    def _page(self, curated: CuratedGroup, partition: int) -> tuple[array[int], array[int]]:
+    def _find_page(self, curated: CuratedGroup, partition: int) -> tuple[array[int], array[int]]:
         key = (curated.stream, partition, curated.number >> PAGE_BITS)
         if key not in self._firsts:
             self._firsts[key] = (array("i", [-1]) * PAGE_NUMBERS, array("i", [-1]) * PAGE_NUMBERS)
         return self._firsts[key]
 
-    def _check(self, curated: CuratedGroup, partition: int, count: int) -> None:
+    def _check_replay(self, curated: CuratedGroup, partition: int, count: int) -> None:
         if not 0 < curated.weight <= 1:
             raise UnfitValue(f"the weight of a replay must be above 0 and at most 1; it is {curated.weight}")
         if curated.group or curated.kept or curated.rewards:
             raise UnfitValue("it is a replay, so `group`, `rewards` and `kept` must be empty: its first use holds them")
         self._check_limits(curated)
-        counts, oldest = self._page(curated, partition)
+        counts, oldest = self._find_page(curated, partition)
         first, min_version = counts[curated.number & LOW], oldest[curated.number & LOW]
         if first < 0:
             raise UnfitValue("it is a replay, but its first use is not before it on its partition")
@@ -99,7 +99,7 @@ class ReplayChecks:
             )
 
 
-def _limits(recipe: Recipe, variant: str) -> ReplayLimits | None:
+def _find_limits(recipe: Recipe, variant: str) -> ReplayLimits | None:
     """Return the limits of a chain; None if they depend on a user's algorithm, or on one that is not installed."""
     try:
         found = load_policy_chain(recipe, variant).replay_limits

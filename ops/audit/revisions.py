@@ -34,17 +34,17 @@ class RevisionSpans:
             known = begins.get(stream, ())
             if not known:
                 continue
-            begin, end = _span_of(revision, known)
+            begin, end = _find_span(revision, known)
             first = known[0][1]
             for number in dict.fromkeys((max(low, first), high)):
                 if number >= first and not begin <= number < end:
                     yield (
                         f"{topic}: a record of {stream}:{number} has recipe revision {revision}, but the task was "
-                        f"issued under revision {_revision_of(number, known)}"
+                        f"issued under revision {_find_revision(number, known)}"
                     )
 
 
-def _span_of(revision: int, begins: Sequence[Sequence[int]]) -> tuple[float, float]:
+def _find_span(revision: int, begins: Sequence[Sequence[int]]) -> tuple[float, float]:
     """Return the first number of a revision and the number after its last; an empty span if it has none."""
     for at, (known, first) in enumerate(begins):
         if known == revision:
@@ -52,5 +52,5 @@ def _span_of(revision: int, begins: Sequence[Sequence[int]]) -> tuple[float, flo
     return float("inf"), float("inf")
 
 
-def _revision_of(number: int, begins: Sequence[Sequence[int]]) -> int:
+def _find_revision(number: int, begins: Sequence[Sequence[int]]) -> int:
     return next(revision for revision, first in reversed(begins) if number >= first)

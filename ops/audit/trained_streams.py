@@ -29,7 +29,7 @@ class TrainedStreams:
                 dict.fromkeys(
                     policy
                     for recipe in (newest, *revisions)
-                    for policy in _policies_of(recipe, name)
+                    for policy in _find_policies(recipe, name)
                     if policy in newest.policies
                 )
             )
@@ -38,7 +38,7 @@ class TrainedStreams:
 
     def policies_of(self, stream: str) -> tuple[str, ...]:
         """Return the newest recipe's policies that a stream trains or trained before; none for an unknown stream."""
-        return self._policies_of.get(_workflow_of(stream), ())
+        return self._policies_of.get(_find_workflow(stream), ())
 
     def find_forgettable(self, policy: str, issued: Mapping[str, int], begins: Begins) -> dict[str, int]:
         """Return for each stream the number below which the feeder may have forgotten a policy's open tasks.
@@ -55,7 +55,7 @@ class TrainedStreams:
             without = [
                 number
                 for number, recipe in enumerate(self._revisions)
-                if policy not in _policies_of(recipe, _workflow_of(stream))
+                if policy not in _find_policies(recipe, _find_workflow(stream))
             ]
             if without and policy in self.policies_of(stream):
                 later = [first for revision, first in begins.get(stream, ()) if revision > without[-1]]
@@ -64,9 +64,9 @@ class TrainedStreams:
         return {stream: number for stream, number in found.items() if number}
 
 
-def _policies_of(recipe: Recipe, workflow: str) -> tuple[str, ...]:
+def _find_policies(recipe: Recipe, workflow: str) -> tuple[str, ...]:
     return recipe.policies_of(workflow) if workflow in recipe.workflows else ()
 
 
-def _workflow_of(stream: str) -> str:
+def _find_workflow(stream: str) -> str:
     return stream.partition(".")[0]

@@ -87,7 +87,7 @@ class WeightsChain:
                 f"{link.where} is a merged delta of {self.policy}, so it must not be marked as final"
             )
         for which, weights in ((base_version, link.base), (version, link.result)):
-            event = self._event(which)
+            event = self._find_event(which)
             if event is None or (event.result, event.epoch) != (weights, link.epoch):
                 found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
                 self.broken.add_sentence(
@@ -119,7 +119,7 @@ class WeightsChain:
 
     def fold_whole(self, version: int, link: ChainLink) -> None:
         """Record that a version's weights were published again, whole; this comes after the version's event."""
-        event = self._event(version)
+        event = self._find_event(version)
         if event is None or (event.result, event.epoch) != (link.result, link.epoch):
             found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
             self.broken.add_sentence(
@@ -208,8 +208,8 @@ class WeightsChain:
         found.extend(self.broken)
         if self._unmarked:
             found.add_sentence(f"the last version of {self.policy} is not marked as final: {self._unmarked}")
-        here = (*self._find_gaps(), *self._find_cuts(), *self._find_loose())
-        for what in (*here, *self._disagreements(still=still), *self._find_left_out(still=still, over=over)):
+        here = (*self._find_gaps(), *self._find_cuts(), *self._find_wrong_bases())
+        for what in (*here, *self._find_disagreements(still=still), *self._find_left_out(still=still, over=over)):
             found.add_sentence(what)
         return found
 
@@ -223,7 +223,7 @@ class WeightsChain:
 
     def _find_cuts(self) -> Iterator[str]:
         for version in sorted(self._batches):
-            link, before = self._batches[version], self._link_before(version)
+            link, before = self._batches[version], self._find_link_before(version)
             if before is None:
                 continue
             name = f"version {version} of {self.policy}"
@@ -235,10 +235,10 @@ class WeightsChain:
             elif link.epoch not in (before.epoch, before.epoch + 1):
                 yield f"{name} is of epoch {link.epoch}, but the version before is of {before.epoch}: {link.where}"
 
-    def _find_loose(self) -> Iterator[str]:
+    def _find_wrong_bases(self) -> Iterator[str]:
         """Yield the deltas whose base weights are not those of the version that they name."""
         for version, base in self._bases.items():
-            link, before = self._events[version], self._event(base)
+            link, before = self._events[version], self._find_event(base)
             if before is None or (before.result, before.epoch) != (link.base, link.epoch):
                 found = (
                     "is not published" if before is None else f"is {_shorten(before.result)} of epoch {before.epoch}"
@@ -258,24 +258,24 @@ class WeightsChain:
             where = self._batches[newest].where
             yield f"version {newest} of {self.policy} is the last one, but is not published: {where}"
 
-    def _event(self, version: int) -> ChainLink | None:
+    def _find_event(self, version: int) -> ChainLink | None:
         """Return the newest event of a version; None if it is not published."""
         return self._begun.get(version) or self._events.get(version)
 
-    def _begins_epoch(self, version: int) -> ChainLink | None:
+    def _find_epoch_anchor(self, version: int) -> ChainLink | None:
         """Return the anchor that begins a new epoch at a version of the epoch before."""
         event, batch = self._events.get(version), self._batches.get(version)
         if version in self._begun or event is None or batch is None or version in self._bases:
             return self._begun.get(version)
         return event if event.epoch == batch.epoch + 1 else None
 
-    def _link_before(self, version: int) -> ChainLink | None:
+    def _find_link_before(self, version: int) -> ChainLink | None:
         """Return the version from which the batch of a version began."""
         before = version - 1
-        found = self._begins_epoch(before) or self._batches.get(before) or self._events.get(before)
+        found = self._find_epoch_anchor(before) or self._batches.get(before) or self._events.get(before)
         return found or self._checkpoints.get(before)
 
-    def _disagreements(self, *, still: bool) -> Iterator[str]:
+    def _find_disagreements(self, *, still: bool) -> Iterator[str]:
         first, newest = min(self._events, default=0), max(self._batches, default=-1)
         for what, links in (("event", self._events), ("checkpoint", self._checkpoints)):
             for version, link in sorted(links.items()):
@@ -283,7 +283,9 @@ class WeightsChain:
                 if batch is None:
                     if still or version <= newest:
                         yield f"no batch record names version {version} of {self.policy}: {link.where} does"
-                elif (batch.result, batch.epoch) != (link.result, link.epoch) and self._begins_epoch(version) != link:
+                elif (batch.result, batch.epoch) != (link.result, link.epoch) and self._find_epoch_anchor(
+                    version
+                ) != link:
                     yield (
                         f"version {version} of {self.policy} is {_shorten(batch.result)} of epoch {batch.epoch} by "
                         f"{batch.where}, and {_shorten(link.result)} of epoch {link.epoch} by the {what} {link.where}"

@@ -130,7 +130,7 @@ class WholeAudit:
         if not self.request.rests and self.run.topics.state in there:
             begin(self.log, self.fold, self.run.topics.state)
         asked = self.log.ask(
-            [*self._groups(there), *(g for g in commits.evaluation_groups(self.run) if g.topic in there)]
+            [*self._list_groups(there), *(g for g in commits.evaluation_groups(self.run) if g.topic in there)]
         )
         self._fold_messages(self.log.read(_select_existing(parts.batches, there), "batches"))
         self.fold.account.known.reached = self._find_reader_positions(asked, there)
@@ -179,7 +179,7 @@ class WholeAudit:
     def _fold_messages(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self.fold.fold_message(message)
-            self._try_look(lambda deep, message=message: deep.look_at_record(message))  # type: ignore[misc]
+            self._run_deep_check(lambda deep, message=message: deep.look_at_record(message))  # type: ignore[misc]
 
     def _fold_to_the_end(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -189,7 +189,7 @@ class WholeAudit:
     def _fold_group(self, message: Message) -> None:
         is_new = self.fold.fold_message(message)
         is_group = message.topic in self.fold.groups
-        self._try_look(
+        self._run_deep_check(
             lambda deep: deep.look_at_group(message, is_new=is_new) if is_group else deep.look_at_record(message)
         )
 
@@ -198,32 +198,32 @@ class WholeAudit:
             self.curated[message.topic].add_record(message.value, message.headers)
             self._fold_group(message)
 
-    def _try_look(self, look: Callable[[DeepLook], object]) -> None:
+    def _run_deep_check(self, look: Callable[[DeepLook], object]) -> None:
         if self.deep is not None:
             try:
                 look(self.deep)
             except StoreAway as error:
-                self._lose_store(str(error))
+                self._stop_checking_objects(str(error))
 
     def _fold_named(self, messages: Iterable[Message]) -> None:
         """Take in messages that name objects, and check the objects of this run."""
         for message in messages:
-            counts, kind = self.fold.fold_message(message), self._names_objects(message)
+            counts, kind = self.fold.fold_message(message), self._find_kind_with_objects(message)
             if not counts or kind is None or self.objects is None:
                 continue
             try:
                 for what in self.objects.check(message, kind):
                     self.broken.add_sentence(what)
             except StoreAway as error:
-                self._lose_store(str(error))
+                self._stop_checking_objects(str(error))
 
-    def _names_objects(self, message: Message) -> type[WeightsPublished | CheckpointPointer] | None:
+    def _find_kind_with_objects(self, message: Message) -> type[WeightsPublished | CheckpointPointer] | None:
         if message.topic != self.run.topics.state:
             return WeightsPublished
         pointers = (checkpoint_prefix(policy) for policy in self.run.recipe.policy_variants)
         return CheckpointPointer if any(message.key.startswith(prefix) for prefix in pointers) else None
 
-    def _lose_store(self, why: str) -> None:
+    def _stop_checking_objects(self, why: str) -> None:
         self.objects, self.store = None, "away"
         if self.deep is not None:
             self.deep.objects = None
@@ -254,10 +254,10 @@ class WholeAudit:
         return positions
 
     def _check_commits(self, there: set[str]) -> None:
-        for what in commits.problems(self.log.ask(self._groups(there)), self.fold.snapshots, self.run.run_id):
+        for what in commits.problems(self.log.ask(self._list_groups(there)), self.fold.snapshots, self.run.run_id):
             self.other.add_sentence(what)
 
-    def _groups(self, there: set[str]) -> list[commits.Group]:
+    def _list_groups(self, there: set[str]) -> list[commits.Group]:
         return [group for group in commits.training_groups(self.run) if group.topic in there]
 
     # ----------------------------------------------------------------------------------------------------- evaluations
@@ -271,7 +271,7 @@ class WholeAudit:
                 self.fold.account.unread.record(message.topic, message.partition, message.offset, str(error))
                 continue
             if counts:
-                self._try_look(lambda deep, message=message: deep.answer(message))  # type: ignore[misc]
+                self._run_deep_check(lambda deep, message=message: deep.look_at_answer(message))  # type: ignore[misc]
         passed = {partition_id: commit.offset for one in asked.values() for partition_id, commit in one.commits.items()}
         for message in self.log.read(_select_existing(parts.eval_tasks, there), "evaluations"):
             self.evaluations.take_task(message, self.run.run_id, passed)

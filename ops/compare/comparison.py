@@ -143,11 +143,11 @@ def build_comparison(name: str, about: str, runs: Mapping[str, PlayedRun]) -> Co
     for run in runs.values():
         variants.setdefault(run.variant, []).append(run)
     first = next(iter(variants.values()), [])
-    found = {variant: _variant(some, [] if some is first else first) for variant, some in variants.items()}
+    found = {variant: _compare_variant(some, [] if some is first else first) for variant, some in variants.items()}
     return Comparison(name, about, found, dict(runs))
 
 
-def _variant(runs: Sequence[PlayedRun], first: Sequence[PlayedRun]) -> ComparedVariant:
+def _compare_variant(runs: Sequence[PlayedRun], first: Sequence[PlayedRun]) -> ComparedVariant:
     summaries = [run.summary for run in runs if run.summary is not None]
     policies = dict.fromkeys(policy for summary in summaries for policy in summary.policies)
     return ComparedVariant(
@@ -156,16 +156,16 @@ def _variant(runs: Sequence[PlayedRun], first: Sequence[PlayedRun]) -> ComparedV
         wall_s=interval([summary.wall_s for summary in summaries]),
         skipped=interval([sum(one.rejected for one in summary.selection.values()) for summary in summaries]),
         policies={
-            policy: _policy(
+            policy: _compare_policy(
                 [summary.policies[policy] for summary in summaries if policy in summary.policies],
-                {what: interval(_differences(runs, first, policy, what)) for what in AT_THE_END},
+                {what: interval(_compute_differences(runs, first, policy, what)) for what in AT_THE_END},
             )
             for policy in policies
         },
     )
 
 
-def _policy(blocks: Sequence[PolicyResult], over_first: dict[str, Interval]) -> ComparedPolicy:
+def _compare_policy(blocks: Sequence[PolicyResult], over_first: dict[str, Interval]) -> ComparedPolicy:
     groups = [block.groups for block in blocks]
     reasons = sorted({reason for one in groups for reason in one.discarded})
     lengths = [block.lengths for block in blocks]
@@ -183,12 +183,14 @@ def _policy(blocks: Sequence[PolicyResult], over_first: dict[str, Interval]) -> 
         length_bias=interval([one.bias.ratio if one.bias else None for one in lengths]),
         replayed=interval([one.replayed for one in groups]),
         discarded=dict(sorted(discarded.items(), key=lambda item: -(item[1].mean or 0))),
-        curves={what: {axis: _curve(blocks, what, axis) for axis in CURVE_AXES} for what in CURVES},
+        curves={what: {axis: _compute_curve(blocks, what, axis) for axis in CURVE_AXES} for what in CURVES},
         over_first=over_first,
     )
 
 
-def _differences(runs: Sequence[PlayedRun], first: Sequence[PlayedRun], policy: str, what: str) -> Sequence[float]:
+def _compute_differences(
+    runs: Sequence[PlayedRun], first: Sequence[PlayedRun], policy: str, what: str
+) -> Sequence[float]:
     """Return the differences of runs from the first variant's runs with the same seed."""
 
     def ends(some: Sequence[PlayedRun]) -> dict[int, float]:
@@ -200,7 +202,7 @@ def _differences(runs: Sequence[PlayedRun], first: Sequence[PlayedRun], policy: 
     return [value - other[seed] for seed, value in ends(runs).items() if seed in other]
 
 
-def _curve(blocks: Sequence[PolicyResult], what: str, axis: str) -> MeanCurve:
+def _compute_curve(blocks: Sequence[PolicyResult], what: str, axis: str) -> MeanCurve:
     return mean_curve([points_of(block, what, axis) for block in blocks], axis)
 
 
@@ -273,11 +275,11 @@ def student_t(freedom: int, share: float = 0.95) -> float:
     """
     if freedom < 1:
         raise ValueError(f"degrees of freedom are 1 or more, got {freedom}")
-    mass = _mass_of_odd if freedom % 2 else _mass_of_even
-    return math.sqrt(freedom) * math.tan(_inverse(lambda theta: mass(theta, freedom), share))
+    mass = _compute_mass_of_odd if freedom % 2 else _compute_mass_of_even
+    return math.sqrt(freedom) * math.tan(_invert(lambda theta: mass(theta, freedom), share))
 
 
-def _mass_of_odd(theta: float, freedom: int) -> float:
+def _compute_mass_of_odd(theta: float, freedom: int) -> float:
     total, term = 0.0, math.cos(theta)
     for n in range(3, freedom + 1, 2):
         total += term
@@ -285,7 +287,7 @@ def _mass_of_odd(theta: float, freedom: int) -> float:
     return 2 / math.pi * (theta + math.sin(theta) * total)
 
 
-def _mass_of_even(theta: float, freedom: int) -> float:
+def _compute_mass_of_even(theta: float, freedom: int) -> float:
     total, term = 0.0, 1.0
     for n in range(2, freedom + 1, 2):
         total += term
@@ -293,7 +295,7 @@ def _mass_of_even(theta: float, freedom: int) -> float:
     return math.sin(theta) * total
 
 
-def _inverse(mass: Callable[[float], float], share: float) -> float:
+def _invert(mass: Callable[[float], float], share: float) -> float:
     low, high = 0.0, math.pi / 2
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if mass(middle) < share else (low, middle)

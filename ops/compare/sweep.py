@@ -39,7 +39,7 @@ from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import RunResult, read_result
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, without_addresses
 from headrace.ops.compare.swept_data import SweptData
-from headrace.ops.offline.offline_run import identity
+from headrace.ops.offline.offline_run import identify_archive
 
 RUNS_POLL_S = 0.25
 LAST_OUTPUT_LINES = 6
@@ -171,7 +171,7 @@ def _check_folder(sweep: Sweep, folder: DataFolder) -> None:
 
 def _identify_archive(sweep: Sweep) -> str:
     """Return the identity of the archive that a sweep trains on, as it is now; empty if runs are played."""
-    return identity(Archive(sweep.archive)) if sweep.archive else ""
+    return identify_archive(Archive(sweep.archive)) if sweep.archive else ""
 
 
 def _check_same(runs: Sequence[SweepRun], run_folders: dict[str, RunFolder], source: str) -> None:
@@ -233,7 +233,7 @@ class _Playing:
         try:
             self._start()
             for run in self._runs:  # a sweep that was killed may have left them
-                self._forget(run)
+                self._delete_topics_and_objects(run)
             # The threads live as long as their children, which the kernel ends with the thread that started them.
             with ThreadPoolExecutor(self._sweep.side_by_side) as threads:
                 try:
@@ -276,14 +276,14 @@ class _Playing:
         write_atomically(run_folder.recipe, without_addresses(run.recipe).to_json().encode())
         write_atomically(run_folder.source, self._source.encode())
         run_folder.summary.unlink(missing_ok=True)  # an earlier summary of a run that was not finished
-        child = spawn(ChildCommand(self._command(run, run_folder), self._environment(), run_folder.output))
+        child = spawn(ChildCommand(self._build_command(run, run_folder), self._build_environment(), run_folder.output))
         code = self._wait_for(child)
         if self._stopping.is_set():
             return
-        self._tell(run, run_folder, code)
-        self._forget(run)
+        self._report_run(run, run_folder, code)
+        self._delete_topics_and_objects(run)
 
-    def _tell(self, run: SweepRun, run_folder: RunFolder, code: int) -> None:
+    def _report_run(self, run: SweepRun, run_folder: RunFolder, code: int) -> None:
         summary = run_folder.result()
         with self._telling:
             self._done += 1
@@ -309,10 +309,10 @@ class _Playing:
                     end_all([child.pid], 2 * STOP_WITHIN_S)
                     return child.wait()
 
-    def _command(self, run: SweepRun, run_folder: RunFolder) -> list[str]:
-        return command_of(run, run_folder, self._server_settings(), self._sweep.archive)
+    def _build_command(self, run: SweepRun, run_folder: RunFolder) -> list[str]:
+        return command_of(run, run_folder, self._build_server_settings(), self._sweep.archive)
 
-    def _server_settings(self) -> list[str]:
+    def _build_server_settings(self) -> list[str]:
         """Return the settings with the addresses of the servers."""
         if self._servers is None:
             return []
@@ -324,7 +324,7 @@ class _Playing:
             *(f"store.{key}={json.dumps(value)}" for key, value in settings.items()),
         ]
 
-    def _environment(self) -> dict[str, str]:
+    def _build_environment(self) -> dict[str, str]:
         """Return a child's environment with the secrets: every user of the machine could read a command line."""
         environment = dict(os.environ)
         if self._servers is None:
@@ -338,7 +338,7 @@ class _Playing:
             environment[KEYS_FILE_VARIABLE] = store.keys_file
         return environment
 
-    def _forget(self, run: SweepRun) -> None:
+    def _delete_topics_and_objects(self, run: SweepRun) -> None:
         """Delete topics and objects of a finished run, because a broker gets slow with many partitions."""
         summary = run_folder_of(self._folder.root, run).result()
         if summary is None or self._sweep.keep or self._servers is None:

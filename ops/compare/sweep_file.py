@@ -82,18 +82,18 @@ def load_sweep(name_or_path: str) -> tuple[Sweep, list[SweepRun]]:
 
     Raises UsageError that names file and key, the error, and the allowed values.
     """
-    path, text = _text_of(name_or_path)
+    path, text = _read_sweep_text(name_or_path)
     try:
         sweep = Sweep.model_validate(tomllib.loads(text))
     except ValidationError as error:
-        lines = [f"  {sentence}" for sentence in _faults(error)]
+        lines = [f"  {sentence}" for sentence in _describe_faults(error)]
         raise UsageError("\n".join([f"sweep {name_or_path} is not valid:", *lines])) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name_or_path} is not TOML: {error}") from error
     try:
         if sweep.archive and path is not None and (path.parent / sweep.archive).exists():
             sweep = sweep.model_copy(update={"archive": str(path.parent / sweep.archive)})
-        return sweep, list(_runs(sweep, path.parent if path else Path()))
+        return sweep, list(_list_runs(sweep, path.parent if path else Path()))
     except UsageError as error:
         raise UsageError(f"sweep {name_or_path}: {error}") from error
 
@@ -103,29 +103,29 @@ def name_of(variant: Variant) -> str:
     return variant.name or variant.recipe.removesuffix(".toml").rpartition("/")[2]
 
 
-def _runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
+def _list_runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
     for what, values in (("seed", sweep.seeds), ("variant", [name_of(variant) for variant in sweep.variants])):
         twice = [value for value, count in Counter(values).items() if count > 1]
         if twice:
             remedy = "remove one of them" if what == "seed" else "give each variant a `name` of its own"
             raise UsageError(f"{what} {twice[0]} is given more than once: {remedy}")
-    shared, taken = _words_of_tables(sweep), dict[str, str]()
+    shared, taken = _list_table_settings(sweep), dict[str, str]()
     for seed in sweep.seeds:
         for variant in sweep.variants:
-            name = _run_name(sweep, variant, seed)
+            name = _make_run_name(sweep, variant, seed)
             if name in taken:
                 raise UsageError(
                     f"variants {taken[name]} and {name_of(variant)} would both have the run name {name}, because "
                     "characters other than letters, digits, - and _ become _: rename one of the variants"
                 )
             taken[name] = name_of(variant)
-            source = _source(variant.recipe, beside)
+            source = _find_recipe(variant.recipe, beside)
             own = (*_refuse_reserved(sweep.sets), *_refuse_reserved(variant.sets))
             words = (*own, *shared, f"seed={seed}", f"name={json.dumps(name)}")
             yield SweepRun(name, name_of(variant), seed, source, words, load_recipe(source, words))
 
 
-def _run_name(sweep: Sweep, variant: Variant, seed: int) -> str:
+def _make_run_name(sweep: Sweep, variant: Variant, seed: int) -> str:
     """Return SWEEP-VARIANT-SEED without dots, because topic names use dots as separators."""
     name = f"{sweep.name}-{re.sub(r'[^A-Za-z0-9_-]', '_', name_of(variant))}-{seed}"
     try:
@@ -134,7 +134,7 @@ def _run_name(sweep: Sweep, variant: Variant, seed: int) -> str:
         raise UsageError(f"variant {name_of(variant)}: {error}: rename the sweep or the variant") from error
 
 
-def _source(recipe: str, beside: Path) -> str:
+def _find_recipe(recipe: str, beside: Path) -> str:
     path = beside / recipe
     return str(path.resolve()) if path.is_file() else recipe
 
@@ -154,7 +154,7 @@ def _refuse_reserved(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-def _words_of_tables(sweep: Sweep) -> tuple[str, ...]:
+def _list_table_settings(sweep: Sweep) -> tuple[str, ...]:
     """Return the settings of [kafka] and [store] as changes of a recipe, without the addresses of the servers."""
     kafka = sweep.kafka.model_dump(mode="json", exclude={"bootstrap", "client"}, exclude_unset=True)
     store = sweep.store.model_dump(mode="json", include={"cache_gib"}, exclude_unset=True)
@@ -164,7 +164,7 @@ def _words_of_tables(sweep: Sweep) -> tuple[str, ...]:
     )
 
 
-def _text_of(name: str) -> tuple[Path | None, str]:
+def _read_sweep_text(name: str) -> tuple[Path | None, str]:
     """Return the path of a sweep file, None for a shipped one, and its text."""
     path, shipped = expand_user(Path(name), "the sweep"), list_shipped_sweeps()
     try:
@@ -180,7 +180,7 @@ def _text_of(name: str) -> tuple[Path | None, str]:
     )
 
 
-def _faults(error: ValidationError) -> Iterator[str]:
+def _describe_faults(error: ValidationError) -> Iterator[str]:
     for fault in error.errors():
         where = ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":

@@ -216,8 +216,8 @@ def read_detail(run: Run, offset: int) -> DeadLetterDetail:
     [record] = read_full_records(run, {offset}).values()
     return DeadLetterDetail(
         **{one.name: getattr(dead_letter, one.name) for one in fields(dead_letter)},
-        key=_text(record.key),
-        headers={name: _text(value) for name, value in record.headers.items()},
+        key=_decode_text(record.key),
+        headers={name: _decode_text(value) for name, value in record.headers.items()},
         hex=record.value[:SHOWN_BYTES].hex(" "),
         decoded=decode_value(record.value),
     )
@@ -240,11 +240,11 @@ def decode_value(value: bytes) -> DecodedRecord | DecodedText:
     try:
         name, found = codec.decode_prefix(value)
     except SchemaError:
-        return DecodedText(_text(value[: 2 * SHOWN_LENGTH]))
+        return DecodedText(_decode_text(value[: 2 * SHOWN_LENGTH]))
     return DecodedRecord(name, {key: _shorten(one) for key, one in found.items()})
 
 
-def _text(value: bytes) -> str:
+def _decode_text(value: bytes) -> str:
     """Return bytes as text, with escapes for unprintable characters."""
     return value.decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")[: 4 * SHOWN_LENGTH]
 

@@ -112,7 +112,7 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
                 f"run {run.address.run} has ended ({run.ended}), so nothing would process the records that are sent "
                 "back: resume it first, for instance with `headrace up … --set trainer.steps=N --new-recipe`"
             )
-        return _report(run, choice, {}, dry_run=dry_run)
+        return _build_report(run, choice, {}, dry_run=dry_run)
     sent: dict[LetterSource, int] = {}
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{REDRIVER}", run.topic_names)) as writer:
         choice = choose(read_dead_letters(run), wanted, reason)
@@ -120,7 +120,7 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
         records = (record for _, record in iterate_full_records(run, one_about_each))
         for batch in split_into_transactions(records, MOST_MESSAGES_A_TRANSACTION):
             sent |= _send(run, writer, batch, choice)
-    return _report(run, choice, sent, dry_run=False)
+    return _build_report(run, choice, sent, dry_run=False)
 
 
 def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str | None) -> Choice:
@@ -170,16 +170,16 @@ def _send(run: Run, writer: TransactionalWriter, batch: list[DeadLetter], choice
     sources = [(record.topic, record.partition, record.offset) for record in batch]
     writer.begin()
     first = [choice.send[source][0].offset for source in sources]
-    tickets = writer.produce(_message(record, offset) for record, offset in zip(batch, first, strict=True))
+    tickets = writer.produce(_build_message(record, offset) for record, offset in zip(batch, first, strict=True))
     writer.flush()
     for record, source, ticket in zip(batch, sources, tickets, strict=True):
-        writer.produce([_redriven(run, record, dead_letter.offset, ticket) for dead_letter in choice.send[source]])
+        writer.produce([_build_notice(run, record, dead_letter.offset, ticket) for dead_letter in choice.send[source]])
     writer.commit()
     log.info("letters.redriven", count=len(batch))
     return {source: ticket.offset for source, ticket in zip(sources, tickets, strict=True)}
 
 
-def _message(record: DeadLetter, offset: int) -> Outgoing:
+def _build_message(record: DeadLetter, offset: int) -> Outgoing:
     # The header of `headrace replay` was decided for the old position: the curator must decide again.
     stale = (REDRIVE_HEADER, VERDICT_HEADER)
     headers = [(name, value) for name, value in record.headers.items() if name not in stale]
@@ -187,7 +187,7 @@ def _message(record: DeadLetter, offset: int) -> Outgoing:
     return Outgoing(record.topic, record.value, record.key, headers, record.partition)
 
 
-def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outgoing:
+def _build_notice(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outgoing:
     dead_letter = DeadLetter(
         run_id=run.run_id,
         component=REDRIVER,
@@ -207,7 +207,7 @@ def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outg
     return Outgoing(run.topics.dead_letters, codec.encode(dead_letter), dead_letter.key)
 
 
-def _report(run: Run, choice: Choice, sent: dict[LetterSource, int], *, dry_run: bool) -> Redriven:
+def _build_report(run: Run, choice: Choice, sent: dict[LetterSource, int], *, dry_run: bool) -> Redriven:
     return Redriven(
         run=run.address.run,
         dry_run=dry_run,

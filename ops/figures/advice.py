@@ -108,7 +108,7 @@ class AdviceFold:
         if len(means) < 2 * ADVICE_EDGE or len(curve) < 2 * ADVICE_EDGE:
             return
         first, last = fmean(means[:ADVICE_EDGE]), fmean(means[-ADVICE_EDGE:])
-        low, high = _ends(curve)
+        low, high = _find_ends(curve)
         if first < LONG or last > LEFT * first or high - low < REWARD_MATTERS:
             return
         words = (
@@ -194,5 +194,5 @@ def _look_at_held_out(
     yield "held_out_falls", words
 
 
-def _ends(curve: Sequence[RewardPoint]) -> tuple[float, float]:
+def _find_ends(curve: Sequence[RewardPoint]) -> tuple[float, float]:
     return fmean(point.reward for point in curve[:ADVICE_EDGE]), fmean(point.reward for point in curve[-ADVICE_EDGE:])

@@ -67,7 +67,7 @@ class Figures:
         self.recipe = recipe
         self._audit = AuditFold(run_id, recipe, revisions)
         self._run_id = run_id
-        self._kinds = _kinds_of(recipe)
+        self._kinds = _list_kinds(recipe)
         self._of_shadows = {recipe.topics.outcomes(variant) for variant in recipe.shadow_variants}
         self._read: dict[PartitionId, int] = {}
         self._versions = VersionsFold()
@@ -151,12 +151,12 @@ class Figures:
         else:
             self._audit.fold_record(record, (message.topic, message.partition, message.offset))
         if isinstance(record, Outcome):
-            self._groups.fold_record(self._variant_of(message), record, message.timestamp_ms)
+            self._groups.fold_record(self._find_variant(message), record, message.timestamp_ms)
             if message.topic not in self._of_shadows:
-                self._reward(record)
+                self._fold_reward(record)
                 self._trouble.fold_outcome(record, message.timestamp_ms)
         elif isinstance(record, BatchTrained):
-            self._groups.fold_record(self._variant_of(message), record, message.timestamp_ms)
+            self._groups.fold_record(self._find_variant(message), record, message.timestamp_ms)
             self._fold_batch(record)
         elif isinstance(record, DeadLetter):
             self._fold_dead_letter(record, message.timestamp_ms)
@@ -166,7 +166,7 @@ class Figures:
         if record.policy and record.reason != REDRIVEN:
             self._groups.fold_record(record.policy, record, at_ms)
 
-    def _variant_of(self, message: Message) -> str:
+    def _find_variant(self, message: Message) -> str:
         """Return the policy or shadow whose topic holds a record."""
         return self._audit.account.variant_of_topic[message.topic]
 
@@ -186,7 +186,7 @@ class Figures:
         topic = self.recipe.topics.curated(variant)
         self._positions[variant] = {(topic, p.partition): p.offset for p in batch.positions}
 
-    def _reward(self, outcome: Outcome) -> None:
+    def _fold_reward(self, outcome: Outcome) -> None:
         if outcome.component == "train":
             self._rewards.fold_left_window(outcome)
         if not is_first_word(outcome):
@@ -214,10 +214,10 @@ class Figures:
         versions, curves = self._versions.newest, self._rewards.points()
         return RunFigures(
             run=self.recipe.name,
-            state=self._state(now_ms),
+            state=self._find_state(now_ms),
             ended=self._ended,
             versions={policy: versions[policy] for policy in self.recipe.policies if policy in versions},
-            groups=_sum(policies.values()),
+            groups=_sum_counts(policies.values()),
             policies=policies,
             lag=dict(lag),
             workers=tuple(sorted(self._workers.values(), key=lambda worker: worker.worker)),
@@ -232,7 +232,10 @@ class Figures:
             weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
             revisions=self._revisions.figures(self._audit.account.begins),
             selection=self._selection,
-            shadows={name: self._shadow(name, counts) for name, counts in self._audit.account.shadows().items()},
+            shadows={
+                name: self._compute_shadow_figures(name, counts)
+                for name, counts in self._audit.account.shadows().items()
+            },
             errors=self._trouble.errors.errors(),
             advice=()
             if self._ended
@@ -246,7 +249,7 @@ class Figures:
         snapshot, record_id = self._feeder
         with suppress(*NO_SNAPSHOT):
             sources = json.loads(snapshot.body).get("sources", {})
-            selection = {stream: _selection(source) for stream, source in sources.items()}
+            selection = {stream: _read_selection(source) for stream, source in sources.items()}
             self._audit.fold_record(snapshot, record_id)
             self._selection = selection
 
@@ -287,7 +290,7 @@ class Figures:
         dry = [describe_discards(variant, counts.trained, counts.discarded) for variant, counts in counted.items()]
         return tuple(filter(None, (*late, *dry)))
 
-    def _shadow(self, variant: str, counts: PolicyAudit) -> ShadowFigures:
+    def _compute_shadow_figures(self, variant: str, counts: PolicyAudit) -> ShadowFigures:
         gaps, beside = self._versions.gaps(variant), self._versions.gaps(policy_of(variant))
         return ShadowFigures(
             version=self._versions.newest.get(variant, -1),
@@ -297,7 +300,7 @@ class Figures:
             gaps=gaps,
         )
 
-    def _state(self, now_ms: int) -> RunState:
+    def _find_state(self, now_ms: int) -> RunState:
         here = [worker for worker in self._workers.values() if is_there(worker, now_ms)]
         starting = not self._workers and is_fresh(self._newest_ms, now_ms)
         if self._ended:
@@ -308,13 +311,13 @@ class Figures:
         return "running" if here or starting else "stopped"
 
 
-def _selection(source: Mapping[str, Any]) -> Selection:
+def _read_selection(source: Mapping[str, Any]) -> Selection:
     counts = {name: int(source.get(name, 0)) for name in ("selected", "rejected", "forced")}
-    state = {name: _brief(state) for name, state in source.get("selector", {}).items()}
+    state = {name: _shorten(state) for name, state in source.get("selector", {}).items()}
     return Selection(**counts, state=state, unbuilt=int(source.get("skipped", 0)))
 
 
-def _brief(state: Any) -> Any:
+def _shorten(state: Any) -> Any:
     """Return the short values of a selector's state, and the lengths of the long ones."""
     if not isinstance(state, dict):
         return state
@@ -324,7 +327,7 @@ def _brief(state: Any) -> Any:
     }
 
 
-def _sum(policies: Iterable[PolicyAudit]) -> GroupCounts:
+def _sum_counts(policies: Iterable[PolicyAudit]) -> GroupCounts:
     total: Counter[str] = Counter()
     discarded: Counter[str] = Counter()
     for policy in policies:
@@ -333,7 +336,7 @@ def _sum(policies: Iterable[PolicyAudit]) -> GroupCounts:
     return GroupCounts(total["issued"], total["trained"], dict(discarded), total["dead"], total["in_flight"])
 
 
-def _kinds_of(recipe: Recipe) -> dict[str, type[Any]]:
+def _list_kinds(recipe: Recipe) -> dict[str, type[Any]]:
     topics = recipe.topics
     kinds: dict[str, type[Any]] = {topics.recipe: RecipeRevision, topics.workers: WorkerStatus}
     for policy in recipe.policies:

@@ -49,7 +49,7 @@ class RewardsFold:
     @property
     def tokens(self) -> int:
         """Tokens of groups that reached a curator and were not too late for the trainer, or reached the evaluator."""
-        return self._curated_tokens - self.late_tokens + round(sum(map(_tokens_of, self.evals)))
+        return self._curated_tokens - self.late_tokens + round(sum(map(_count_tokens, self.evals)))
 
     def points(self) -> dict[str, tuple[RewardPoint, ...]]:
         """Return policy to its curve."""
@@ -102,10 +102,10 @@ class _Mean:
 def _is_believable(result: EvalResult) -> bool:
     """Return whether a result's figures are numbers: other values would make the sums over all results useless."""
     shares = (*((result.avg_at_k,) if result.has_reward else ()), *result.pass_at_k.values())
-    return all(math.isfinite(share) for share in shares) and 0 <= _tokens_of(result) < MOST_EVALUATION_TOKENS
+    return all(math.isfinite(share) for share in shares) and 0 <= _count_tokens(result) < MOST_EVALUATION_TOKENS
 
 
-def _tokens_of(result: EvalResult) -> float:
+def _count_tokens(result: EvalResult) -> float:
     """Return how many tokens were generated for an evaluation."""
     played = result.problems * result.samples - result.failures if result.played < 0 else result.played
     return result.mean_length * played

@@ -156,7 +156,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
         fold.fold_message(message)
         pulse.fold_message(message)
     figures = fold.compute_figures({}, now_ms())
-    proof, rates, feed = _audit(run, figures), pulse.mean_rates(effort.wall_s), run.recipe.feed
+    proof, rates, feed = _audit_end(run, figures), pulse.mean_rates(effort.wall_s), run.recipe.feed
     fates = discards(run, None).policies
     policies = {
         policy: policy_summary(figures, policy, fold.seconds_to_versions(policy), fates[policy])
@@ -194,7 +194,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
     )
 
 
-def _audit(run: Run, figures: RunFigures) -> Audit | AuditReport:
+def _audit_end(run: Run, figures: RunFigures) -> Audit | AuditReport:
     """Return the result of the audit. The readers' commits decide whether groups in flight are lost."""
     return report(run, rests=True, use_store=False) if figures.in_flight else audit(run, drained=True)
 

@@ -96,16 +96,18 @@ class WeightsFold:
                     del of.taken[next(iter(of.taken))]
         if before is None or before.versions != status.versions:
             for policy, of in self._of.items():
-                of.greatest_skew = max(of.greatest_skew, _spread(self._versions_in_service(policy, status.updated_ms)))
+                of.greatest_skew = max(
+                    of.greatest_skew, _find_spread(self._find_served_versions(policy, status.updated_ms))
+                )
 
-    def _versions_in_service(self, policy: str, now_ms: int) -> list[int]:
+    def _find_served_versions(self, policy: str, now_ms: int) -> list[int]:
         """Return the versions that live workers serve."""
         there = (one for one in self._workers.values() if is_there(one, now_ms))
         return [one.versions[policy] for one in there if policy in one.versions]
 
     def figures(self, policy: str, now_ms: int) -> WeightsFigures:
         """Return a policy's figures; `now_ms` is wall time in ms since the epoch, to tell which workers are alive."""
-        of, served = self._of[policy], self._versions_in_service(policy, now_ms)
+        of, served = self._of[policy], self._find_served_versions(policy, now_ms)
         taken = list(of.taken.values())
         return WeightsFigures(
             published=of.published,
@@ -121,7 +123,7 @@ class WeightsFold:
             apply_s=median_of(one.apply_s for one in taken),
             pause_s=median_of(one.pause_s for one in taken),
             behind=max(0, of.newest - min(served, default=of.newest)),
-            skew=_spread(served),
+            skew=_find_spread(served),
             greatest_skew=of.greatest_skew,
         )
 
@@ -142,5 +144,5 @@ def median_of(values: Iterable[float]) -> float | None:
     return median(known) if known else None
 
 
-def _spread(versions: list[int]) -> int:
+def _find_spread(versions: list[int]) -> int:
     return max(versions, default=0) - min(versions, default=0)

@@ -106,15 +106,18 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
     events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
     retired = read_retired(run)
     statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
-    reported = _reports_by_version(statuses, name)
+    reported = _collect_reports(statuses, name)
     versions = [
-        _of(event, list(reported[event.version].values()), retired=retired.has_version(name, WEIGHTS, event.version))
+        _describe_version(
+            event, list(reported[event.version].values()), retired=retired.has_version(name, WEIGHTS, event.version)
+        )
         for event in events
         if is_version(event)
     ]
     merged = [_describe_merged(event) for event in events if event.kind == MERGED]
     way = (
-        find_cheapest([link for event in events if (link := link_of(event))], NO_BASE, _hash_of_newest(versions)) or []
+        find_cheapest([link for event in events if (link := link_of(event))], NO_BASE, _find_newest_hash(versions))
+        or []
     )
     published = {one.version for one in versions}
     return WeightsHistory(
@@ -138,7 +141,7 @@ def versions_by_worker(statuses: Iterable[WorkerStatus], policy: str, now_ms: in
     return {name: one.versions[policy] for name, one in there.items() if policy in one.versions}
 
 
-def _reports_by_version(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
+def _collect_reports(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
     """Return version to worker to the worker's report of how it took the version."""
     reported: defaultdict[int, dict[str, TakenWeights]] = defaultdict(dict)
     for one in statuses:
@@ -148,7 +151,7 @@ def _reports_by_version(statuses: Iterable[WorkerStatus], policy: str) -> defaul
     return reported
 
 
-def _hash_of_newest(versions: Sequence[VersionWeights]) -> str:
+def _find_newest_hash(versions: Sequence[VersionWeights]) -> str:
     return versions[-1].weights_hash if versions else NO_BASE
 
 
@@ -156,7 +159,7 @@ def _describe_merged(event: WeightsPublished) -> MergedDelta:
     return MergedDelta(event.base_version, event.version, size_of(event), event.created_ms)
 
 
-def _of(event: WeightsPublished, taken: list[TakenWeights], *, retired: bool) -> VersionWeights:
+def _describe_version(event: WeightsPublished, taken: list[TakenWeights], *, retired: bool) -> VersionWeights:
     size, full = size_of(event), int(event.metrics.get("full_bytes", 0))
     return VersionWeights(
         version=event.version,

@@ -243,14 +243,14 @@ def _find_attempts(
     }
     attempts: list[PlayAttempt] = []
     for message in _find_records(run, topic, stream, number):
-        attempt = _attempt(message, run.run_id)
+        attempt = _describe_attempt(message, run.run_id)
         counted = any(before.counts for before in attempts)
         counts = not counted and not attempt.unreadable and (message.partition, message.offset) not in dead
         attempts.append(replace(attempt, counts=counts))
     return tuple(attempts)
 
 
-def _attempt(message: Message, run_id: str) -> PlayAttempt:
+def _describe_attempt(message: Message, run_id: str) -> PlayAttempt:
     group, stamp, unreadable = TrajectoryGroup(), Stamp("", "", -1), ""
     try:
         stamp = Stamp.from_headers(message.headers)

@@ -135,7 +135,7 @@ def _find_index(batch: BatchTrained, word: str) -> int:
 
 def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     """Return a trajectory with every token, trained or not. Raises UsageError if no trajectory has that name."""
-    stream, number, sample = _parse(run, name)
+    stream, number, sample = _parse_trajectory_name(run, name)
     policies = find_trained_policies(run, stream.removeprefix("eval."))
     if policy is None and len(policies) > 1:
         raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: choose one by --policy")
@@ -149,7 +149,9 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     group, members = found.group, found.group.trajectory_group.trajectories
     chosen = [index for index, member in enumerate(members) if member.id == f"{stream}:{number}:{sample}"]
     if not chosen:
-        raise UsageError(f"group {stream}:{number} has {_members(group.trajectory_group)}, none of them {name}")
+        raise UsageError(
+            f"group {stream}:{number} has {_describe_members(group.trajectory_group)}, none of them {name}"
+        )
     texts = token_texts(run, acted, history.files)
     seen = see_group(group, found.advantages, texts, index=found.index, only=chosen[0])
     return TrajectoryFound(run.address.run, acted, found.version, found.where, seen)
@@ -198,7 +200,7 @@ def _find_produced(run: Run, policy: str, stream: str, number: int) -> _Found | 
     return None
 
 
-def _parse(run: Run, name: str) -> tuple[str, int, int]:
+def _parse_trajectory_name(run: Run, name: str) -> tuple[str, int, int]:
     stream, _, rest = name.partition(":")
     number, _, sample = rest.partition(":")
     if not (stream and number.isdecimal() and sample.isdecimal()):
@@ -208,7 +210,7 @@ def _parse(run: Run, name: str) -> tuple[str, int, int]:
     return stream, int(number), int(sample)
 
 
-def _members(group: TrajectoryGroup) -> str:
+def _describe_members(group: TrajectoryGroup) -> str:
     ids = ", ".join(member.id for member in group.trajectories) or "no trajectory"
     failed = ", ".join(
         f"sample {failure.sample} failed ({failure.reason}{f': {describe_error(failure)}' if failure.detail else ''})"

@@ -156,7 +156,7 @@ def _describe_groups(run: Run, policy: str, uses: tuple[GroupUse, ...]) -> Itera
         if message is None or first is None:
             yield replace(blank, missing=True)
         else:
-            yield _describe(run, blank, message, first)
+            yield _describe_group(run, blank, message, first)
 
 
 def _find_curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[UseId, Message]:
@@ -171,7 +171,7 @@ def _find_curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[UseId
     for some in (read_offsets(run.connection, topic, hints), read_all(run.connection, [topic])):
         if len(found) == len(wanted):
             break
-        found |= {key: message for message in some if (key := _use_of(message)) in wanted}
+        found |= {key: message for message in some if (key := _read_use(message)) in wanted}
     return found
 
 
@@ -193,7 +193,7 @@ def _read_first_back(message: Message) -> int:
         return 0
 
 
-def _use_of(message: Message) -> UseId | None:
+def _read_use(message: Message) -> UseId | None:
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError:
@@ -201,7 +201,7 @@ def _use_of(message: Message) -> UseId | None:
     return UseId.of(stamp)
 
 
-def _describe(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:
+def _describe_group(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:
     """Describe a group by its curated record and the record of its first use, which may be the same."""
     try:
         curated = complete_replay(codec.decode(message.value, CuratedGroup), codec.decode(first.value, CuratedGroup))
@@ -222,14 +222,14 @@ def _describe(run: Run, blank: MadeOf, message: Message, first: Message) -> Made
         head_version=group.head_version,
         min_version=stamp.min_version,
         max_version=stamp.max_version,
-        version_shares=version_shares(_trajectories(run, group)),
+        version_shares=version_shares(_fetch_trajectories(run, group)),
         rewards=rewards,
         reward_mean=sum(good) / len(good) if good else None,
         kept=curated.kept,
     )
 
 
-def _trajectories(run: Run, group: TrajectoryGroup) -> tuple[Trajectory, ...]:
+def _fetch_trajectories(run: Run, group: TrajectoryGroup) -> tuple[Trajectory, ...]:
     """Return a group's trajectories, fetched from the store if they are there; empty if they cannot be fetched."""
     if group.claim is None:
         return group.trajectories

@@ -204,19 +204,19 @@ def see_sequence(
     """Return a sequence in readable form; with `each`, every token of it. A malformed sequence gets no tokens."""
     if not _is_well_formed(sequence):
         return SequenceSeen(sequence.role, sequence.agent_id, None, 0, None, None, {}, ())
-    tokens = _tokens(sequence, advantages, texts)
+    tokens = _see_tokens(sequence, advantages, texts)
     mask = build_loss_mask(sequence)
     logprobs = sequence.logprobs[mask]
     versions = Counter(token.version for token in tokens if token.version is not None)
     return SequenceSeen(
         role=sequence.role,
         agent_id=sequence.agent_id,
-        advantage=None if advantages is None else _mean(advantages[mask]),
+        advantage=None if advantages is None else _compute_mean(advantages[mask]),
         tokens=int(logprobs.size),
         logprob_mean=float(logprobs.mean()) if logprobs.size else None,
         logprob_min=float(logprobs.min()) if logprobs.size else None,
         versions={str(version): count for version, count in sorted(versions.items())},
-        spans=tuple(_spans(sequence, tokens)),
+        spans=tuple(_split_into_spans(sequence, tokens)),
         each=tuple(tokens) if each else (),
     )
 
@@ -231,11 +231,11 @@ def _is_well_formed(sequence: TokenSequence) -> bool:
     return sequence.logprobs.size == sequence.ids.size and bool((sequence.ids >= 0).all())
 
 
-def _mean(advantages: TokenAdvantages) -> float:
+def _compute_mean(advantages: TokenAdvantages) -> float:
     return float(advantages.mean(dtype=np.float64)) if advantages.size else 0.0
 
 
-def _tokens(sequence: TokenSequence, advantages: TokenAdvantages | None, texts: TokenTexts) -> list[TokenSeen]:
+def _see_tokens(sequence: TokenSequence, advantages: TokenAdvantages | None, texts: TokenTexts) -> list[TokenSeen]:
     ids: list[int] = sequence.ids.tolist()
     spans = [span for span in sequence.spans for _ in range(span.length)]
     each = zip(
@@ -262,7 +262,7 @@ def _tokens(sequence: TokenSequence, advantages: TokenAdvantages | None, texts: 
     ]
 
 
-def _spans(sequence: TokenSequence, tokens: Sequence[TokenSeen]) -> Iterator[SpanSeen]:
+def _split_into_spans(sequence: TokenSequence, tokens: Sequence[TokenSeen]) -> Iterator[SpanSeen]:
     begin = 0
     for span in sequence.spans:
         text = "".join(token.text for token in tokens[begin : begin + span.length] if not token.special)

@@ -43,18 +43,18 @@ def arrivals(archive: Archive, topic: str) -> Iterator[Arrived]:
 
     Each partition keeps its order. Raises as `Archive.messages`.
     """
-    partitions = (_of_partition(archive, partition_id) for partition_id in archive.partitions(topic))
+    partitions = (_iterate_partition(archive, partition_id) for partition_id in archive.partitions(topic))
     return heapq.merge(*partitions, key=lambda one: one.rank)
 
 
-def _of_partition(archive: Archive, partition_id: PartitionId) -> Iterator[Arrived]:
+def _iterate_partition(archive: Archive, partition_id: PartitionId) -> Iterator[Arrived]:
     clock = -1
     for count, message in enumerate(archive.messages(partition_id)):
-        clock = max(clock, _head_version(message, archive.manifest.run_id))
+        clock = max(clock, _read_head_version(message, archive.manifest.run_id))
         yield Arrived(message, clock, count)
 
 
-def _head_version(message: Message, run_id: str) -> int:
+def _read_head_version(message: Message, run_id: str) -> int:
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError:

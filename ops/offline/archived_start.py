@@ -72,7 +72,7 @@ def begin(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> 
         return found
     if source is not None and folder is not None:
         raise UsageError(f"--start {folder}: this archive holds no checkpoint of policy {policy}; {HOW}")
-    return _from_model(archive, policy, recipe, folder)
+    return _start_from_model(archive, policy, recipe, folder)
 
 
 def _start_at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start | None:
@@ -88,7 +88,7 @@ def _start_at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start 
     return Start(learner, files, f"the checkpoint of version {pointer.version} in {source.root}")
 
 
-def _from_model(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> Start:
+def _start_from_model(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> Start:
     if folder is None and recipe.policies[policy].warm_start is not None:
         raise UsageError(
             f"the archive {archive.root} holds no checkpoint of policy {policy}, and its warm start cannot be repeated "
@@ -111,9 +111,9 @@ def start_from_model(recipe: Recipe, policy: str, trainer: TrainerSettings, fold
         origin = f"the model {settings.path}" if settings.path else f"a new model, seed {recipe.seed}"
     adapter = Adapter(model, settings.lora, recipe.seed) if settings.lora is not None else None
     base = adapter.files() if adapter is not None else {}
-    files = {**save_model_files(model, tokenizer), **{name: _join(content) for name, content in base.items()}}
+    files = {**save_model_files(model, tokenizer), **{name: _join_parts(content) for name, content in base.items()}}
     return Start(build_learner(model, trainer, recipe.seed, adapter), files, origin)
 
 
-def _join(content: Content) -> bytes:
+def _join_parts(content: Content) -> bytes:
     return bytes(content) if isinstance(content, bytes | memoryview) else b"".join(content)

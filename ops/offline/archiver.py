@@ -166,7 +166,7 @@ def archive(
     def claims(name: str, fields: Plain) -> list[ClaimCheck]:
         return claims_of_any(name, fields) if writer.manifest.with_weights else claims_of_groups(name, fields)
 
-    location = _location(run, out)
+    location = _find_location(run, out)
     try:
         with ArchiveWriter(location, run.address.run, run.run_id, fetch, claims) as writer:
             named = list(topics)
@@ -177,7 +177,7 @@ def archive(
             reading = _begin(run, writer, specs)
             writer.look_again()
             _read(run, writer, reading)
-            return _report(run, writer, reading, time.monotonic() - began)
+            return _build_report(run, writer, reading, time.monotonic() - began)
     except OSError as error:
         if error.errno in NO_ROOM:
             where = f"for the archive {out}"
@@ -190,7 +190,7 @@ def archive(
         raise
 
 
-def _location(run: Run, out: Path | str) -> Location:
+def _find_location(run: Run, out: Path | str) -> Location:
     """Return the location of the archive. Raises UsageError for a location among the run's own objects."""
     found, own = location_of(out, run.store_address), run.store_address
     if isinstance(found, InStore) and found.address.bucket == own.bucket:
@@ -293,7 +293,7 @@ def _read(run: Run, writer: ArchiveWriter, reading: _Reading) -> None:
         writer.save(reader.positions)
 
 
-def _report(run: Run, writer: ArchiveWriter, reading: _Reading, seconds: float) -> Archived:
+def _build_report(run: Run, writer: ArchiveWriter, reading: _Reading, seconds: float) -> Archived:
     manifest, prefix = writer.manifest, f"{run.address.run}."
     return Archived(
         archive=str(writer.location),

@@ -99,8 +99,8 @@ def experiment(
     batches = [batch for part in parts for batch in part.batches]
     with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}", target.topic_names)) as writer:
         uploader, announcer = VersionUploader(target, name, source.files), VersionAnnouncer(target, name)
-        _make(run, source, _Output(target, name, uploader, announcer, writer), batches, tell)
-    _end(target)
+        _make_versions(run, source, _Output(target, name, uploader, announcer, writer), batches, tell)
+    _write_end(target)
     made = {batch.version: batch for batch in read_history(target, name).batches}
     pairs = [(batch, made[batch.version].weights_hash) for batch in batches]
     here = numerics_here(target.recipe.trainer_of(name))
@@ -181,7 +181,7 @@ def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence
             )
 
 
-def _end(target: Run) -> None:
+def _write_end(target: Run) -> None:
     newest = read_revisions(target.address)[-1]
     ended = replace(newest, ended=EXPERIMENT_ENDED, created_ms=now_ms())
     write_revision(target.connection, target.topics.recipe, ended)
@@ -211,7 +211,7 @@ class _Output:
         return self.uploader.upload_version(learner.snapshot_weights(), learner.version)
 
 
-def _make(
+def _make_versions(
     source: Run, history: History, output: _Output, batches: Sequence[BatchTrained], tell: ReportProgress
 ) -> None:
     """Make the versions that the new run lacks."""
@@ -235,12 +235,12 @@ def _make(
             _check_same(run, learner, made[learner.version])
         else:
             last = remade.batch is rest[-1]
-            output.write(*_version(output, learner, remade, base_hash, last=last))
+            output.write(*_build_records(output, learner, remade, base_hash, last=last))
         base_hash = hash_learner(learner)
         tell(done, len(rest))
 
 
-def _version(
+def _build_records(
     output: _Output, learner: Learner, remade: Remade, base_hash: str, *, last: bool
 ) -> tuple[WeightsPublished, list[Outgoing]]:
     """Return the event and the other records of a version: the source's batch, with the result of the new run."""

@@ -155,12 +155,12 @@ def curate_offline(
         ArchiveCorrupt: A file differs from the manifest.
     """
     archive = Archive(source)
-    recipes = _recipes(archive, chain)
-    policies = _policies(archive, policy)
+    recipes = _read_recipes(archive, chain)
+    policies = _choose_policies(archive, policy)
     if variant is not None:
-        policies = _shadow(recipes[max(recipes)], policies, variant)
+        policies = _find_shadow(recipes[max(recipes)], policies, variant)
     for name in policies:
-        newest = _newest_with(recipes, name)
+        newest = _find_newest_recipe(recipes, name)
         load_policy_chain(newest, name)
         warn_of_differing_sources(newest_sources(archive.revisions()), curator_plug_ins(newest, name))
     tallies = {name: CurationCounts() for name in policies}
@@ -173,7 +173,7 @@ def curate_offline(
     return Curated(str(source), str(out), str(chain) if isinstance(chain, Path) else None, found)
 
 
-def _recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]:
+def _read_recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]:
     """Return the recipes of an archived run by revision, each with the chain of the file if one is given."""
     recipes = {one.revision: Recipe.from_json(one.recipe) for one in archive.revisions()}
     if not recipes:
@@ -185,7 +185,7 @@ def _recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]
     return {revision: replace_chain(recipe, chain) if chain else recipe for revision, recipe in recipes.items()}
 
 
-def _policies(archive: Archive, asked: str | None) -> list[str]:
+def _choose_policies(archive: Archive, asked: str | None) -> list[str]:
     """Return the policies to curate. Raises UsageError if their trajectories are not archived."""
     begin = archive.topics.trajectories("")
     there = sorted(name.removeprefix(begin) for name in archive.manifest.topics if name.startswith(begin))
@@ -199,7 +199,7 @@ def _policies(archive: Archive, asked: str | None) -> list[str]:
     return there if asked is None else [asked]
 
 
-def _newest_with(recipes: Mapping[int, Recipe], policy_variant: str) -> Recipe:
+def _find_newest_recipe(recipes: Mapping[int, Recipe], policy_variant: str) -> Recipe:
     """Return the newest recipe that has a policy or shadow: a later recipe may have dropped it. Raises UsageError."""
     for revision in sorted(recipes, reverse=True):
         if policy_variant in recipes[revision].policy_variants:
@@ -207,7 +207,7 @@ def _newest_with(recipes: Mapping[int, Recipe], policy_variant: str) -> Recipe:
     raise UsageError(f"no recipe of the run has policy {policy_variant}: name another policy by --policy")
 
 
-def _shadow(recipe: Recipe, policies: list[str], variant: str) -> list[str]:
+def _find_shadow(recipe: Recipe, policies: list[str], variant: str) -> list[str]:
     """Return the shadow of that name. Raises UsageError."""
     found = [one for one in recipe.shadow_variants if variant_of(one) == variant and policy_of(one) in policies]
     if not found:

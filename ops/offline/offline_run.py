@@ -145,7 +145,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
         trained = _train(request, policy, clock)
         held_out = _evaluate(request, policy, asked, trained.newest, clock)
         found = replace(
-            _summary(asked, policy, (curated, trained, held_out), _batches(request)),
+            _build_summary(asked, policy, (curated, trained, held_out), _read_batches(request)),
             wall_s=round(clock.seconds, 1),
             ignored=tuple(line for line in find_differences(asked, recipe) if not line.startswith(ELSEWHERE)),
             data=OfflineData(str(request.data), request.archive),
@@ -187,13 +187,16 @@ def _build_experiment_recipe(archive: Archive, recipe: Recipe) -> Recipe:
     return replace_experiment(run, recipe).model_copy(update={"evaluate": recipe.evaluate, "name": recipe.name})
 
 
-def identity(archive: Archive) -> str:
+def identify_archive(archive: Archive) -> str:
     """Return the identity of an archive with its present content: the hash of its manifest."""
     return hashlib.sha256(archive.manifest.to_bytes()).hexdigest()
 
 
 def _claim_folder(request: OfflineRequest, archive: Archive) -> None:
-    path, now = request.data / f"{EXPERIMENT}.json", {"recipe": request.recipe.to_json(), "archive": identity(archive)}
+    path, now = (
+        request.data / f"{EXPERIMENT}.json",
+        {"recipe": request.recipe.to_json(), "archive": identify_archive(archive)},
+    )
     if path.exists():
         before = json.loads(path.read_text())
         changed = find_differences(Recipe.from_json(before["recipe"]), request.recipe)
@@ -304,14 +307,14 @@ def _evaluate(request: OfflineRequest, policy: str, asked: Recipe, newest: int, 
     return [[int(version), round(reward, 4)] for version, reward in ordered]
 
 
-def _batches(request: OfflineRequest) -> list[tuple[list[int], int]]:
+def _read_batches(request: OfflineRequest) -> list[tuple[list[int], int]]:
     """Return for every version the uses of its groups, and how many trajectories it was trained on."""
     lines = (request.data / TRAINED / "batches.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     return [([use for _, _, use in one["groups"]], one["trajectories"]) for one in found]
 
 
-def _summary(
+def _build_summary(
     recipe: Recipe,
     policy: str,
     parts: tuple[CuratedStep, TrainedStep, list[list[float]]],

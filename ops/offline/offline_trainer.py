@@ -147,7 +147,7 @@ def train_offline(
         kept = _write_weights(made, start, folder, request.keep_every)
         versions = _write_lines(folder / BATCHES, kept, lambda done: tell(done, most))
         if not versions:
-            raise UsageError(_explain_nothing(archive, start.learner, counts))
+            raise UsageError(_explain_no_version(archive, start.learner, counts))
         found = TrainedOffline(
             out=str(out),
             archive=str(source),
@@ -207,7 +207,7 @@ def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Re
             "it with `headrace archive`, or make them with `headrace offline curate`"
         )
     asked = [replace_experiment(recipe, request.like) if request.like else recipe for recipe in before]
-    recipes = [change_recipe(recipe, recipe.name, _words(recipe, policy, request)) for recipe in asked]
+    recipes = [change_recipe(recipe, recipe.name, _list_changes(recipe, policy, request)) for recipe in asked]
     for recipe in recipes:
         check_advantage(recipe, policy)
         check_loss(recipe, policy)
@@ -215,14 +215,14 @@ def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Re
     return policy, before[-1], recipes
 
 
-def _words(recipe: Recipe, policy: str, request: TrainingRequest) -> tuple[str, ...]:
+def _list_changes(recipe: Recipe, policy: str, request: TrainingRequest) -> tuple[str, ...]:
     if request.steps is None:
         return tuple(request.sets)
     own = f"policies.{policy}." if "steps" in recipe.policies[policy].trainer else ""
     return (*request.sets, f"{own}trainer.steps={request.steps}")
 
 
-def _explain_nothing(archive: Archive, learner: Learner, counts: RecordCounts) -> str:
+def _explain_no_version(archive: Archive, learner: Learner, counts: RecordCounts) -> str:
     steps, batch = learner.settings.steps, learner.settings.groups_per_batch
     if learner.version >= steps:
         return (

@@ -171,7 +171,7 @@ def train_versions(archive: Archive, policy: str, start: Start, counts: RecordCo
         intake.add_to_window(record)
         batch = intake.batch()
         if batch:
-            step = learner.step(_sequences(batch, learner, intake.clock), learner.version + 1)
+            step = learner.step(_shift_versions(batch, learner, intake.clock), learner.version + 1)
             groups, found = [one.decoded for one in batch], hash_learner(learner)
             metrics = {**_select_true_metrics(step), **group_metrics(groups, intake.clock)}
             yield RemadeVersion(learner.version, groups, base, found, metrics, clock=intake.clock)
@@ -179,7 +179,7 @@ def train_versions(archive: Archive, policy: str, start: Start, counts: RecordCo
     counts.left = intake.waiting
 
 
-def _sequences(batch: Sequence[PreparedGroup], learner: Learner, clock: int) -> list[TrainingSequence]:
+def _shift_versions(batch: Sequence[PreparedGroup], learner: Learner, clock: int) -> list[TrainingSequence]:
     """Return a batch's sequences with shifted versions, so that the learner sees the ages by the clock of the log.
 
     The learner counts ages from its own version. No version becomes less than 0.
@@ -235,14 +235,14 @@ class _OfflineIntake:
         entry = Waiting(
             use_id=UseId.of(curated),
             min_version=curated.min_version,
-            deadline_version=self._deadline(curated),
+            deadline_version=self._find_deadline(curated),
             arrival=counts.read,
             partition=message.partition,
             offset=message.offset,
             payload=found,
             size_bytes=found.size_bytes,
         )
-        self._count(self._window.add(entry))
+        self._count_evictions(self._window.add(entry))
 
     def _decode_group(self, message: Message, curated: CuratedGroup) -> PreparedGroup | None:
         """Return the decoded group; None for a replay whose first use is not archived. Raises if it is unusable."""
@@ -252,16 +252,16 @@ class _OfflineIntake:
         group = decode_group(self._archive, found)
         return prepare_checked_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, self.clock)
 
-    def _deadline(self, curated: CuratedGroup) -> int:
+    def _find_deadline(self, curated: CuratedGroup) -> int:
         """Return the last clock at which a group may be trained: by the settings, or for a replay by its chain."""
         return curated.deadline_version if curated.use else curated.min_version + self._settings.max_staleness
 
     def batch(self) -> list[PreparedGroup]:
         """Return the next batch; an empty list if the window must fill first."""
-        self._count(self._window.expire(self.clock))
+        self._count_evictions(self._window.expire(self.clock))
         size = count_next_batch(self.waiting, self._settings.groups_per_batch, self._settings.minibatches, 0.0, 0.0)
         return [entry.payload for entry in self._window.pop(size) or ()]
 
-    def _count(self, evictions: Sequence[WindowEviction[PreparedGroup]]) -> None:
+    def _count_evictions(self, evictions: Sequence[WindowEviction[PreparedGroup]]) -> None:
         self._counts.evicted.update(eviction.verdict for eviction in evictions)
         self._counts.replays.update(eviction.verdict for eviction in evictions if eviction.entry.is_replay)

@@ -101,11 +101,11 @@ def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterab
     began, archive = time.monotonic(), Archive(root)
     newest = _find_newest_revision(archive)
     chosen = _choose_topics(archive, topics)
-    with _target(archive, newest, into, data) as target:
-        specs = _specs(archive, newest, chosen)
+    with _open_target(archive, newest, into, data) as target:
+        specs = _list_topics(archive, newest, chosen)
         ensure_topics(target.connection, specs)
         objects = _put_objects(archive, target)
-        found = _feed(archive, target.connection, chosen)
+        found = _write_topics(archive, target.connection, chosen)
     prefix = f"{archive.manifest.run}."
     return Replayed(
         archive=str(root),
@@ -139,7 +139,7 @@ def _choose_topics(archive: Archive, asked: Iterable[str]) -> list[str]:
     return [*(name for name in dict.fromkeys(wanted) if name != recipe), recipe]
 
 
-def _specs(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
+def _list_topics(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
     """Return every topic of the run, so that its components find all they need, and topics that no recipe names."""
     recipe = Recipe.from_json(newest.recipe)
     specs = recipe.topic_specs_with(archive.revisions()[0].state_partitions or 1)
@@ -149,7 +149,7 @@ def _specs(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> l
 
 
 @contextmanager
-def _target(archive: Archive, newest: RecipeRevision, into: str | None, data: Path | None) -> Iterator[Target]:
+def _open_target(archive: Archive, newest: RecipeRevision, into: str | None, data: Path | None) -> Iterator[Target]:
     recipe, run = Recipe.from_json(newest.recipe), archive.manifest.run
     if (into is None) == (data is None):
         raise UsageError("give either --into kafka://HOST:PORT/RUN or --data NEW_FOLDER")
@@ -204,7 +204,7 @@ def _put_objects(archive: Archive, target: Target) -> int:
 # ------------------------------------------------------------------------------------------------------------- records
 
 
-def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[str, Fed]:
+def _write_topics(archive: Archive, connection: Connection, topics: list[str]) -> dict[str, Fed]:
     """Write the missing records. The transactional id is the run's, so a second replay fences the first."""
     whole = sum(archive.manifest.topics[topic].records for topic in topics)
     found = {topic: Fed() for topic in topics}
@@ -215,7 +215,7 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
         for topic in topics:
             for partition_id in archive.partitions(topic):
                 rest, fed = _add_verdicts(archive, partition_id), found[topic]
-                there = _pass_over(connection, partition_id, rest)
+                there = _skip_written(connection, partition_id, rest)
                 fed.there, fed.records = fed.there + there, fed.records + there
                 for batch in split_into_transactions(rest, MOST_REPLAYED_RECORDS):
                     _write(writer, batch)
@@ -239,7 +239,7 @@ def _add_verdicts(archive: Archive, partition_id: PartitionId) -> Iterator[Messa
         yield replace(message, headers=[*message.headers, (VERDICT_HEADER, verdict.encode())])
 
 
-def _pass_over(connection: Connection, partition_id: PartitionId, archived: Iterator[Message]) -> int:
+def _skip_written(connection: Connection, partition_id: PartitionId, archived: Iterator[Message]) -> int:
     """Skip the archived records that a partition holds already; return their number. Raises UsageError for others."""
     count = 0
     if not fetch_end_offsets(connection, [partition_id])[partition_id]:
@@ -247,7 +247,7 @@ def _pass_over(connection: Connection, partition_id: PartitionId, archived: Iter
     with TopicReader(connection, {partition_id: 0}, REPLAYER) as reader:
         for message in reader.catch_up():
             same = next(archived, None)
-            if same is None or _content(same) != _content(message):
+            if same is None or _get_content(same) != _get_content(message):
                 raise UsageError(
                     f"the record at offset {message.offset} of {partition_id[0]}[{partition_id[1]}] on "
                     f"{connection.bootstrap} differs from the archive: replay into a Kafka without topics of this run"
@@ -256,7 +256,7 @@ def _pass_over(connection: Connection, partition_id: PartitionId, archived: Iter
     return count
 
 
-def _content(message: Message) -> tuple[Any, ...]:
+def _get_content(message: Message) -> tuple[Any, ...]:
     return message.key, message.value, message.is_null, message.headers, message.timestamp_ms
 
 

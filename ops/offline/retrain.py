@@ -96,10 +96,10 @@ def retrain(
     name = run.resolve(policy)
     history = read_history(run, name)
     found = stretches(history, span, f"policy {name} of run {run.address.run}")
-    here_made = (part for part in found if _numerics_for(run, name, part) == part.fingerprint)
+    here_made = (part for part in found if _find_numerics(run, name, part) == part.fingerprint)
     total = sum(len(part.lead) + len(part.batches) for part in here_made)
     versions: list[ComparedVersion] = []
-    expected, here = found[0].fingerprint, _numerics_for(run, name, found[0])
+    expected, here = found[0].fingerprint, _find_numerics(run, name, found[0])
     done = 0
     for part in found:
         for one in _compare(run, name, history, part):
@@ -108,7 +108,7 @@ def retrain(
                 tell(done, total)
             versions += [one] if one else []
         if versions[-1].equal is None:
-            expected, here = part.fingerprint, _numerics_for(run, name, part)
+            expected, here = part.fingerprint, _find_numerics(run, name, part)
     return Retrained(
         run=run.address.run,
         policy=name,
@@ -125,7 +125,7 @@ def retrain(
 def stretches(history: History, span: VersionSpan, whose: str) -> list[VersionStretch]:
     """Cut a span of versions into stretches that can be made again; `whose` names the policy in errors. No I/O."""
     begin, end = span
-    start = _checkpoint_at(history, begin, whose)
+    start = _find_checkpoint(history, begin, whose)
     newest = history.batches[-1].version if history.batches else start
     if begin is not None and begin > newest:
         raise UsageError(
@@ -151,7 +151,7 @@ def stretches(history: History, span: VersionSpan, whose: str) -> list[VersionSt
     return found
 
 
-def _checkpoint_at(history: History, begin: int | None, whose: str) -> int:
+def _find_checkpoint(history: History, begin: int | None, whose: str) -> int:
     if not history.checkpoints:
         raise LineageBroken(f"{whose} has no checkpoint yet: its trainer has not begun, or the topics are gone")
     kept = [version for version in history.checkpoints if begin is None or version <= begin]
@@ -169,7 +169,7 @@ def _checkpoint_at(history: History, begin: int | None, whose: str) -> int:
     return min(kept) if begin is None else max(kept)
 
 
-def _numerics_for(run: Run, policy: str, part: VersionStretch) -> dict[str, str]:
+def _find_numerics(run: Run, policy: str, part: VersionStretch) -> dict[str, str]:
     """Return this machine's fingerprint for a stretch, with the stretch's number of threads."""
     pin_threads(int(part.fingerprint.get("threads", "0")))
     return numerics_here(run.revisions[part.batches[0].revision].trainer_of(policy))
@@ -177,7 +177,7 @@ def _numerics_for(run: Run, policy: str, part: VersionStretch) -> dict[str, str]
 
 def _compare(run: Run, policy: str, history: History, part: VersionStretch) -> Iterator[ComparedVersion | None]:
     """Yield each version of a stretch, compared; before them None for each version of `lead`."""
-    if _numerics_for(run, policy, part) != part.fingerprint:
+    if _find_numerics(run, policy, part) != part.fingerprint:
         yield from (ComparedVersion(batch.version, batch.epoch, batch.weights_hash) for batch in part.batches)
         return
     assert history.published is not None  # noqa: S101 - it came with the first checkpoint

@@ -97,17 +97,17 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
     recipe, began = request.recipe, time.monotonic()
     with report_own_code(), tempfile.TemporaryDirectory() as folder:
         refuse(examine_trial(recipe))
-        workflows = _workflows(request)
+        workflows = _choose_workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = answers_by_policy(policies, request.answers)
         asked = [one for workflow in workflows for one in _draw_tasks(recipe, workflow, request.tasks)]
-        starts = {policy: _start(recipe, policy) for policy in policies}
+        starts = {policy: _make_start(recipe, policy) for policy in policies}
         played = _play(recipe, starts, asked, answers, Path(folder), say)
         tried = {
             policy: try_policy(recipe, start, [one for one in played if one[0].policy == policy], policy in answers)
             for policy, start in starts.items()
         }
-    failures = _failures([group for group, _ in played])
+    failures = _list_failures([group for group, _ in played])
     episodes = sum(task.n_asked for task, _ in asked)
     return Tried(recipe.name, round(time.monotonic() - began, 1), episodes, failures, tried)
 
@@ -123,7 +123,7 @@ def report_own_code() -> Iterator[None]:
         raise
 
 
-def _workflows(request: TrialRequest) -> tuple[str, ...]:
+def _choose_workflows(request: TrialRequest) -> tuple[str, ...]:
     there = tuple(request.recipe.workflows)
     if request.workflow is None:
         return there
@@ -140,7 +140,7 @@ def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Tas
         yield build_training_task(recipe, bare, 0), spec
 
 
-def _start(recipe: Recipe, policy: str) -> Start:
+def _make_start(recipe: Recipe, policy: str) -> Start:
     """Return version 0 of a policy, with a learner in one process that takes one optimizer step per version."""
     alone = {"minibatches": 1, "processes": 1, "tensor_parallel": 1}
     return start_from_model(recipe, policy, recipe.trainer_of(policy).model_copy(update=alone))
@@ -194,7 +194,7 @@ async def _play_watched(
     return playing.result()
 
 
-def _failures(groups: Sequence[TrajectoryGroup]) -> tuple[EpisodeFailed, ...]:
+def _list_failures(groups: Sequence[TrajectoryGroup]) -> tuple[EpisodeFailed, ...]:
     """Return every failed episode once, although the group of each policy records it."""
     found = {}
     for group in groups:

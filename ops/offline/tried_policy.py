@@ -134,12 +134,12 @@ def _curate(recipe: Recipe, policy: str, groups: Sequence[tuple[TrajectoryGroup,
                 dead_letter = codec.decode(one.value, DeadLetter)
                 fate.verdict, fate.reason = "dead", f"{dead_letter.reason}: {dead_letter.detail}"
             else:
-                _note(codec.decode(one.value, Outcome), fate)
+                _note_outcome(codec.decode(one.value, Outcome), fate)
         fates.append(fate)
     return fates
 
 
-def _note(outcome: Outcome, fate: _Fate) -> None:
+def _note_outcome(outcome: Outcome, fate: _Fate) -> None:
     if outcome.level == "trajectory":
         fate.rejected[outcome.trajectory_id] = outcome.reason
     elif outcome.use == 0:

@@ -188,13 +188,13 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
             "given by --data"
         )
     if request.dry_run:
-        return _report(run, request, *_read_and_plan(run, request), spared=0)
+        return _build_report(run, request, *_read_and_plan(run, request), spared=0)
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COLLECTOR}", run.topic_names)) as writer:
         due_s = seconds_awake_or_asleep() + DELETE_WITHIN.total_seconds()
         marker, plan = _read_and_plan(run, request)
         if plan.retired:
             announce(run, writer, plan)
-    return _report(run, request, marker, plan, spared=_delete(run, request, plan.doomed, due_s))
+    return _build_report(run, request, marker, plan, spared=_delete(run, request, plan.doomed, due_s))
 
 
 def _read_and_plan(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
@@ -304,10 +304,10 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
             if new := {version for version in those if not before.has_version(policy, what, version)}:
                 retired[policy, what] = ranges_of(versions, those)
                 added[policy, what] = ranges_of(versions, new)
-    doomed = [Doomed(one, _kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]
+    doomed = [Doomed(one, _find_kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]
     for one, refs in marker.of_versions():
         if refs <= gone:
-            doomed.append(Doomed(one, _kind(one, prefix), RETIRED[next(iter(refs))[1]]))
+            doomed.append(Doomed(one, _find_kind(one, prefix), RETIRED[next(iter(refs))[1]]))
     old_enough = [one for one in doomed if now - one.one.modified >= request.older_than]
     kept_objects = {
         "named": _count(marker.list_own(), [one.one for one in doomed]),
@@ -317,7 +317,7 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
     return Plan(retired, added, old_enough, kept_objects)
 
 
-def _kind(one: ListedObject, prefix: str) -> str:
+def _find_kind(one: ListedObject, prefix: str) -> str:
     return one.key.removeprefix(prefix).partition("/")[0]
 
 
@@ -330,12 +330,12 @@ def _count(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -> 
 def announce(run: Run, writer: TransactionalWriter, what: Plan) -> None:
     """Publish what is retired, so that a reader who misses an object later finds the record."""
     writer.begin()
-    writer.produce(_record(run, policy, kind, ranges) for (policy, kind), ranges in what.retired.items())
+    writer.produce(_build_record(run, policy, kind, ranges) for (policy, kind), ranges in what.retired.items())
     writer.commit()
     log.info("objects.retired", run=run.address.run, policies=sorted({policy for policy, _ in what.retired}))
 
 
-def _record(run: Run, policy_variant: str, what: str, ranges: Ranges) -> Outgoing:
+def _build_record(run: Run, policy_variant: str, what: str, ranges: Ranges) -> Outgoing:
     record = ObjectsRetired(
         run_id=run.run_id,
         policy=policy_of(policy_variant),
@@ -383,7 +383,7 @@ def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: f
     return left
 
 
-def _report(run: Run, request: CollectionRequest, marker: Marker, done: Plan, *, spared: int) -> Collected:
+def _build_report(run: Run, request: CollectionRequest, marker: Marker, done: Plan, *, spared: int) -> Collected:
     return Collected(
         run=run.address.run,
         dry_run=request.dry_run,
@@ -391,14 +391,14 @@ def _report(run: Run, request: CollectionRequest, marker: Marker, done: Plan, *,
         older_than_s=request.older_than.total_seconds(),
         records=marker.records,
         none_of_ours=marker.none_of_ours,
-        collected=tuple(_rows(done.doomed)),
+        collected=tuple(_group_doomed(done.doomed)),
         spared=spared,
         kept=done.kept,
         retired=tuple(RetiredVersions(policy, what, ranges) for (policy, what), ranges in done.added.items()),
     )
 
 
-def _rows(doomed: Iterable[Doomed]) -> Iterator[CollectedKind]:
+def _group_doomed(doomed: Iterable[Doomed]) -> Iterator[CollectedKind]:
     """Yield one row for all objects of a kind and reason."""
     objects, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for one in doomed:

@@ -134,7 +134,7 @@ class Marker:
             return False
         if is_version(event):  # other events are further ways to a version, and are kept as long as it
             self.policies[policy].weights[event.version] = WrittenVersion(event.epoch, message.timestamp_ms, event.kind)
-        self._name(list_claims(event), (policy, WEIGHTS, event.version), message.value)
+        self._mark_by_version(list_claims(event), (policy, WEIGHTS, event.version), message.value)
         return True
 
     def _fold_pointer(self, message: Message, policy: str) -> bool:
@@ -142,10 +142,10 @@ class Marker:
         if (pointer.run_id, policy_variant_of(pointer.policy, pointer.variant)) != (self._run_id, policy):
             return False
         self.policies[policy].checkpoints[pointer.version] = WrittenVersion(pointer.epoch, message.timestamp_ms)
-        self._name(list_claims(pointer), (policy, CHECKPOINTS, pointer.version), message.value)
+        self._mark_by_version(list_claims(pointer), (policy, CHECKPOINTS, pointer.version), message.value)
         return True
 
-    def _name(self, claims: Iterable[ClaimCheck], ref: VersionRef, value: bytes) -> None:
+    def _mark_by_version(self, claims: Iterable[ClaimCheck], ref: VersionRef, value: bytes) -> None:
         """Take in a record that names objects of its version, and other objects (files of an anchor) for ever."""
         by_version = {name for claim in claims for name in OBJECT_NAME.findall(claim.key.encode())}
         for name in by_version & self._objects.keys():

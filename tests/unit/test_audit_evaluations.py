@@ -53,7 +53,7 @@ class Scene:
             headers = Stamp("r", STREAM, number, policy="solver", **of_version).to_headers()
             message = Message(ANSWERS, 0, offset, b"", codec.encode(one), headers)
             assert found.fold_answer(message, "r")
-            found.look_into(found.find_unanswered(message, "r") or one)
+            found.look_at_value(found.find_unanswered(message, "r") or one)
         for offset, number in enumerate(self.tasks):
             message = Message(TASKS, 0, offset, b"", b"", Stamp("r", STREAM, number).to_headers())
             found.take_task(message, "r", {(TASKS, 0): self.passed})
@@ -127,7 +127,7 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
     ),
     (
         lambda scene: (scene.results.append(EvalResult("other")), result(scene, 1, run_id="other")),
-        ["2 evaluations of sums are answered", f"{NAME.format(1)} has all answers, but no result"],
+        ["2 evaluations of sums have all answers", f"{NAME.format(1)} has all answers, but no result"],
     ),
 ]
 

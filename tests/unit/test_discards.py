@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from drawn_page import drawn
 
-from headrace.app.views.discards_page import discards_page, plot, verdict
+from headrace.app.views.discards_page import describe_bias, discards_page, plot
 from headrace.infra.errors import UsageError
 from headrace.ops.discards import Bias, Discards, Ledger, Moments, PolicyDiscards, bias, policy_discards
 from headrace.ops.plain_json import plain
@@ -181,7 +181,7 @@ def test_a_bias_is_named_where_all_of_its_interval_matters() -> None:
         (1.5, 0.8, 2.8, "no bias of more than 5 % can be seen."),
         (0.75, 0.75, 0.75, "(95 %: 0.75 to 0.75): training sees too few short"),
     ):
-        assert sentence in verdict(Bias(ratio, low, high), 7)
+        assert sentence in describe_bias(Bias(ratio, low, high), 7)
 
 
 def test_the_picture_is_drawn_and_a_bad_file_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_up_waits_for_groups_in_flight_as_long_as_a_server_is_away_and_then_anew
         ),
     )
     monkeypatch.setattr(launch, "_call_when_reachable", lambda _: 8.0)
-    monkeypatch.setattr(launch, "_note", lambda _: None)
+    monkeypatch.setattr(launch, "_record_state", lambda _: None)
     supervisor = SimpleNamespace(raise_failure=lambda: None, take_news=list)
     launch._turn_until_drained(cast("Run", None), cast("Any", page), cast("Any", supervisor))
     assert len(turns) == 6
@@ -334,7 +334,7 @@ def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted
     monkeypatch.setattr(launch, "_turn_until_drained", lambda *_: None)
     monkeypatch.setattr(live, "LivePage", lambda *_, **__: page)
     monkeypatch.setattr(page, "close", lambda: None, raising=False)
-    monkeypatch.setattr(launch, "_note", lambda _run, *, finished=None: noted.append(finished))
+    monkeypatch.setattr(launch, "_record_state", lambda _run, *, finished=None: noted.append(finished))
 
     assert launch.run() == 0
     assert noted[-1] is not bool(told)
@@ -356,7 +356,7 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
         has_embedded_kafka=False, has_embedded_store=False, connection=Connection("k:1"), **servers
     )
     monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="steps"))
-    monkeypatch.setattr(launch, "_note", lambda *_given, **_more: None)
+    monkeypatch.setattr(launch, "_record_state", lambda *_given, **_more: None)
     monkeypatch.setattr(launcher, "join", lambda _: None)
     monkeypatch.setattr(launch, "_summarize", lambda _, rest: closes and not rest)
 
@@ -391,7 +391,7 @@ def test_a_run_that_is_given_up_says_what_it_stood_still_for(tmp_path: Path, mon
     monkeypatch.setattr(launch, "_call_when_reachable", lambda _: page)
     run = cast(Run, SimpleNamespace(run_id="run-1"))
     with pytest.raises(GaveUp, match=r"died 8 times\nsolver has not made a version: no worker is alive\.$"):
-        launch._follow(run)
+        launch._show_until_drained(run)
     assert page.closed
 
 
@@ -414,7 +414,7 @@ def test_a_run_in_which_no_episode_ever_succeeds_is_given_up_with_exit_code_1(
         revive=lambda: False, watch=lambda: True, is_answering=None, raise_failure=lambda: None, take_news=list
     )
     launch._servers = nothing
-    monkeypatch.setattr(launch, "_note", lambda _: None)
+    monkeypatch.setattr(launch, "_record_state", lambda _: None)
     page = Page()
     with pytest.raises(launcher.AllFailed, match=r"^solver gets no episode$") as raised:
         launch._turn_until_drained(cast("Run", None), cast("Any", page), cast("Any", nothing))

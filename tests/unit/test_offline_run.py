@@ -17,9 +17,9 @@ from headrace.ops.offline.offline_run import (
     CuratedStep,
     OfflineRequest,
     TrainedStep,
+    _build_summary,
     _claim_folder,
     _evaluate,
-    _summary,
     _WallClock,
     run_offline,
 )
@@ -40,14 +40,14 @@ def test_every_group_concludes_once_and_no_replay_counts_as_a_group_that_was_dis
         replays_lost={"expired": 5, "missing": 2, "unusable": 2},
     )
     batches = [([0] * 8, 32), ([0] * 6 + [1, 2], 30)]
-    told = _summary(RECIPE, "solver", (replace(CURATED, again=18), found, []), batches).groups
+    told = _build_summary(RECIPE, "solver", (replace(CURATED, again=18), found, []), batches).groups
     assert told.discarded == {"zero_variance": 9, "expired": 4, "unusable": 1, "run_end": 30 - 14 - 5}
     assert told.trained + sum(told.discarded.values()) + told.dead == told.issued
     assert (told.trained, told.replays, told.replayed) == (14, 18, 2)
 
 
 def test_trajectories_are_those_that_were_trained_on() -> None:
-    told = _summary(RECIPE, "solver", (CURATED, trained(), []), [([0] * 4, 16), ([0] * 4, 13)])
+    told = _build_summary(RECIPE, "solver", (CURATED, trained(), []), [([0] * 4, 16), ([0] * 4, 13)])
     block = told.policies["solver"]
     assert block.trajectories == 29
     assert block.progress == [[0, 0, 0.0], [1, 16, 1.0], [2, 29, 2.5]]

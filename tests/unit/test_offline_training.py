@@ -17,7 +17,7 @@ import transformers
 from made_recipes import sums_recipe
 from made_run import TINY_MODEL
 
-from headrace.app.views.offline_page import _counts, _verdict
+from headrace.app.views.offline_page import _show_counts, _show_verdict
 from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
@@ -28,7 +28,7 @@ from headrace.infra.whole_folder import FolderBusy, write_new_folder
 from headrace.ops.offline.archived_groups import ArchivedFirstUses, arrivals, iterate_batches
 from headrace.ops.offline.archived_start import begin
 from headrace.ops.offline.offline_curator import curate_offline
-from headrace.ops.offline.offline_trainer import TrainingRequest, _explain_nothing, train_offline
+from headrace.ops.offline.offline_trainer import TrainingRequest, _explain_no_version, train_offline
 from headrace.ops.offline.offline_versions import RecordCounts, retrain_versions
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -189,7 +189,7 @@ def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
 
     assert found["unusable"] == {"other_run": 1, "undecodable": 1, "unusable": 1}
     assert found["first_unusable"].startswith("t.curated.solver[0] offset 0: ")
-    assert "The first unusable record is t.curated.solver[0] offset 0: " in " ".join(map(str, _counts(trained)))
+    assert "The first unusable record is t.curated.solver[0] offset 0: " in " ".join(map(str, _show_counts(trained)))
     assert (found["evicted"], found["trained"]) == ({"missing": 1}, 4)
 
 
@@ -225,7 +225,7 @@ def test_of_the_runs_own_batches_only_versions_of_the_same_numerics_from_the_sta
     made = [one.describe() for one in retrain_versions(found, "solver", start.learner, [recipe()], batches)]
     assert [(one.expected, one.equal) for one in made] == [("ab", False), ("ab", None), ("ab", None)]
     trained: Any = SimpleNamespace(versions=made)
-    differ, others = map(str, _verdict(trained))
+    differ, others = map(str, _show_verdict(trained))
     assert differ.startswith("1 of 1 versions differ from the run's, the first is 1")
     assert others.startswith("2 versions are not comparable here, the first is 2")
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_start_that_has_all_steps_already_is_told_as_the_reason(tmp_path: Path) -> None:
     archive(tmp_path / "a", [[curated(number) for number in range(4)]])
     learner: Any = SimpleNamespace(version=50, settings=recipe().trainer)
-    said = _explain_nothing(Archive(tmp_path / "a"), learner, RecordCounts())
+    said = _explain_no_version(Archive(tmp_path / "a"), learner, RecordCounts())
     assert said.startswith("training begins with version 50, but trainer.steps is 50, so no version is made")
 
 
