@@ -42,8 +42,8 @@ class Finding:
 def examine() -> Iterator[Finding]:
     """Check everything, and yield one finding after the other."""
     checks: tuple[Callable[[], Finding], ...] = (
-        _check_python, _check_packages, _check_java, _check_kafka_jars, _check_object_store, _check_ports, _check_memory,
-        _check_disk, _check_data_folder, _check_file_locks, _check_cache_folder, _check_temporary_folder,
+        _check_python, _check_packages, _check_java, _check_kafka_jars, _check_object_store, _check_ports,
+        _check_memory, _check_disk, _check_data_folder, _check_file_locks, _check_cache_folder, _check_temporary_folder,
     )  # fmt: skip
     for check in checks:
         try:

@@ -212,8 +212,8 @@ def judge_disk(recipe: Recipe, folder: Path, free: int, objects: float) -> list[
     return [
         Fault(
             f"{folder} has {_format_gib(free)} GiB of free disk space, but this run may need "
-            f"{_format_gib(DISK_BYTES + held)} GiB{parts}: delete files there, give another folder by --data, or delete "
-            "old checkpoints while it runs (`headrace gc --keep-checkpoints`)",
+            f"{_format_gib(DISK_BYTES + held)} GiB{parts}: delete files there, give another folder by --data, or "
+            "delete old checkpoints while it runs (`headrace gc --keep-checkpoints`)",
             is_doubt=True,
         )
     ]

@@ -251,24 +251,20 @@ class PolicyNumbers:
         reasons: Counter[int] = Counter()
         for page in self.pages.iterate():
             trained, discarded = page.mask(TRAINED), page.mask(DISCARDED)
-            count["doubled"] += (
-                _count_true(page.mask(TWICE))
-                + _count_true(page.mask(KEPT_TWICE))
-                + _count_true(page.mask(CURATED_TWICE))
-            )
-            count["doubled"] += _count_true(page.died & page.mask(CONCLUDED))
+            count["doubled"] += _sum(page.mask(TWICE)) + _sum(page.mask(KEPT_TWICE)) + _sum(page.mask(CURATED_TWICE))
+            count["doubled"] += _sum(page.died & page.mask(CONCLUDED))
             if page.use:
-                count["replays"] += _count_true(page.mask(KEPT))
-                count["replayed"] += _count_true(trained)
-                count["replays_discarded"] += _count_true((discarded | page.dead) & ~trained)
+                count["replays"] += _sum(page.mask(KEPT))
+                count["replayed"] += _sum(trained)
+                count["replays_discarded"] += _sum((discarded | page.dead) & ~trained)
                 continue
-            count["produced"] += _count_true(page.mask(PRODUCED))
-            count["kept"] += _count_true(page.mask(KEPT))
-            count["trained"] += _count_true(trained)
-            count["dead"] += _count_true(page.dead)
+            count["produced"] += _sum(page.mask(PRODUCED))
+            count["kept"] += _sum(page.mask(KEPT))
+            count["trained"] += _sum(trained)
+            count["dead"] += _sum(page.dead)
             known = page.concluded & page.is_below(issued.get(page.stream, 0))
-            count["known"] += _count_true(known)
-            count["unissued"] += _count_true(page.concluded & ~known)
+            count["known"] += _sum(known)
+            count["unissued"] += _sum(page.concluded & ~known)
             codes, times = np.unique(page.bits[discarded & ~trained] >> REASON_BITS, return_counts=True)
             reasons.update(dict(zip(codes.tolist(), times.tolist(), strict=True)))
         total = sum(issued.values()) - self._count_forgotten(issued)
@@ -299,9 +295,7 @@ class PolicyNumbers:
     def open_below(self, issued: Mapping[str, int]) -> int:
         """Count the open tasks below `issued`, over all streams, that the feeder may not have forgotten."""
         known = sum(
-            _count_true(
-                p.concluded & p.is_below(issued.get(p.stream, 0)) & ~p.is_below(self.forgettable.get(p.stream, 0))
-            )
+            _sum(p.concluded & p.is_below(issued.get(p.stream, 0)) & ~p.is_below(self.forgettable.get(p.stream, 0)))
             for p in self.pages.iterate()
             if not p.use
         )
@@ -313,7 +307,7 @@ class PolicyNumbers:
         for stream, end in issued.items():
             for index in range(-(-min(end, self.forgettable.get(stream, 0)) // PAGE_NUMBERS)):
                 page = self.pages.page(stream, 0, index)
-                count += _count_true(self._mask_forgotten(page) & page.is_below(end))
+                count += _sum(self._mask_forgotten(page) & page.is_below(end))
         return count
 
     def _mask_forgotten(self, page: Page) -> Mask:
@@ -323,20 +317,18 @@ class PolicyNumbers:
     def count_waiting(self) -> int:
         """Count the first uses that the trainer had read by its newest record, but neither trained nor evicted."""
         return sum(
-            _count_true(page.mask(IN_WINDOW) & ~page.concluded & ~page.mask(EVICTED))
+            _sum(page.mask(IN_WINDOW) & ~page.concluded & ~page.mask(EVICTED))
             for page in self.pages.iterate()
             if not page.use
         )
 
     def count_kept_and_open(self) -> int:
         """Count the first uses that were kept and are open."""
-        return sum(_count_true(page.mask(KEPT) & ~page.concluded) for page in self.pages.iterate() if not page.use)
+        return sum(_sum(page.mask(KEPT) & ~page.concluded) for page in self.pages.iterate() if not page.use)
 
     def count_played_though_dead(self) -> int:
         """Count the tasks that are a dead letter of one worker, but were played by another."""
-        return sum(
-            _count_true((page.task_deaths > 0) & page.mask(PLAYED)) for page in self.pages.iterate() if not page.use
-        )
+        return sum(_sum((page.task_deaths > 0) & page.mask(PLAYED)) for page in self.pages.iterate() if not page.use)
 
     def find_vanished(self, issued: Mapping[str, int]) -> Problems:
         """Return the open numbers below `issued` that have neither a task that waits for a worker nor a group.
@@ -351,7 +343,7 @@ class PolicyNumbers:
                 lost &= ~self._mask_forgotten(page)
                 found.add(
                     self._list_problems_at(page, lost, "is in flight, but has neither a waiting task nor a group"),
-                    _count_true(lost),
+                    _sum(lost),
                 )
         return found
 
@@ -361,7 +353,7 @@ class PolicyNumbers:
         for page in self.pages.iterate():
             before = self.pages.page(page.stream, page.use - 1, page.first // PAGE_NUMBERS) if page.use else None
             for what, mask in find_broken(page, before, issued.get(page.stream, 0), scope):
-                if count := _count_true(mask):
+                if count := _sum(mask):
                     found.add(self._list_problems_at(page, mask, what), count)
         for stream, next_number in seen.items():
             first = issued.get(stream, 0)
@@ -394,7 +386,7 @@ def code_of(verdict: str) -> int:
     return VERDICTS.index(verdict) + 1 if verdict in VERDICTS else len(VERDICTS) + 1
 
 
-def _count_true(mask: Mask) -> int:
+def _sum(mask: Mask) -> int:
     return int(np.count_nonzero(mask))
 
 

@@ -232,10 +232,7 @@ class Figures:
             weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
             revisions=self._revisions.figures(self._audit.account.begins),
             selection=self._selection,
-            shadows={
-                name: self._compute_shadow_figures(name, counts)
-                for name, counts in self._audit.account.shadows().items()
-            },
+            shadows={name: self._find_shadow(name, counts) for name, counts in self._audit.account.shadows().items()},
             errors=self._trouble.errors.errors(),
             advice=()
             if self._ended
@@ -290,7 +287,7 @@ class Figures:
         dry = [describe_discards(variant, counts.trained, counts.discarded) for variant, counts in counted.items()]
         return tuple(filter(None, (*late, *dry)))
 
-    def _compute_shadow_figures(self, variant: str, counts: PolicyAudit) -> ShadowFigures:
+    def _find_shadow(self, variant: str, counts: PolicyAudit) -> ShadowFigures:
         gaps, beside = self._versions.gaps(variant), self._versions.gaps(policy_of(variant))
         return ShadowFigures(
             version=self._versions.newest.get(variant, -1),

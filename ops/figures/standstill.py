@@ -160,11 +160,11 @@ class _Stand:
         self.version = seen.versions.get(policy_variant, -1)
         self._trainer = f"train-{policy_variant}"
         made = seen.made_ms.get(policy_variant, {})
-        began_ms = around.began_ms or min((w.started_ms for w in self._select_workers(here=True)), default=0)
+        began_ms = around.began_ms or min((w.started_ms for w in self._list_workers(here=True)), default=0)
         self.since_ms = max(began_ms, made.get(self.version, 0), *self._find_trainer_reports())
         self.overdue_ms = now_ms - self.since_ms - patience_ms(made.values()) if self.since_ms else 0
 
-    def _select_workers(self, *, here: bool) -> list[WorkerStatus]:
+    def _list_workers(self, *, here: bool) -> list[WorkerStatus]:
         """Return the workers that play for the policy; with `here`, only those that are alive."""
         streams = self.seen.recipe.workflows_of(policy_of(self.policy_variant))
         return [w for w in self.seen.workers if w.workflow in streams and (not here or is_there(w, self.now_ms))]
@@ -212,8 +212,8 @@ class _Stand:
             itself = f"nothing: `headrace up` ends after {limit_s:g} s of this (launch.all_failed_limit_s)"
         elif never and limit_s:
             itself += f"; `headrace up` ends with exit code 1 after {limit_s:g} s of this (launch.all_failed_limit_s)"
-        here = self._select_workers(here=True)
-        look = self._advise_log(here[0].worker) if here else "look into the log of a worker"
+        here = self._list_workers(here=True)
+        look = self._log_hint(here[0].worker) if here else "look into the log of a worker"
         what = "where they wait" if found.error.reason == "time_limit" else "the traceback"
         to_do = f"fix the error; for {what}, {look}, event episode.failed"
         sentence = f"{self.policy_variant} {short}. What happens next: {itself}. What you can do: {to_do}."
@@ -221,7 +221,7 @@ class _Stand:
 
     def explain_unreachable(self) -> Standstill | None:
         """Return the standstill that all workers wait for their environment, if that is so."""
-        here, mark = self._select_workers(here=True), f"{ENVIRONMENT}: "
+        here, mark = self._list_workers(here=True), f"{ENVIRONMENT}: "
         if not here or self.around.silent or not all(mark in worker.detail for worker in here):
             return None
         why = here[0].detail.partition(mark)[2]
@@ -263,27 +263,27 @@ class _Stand:
         )
 
     def _blame_no_worker(self) -> _Cause | None:
-        if self._select_workers(here=True):
+        if self._list_workers(here=True):
             return None
-        last = max((worker.updated_ms for worker in self._select_workers(here=False)), default=0)
+        last = max((worker.updated_ms for worker in self._list_workers(here=False)), default=0)
         seen = f"; the last was seen at {self._format_time(last)}" if last else ""
         streams = self.seen.recipe.workflows_of(policy_of(self.policy_variant))
         names = tuple(f"rollout-{stream}-" for stream in streams)
         own = {name: one for name, one in self.around.processes.items() if name.startswith(names)}
         frozen = [f"process {one.pid} of {name} exists, but may be frozen" for name, one in own.items() if one.pid]
         short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN_WORKERS]]) + self._describe_trouble(*names)
-        to_do = f"{self._advise_log(f'rollout-{streams[0]}-0')}, or start some by `headrace rollout --run ADDRESS`"
+        to_do = f"{self._log_hint(f'rollout-{streams[0]}-0')}, or start some by `headrace rollout --run ADDRESS`"
         return _Cause("no_worker", short, self._describe_restarts("rollout-"), to_do)
 
     def _blame_waiting(self) -> _Cause | None:
-        here = self._select_workers(here=True)
+        here = self._list_workers(here=True)
         if not all(worker.state != "rolling" or worker.detail for worker in here):
             return None
         named = [f"{w.worker} is {w.state}{f' ({w.detail})' if w.detail else ''}" for w in here[:SHOWN_WORKERS]]
         more = [f"and {len(here) - SHOWN_WORKERS} more"] if len(here) > SHOWN_WORKERS else []
         short = f"no worker plays: {', '.join([*named, *more])}"
         itself = "the workers continue when the wait is over; weights that the store has lost are published again"
-        return _Cause("waiting", short, itself, f"check what the workers wait for; {self._advise_log(here[0].worker)}")
+        return _Cause("waiting", short, itself, f"check what the workers wait for; {self._log_hint(here[0].worker)}")
 
     def _blame_discards(self) -> _Cause | None:
         count, discarded = self.seen.groups.count_since(self.policy_variant, self.since_ms)
@@ -294,12 +294,8 @@ class _Stand:
     def _blame_feeder(self) -> _Cause | None:
         if self.seen.in_flight.get(self.policy_variant, 0) > 0:
             return None
-        return _Cause(
-            "feeder",
-            f"no task is open{self._describe_trouble('feed')}",
-            self._describe_restarts("feed"),
-            self._advise_log("feed"),
-        )
+        short = f"no task is open{self._describe_trouble('feed')}"
+        return _Cause("feeder", short, self._describe_restarts("feed"), self._log_hint("feed"))
 
     def _blame_curator(self) -> _Cause | None:
         policy = policy_of(self.policy_variant)
@@ -310,7 +306,7 @@ class _Stand:
         name = f"curate-{self.policy_variant}"
         since = f" since {self._format_time(last_ms)}" if last_ms else ""
         short = f"{waiting} groups wait for the curator, which has concluded none{since}"
-        to_do = f"{self._advise_log(f'{name}-0')}, or start one by `headrace curate --policy {policy} --run ADDRESS`"
+        to_do = f"{self._log_hint(f'{name}-0')}, or start one by `headrace curate --policy {policy} --run ADDRESS`"
         return _Cause("curator", short + self._describe_trouble(name), self._describe_restarts(name), to_do)
 
     def _has_a_batch(self) -> bool:
@@ -322,10 +318,10 @@ class _Stand:
         last = "".join(f"; it last reported {w.state}: {w.detail} at {self._format_time(w.updated_ms)}" for w in words)
         waits = "groups wait for the trainer" if self.version >= 0 else "the trainer has published nothing"
         short = f"{waits}{last}{self._describe_trouble(self._trainer)}"
-        return _Cause("trainer", short, self._describe_restarts(self._trainer), self._advise_log(self._trainer))
+        return _Cause("trainer", short, self._describe_restarts(self._trainer), self._log_hint(self._trainer))
 
     def _blame_workers(self) -> _Cause:
-        here = self._select_workers(here=True)
+        here = self._list_workers(here=True)
         count, discarded = self.seen.groups.count_since(self.policy_variant, self.since_ms)
         batch = self.seen.recipe.trainer_of(self.policy_variant).groups_per_batch
         running = sum(worker.episodes_running for worker in here)
@@ -337,9 +333,7 @@ class _Stand:
         short = f"{len(here)} workers play {running} episodes, and {came}; a batch needs {batch} groups"
         limit = self.seen.recipe.rollout.episode_limit_s
         itself = f"an episode that takes {limit:g} s is ended and counts as failed"
-        to_do = (
-            f"run more workers, or make batches smaller (trainer.groups_per_batch); {self._advise_log(here[0].worker)}"
-        )
+        to_do = f"run more workers, or lower trainer.groups_per_batch; {self._log_hint(here[0].worker)}"
         return _Cause("playing", short, itself, to_do)
 
     # ----------------------------------------------------------------------------------------------------------- words
@@ -363,7 +357,7 @@ class _Stand:
             return "`headrace up` restarts a process that dies; if that does not help, it gives up the run"
         return "nothing, unless your own supervisor restarts the process"
 
-    def _advise_log(self, name: str) -> str:
+    def _log_hint(self, name: str) -> str:
         here = name in self.around.processes and self.around.logs
         return f"look into {self.around.logs}/{name}.log" if here else f"look into the log of {name}"
 
