@@ -59,7 +59,7 @@ class ClusterUnfit(UsageError):
     """The cluster lacks something that the run needs."""
 
 
-def needs_of(recipe: Recipe, specs: Iterable[TopicSpec]) -> Wanted:
+def find_needs(recipe: Recipe, specs: Iterable[TopicSpec]) -> Wanted:
     """Return what a run uses: its topics, its groups, and a transactional id with its name that no component has."""
     topics = recipe.topics
     groups = [topics.rollout_group(workflow) for workflow in recipe.workflows]
@@ -67,7 +67,7 @@ def needs_of(recipe: Recipe, specs: Iterable[TopicSpec]) -> Wanted:
     return Wanted(tuple(specs), (*groups, topics.up_group), f"{recipe.name}.look")
 
 
-def needs_of_unbegun(run: str) -> Wanted:
+def find_needs_of_unbegun(run: str) -> Wanted:
     """Return what any run of that name uses, as far as it is known without a recipe."""
     recipe_topic = Topics(run).recipe
     return Wanted((TopicSpec(recipe_topic, 1),), (f"{run}.look",), f"{run}.look", unbegun=run)
@@ -281,12 +281,12 @@ def examine_run(text: str) -> list[Finding]:
     Raises UsageError for another text, KafkaAway and KafkaRefused when no broker answers.
     """
     address = parse_run(text)
-    found = examine_cluster(address.connection, needs_of_unbegun(address.run))
+    found = examine_cluster(address.connection, find_needs_of_unbegun(address.run))
     if not all(finding.ok for finding in found) or address.run not in list_runs(address.connection, CLUSTER_PATIENCE_S):
         detail = f"not known before run {address.run} begins: `headrace doctor RECIPE` checks it"
         return [*found, Finding("store", ok=True, detail=detail, is_note=True)]
     run = join(address, CLUSTER_PATIENCE_S)
-    found = examine_cluster(address.connection, needs_of(run.recipe, run.topic_specs))
+    found = examine_cluster(address.connection, find_needs(run.recipe, run.topic_specs))
     return [*found, examine_store(run.store_address)]
 
 
@@ -300,11 +300,11 @@ def examine_servers(recipe: Recipe) -> Iterator[Finding]:
     try:
         connection = Connection(kafka.bootstrap, merge_client_settings(kafka.client), kafka.compression)
         address = RunAddress(connection, recipe.name)
-        wanted = needs_of(recipe, recipe.topic_specs_with(recipe.state_partitions))
+        wanted = find_needs(recipe, recipe.topic_specs_with(recipe.state_partitions))
         found = examine_cluster(connection, wanted)
         if all(finding.ok for finding in found) and recipe.name in list_runs(connection, CLUSTER_PATIENCE_S):
             specs = read_topic_specs(read_first_revision(address), recipe)
-            found = examine_cluster(connection, needs_of(recipe, specs))
+            found = examine_cluster(connection, find_needs(recipe, specs))
         yield from found
     except HeadraceError as error:
         yield Finding("addresses", ok=False, detail=str(error))

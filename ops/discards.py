@@ -261,11 +261,11 @@ def discards(run: Run, policy: str | None) -> Discards:
             ledger.outcome(outcome)
         for _, batch in decode_readable(run, read_all(run.connection, [run.topics.batches(name)]), BatchTrained):
             ledger.batch(batch)
-        found[name] = policy_discards(ledger)
+        found[name] = summarize_ledger(ledger)
     return Discards(run.recipe.name, run.run_id, found)
 
 
-def policy_discards(ledger: Ledger) -> PolicyDiscards:
+def summarize_ledger(ledger: Ledger) -> PolicyDiscards:
     """Return the results of a ledger; `before_end` leaves out the groups that were left when the run ended."""
     trained = ledger.groups.get(TRAINED, GroupsOfReason())
     others = {reason: groups for reason, groups in ledger.count_dead().items() if reason != TRAINED}

@@ -27,7 +27,7 @@ class RecipeUnfit(UsageError):
 
 
 @contextmanager
-def catching(faults: list[Fault], where: str = "") -> Iterator[None]:
+def collect_faults(faults: list[Fault], where: str = "") -> Iterator[None]:
     """Turn an error of the block into a fault, and go on after the block; `where` begins the sentence.
 
     An error of the user's own code becomes a fault that names its line. An environment that cannot be reached is a

@@ -23,7 +23,7 @@ from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
 from headrace.ops.device_check import find_devices, probe_devices, refuse_devices
 from headrace.ops.doctor import Finding
-from headrace.ops.faults import Fault, catching, refuse
+from headrace.ops.faults import Fault, collect_faults, refuse
 from headrace.ops.model_check import check_model, check_model_files, check_tokenizer
 from headrace.ops.prompt_check import check_prompts_fit
 from headrace.ops.room_check import find_lack_of_disk, find_lack_of_memory
@@ -132,7 +132,7 @@ def _describe_sizes(asked: Asked) -> Iterator[str]:
 
 def _check_engine(asked: Asked) -> list[Fault]:
     faults: list[Fault] = []
-    with catching(faults):
+    with collect_faults(faults):
         check_engine(asked.recipe)
     rollout, evaluate = asked.recipe.rollout, asked.recipe.evaluate
     samplings = {
@@ -140,7 +140,7 @@ def _check_engine(asked: Asked) -> list[Fault]:
         "evaluate": Sampling(evaluate.temperature, evaluate.top_p, max_tokens=rollout.max_tokens),
     }
     for table, sampling in samplings.items():
-        with catching(faults):
+        with collect_faults(faults):
             try:
                 check_sampling(sampling)
             except EngineError as error:
@@ -151,14 +151,14 @@ def _check_engine(asked: Asked) -> list[Fault]:
 def _check_models(asked: Asked) -> list[Fault]:
     faults: list[Fault] = []
     for name, policy in asked.recipe.policies.items():
-        with catching(faults):
+        with collect_faults(faults):
             check_model(name, policy)
-        with catching(faults):
+        with collect_faults(faults):
             check_tokenizer(name, policy)
         if policy.lora is not None and policy.lora.targets:
             from headrace.trainers.learner.lora import check_targets
 
-            with catching(faults):
+            with collect_faults(faults):
                 check_targets(asked.recipe, name)
     return faults
 
@@ -168,9 +168,9 @@ def _check_workflows(asked: Asked) -> list[Fault]:
     recipe, faults = asked.recipe, list[Fault]()
     for name, workflow in recipe.workflows.items():
         where = f"workflows.{name}: "
-        with catching(faults, where):
+        with collect_faults(faults, where):
             load_workflow(workflow.workflow)
-        with catching(faults, where):
+        with collect_faults(faults, where):
             environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
             read_data_of(environment)
             check_first_problem(environment)
@@ -179,7 +179,7 @@ def _check_workflows(asked: Asked) -> list[Fault]:
         if name not in asked.environments:
             continue
         for policy in recipe.policies_of(name) if workflow.workflow == SINGLE_TURN else ():
-            with catching(faults, where):
+            with collect_faults(faults, where):
                 check_characters(environment, policy, recipe.policies[policy].alphabet)
                 check_prompts_fit(environment, policy, recipe.policies[policy])
     return faults
@@ -188,14 +188,14 @@ def _check_workflows(asked: Asked) -> list[Fault]:
 def _check_feed(asked: Asked) -> list[Fault]:
     """Check what the feeder needs of selectors and of environments."""
     recipe, faults = asked.recipe, list[Fault]()
-    with catching(faults):
+    with collect_faults(faults):
         load_feed_selectors(recipe.feed, recipe.seed)
     for name, environment in asked.environments.items() if recipe.evaluate.every else ():
-        with catching(faults):
+        with collect_faults(faults):
             refuse_small_held_out(name, environment, recipe.evaluate.problems)
     for name, policy in recipe.policies.items():
         if policy.warm_start is not None and asked.environments.keys() >= set(recipe.workflows_of(name)):
-            with catching(faults):
+            with collect_faults(faults):
                 read_first_example(recipe, name, asked.environments)
     return faults
 
@@ -205,21 +205,21 @@ def _check_algorithms(asked: Asked) -> list[Fault]:
     recipe, faults = asked.recipe, list[Fault]()
     for policy_variant in recipe.policy_variants:
         trainer = recipe.trainer_of(policy_variant)
-        with catching(faults):
+        with collect_faults(faults):
             load_policy_chain(recipe, policy_variant)
-        with catching(faults):
+        with collect_faults(faults):
             check_advantage(recipe, policy_variant)
-        with catching(faults):
+        with collect_faults(faults):
             _check_processes(policy_variant, trainer, recipe.policies[policy_of(policy_variant)].lora)
         if any(getattr(trainer, key) != TrainerSettings.model_fields[key].default for key in LOSS_KEYS):
             from headrace.trainers.learner.chosen_loss import check_loss
 
-            with catching(faults):
+            with collect_faults(faults):
                 check_loss(recipe, policy_variant)
         if trainer.replay_routing or trainer.router_aux:
             from headrace.trainers.learner.routing import check_experts
 
-            with catching(faults):
+            with collect_faults(faults):
                 check_experts(recipe, policy_of(policy_variant))
     return faults
 
@@ -247,7 +247,7 @@ def _check_own_engine(asked: Asked) -> list[Fault]:
     """Check that the user's own engine can be imported: only a machine with rollout workers needs it."""
     faults: list[Fault] = []
     if asked.recipe.launch.workers and ":" in asked.recipe.rollout.engine.use:
-        with catching(faults):
+        with collect_faults(faults):
             find_named("rollout.engine", asked.recipe.rollout.engine.use, {})
     return faults
 
@@ -263,7 +263,7 @@ def _check_model_files(asked: Asked) -> list[Fault]:
     for name, policy in recipe.policies.items():
         if policy.path and recipe.trainer_of(name).processes:
             found: list[Fault] = []
-            with catching(found):
+            with collect_faults(found):
                 check_model_files(name, policy)
             faults += [Fault(fault.sentence, asked.has_begun, fault.cause) for fault in found]
     return faults
@@ -281,14 +281,14 @@ def _check_disk(asked: Asked) -> list[Fault]:
 
 def _check_temporary_folder(_: Asked) -> list[Fault]:
     faults: list[Fault] = []
-    with catching(faults):
+    with collect_faults(faults):
         temporary_folder()
     return faults
 
 
 def _check_client(asked: Asked) -> list[Fault]:
     faults: list[Fault] = []
-    with catching(faults):
+    with collect_faults(faults):
         merge_client_settings(asked.recipe.kafka.client)
     return faults
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from headrace.app.launcher.components import components_of
+from headrace.app.launcher.components import list_components
 from headrace.infra.embedded.data_folder import data_folder_of
 from headrace.infra.embedded.servers import ReportLine, Servers
 from headrace.infra.errors import UsageError
@@ -26,7 +26,7 @@ from headrace.infra.run.revisions import (
 from headrace.infra.run.run import Run, join
 from headrace.infra.run.up_lease import Holder
 from headrace.infra.utc import format_utc
-from headrace.ops.cluster_checks import Wanted, needs_of, refuse_unfit
+from headrace.ops.cluster_checks import Wanted, find_needs, refuse_unfit
 from headrace.ops.figures.weights_figures import is_there
 from headrace.ops.lineage.lineage import read_records
 from headrace.ops.recipe_check import check_names
@@ -75,7 +75,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
     address = RunAddress(servers.connection, recipe.name)
     first = read_first_revision(address)
     if not servers.has_embedded_kafka:
-        refuse_unfit(address.connection, needs_of(recipe, read_topic_specs(first, recipe)))
+        refuse_unfit(address.connection, find_needs(recipe, read_topic_specs(first, recipe)))
         refuse_held(address, hold(address))
     elif first is not None:  # an embedded broker always fits; only its topics may have been changed
         refuse_unfit(address.connection, Wanted(read_topic_specs(first, recipe)))
@@ -139,7 +139,7 @@ def refuse_run_of_another(
     statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
     newest = {status.worker: status for status in statuses}
     alive = [status for status in newest.values() if is_there(status, now_ms())]
-    started_here = {child.name for child in components_of(recipe, "", Path())}
+    started_here = {child.name for child in list_components(recipe, "", Path())}
     if not starts_parts:
         started_here -= {f"train-{policy_variant}" for policy_variant in recipe.policy_variants}
     taken = [status for status in alive if status.worker in started_here]

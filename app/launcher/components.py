@@ -15,7 +15,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"
 """Starts the processes of one trainer on this machine; when one dies all end, and the supervisor restarts them."""
 
 
-def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
+def list_components(recipe: Recipe, address: str, logs: Path) -> list[Child]:
     """Return the component processes of a run on one machine, according to the recipe's `launch`.
 
     What needs no torch comes first, as it is forked before torch is imported.

@@ -60,7 +60,7 @@ class RunPage(Protocol):
         """Restore the terminal."""
 
 
-def groups_drain_s(session_s: float) -> float:
+def compute_groups_drain_s(session_s: float) -> float:
     """Return how long groups may still arrive after a run's end, in seconds.
 
     If a worker is killed at the end, another takes its tasks only after the session time-out of the consumer group:
@@ -101,7 +101,7 @@ class Drain:
             if not self._page.ended:
                 return False
             self._ended_at = time.monotonic()
-            self._groups_s = groups_drain_s(self._session_s())
+            self._groups_s = compute_groups_drain_s(self._session_s())
         if not self._page.in_flight and not self._page.awaited_evaluations:
             return True
         if self._has_time_left():

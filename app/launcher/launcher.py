@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from headrace.app.launcher.beginning import begin_or_join
-from headrace.app.launcher.components import components_of
+from headrace.app.launcher.components import list_components
 from headrace.app.launcher.drained import Drain, RunPage, describe_rest
 from headrace.app.launcher.early_imports import make_fork_server
-from headrace.app.launcher.look_before import look_before
+from headrace.app.launcher.look_before import check_before_start
 from headrace.app.launcher.redirected_log import redirect_log
 from headrace.app.views.say import say
 from headrace.infra.atomic_files import write_atomically
@@ -83,7 +83,7 @@ def up(request: UpRequest, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
     request = _apply_branch(request, folder)  # before the checks, as they must see the recipe that begins
-    looked = look_before(request.recipe, folder, request.summary)
+    looked = check_before_start(request.recipe, folder, request.summary)
     for doubt in looked.doubts:
         say(console, escape(doubt), "yellow")
     with folder.hold(UP), interrupt_on_signals(), UpLease(Holder.of_folder(folder.root)) as lease:
@@ -231,7 +231,7 @@ class Launcher:
         environment[PLUG_INS_VARIABLE] = os.pathsep.join(search_folders())
         if client := self._servers.client:
             environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
-        children = components_of(self._recipe, str(self._address), self._folder.logs)
+        children = list_components(self._recipe, str(self._address), self._folder.logs)
         forks = self._start_fork_server(children, environment)
         self._supervisor = Supervisor(
             children,

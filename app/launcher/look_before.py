@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.faults import catching, list_doubts, refuse
+from headrace.ops.faults import collect_faults, list_doubts, refuse
 from headrace.ops.recipe_check import ask_of_run, examine, list_environments
 from headrace.schemas.records import UsedEnvironment
 
@@ -24,11 +24,11 @@ class Looked:
     """Environment and data of each workflow."""
 
 
-def look_before(recipe: Recipe, folder: DataFolder, summary: Path | None) -> Looked:
+def check_before_start(recipe: Recipe, folder: DataFolder, summary: Path | None) -> Looked:
     """Check all that a run in a data folder needs. Raises RecipeUnfit with all that is wrong."""
     asked = ask_of_run(recipe, folder)
     faults = examine(asked)
-    with catching(faults):
+    with collect_faults(faults):
         _check_summary_path(summary)
     refuse(faults)
     return Looked(tuple(list_doubts(faults)), list_environments(asked))

@@ -17,7 +17,7 @@ from rich.text import Text
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_interval
-from headrace.app.views.tables import MOST_ERRORS, describe_waste, replay_lines, shadow_in_words
+from headrace.app.views.tables import MOST_ERRORS, describe_shadow, describe_waste, replay_lines
 from headrace.app.views.weights_page import in_words
 from headrace.ops.figures.summary import PolicySummary, Summary
 from headrace.trainers.health import LARGE_GAP
@@ -184,7 +184,7 @@ def _build_facts_table(summary: Summary) -> Table:
     for line in replay_lines(counts):
         table.add_row("replays", Text(line))
     for policy_variant, shadow in summary.shadows.items():
-        table.add_row("shadow", Text(shadow_in_words(policy_variant, shadow)))
+        table.add_row("shadow", Text(describe_shadow(policy_variant, shadow)))
     if summary.unnumbered_letters:
         table.add_row("", Text(describe_unnumbered(summary.unnumbered_letters)))
     table.add_row("audit", _describe_audit(summary))

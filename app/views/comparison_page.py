@@ -22,8 +22,8 @@ from headrace.ops.compare.comparison import (
     Interval,
     MeanCurve,
     Point,
-    mean_curve,
-    seed_curves,
+    compute_mean_curve,
+    list_seed_curves,
 )
 
 COMPARISON_COLUMNS = (
@@ -165,7 +165,7 @@ def plot(found: Comparison, file: Path) -> list[Path]:
     Raises UsageError for what cannot be written.
     """
     picture, page = io.BytesIO(), file.with_suffix(".html")
-    figure_of(found).savefig(picture, format="png", dpi=100)
+    draw_figure(found).savefig(picture, format="png", dpi=100)
     try:
         file.write_bytes(picture.getvalue())
         page.write_text(comparison_html(found, picture.getvalue()), encoding="utf-8")
@@ -174,7 +174,7 @@ def plot(found: Comparison, file: Path) -> list[Path]:
     return [file, page]
 
 
-def figure_of(found: Comparison) -> Any:
+def draw_figure(found: Comparison) -> Any:
     """Return a figure with a row of training reward and one of held-out reward for every policy.
 
     Lines are means, bands are intervals. If the seeds of a variant share no part of an axis, each seed is a thin line.
@@ -214,8 +214,8 @@ def _collect_curves(found: Comparison, policy: str, what: str, axis: str) -> dic
     curves = {}
     for name, variant in found.variants.items():
         block = variant.policies.get(policy)
-        mean = block.curves[what][axis] if block else mean_curve([], axis)
-        curves[name] = Curve(mean, () if mean.x else seed_curves(found, name, policy, what, axis))
+        mean = block.curves[what][axis] if block else compute_mean_curve([], axis)
+        curves[name] = Curve(mean, () if mean.x else list_seed_curves(found, name, policy, what, axis))
     return curves
 
 

@@ -119,7 +119,7 @@ def plot(found: Discards, file: Path) -> list[Path]:
 
     Raises UsageError for what cannot be written.
     """
-    figure = figure_of(found)
+    figure = draw_figure(found)
     try:
         figure.savefig(file, dpi=120)
     except OSError as error:
@@ -127,7 +127,7 @@ def plot(found: Discards, file: Path) -> list[Path]:
     return [file]
 
 
-def figure_of(found: Discards) -> Any:
+def draw_figure(found: Discards) -> Any:
     """Return three panels for every policy: shares of groups by length, reward and age, a line for each reason.
 
     A dot's area shows its number of groups, because a share of few groups says little.

@@ -71,10 +71,10 @@ def step_page(found: StepSeen) -> RenderableType:
 
 def _show_metrics(metrics: Mapping[str, float]) -> Columns:
     known = [(label, form.format(metrics[name])) for name, label, form in INSPECTED_METRICS if name in metrics]
-    return facts([*known, *facts_of_own_metrics(metrics)])
+    return facts([*known, *list_own_metrics(metrics)])
 
 
-def facts_of_own_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+def list_own_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return the metrics of a user's own loss, by their names."""
     return [(name, f"{value:.4g}") for name, value in select_own_metrics(metrics).items()]
 
@@ -141,7 +141,7 @@ def _build_row(member: TrajectorySeen, index: int, sequence: SequenceSeen) -> li
     return [
         Text(f"  {name}", style="dim"),
         f"{reward:.2f}",
-        advantage_text(sequence.advantage),
+        format_advantage(sequence.advantage),
         _format_number(sequence.logprob_mean),
         _format_number(sequence.logprob_min),
         str(sequence.tokens),
@@ -149,7 +149,7 @@ def _build_row(member: TrajectorySeen, index: int, sequence: SequenceSeen) -> li
     ]
 
 
-def advantage_text(advantage: float | None) -> Text:
+def format_advantage(advantage: float | None) -> Text:
     """Return an advantage with its sign."""
     if advantage is None:
         return Text("not used", style="dim")
@@ -311,7 +311,7 @@ def token_table(tokens: Sequence[TokenSeen], begin: int = 0) -> Table:
             Text(str(index), style="dim"),
             str(token.version) if generated else "",
             str(int(generated)),
-            advantage_text(token.advantage) if generated else "",
+            format_advantage(token.advantage) if generated else "",
             f"{token.logprob:.4f}" if generated else "",
             "" if chance is None else f"{chance:.1%}",
             Text("" if chance is None else BAR[min(len(BAR) - 1, int(chance * len(BAR)))], style=_choose_style(token)),

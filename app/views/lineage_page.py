@@ -79,7 +79,7 @@ def _describe_batch(groups: Iterable[MadeOf]) -> str:
         parts.append(f"reward {sum(rewards) / len(rewards):.2f}")
     if total := sum(shares.values()):
         mean = {version: share / total for version, share in shares.items()}
-        parts.append(f"tokens of versions {shares_in_words(mean)}")
+        parts.append(f"tokens of versions {format_shares(mean)}")
     if missing := sum(group.missing for group in some):
         parts.append(f"{missing} not on the curated topic any more")
     return ", ".join(parts)
@@ -100,7 +100,7 @@ def _build_groups_table(groups: Iterable[MadeOf]) -> Table:
             row += [
                 _describe_task(group),
                 "" if reward is None else f"{reward:.2f}",
-                shares_in_words(group.version_shares)
+                format_shares(group.version_shares)
                 if 1 <= len(group.version_shares) <= 2
                 else _describe_version_range(group),
                 str(group.head_version),
@@ -112,7 +112,7 @@ def _build_groups_table(groups: Iterable[MadeOf]) -> Table:
     return table
 
 
-def shares_in_words(shares: Mapping[str, float]) -> str:
+def format_shares(shares: Mapping[str, float]) -> str:
     """Return versions with their shares, as in `5 (12%), 6 (88%)`; a single version without a share."""
     if len(shares) == 1:
         return next(iter(shares))
@@ -151,10 +151,10 @@ def group_page(found: GroupFate) -> RenderableType:
 def _build_title(one: GroupLineage) -> Text:
     colour = FATES[one.fate][0]
     name = f"{one.stream}:{one.number}"
-    return Text.assemble((name, "bold"), f" for {one.policy}: ", (fate_in_words(one), colour))
+    return Text.assemble((name, "bold"), f" for {one.policy}: ", (describe_fate(one), colour))
 
 
-def fate_in_words(one: GroupLineage) -> str:
+def describe_fate(one: GroupLineage) -> str:
     """Return a sentence about the fate of a group."""
     if one.fate == "trained":
         uses = [f" (use {use.use})" if use.use else "" for use in one.trained]

@@ -126,10 +126,10 @@ def _describe_policies(status: RunFigures) -> Iterator[tuple[str, str]]:
         reward = f", reward {' → '.join(ends)}" if ends else ""
         yield "policy", f"{policy} at version {version}{reward}"
     for policy_variant, shadow in status.shadows.items():
-        yield "shadow", shadow_in_words(policy_variant, shadow)
+        yield "shadow", describe_shadow(policy_variant, shadow)
 
 
-def shadow_in_words(policy_variant: str, shadow: ShadowFigures) -> str:
+def describe_shadow(policy_variant: str, shadow: ShadowFigures) -> str:
     """Return the state of a shadow in words."""
     groups = shadow.groups
     discarded = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from headrace.app.views.inspection_page import (
     SPAN_STYLES,
-    advantage_text,
     crop,
     facts,
-    facts_of_own_metrics,
     find_table_begin,
+    format_advantage,
+    list_own_metrics,
     token_table,
 )
 from headrace.ops.lineage.seen import GENERATED, SequenceSeen, SpanSeen, TokenSeen, TrajectorySeen
@@ -140,7 +140,7 @@ def _build_sequence_cells(sequence: SequenceSeen, rejected: str) -> list[Rendera
     if rejected:
         text.append(f"  rejected: {rejected}", style="yellow")
     mean = "" if sequence.logprob_mean is None else f"{sequence.logprob_mean:.2f}"
-    return [advantage_text(sequence.advantage), mean, str(sequence.tokens), text]
+    return [format_advantage(sequence.advantage), mean, str(sequence.tokens), text]
 
 
 def _show_step(step: StepTried) -> Iterator[RenderableType]:
@@ -150,7 +150,7 @@ def _show_step(step: StepTried) -> Iterator[RenderableType]:
         yield Text("loss or gradient is not finite: a trainer skips such a step", style="red")
         return
     measured = [("loss", f"{step.loss:.4g}"), ("gradient norm", f"{step.grad_norm:.4g}")]
-    yield facts([*measured, *facts_of_own_metrics(step.metrics)])
+    yield facts([*measured, *list_own_metrics(step.metrics)])
     if not step.has_advantages:
         yield Text(
             "Every advantage is 0 because the rewards within each group are equal, so there is nothing to learn. "

@@ -14,7 +14,7 @@ from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, char
 from headrace.app.views.closing import Signs, explain_no_rise
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_evaluation, describe_failed
-from headrace.app.views.tables import replay_lines, shadow_in_words
+from headrace.app.views.tables import describe_shadow, replay_lines
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.pulse import PolicyPulse, Pulse, Rates
@@ -90,7 +90,7 @@ def line(moment: Moment) -> str:
     if replayed := sum(counts.replayed for counts in figures.policies.values()):
         words.append(f"replayed={replayed}")
     words.append(f"{moment.rates.samples:.0f} trajectories/s {moment.rates.tokens:.0f} tokens/s")
-    words += [f"shadow {shadow_in_words(name, shadow)}" for name, shadow in figures.shadows.items()]
+    words += [f"shadow {describe_shadow(name, shadow)}" for name, shadow in figures.shadows.items()]
     if figures.lag and not figures.ended:
         words.append(f"lag {sum(figures.lag.values())}")
     if dead_letters := describe_unnumbered(figures.unnumbered_letters):
@@ -193,7 +193,7 @@ def _build_numbers_table(moment: Moment) -> Table:
     for words in replay_lines(counts):
         table.add_row("replays", Text(words))
     for policy_variant, shadow in figures.shadows.items():
-        table.add_row("shadow", Text(shadow_in_words(policy_variant, shadow)))
+        table.add_row("shadow", Text(describe_shadow(policy_variant, shadow)))
     for stream, selection in figures.selection.items():
         if words := str(selection):
             table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", words)

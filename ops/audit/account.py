@@ -127,7 +127,7 @@ class RunAccount:
         """Records on `dead-letters` that cannot be read."""
         self.unnumbered = Unnumbered()
         self.found = Problems()
-        self.variant_of_topic = {topic: variant for variant in variants for topic in topics_of(topics, variant)}
+        self.variant_of_topic = {topic: variant for variant in variants for topic in list_own_topics(topics, variant)}
         self.beside = {p: [variant for variant in variants if policy_of(variant) == p] for p in recipe.policies}
         """Policy to the tuple of the policy and its shadows."""
         self._readers = {*self.variant_of_topic, *(topics.trajectories(policy) for policy in recipe.policies)}
@@ -137,14 +137,14 @@ class RunAccount:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def train(self, policy_variant: str, batch: object, fields: Fields, record_id: RecordId) -> None:
+    def count_batch(self, policy_variant: str, batch: object, fields: Fields, record_id: RecordId) -> None:
         """Count a batch at a position, and follow its version."""
         numbers, chain = self.numbers[policy_variant], self.chains[policy_variant]
         version, epoch, base, result, groups, evictions, positions, revision, fingerprint = fields.batch(batch)
         where = f"{record_id[0]}[{record_id[1]}]@{record_id[2]}"
         for group in groups:
             stream, number, use = fields.use(group)
-            numbers.train(stream, number, use, version)
+            numbers.mark_trained(stream, number, use, version)
         for eviction in evictions:
             verdict, group = fields.eviction(eviction)
             if group is None:
@@ -153,7 +153,7 @@ class RunAccount:
             # A dead letter reports a dead group; for a shadow it is an outcome, if the number is known.
             if verdict != "dead" or (variant_of(policy_variant) and use[1] >= 0):
                 stream, number, which = use
-                numbers.evict(stream, number, which, verdict)
+                numbers.mark_evicted(stream, number, which, verdict)
         if version >= 0:
             chain.fold_batch(version, ChainLink(epoch, base, result, where))
             self.batches[policy_variant].fold_batch(
@@ -173,9 +173,9 @@ class RunAccount:
         is_last = version >= self.chains[policy_variant].steps or (version < 0 and "run_end" in verdicts)
         chain.fold_positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
         if is_last:
-            chain.let_go()
+            chain.release_all()
 
-    def conclude(self, variant: str, outcome: object, fields: Fields) -> None:
+    def count_outcome(self, variant: str, outcome: object, fields: Fields) -> None:
         """Count an outcome; outcomes of evaluations are skipped."""
         numbers = self.numbers[variant]
         stream, number, use, level, verdict, reason, component, revision = fields.outcome(outcome)
@@ -185,11 +185,11 @@ class RunAccount:
         if level == "trajectory":
             numbers.discard_trajectory()
         elif verdict == "kept":
-            numbers.keep(stream, number, use)
+            numbers.mark_kept(stream, number, use)
         else:
-            numbers.discard(stream, number, use, (component, verdict, reason))
+            numbers.mark_discarded(stream, number, use, (component, verdict, reason))
 
-    def produce(self, policy: str, stream: str, number: int, record_id: RecordId) -> bool:
+    def count_produced(self, policy: str, stream: str, number: int, record_id: RecordId) -> bool:
         """Count a produced group at a position; return False if it is not the first of its number."""
         if self.unread.is_refused(*record_id):
             return False
@@ -197,10 +197,12 @@ class RunAccount:
         bits = REACHED if position is None or record_id[2] < position else 0
         for shadow in self.beside[policy][1:]:
             is_due = record_id[2] < self.known.answered.get(shadow, {}).get(record_id[:2], 0)
-            self.numbers[shadow].produce(stream, number, bits | (ANSWER_DUE if is_due else 0))
-        return self.numbers[policy].produce(stream, number, bits if position is None else bits and bits | ANSWER_DUE)
+            self.numbers[shadow].mark_produced(stream, number, bits | (ANSWER_DUE if is_due else 0))
+        return self.numbers[policy].mark_produced(
+            stream, number, bits if position is None else bits and bits | ANSWER_DUE
+        )
 
-    def task(self, stream: str, number: int, record_id: RecordId) -> None:
+    def count_task(self, stream: str, number: int, record_id: RecordId) -> None:
         """Count a task at a position."""
         self.seen[stream] = max(self.seen.get(stream, 0), number + 1)
         if self.known.played is not None and record_id[2] >= self.known.played.get(record_id[:2], 0):
@@ -241,7 +243,7 @@ class RunAccount:
             return known
         return [variant for policy in known for variant in self.beside[policy]]
 
-    def issue(self, snapshot: Snapshot) -> None:
+    def take_issued(self, snapshot: Snapshot) -> None:
         """Take the issued numbers from the feeder's snapshot. Raises NO_SNAPSHOT for an unreadable one."""
         state = json.loads(snapshot.body)
         issued = read_issued(state)
@@ -331,9 +333,9 @@ class RunAccount:
             problems=problems,
         )
 
-    def has_let_go(self) -> bool:
+    def has_released_all(self) -> bool:
         """Return whether, at the end of a run, the policies' trainers hold no kept group any more."""
-        return all(self.flights[policy].has_let_go() for policy in self.recipe.policies)
+        return all(self.flights[policy].has_released_all() for policy in self.recipe.policies)
 
     def _count_concluded_tasks(self) -> int:
         """Count the tasks that are concluded for all policies that they train."""
@@ -360,6 +362,6 @@ def read_next_numbers(numbers: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def topics_of(topics: Topics, variant: str) -> tuple[str, ...]:
+def list_own_topics(topics: Topics, variant: str) -> tuple[str, ...]:
     """Return the topics that only this policy variant writes."""
     return topics.curated(variant), topics.outcomes(variant), topics.batches(variant), topics.weights(variant)

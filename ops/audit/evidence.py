@@ -23,7 +23,7 @@ MOST_RECORDS = 8
 """Largest number of records that are named for one number."""
 
 
-def with_record_names(run: Run, problems: Problems, messages: Iterable[Message]) -> Problems:
+def add_record_names(run: Run, problems: Problems, messages: Iterable[Message]) -> Problems:
     """Return the problems, each with the positions of the records that name its number."""
     wanted: dict[Mention, list[str]] = {(p.policy, GroupId.of(p)): [] for p in problems.listed if p.stream}
     if wanted:

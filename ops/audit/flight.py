@@ -37,7 +37,7 @@ class Flight:
         self._ends: dict[int, int] = {}
         """Partition to the offset after its last first use."""
 
-    def curate(self, curated: GroupStamp, partition: int, offset: int, *, sent_back: bool) -> None:
+    def fold_curated(self, curated: GroupStamp, partition: int, offset: int, *, sent_back: bool) -> None:
         """Take in a curated record and its position."""
         identity, bits = (curated.stream, curated.number, curated.use), 0
         if curated.use:
@@ -55,7 +55,7 @@ class Flight:
                 bits |= EARLY if curated.max_version >= version else 0
             elif offset < self._chain.aged_positions.get(partition, 0) and deadline < self._chain.newest - 1:
                 bits |= OVERDUE
-        self._numbers.curate(*identity, bits, sent_back=sent_back)
+        self._numbers.mark_curated(*identity, bits, sent_back=sent_back)
 
     def deadline(self, revision: int, min_version: int) -> int | None:
         """Return the last version at which a first use may be trained on; None if no recipe gives it."""
@@ -76,7 +76,7 @@ class Flight:
             )
             found.append((waiting - room, what))
         room = most.open.get(policy_variant, 0) + numbers.reopened + numbers.count_played_though_dead()
-        flying = numbers.open_below(issued) if policy_variant in most.open else 0
+        flying = numbers.count_open_below(issued) if policy_variant in most.open else 0
         if flying > room:
             what = (
                 f"{flying} tasks of {policy_variant} are in flight, but the feeder allows at most {room} open tasks: "
@@ -85,10 +85,10 @@ class Flight:
             found.append((flying - room, what))
         return found
 
-    def has_let_go(self) -> bool:
+    def has_released_all(self) -> bool:
         """Return whether, at the end of a run, no kept group waits for the trainer any more.
 
         This is true if every kept first use is trained on or evicted. It is also true if the trainer has read the whole
         curated topic and, after the end of the run, has written what happened to all groups that it held.
         """
-        return self._chain.has_let_go(self._ends) or not self._numbers.count_kept_and_open()
+        return self._chain.has_released_all(self._ends) or not self._numbers.count_kept_and_open()

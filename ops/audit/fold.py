@@ -110,14 +110,14 @@ class AuditFold:
         if record.run_id != self.run_id:
             return
         if isinstance(record, Snapshot):
-            self.account.issue(record)
+            self.account.take_issued(record)
         elif isinstance(record, DeadLetter):
             self.account.mark_dead(record, record_id[2])
         elif variant := self._find_owner(record_id[0], record.policy, getattr(record, "variant", None)):
             if isinstance(record, BatchTrained):
-                self.account.train(variant, record, OF_RECORD, record_id)
+                self.account.count_batch(variant, record, OF_RECORD, record_id)
             else:
-                self.account.conclude(variant, record, OF_RECORD)
+                self.account.count_outcome(variant, record, OF_RECORD)
 
     def _find_owner(self, topic: str, policy: str, variant: str | None = None) -> str:
         """Return the policy variant that owns a topic if the record's policy and variant fit it; else an empty word."""
@@ -138,7 +138,7 @@ class AuditFold:
         plain = codec.decode_plain(message.value, Outcome)
         if plain["run_id"] != self.run_id:
             return False
-        self.account.conclude(self._require_owner(message.topic, plain["policy"]), plain, OF_PLAIN)
+        self.account.count_outcome(self._require_owner(message.topic, plain["policy"]), plain, OF_PLAIN)
         return True
 
     def _fold_batch(self, message: Message) -> bool:
@@ -146,7 +146,7 @@ class AuditFold:
         if plain["run_id"] != self.run_id:
             return False
         variant = self._require_owner(message.topic, plain["policy"], plain["variant"])
-        self.account.train(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
+        self.account.count_batch(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
         return True
 
     def _fold_dead_letter(self, message: Message) -> bool:
@@ -190,7 +190,7 @@ class AuditFold:
             return False
         if message.topic != self.recipe.topics.tasks(stream):
             raise HeaderError(f"it is a task of stream {stream!r:.60}, but on the topic of another stream")
-        self.account.task(stream, number, (message.topic, message.partition, message.offset))
+        self.account.count_task(stream, number, (message.topic, message.partition, message.offset))
         self.account.revisions.see(message.topic, stream, number, revision)
         return True
 
@@ -199,12 +199,12 @@ class AuditFold:
         if group.number % self.recipe.kafka.partitions != message.partition:
             raise HeaderError(f"number {group.number} does not belong to this partition")
         record_id = (message.topic, message.partition, message.offset)
-        return self.account.produce(policy, group.stream, group.number, record_id)
+        return self.account.count_produced(policy, group.stream, group.number, record_id)
 
     def _fold_curated(self, message: Message) -> bool:
         _, curated = self._read_checked_headers(message)
         flight = self.account.flights[self.account.variant_of_topic[message.topic]]
-        flight.curate(curated, message.partition, message.offset, sent_back=is_sent_back(message))
+        flight.fold_curated(curated, message.partition, message.offset, sent_back=is_sent_back(message))
         return True
 
     def _read_checked_headers(self, message: Message) -> tuple[str, GroupStamp]:
@@ -234,6 +234,6 @@ class AuditFold:
         try:
             snapshot = codec.decode(message.value, Snapshot)
             if snapshot.run_id == self.run_id:
-                self.account.issue(snapshot)
+                self.account.take_issued(snapshot)
         except (SchemaError, *NO_SNAPSHOT) as error:
             self.account.found.add_sentence(f"the feeder's snapshot {name_offset(message)} cannot be read: {error}")

@@ -108,7 +108,7 @@ class PolicyNumbers:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def produce(self, stream: str, number: int, bits: int = REACHED) -> bool:
+    def mark_produced(self, stream: str, number: int, bits: int = REACHED) -> bool:
         """Take in a delivery; return False if it is not the first of its number.
 
         Args:
@@ -121,7 +121,7 @@ class PolicyNumbers:
         self._duplicates += not first
         return first
 
-    def curate(self, stream: str, number: int, use: int, bits: int = 0, *, sent_back: bool = False) -> None:
+    def mark_curated(self, stream: str, number: int, use: int, bits: int = 0, *, sent_back: bool = False) -> None:
         """Take in a curated record.
 
         Args:
@@ -173,25 +173,25 @@ class PolicyNumbers:
         if self.pages.version(stream, number, use) - 1 > deadline:
             self.pages.mark(stream, number, use, LATE)
 
-    def keep(self, stream: str, number: int, use: int) -> None:
+    def mark_kept(self, stream: str, number: int, use: int) -> None:
         """Record that a group was kept."""
         if self.pages.mark(stream, number, use, KEPT) & KEPT:
             self.pages.mark(stream, number, use, KEPT_TWICE)
 
-    def train(self, stream: str, number: int, use: int, version: int) -> None:
+    def mark_trained(self, stream: str, number: int, use: int, version: int) -> None:
         """Take in one mention of a group in the batch of a version."""
         self.pages.set_version(stream, number, use, version)
         if self.pages.mark(stream, number, use, TRAINED) & CONCLUDED:
             self.pages.mark(stream, number, use, TWICE)
 
-    def evict(self, stream: str, number: int, use: int, verdict: str) -> None:
+    def mark_evicted(self, stream: str, number: int, use: int, verdict: str) -> None:
         """Record from a batch that a group left the window untrained."""
         if verdict != "dead":  # a dead letter reports it, or for a shadow an outcome with the reason
             self.pages.set_verdict(stream, number, use, code_of(verdict))
         if self.pages.mark(stream, number, use, EVICTED) & EVICTED:
             self.pages.mark(stream, number, use, EVICTED_TWICE)
 
-    def discard(self, stream: str, number: int, use: int, conclusion: Conclusion) -> None:
+    def mark_discarded(self, stream: str, number: int, use: int, conclusion: Conclusion) -> None:
         """Record that a group was not trained; of several reasons, the first in the alphabet is shown."""
         page, at = self.pages.bits_of(stream, number, use), number & LOW
         before = page[at]
@@ -292,7 +292,7 @@ class PolicyNumbers:
 
     # -------------------------------------------------------------------------------------------------------- problems
 
-    def open_below(self, issued: Mapping[str, int]) -> int:
+    def count_open_below(self, issued: Mapping[str, int]) -> int:
         """Count the open tasks below `issued`, over all streams, that the feeder may not have forgotten."""
         known = sum(
             _sum(p.concluded & p.is_below(issued.get(p.stream, 0)) & ~p.is_below(self.forgettable.get(p.stream, 0)))

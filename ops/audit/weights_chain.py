@@ -164,11 +164,11 @@ class WeightsChain:
         if version >= 0:
             self._ages.append(dict(self._positions))
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         """Record that the trainer has reported what happened to all groups that it held, because the run is over."""
         self._let_go = dict(self._positions)
 
-    def has_let_go(self, ends: Mapping[int, int]) -> bool:
+    def has_released_all(self, ends: Mapping[int, int]) -> bool:
         """Return whether the trainer had read up to these offsets, by partition, when it reported all its groups."""
         return all(self._let_go.get(partition, 0) >= end for partition, end in ends.items())
 

@@ -21,7 +21,7 @@ from headrace.ops.audit.audited_log import AuditedLog
 from headrace.ops.audit.broken_numbers import Scope
 from headrace.ops.audit.deep_look import DeepLook
 from headrace.ops.audit.evaluations import Evaluations
-from headrace.ops.audit.evidence import with_record_names
+from headrace.ops.audit.evidence import add_record_names
 from headrace.ops.audit.findings import AuditReport, CuratedCounts, DeepRates
 from headrace.ops.audit.fold import CURATOR_KEY, EVALUATOR_KEY, FEEDER_KEY, AuditFold
 from headrace.ops.audit.objects import ObjectChecks, StoreAway
@@ -122,7 +122,7 @@ class WholeAudit:
             self._check_commits(there)
         found = self.fold.account.audit(scope, self._find_reader_positions(asked, there))
         again = [*parts.batches, *parts.outcomes, *parts.groups, *parts.tasks]
-        named = with_record_names(self.run, found.problems, self.log.read_uncounted(_select_existing(again, there)))
+        named = add_record_names(self.run, found.problems, self.log.read_uncounted(_select_existing(again, there)))
         return _build_report(self, found, named, drained=drained)
 
     def _read_groups(self, parts: Parts, there: set[str]) -> AskedGroups:
@@ -172,7 +172,7 @@ class WholeAudit:
         done = {partition_id: commit.offset for one in main for partition_id, commit in one.commits.items()}
         if any(done.get(partition_id, 0) < end for partition_id, end in self.ends.items()):
             return False
-        return self.fold.account.has_let_go()
+        return self.fold.account.has_released_all()
 
     # ------------------------------------------------------------------------------------------------------- messages
 

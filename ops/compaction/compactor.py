@@ -205,12 +205,12 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
             announced = compactor.merge_due()
             if once:
                 stop.set()
-                return in_lines(announced, compactor.explain_nothing())
+                return describe_merges(announced, compactor.explain_nothing())
             compactor.follow(COMPACTOR_TURN_S)
     return []
 
 
-def in_lines(announced: Sequence[WeightsPublished], why_nothing: Mapping[str, str]) -> list[str]:
+def describe_merges(announced: Sequence[WeightsPublished], why_nothing: Mapping[str, str]) -> list[str]:
     """Return lines that say what was merged, and for the other policies why nothing was."""
     lines = [
         f"{one.policy}: merged versions {one.base_version} to {one.version} into {claim_of(one).size_bytes:,} bytes"

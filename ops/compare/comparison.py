@@ -203,10 +203,10 @@ def _compute_differences(
 
 
 def _compute_curve(blocks: Sequence[PolicyResult], what: str, axis: str) -> MeanCurve:
-    return mean_curve([points_of(block, what, axis) for block in blocks], axis)
+    return compute_mean_curve([list_points(block, what, axis) for block in blocks], axis)
 
 
-def points_of(block: PolicyResult, what: str, axis: str) -> list[Point]:
+def list_points(block: PolicyResult, what: str, axis: str) -> list[Point]:
     """Return a curve of a policy's result against versions, trajectories or seconds.
 
     A point is the mean over TRAILING versions: its own and those before it. A version whose evaluation lacks a
@@ -225,15 +225,15 @@ def points_of(block: PolicyResult, what: str, axis: str) -> list[Point]:
     ]
 
 
-def seed_curves(found: Comparison, variant: str, policy: str, what: str, axis: str) -> list[list[Point]]:
+def list_seed_curves(found: Comparison, variant: str, policy: str, what: str, axis: str) -> list[list[Point]]:
     """Return the curves of a variant's seeds, without seeds that have no point."""
     summaries = (run.summary for run in found.runs.values() if run.variant == variant)
     blocks = (summary.policies.get(policy) for summary in summaries if summary is not None)
-    curves = (points_of(block, what, axis) for block in blocks if block is not None)
+    curves = (list_points(block, what, axis) for block in blocks if block is not None)
     return [curve for curve in curves if curve]
 
 
-def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurve:
+def compute_mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurve:
     """Return the mean of curves and its interval, on the part of the axis where all curves are known.
 
     Between its points a curve is a straight line. The result is empty if the curves have no part in common.

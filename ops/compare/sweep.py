@@ -37,7 +37,7 @@ from headrace.infra.run.revisions import find_differences
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import RunResult, read_result
-from headrace.ops.compare.sweep_file import Sweep, SweepRun, without_addresses
+from headrace.ops.compare.sweep_file import Sweep, SweepRun, remove_addresses
 from headrace.ops.compare.swept_data import SweptData
 from headrace.ops.offline.offline_run import identify_archive
 
@@ -102,7 +102,7 @@ class RunFolder:
         return "" if found is None else found.rest
 
 
-def run_folder_of(data: Path, run: SweepRun) -> RunFolder:
+def find_run_folder(data: Path, run: SweepRun) -> RunFolder:
     """Return the folder of a run below the sweep's data folder."""
     return RunFolder(DataFolder(data).root / run.name)
 
@@ -115,7 +115,7 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
     in order.
     """
     folder = DataFolder(data)
-    run_folders = {run.name: run_folder_of(data, run) for run in runs}
+    run_folders = {run.name: find_run_folder(data, run) for run in runs}
     with folder.hold("`headrace compare`"), interrupt_on_signals():
         _check_folder(sweep, folder)
         source = _identify_archive(sweep)
@@ -140,7 +140,7 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
     }
 
 
-def command_of(run: SweepRun, run_folder: RunFolder, shared: Sequence[str], archive: str = "") -> list[str]:
+def build_up_command(run: SweepRun, run_folder: RunFolder, shared: Sequence[str], archive: str = "") -> list[str]:
     """Return the words of the `headrace up` command that makes a run, on an archive if one is given.
 
     Args:
@@ -186,7 +186,7 @@ def _check_same(runs: Sequence[SweepRun], run_folders: dict[str, RunFolder], sou
                 "another folder by --data, or another name, or remove that folder to make the run again"
             )
         if path.exists():
-            before, now = Recipe.from_json(path.read_text()), without_addresses(run.recipe)
+            before, now = Recipe.from_json(path.read_text()), remove_addresses(run.recipe)
             if changed := find_differences(before, now):
                 raise UsageError(
                     f"{path.parent} holds run {run.name} of another recipe:\n"
@@ -263,7 +263,7 @@ class _Playing:
         self._folder.write(notes)
 
     def _play(self, run: SweepRun) -> None:
-        run_folder = run_folder_of(self._folder.root, run)
+        run_folder = find_run_folder(self._folder.root, run)
         if self._data.has_data(run.variant):
             self._data.check(run)
         if _identify_archive(self._sweep) != self._source:
@@ -273,7 +273,7 @@ class _Playing:
                 "folder by --data"
             )
         run_folder.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(run_folder.recipe, without_addresses(run.recipe).to_json().encode())
+        write_atomically(run_folder.recipe, remove_addresses(run.recipe).to_json().encode())
         write_atomically(run_folder.source, self._source.encode())
         run_folder.summary.unlink(missing_ok=True)  # an earlier summary of a run that was not finished
         child = spawn(ChildCommand(self._build_command(run, run_folder), self._build_environment(), run_folder.output))
@@ -310,7 +310,7 @@ class _Playing:
                     return child.wait()
 
     def _build_command(self, run: SweepRun, run_folder: RunFolder) -> list[str]:
-        return command_of(run, run_folder, self._build_server_settings(), self._sweep.archive)
+        return build_up_command(run, run_folder, self._build_server_settings(), self._sweep.archive)
 
     def _build_server_settings(self) -> list[str]:
         """Return the settings with the addresses of the servers."""
@@ -340,7 +340,7 @@ class _Playing:
 
     def _delete_topics_and_objects(self, run: SweepRun) -> None:
         """Delete topics and objects of a finished run, because a broker gets slow with many partitions."""
-        summary = run_folder_of(self._folder.root, run).result()
+        summary = find_run_folder(self._folder.root, run).result()
         if summary is None or self._sweep.keep or self._servers is None:
             return
         recipe = run.recipe

@@ -193,7 +193,7 @@ def _describe_faults(error: ValidationError) -> Iterator[str]:
             yield f"`{where}` {describe_value(fault)}"
 
 
-def without_addresses(recipe: Recipe) -> Recipe:
+def remove_addresses(recipe: Recipe) -> Recipe:
     """Return a recipe without the addresses of Kafka and store, to compare it with that of another run."""
     kafka = recipe.kafka.model_copy(update={"bootstrap": "", "client": {}})
     return recipe.model_copy(update={"kafka": kafka, "store": Store()})

@@ -185,7 +185,7 @@ def read_dead_letters(run: Run) -> list[ListedDeadLetter]:
     return _read(run).list_all()
 
 
-def of_reason(dead_letters: list[ListedDeadLetter], reason: str | None) -> list[ListedDeadLetter]:
+def select_by_reason(dead_letters: list[ListedDeadLetter], reason: str | None) -> list[ListedDeadLetter]:
     """Return the dead letters of a reason, or all. Raises UsageError for an unknown reason."""
     chosen = [dead_letter for dead_letter in dead_letters if reason in (None, dead_letter.reason)]
     if reason is not None and not chosen and reason not in REASONS:
@@ -199,7 +199,7 @@ def listing(run: Run, reason: str | None = None) -> list[ListedDeadLetter]:
     Raises UsageError for an unknown reason.
     """
     found = _read(run)
-    return of_reason(found.notices() if reason == REDRIVEN else found.list_all(), reason)
+    return select_by_reason(found.notices() if reason == REDRIVEN else found.list_all(), reason)
 
 
 def read_detail(run: Run, offset: int) -> DeadLetterDetail:

@@ -25,8 +25,8 @@ from headrace.ops.dead_letters.listing import (
     ListedDeadLetter,
     iterate_full_records,
     kind_of,
-    of_reason,
     read_dead_letters,
+    select_by_reason,
 )
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
@@ -137,7 +137,7 @@ def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str 
     for dead_letter in dead_letters:
         about[dead_letter.source].append(dead_letter)
     choice = Choice()
-    for dead_letter in of_reason(dead_letters, reason):
+    for dead_letter in select_by_reason(dead_letters, reason):
         if offsets and dead_letter.offset not in offsets:
             continue
         if dead_letter.redriven is not None:

@@ -159,7 +159,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
     proof, rates, feed = _audit_end(run, figures), pulse.mean_rates(effort.wall_s), run.recipe.feed
     fates = discards(run, None).policies
     policies = {
-        policy: policy_summary(figures, policy, fold.seconds_to_versions(policy), fates[policy])
+        policy: summarize_policy(figures, policy, fold.seconds_to_versions(policy), fates[policy])
         for policy in run.recipe.policies
     }
     return Summary(
@@ -169,10 +169,10 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
         feed=FeedSettings(feed.solved_share, feed.raise_tier),
         versions=min(block.versions for block in policies.values()),
         wall_s=round(effort.wall_s, 1),
-        reward_first=mean_of(block.reward_first for block in policies.values()),
-        reward_last=mean_of(block.reward_last for block in policies.values()),
-        eval_first=mean_of(block.eval_first for block in policies.values()),
-        eval_last=mean_of(block.eval_last for block in policies.values()),
+        reward_first=average_known(block.reward_first for block in policies.values()),
+        reward_last=average_known(block.reward_last for block in policies.values()),
+        eval_first=average_known(block.eval_first for block in policies.values()),
+        eval_last=average_known(block.eval_last for block in policies.values()),
         groups=figures.groups,
         selection=figures.selection,
         audit=AuditVerdict(proof.ok, proof.lost, proof.doubled),
@@ -199,7 +199,7 @@ def _audit_end(run: Run, figures: RunFigures) -> Audit | AuditReport:
     return report(run, rests=True, use_store=False) if figures.in_flight else audit(run, drained=True)
 
 
-def policy_summary(
+def summarize_policy(
     figures: RunFigures, policy: str, seconds: Mapping[int, float], groups: PolicyDiscards
 ) -> PolicySummary:
     """Return the result of one policy.
@@ -211,7 +211,7 @@ def policy_summary(
         groups: Trained and discarded groups of the policy.
     """
     evals = sorted((one for one in figures.evals if one.policy == policy), key=lambda one: one.version)
-    first, last = eval_ends(evals)
+    first, last = find_eval_ends(evals)
     rewards = figures.rewards.get(policy, ())
     return PolicySummary(
         versions=max(0, figures.versions.get(policy, 0)),
@@ -220,7 +220,7 @@ def policy_summary(
         eval_first=first,
         eval_last=last,
         eval_last_error=estimate_last_error(evals),
-        eval_tiers=eval_tier_ends(evals),
+        eval_tiers=find_eval_tier_ends(evals),
         best=find_best_version(evals),
         groups=figures.policies[policy],
         weights=figures.weights[policy],
@@ -228,17 +228,17 @@ def policy_summary(
         eval_curve=tuple((one.version, round(one.avg_at_k, 4)) for one in evals if one.has_reward),
         eval_failures=sum(one.failures for one in evals),
         trajectories=sum(point.trajectories for point in rewards),
-        progress=progress_of(rewards, seconds),
-        lengths=lengths_of(groups),
+        progress=compute_progress(rewards, seconds),
+        lengths=compute_lengths(groups),
     )
 
 
-def lengths_of(groups: PolicyDiscards) -> Lengths:
+def compute_lengths(groups: PolicyDiscards) -> Lengths:
     """Return mean lengths of trained groups and of groups discarded before the run's end, and their ratio."""
     return Lengths(groups.trained.length, groups.before_end.length, groups.before_end.bias)
 
 
-def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> tuple[tuple[int, int, float], ...]:
+def compute_progress(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> tuple[tuple[int, int, float], ...]:
     """Return for every version (version, trajectories, seconds): the effort until it was made.
 
     The trajectories are those of all groups that workers finished before they knew the version, trained or not.
@@ -253,30 +253,30 @@ def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> 
     return tuple(found)
 
 
-def eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:
+def find_eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:
     """Return avg@k of the first and the last version evaluated in all workflows; for a single version only the last."""
     means = list(average_over_workflows(evals).values())
     return (means[0] if len(means) > 1 else None), (means[-1] if means else None)
 
 
 def estimate_last_error(evals: Sequence[EvalResult]) -> float | None:
-    """Return the standard error of the last value of `eval_ends`; None if the error of a workflow is not known."""
+    """Return the standard error of the last value of `find_eval_ends`; None if the error of a workflow is not known."""
     version = max(average_over_workflows(evals), default=None)
     errors = [one.standard_error for one in evals if one.version == version and one.has_reward]
     return math.hypot(*errors) / len(errors) if errors and min(errors) >= 0 else None
 
 
-def eval_tier_ends(evals: Sequence[EvalResult]) -> dict[str, tuple[float | None, float | None]]:
-    """Return, by tier, avg@k of the first and the last evaluated version, as `eval_ends` does."""
+def find_eval_tier_ends(evals: Sequence[EvalResult]) -> dict[str, tuple[float | None, float | None]]:
+    """Return, by tier, avg@k of the first and the last evaluated version, as `find_eval_ends` does."""
     tiers = sorted({tier.tier for one in evals for tier in one.tiers})
     of_tier = {
         name: [replace(one, avg_at_k=t.avg_at_k, played=t.played) for one in evals for t in one.tiers if t.tier == name]
         for name in tiers
     }
-    return {name: eval_ends(found) for name, found in of_tier.items()}
+    return {name: find_eval_ends(found) for name, found in of_tier.items()}
 
 
-def mean_of(values: Iterable[float | None]) -> float | None:
+def average_known(values: Iterable[float | None]) -> float | None:
     """Return the mean of the measured values; None if there are none."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

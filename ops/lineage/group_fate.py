@@ -153,9 +153,9 @@ def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLinea
     dead_letters = _find_dead_letters(run, policy, stream, number)
     attempts = _find_attempts(run, policy, stream, number, dead_letters)
     concluded = _find_conclusions(run, policy, stream, number)
-    trained = uses_of(read_batches(run, policy), stream, number)
+    trained = find_uses(read_batches(run, policy), stream, number)
     issued = _read_issued(run).get(stream, 0)
-    fate, reason = fate_of(trained, concluded, dead_letters)
+    fate, reason = find_fate(trained, concluded, dead_letters)
     if not fate:
         fate = "produced" if any(attempt.counts for attempt in attempts) else "issued"
         fate = fate if number < issued else "never_issued"
@@ -175,7 +175,7 @@ def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLinea
     )
 
 
-def fate_of(
+def find_fate(
     trained: Iterable[TrainedUse], concluded: Iterable[Concluded], dead_letters: Iterable[GroupDeadLetter]
 ) -> tuple[str, str]:
     """Return how a task was concluded, and the reason; two empty words if nothing concluded it."""
@@ -191,7 +191,7 @@ def fate_of(
     return ("kept", "") if firsts else ("", "")
 
 
-def uses_of(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[TrainedUse, ...]:
+def find_uses(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[TrainedUse, ...]:
     """Return the versions that a group trained, oldest first."""
     return tuple(
         TrainedUse(batch.version, group.use, index, len(batch.groups), group.partition, group.offset)

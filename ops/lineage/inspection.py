@@ -13,7 +13,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.topic_reader import name_offset, read_key
 from headrace.infra.run.run import Run, find_groups_run
 from headrace.ops.lineage.lineage import find_trained_policies
-from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, advantages_of, see_group
+from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, compute_shown_advantages, see_group
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.episode_errors import describe_error
@@ -103,7 +103,7 @@ def _add_advantages(
     needed = range(len(batch.groups)) if load_estimator(settings).whole_batch else indices
     part = replace(batch, groups=tuple(batch.groups[index] for index in needed))
     [(_, wholes)] = read_trained_groups(find_groups_run(run), policy, [part])
-    found = dict(zip(needed, zip(wholes, advantages_of(wholes, settings), strict=True), strict=True))
+    found = dict(zip(needed, zip(wholes, compute_shown_advantages(wholes, settings), strict=True), strict=True))
     return [found[index] for index in indices]
 
 

@@ -123,7 +123,7 @@ class GroupSeen:
     """Errors of its failed episodes, the most frequent first."""
 
 
-def advantages_of(batch: Sequence[DecodedGroup], settings: TrainerSettings) -> list[AdvantagesBySequence]:
+def compute_shown_advantages(batch: Sequence[DecodedGroup], settings: TrainerSettings) -> list[AdvantagesBySequence]:
     """Return, by group, the advantages of every trained sequence, computed as the trainer did.
 
     If `Estimator.whole_batch` is true, `batch` must hold all groups of the batch, in their order.

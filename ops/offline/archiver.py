@@ -99,12 +99,12 @@ class _Reading:
     gone: list[Gone] = field(default_factory=list)
 
 
-def claims_of_groups(name: str, fields: Plain) -> list[ClaimCheck]:
+def list_group_claims(name: str, fields: Plain) -> list[ClaimCheck]:
     """Return the objects that a trajectories or curated record needs: a group in the store, and attachments."""
-    return claims_of_any(name, fields) if name in GROUPS else []
+    return list_all_claims(name, fields) if name in GROUPS else []
 
 
-def claims_of_any(name: str, fields: Plain) -> list[ClaimCheck]:
+def list_all_claims(name: str, fields: Plain) -> list[ClaimCheck]:
     """Return the objects that a record names, and for a curated record also those that its group names."""
     found = list(_claims_in(fields))
     if name == CuratedGroup.__name__ and fields["group"]:
@@ -164,7 +164,7 @@ def archive(
         run.store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
 
     def claims(name: str, fields: Plain) -> list[ClaimCheck]:
-        return claims_of_any(name, fields) if writer.manifest.with_weights else claims_of_groups(name, fields)
+        return list_all_claims(name, fields) if writer.manifest.with_weights else list_group_claims(name, fields)
 
     location = _find_location(run, out)
     try:
@@ -234,7 +234,7 @@ def _note_skipped(writer: ArchiveWriter) -> None:
         for message in (message for partition_id in held.partitions(topic) for message in held.messages(partition_id)):
             with suppress(SchemaError):  # kept as bytes
                 schema, fields = codec.decode_as_written(message.value)
-                for claim in claims_of_any(str(schema["name"]).rpartition(".")[2], fields):
+                for claim in list_all_claims(str(schema["name"]).rpartition(".")[2], fields):
                     if claim.key not in writer.manifest.objects and claim.store == STORE_NAME:
                         why = "the archive was begun without weights"
                         found = ArchivedObject(sha256=claim.sha256, size_bytes=claim.size_bytes, why=why)

@@ -23,7 +23,7 @@ from headrace.infra.recipe.recipe_file import change_recipe, check_trainer_words
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import build_revision, find_differences, read_known_revisions, write_revision
 from headrace.infra.run.run import Run, find_groups_run, join, read_revisions
-from headrace.ops.offline.retrain import ComparedVersion, Fingerprints, VersionSpan, begin_at, stretches
+from headrace.ops.offline.retrain import ComparedVersion, Fingerprints, VersionSpan, restore_learner, stretches
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, RecipeRevision, WeightsPublished
@@ -224,7 +224,7 @@ def _make_versions(
             f"--from {min(past.checkpoints)} to continue it, or another name by --into"
         )
     pointer = past.checkpoint or history.checkpoints[start]
-    learner = begin_at(run, pointer, output.uploader.files, run.revisions[batches[0].revision])
+    learner = restore_learner(run, pointer, output.uploader.files, run.revisions[batches[0].revision])
     base_hash = pointer.weights_hash
     if not past.checkpoints:
         output.write(output.upload_version(learner), [output.checkpoint(learner, base_hash)])

@@ -27,7 +27,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import replace_experiment
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.curated_digest import CuratedDigest
-from headrace.ops.offline.archiver import claims_of_groups
+from headrace.ops.offline.archiver import list_group_claims
 from headrace.ops.offline.refusals import read_first_revision, refusals
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -301,7 +301,7 @@ def _open_new_archive(archive: Archive, out: Path) -> Iterator[ArchiveWriter]:
     manifest = archive.manifest
     with (
         write_new_folder(out) as growing,
-        ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, claims_of_groups) as writer,
+        ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, list_group_claims) as writer,
     ):
         writer.add_topic(archive.topics.dead_letters, 1, {})
         yield writer

@@ -181,7 +181,7 @@ def _compare(run: Run, policy: str, history: History, part: VersionStretch) -> I
         yield from (ComparedVersion(batch.version, batch.epoch, batch.weights_hash) for batch in part.batches)
         return
     assert history.published is not None  # noqa: S101 - it came with the first checkpoint
-    learner = begin_at(run, part.checkpoint, history.files, run.revisions[part.batches[0].revision])
+    learner = restore_learner(run, part.checkpoint, history.files, run.revisions[part.batches[0].revision])
     batches = (*part.lead, *part.batches)
     for remade in remake(find_groups_run(run), policy, learner, batches, run.revisions):
         batch, got = remade.batch, hash_learner(learner)
@@ -191,7 +191,7 @@ def _compare(run: Run, policy: str, history: History, part: VersionStretch) -> I
             yield ComparedVersion(batch.version, batch.epoch, batch.weights_hash, got, got == batch.weights_hash)
 
 
-def begin_at(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
+def restore_learner(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
     """Return a learner at a checkpoint. Raises LineageBroken if its object is gone or has other content."""
     try:
         return load_learner_at(run, pointer, files, recipe)

@@ -18,7 +18,7 @@ from headrace.infra.own_frames import cut_traceback
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import STORE_NAME
 from headrace.infra.weights.files import TOKENIZER_FILE
-from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, advantages_of, see_group
+from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, compute_shown_advantages, see_group
 from headrace.ops.offline.archived_start import Start
 from headrace.producers.rollout.group_records import build_outgoing, encode_claim
 from headrace.schemas import codec
@@ -162,7 +162,7 @@ def _try_step(
         for fate in taken
     ]
     try:
-        advantages = advantages_of(batch, settings)
+        advantages = compute_shown_advantages(batch, settings)
         sequences = build_batch_sequences(map(prepare_group, batch), settings)
         metrics = learner.step(sequences, learner.version + 1)
     except HeadraceError as error:

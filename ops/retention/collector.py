@@ -43,7 +43,7 @@ from headrace.infra.store.object_store import SPARED_BY_GC, ListedObject, StoreA
 from headrace.infra.weights.paths import RECENT_VERSIONS
 from headrace.ops.figures.best_version import find_best_version
 from headrace.ops.reading import REPORT_EVERY
-from headrace.ops.retention.keeping import checkpoints_to_retire, ranges_of, weights_to_retire
+from headrace.ops.retention.keeping import checkpoints_to_retire, make_ranges, weights_to_retire
 from headrace.ops.retention.marking import Marker, Unreadable, VersionRef
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
@@ -198,7 +198,7 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
 
 
 def _read_and_plan(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
-    sharing = runs_beside(run)
+    sharing = list_runs_beside(run)
     prefix, listed = run.store_address.prefix, run.store.list_objects()
     # The store's clock dates the objects. Our clock may be hours ahead of it, and would make new objects look old.
     answers = (run.store.now(one.key) for one in listed)
@@ -211,7 +211,7 @@ def _read_and_plan(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
 # -------------------------------------------------------------------------------------------------------- what to read
 
 
-def runs_beside(run: Run) -> list[str]:
+def list_runs_beside(run: Run) -> list[str]:
     """Return the runs of the cluster whose objects may be under this run's prefix, including this run.
 
     An offline experiment, for example, shares the store of its source. Raises SharedPrefix if the prefix is not the id
@@ -302,8 +302,8 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
         for what, versions, those in ((WEIGHTS, kept.weights, old), (CHECKPOINTS, kept.checkpoints, dropped)):
             gone |= {(policy, what, version) for version in those}
             if new := {version for version in those if not before.has_version(policy, what, version)}:
-                retired[policy, what] = ranges_of(versions, those)
-                added[policy, what] = ranges_of(versions, new)
+                retired[policy, what] = make_ranges(versions, those)
+                added[policy, what] = make_ranges(versions, new)
     doomed = [Doomed(one, _find_kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]
     for one, refs in marker.of_versions():
         if refs <= gone:

@@ -18,10 +18,10 @@ from headrace.infra.kafka.advertised import AddressUnreachable, Advertised, refu
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.cluster_sight import SeenCluster, SeenGroup, SeenTopic
 from headrace.ops import cluster_checks, opened_run
-from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, needs_of, needs_of_unbegun, refuse_unfit
+from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, find_needs, find_needs_of_unbegun, refuse_unfit
 
 RECIPE = sums_recipe()
-WANTED = needs_of(RECIPE, RECIPE.topic_specs)
+WANTED = find_needs(RECIPE, RECIPE.topic_specs)
 ALL = frozenset({"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS", "DELETE"})
 SETTINGS = {"group.coordinator.rebalance.protocols": "classic,consumer,streams", "transaction.max.timeout.ms": "900000"}
 SOUND = SeenCluster(
@@ -159,7 +159,9 @@ def test_a_grant_names_the_user_that_asked_and_sentences_fit_their_number() -> N
 
 
 def test_of_a_run_that_has_not_begun_the_topics_are_not_counted() -> None:
-    [topics] = [one for one in check_cluster(replace(SOUND, topics={}), needs_of_unbegun("t")) if one.what == "topics"]
+    [topics] = [
+        one for one in check_cluster(replace(SOUND, topics={}), find_needs_of_unbegun("t")) if one.what == "topics"
+    ]
     assert topics.detail == "run t has not begun: `headrace topics RECIPE` lists the topics that it needs"
     assert topics.is_note
 

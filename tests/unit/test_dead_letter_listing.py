@@ -22,7 +22,7 @@ from headrace.ops.dead_letters.listing import (
     DecodedText,
     ListedDeadLetter,
     decode_value,
-    of_reason,
+    select_by_reason,
 )
 from headrace.ops.dead_letters.redrive import Redriven, Refused, SentBack, choose, explain_refusal, redrive
 from headrace.ops.plain_json import plain
@@ -82,9 +82,9 @@ def test_what_fails_again_is_a_new_letter_and_each_names_the_next() -> None:
 
 def test_a_reason_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     letters = fold(record(10), record(11, "of_a_newer_build"))
-    assert [one.offset for one in of_reason(letters, "of_a_newer_build")] == [1]
-    assert of_reason(letters, "poison") == []
-    for ask in (of_reason, lambda letters, reason: choose(letters, set(), reason)):
+    assert [one.offset for one in select_by_reason(letters, "of_a_newer_build")] == [1]
+    assert select_by_reason(letters, "poison") == []
+    for ask in (select_by_reason, lambda letters, reason: choose(letters, set(), reason)):
         with pytest.raises(UsageError, match="'undecodible'; the reasons are undecodable, other_run"):
             ask(letters, "undecodible")
 

@@ -29,7 +29,7 @@ from headrace.ops import recipe_check, room_check
 from headrace.ops.device_check import SeenDevice, SeenDevices, WantedDevice, find_devices, refuse_devices
 from headrace.ops.doctor import DISK_BYTES, GIB
 from headrace.ops.doctor import examine as look_at_machine
-from headrace.ops.faults import Fault, RecipeUnfit, catching, list_doubts, refuse
+from headrace.ops.faults import Fault, RecipeUnfit, collect_faults, list_doubts, refuse
 from headrace.ops.model_check import check_model_files, check_tokenizer
 from headrace.ops.recipe_check import Asked, _with_one_process, examine
 from headrace.ops.room_check import ModelSize, Need, Room, judge_disk, judge_memory, list_needs, measure_model
@@ -97,9 +97,9 @@ def test_one_thing_that_is_wrong_is_one_sentence_and_what_is_doubted_refuses_not
 
 def test_what_own_code_raises_is_a_fault_with_its_line_and_one_out_of_reach_a_doubt() -> None:
     faults: list[Fault] = []
-    with catching(faults, "workflows.own: "):
+    with collect_faults(faults, "workflows.own: "):
         raise LookupError("no such table")
-    with catching(faults, "workflows.own: "):
+    with collect_faults(faults, "workflows.own: "):
         raise ConnectionRefusedError("the judge is away")
     [fault] = [one for one in faults if not one.is_doubt]
     assert fault.sentence.startswith("workflows.own: LookupError: no such table at ")

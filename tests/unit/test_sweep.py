@@ -29,7 +29,7 @@ from headrace.ops import opened_run as opened_runs
 from headrace.ops.compare import sweep as sweeps
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import read_result
-from headrace.ops.compare.sweep import RunFolder, command_of, play, run_folder_of
+from headrace.ops.compare.sweep import RunFolder, build_up_command, find_run_folder, play
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, load_sweep
 
 SWEEP = """
@@ -143,7 +143,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         made.deleted += names
 
     monkeypatch.setattr(sweeps, "Servers", servers)
-    monkeypatch.setattr(sweeps, "command_of", scripted)
+    monkeypatch.setattr(sweeps, "build_up_command", scripted)
     monkeypatch.setattr(sweeps, "delete_topics", deleting)
     monkeypatch.setattr(sweeps, "ObjectStore", FakeStore)
     monkeypatch.setattr(FakeStore, "deleted", made.deleted)
@@ -272,7 +272,7 @@ def test_topics_and_objects_of_a_run_go_once_its_summary_is_there(scene: Scene) 
 
 def test_what_cannot_be_compared_is_refused(scene: Scene) -> None:
     scene.play()
-    run_folder = run_folder_of(scene.data, scene.runs[0])
+    run_folder = find_run_folder(scene.data, scene.runs[0])
     run_folder.summary.write_text(json.dumps({**SUMMARY, "wall_s": "long"}))
     with pytest.raises(UsageError, match=r"summary\.json cannot be read \(wall_s: .*valid number.*\): remove "):
         scene.play()
@@ -321,8 +321,8 @@ def test_secrets_go_by_the_environment_and_on_no_command_line(scene: Scene) -> N
 
 def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: Path) -> None:
     run = scene.runs[0]
-    run_folder = run_folder_of(tmp_path, run)
-    words = command_of(run, run_folder, ['kafka.bootstrap="h:1"'])
+    run_folder = find_run_folder(tmp_path, run)
+    words = build_up_command(run, run_folder, ['kafka.bootstrap="h:1"'])
     folder = tmp_path / "s-a-1"
     assert words[1:6] == ["-P", "-m", "headrace", "up", "arithmetic"]
     sets = [value for word, value in pairwise(words) if word == "--set"]
@@ -330,8 +330,8 @@ def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: P
     assert words[-5:] == ["--data", str(folder), "--summary", str(folder / "summary.json"), "--plain"]
     folder.mkdir()
     (folder / "run.json").write_text("{}")
-    assert command_of(run, run_folder, [])[-1] == "--new-recipe", "the servers of a running run may have moved"
-    offline = command_of(run, run_folder, [], "a.archive")
+    assert build_up_command(run, run_folder, [])[-1] == "--new-recipe", "the servers of a running run may have moved"
+    offline = build_up_command(run, run_folder, [], "a.archive")
     assert offline[4:9] == ["offline", "up", "arithmetic", "--from", "a.archive"]
     assert "--new-recipe" not in offline
 
