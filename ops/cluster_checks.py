@@ -158,7 +158,7 @@ def _check_topics(seen: SeenCluster, wanted: Wanted) -> Finding:
         if there
         else []
     )
-    words += [f"{missing} {_is_or_are(missing)} to be made"] if missing else []
+    words += [f"{missing} {_is_or_are(missing)} missing and will be created"] if missing else []
     words += [f"settings of {unread} cannot be read ({seen.refused.get('topics', '')})"] if unread else []
     return Finding("topics", ok=True, detail=", ".join(words) or "the run needs none", is_note=unread > 0)
 
@@ -276,7 +276,7 @@ def examine_cluster(connection: Connection, wanted: Wanted) -> list[Finding]:
 
 
 def examine_run(text: str) -> list[Finding]:
-    """Return what was checked of the cluster in `kafka://host:port/run`, and of the run's topics if it has begun.
+    """Return the checks of the cluster in `kafka://host:port/run`, and of the run's topics if the run has begun.
 
     Raises UsageError for another text, KafkaAway and KafkaRefused when no broker answers.
     """
@@ -291,7 +291,7 @@ def examine_run(text: str) -> list[Finding]:
 
 
 def examine_servers(recipe: Recipe) -> Iterator[Finding]:
-    """Yield what was checked of the servers that a recipe names."""
+    """Yield the checks of the servers that a recipe names."""
     kafka, store = recipe.kafka, recipe.store
     if store.endpoint:
         yield examine_store(StoreAddress(store.endpoint, store.bucket, secure=store.secure, region=store.region))

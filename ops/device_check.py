@@ -109,7 +109,7 @@ def _probe(names: tuple[str, ...]) -> SeenDevices:
 
 
 def refuse_devices(wanted: Sequence[WantedDevice], seen: SeenDevices) -> list[Fault]:
-    """Return what is wrong with the devices that a recipe names, by what torch says of this machine."""
+    """Return the faults of the devices that a recipe names, according to torch."""
     if seen.devices is None:
         names = " and ".join(dict.fromkeys(one.name for one in wanted))
         return [Fault(f"it is unknown whether torch can use {names} here: {seen.error}", is_doubt=True)]

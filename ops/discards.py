@@ -141,7 +141,7 @@ class Discards:
 
 @dataclass(slots=True)
 class Moments:
-    """Count, mean and spread of what is added, one after the other (Welford 1962)."""
+    """Count, mean and spread of values that are added one after the other (Welford 1962)."""
 
     count: int = 0
     mean: float = 0.0
@@ -219,7 +219,7 @@ class Ledger:
             _get_or_add(self.groups, outcome.reason).add(_summarize_outcome(outcome), outcome.head_version)
 
     def batch(self, batch: BatchTrained) -> None:
-        """Take in what a trainer trained on and what it evicted."""
+        """Take in a batch: the groups that a trainer trained on, and the groups that it evicted."""
         if self._is_shadow:
             known = (self._kept.get(GroupId.of(use)) for use in batch.groups)
             self._head = max(self._head, *(seen.head_version for seen in known if seen), 0)

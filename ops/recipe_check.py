@@ -58,7 +58,7 @@ class Asked:
 
 
 def ask_of_run(recipe: Recipe, folder: DataFolder) -> Asked:
-    """Return what is checked of a run in a data folder. Raises HeadraceError if the folder's notes cannot be read."""
+    """Return the input of the checks for a run in a data folder. Raises HeadraceError if its notes cannot be read."""
     notes = folder.read()
     is_embedded = not (recipe.kafka.bootstrap and recipe.store.endpoint)
     return Asked(recipe, folder.root if is_embedded else None, notes is not None and notes.run == recipe.name)

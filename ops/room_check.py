@@ -195,7 +195,7 @@ def estimate_objects(recipe: Recipe, sizes: Mapping[str, ModelSize]) -> float:
 
 
 def judge_disk(recipe: Recipe, folder: Path, free: int, objects: float) -> list[Fault]:
-    """Return what the disk of the embedded servers lacks."""
+    """Return the faults of the disk of the embedded servers."""
     if free < LEAST_DISK_BYTES:
         return [
             Fault(

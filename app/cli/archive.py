@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.cli.options import DataChoice, JsonOption, RunChoice, answer, log_quietly
+from headrace.app.cli.options import DataChoice, JsonOption, RunChoice, log_quietly, print_answer
 
 TopicsOption = Annotated[
     list[str] | None,
@@ -63,7 +63,7 @@ def archive(
     with open_run(run, data, store=True) as opened:
         ask = _ask_for_weights if sys.stdin.isatty() else refuse_to_choose
         done = archive_run(opened.run, out, topics or (), with_weights=with_weights, ask=ask)
-        answer(done, archive_page, as_json=as_json)
+        print_answer(done, archive_page, as_json=as_json)
 
 
 def _ask_for_weights(size_bytes: int) -> bool:
@@ -95,7 +95,7 @@ def replay(
     from headrace.ops.offline.replayer import replay as replay_archive
 
     log_quietly()
-    answer(replay_archive(source, into, data, topics or ()), replay_page, as_json=as_json)
+    print_answer(replay_archive(source, into, data, topics or ()), replay_page, as_json=as_json)
 
 
 def export_trajectories(
@@ -117,4 +117,4 @@ def export_trajectories(
     from headrace.ops.offline.exporter import export
 
     log_quietly()
-    answer(export(source, policy, to), export_page, as_json=as_json)
+    print_answer(export(source, policy, to), export_page, as_json=as_json)

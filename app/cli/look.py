@@ -16,9 +16,9 @@ from headrace.app.cli.options import (
     PolicyChoice,
     RunChoice,
     VariantChoice,
-    answer,
     exit_without_verdict_on_error,
     log_quietly,
+    print_answer,
     report_written,
 )
 from headrace.infra.errors import UsageError
@@ -39,7 +39,7 @@ def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption =
     log_quietly()
     with open_run(run, data) as opened:
         found = status_of(opened.run, rests=opened.rests, began_ms=opened.began_ms)
-        answer(found, status_table, as_json=as_json)
+        print_answer(found, status_table, as_json=as_json)
 
 
 def audit(
@@ -65,7 +65,7 @@ def audit(
     log_quietly()
     with exit_without_verdict_on_error(), open_run(run, data, store=not no_store) as opened:
         found = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
-        answer(found, audit_table, as_json=as_json)
+        print_answer(found, audit_table, as_json=as_json)
     if not found.ok:
         raise typer.Exit(CHECK_FAILED)
 
@@ -101,9 +101,9 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     with open_run(run, data, store=True) as opened:
         policy_variant = _resolve_policy_variant(opened.run, policy, variant)
         if version is not None:
-            answer(report_version(opened.run, policy_variant, version), version_page, as_json=as_json)
+            print_answer(report_version(opened.run, policy_variant, version), version_page, as_json=as_json)
         elif group is not None:
-            answer(report_group(opened.run, policy_variant, group), group_page, as_json=as_json)
+            print_answer(report_group(opened.run, policy_variant, group), group_page, as_json=as_json)
 
 
 def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
@@ -145,11 +145,11 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
         policy_variant = _resolve_policy_variant(opened.run, policy, variant)
         if step is not None:
             found = report_step(opened.run, policy_variant, step, group, 4 if limit is None else limit)
-            answer(found, step_page, as_json=as_json)
+            print_answer(found, step_page, as_json=as_json)
         elif trajectory is not None:
             tokens = 400 if limit is None else limit
             opened_one = open_trajectory(opened.run, policy_variant, trajectory)
-            answer(opened_one, partial(trajectory_page, limit=tokens), as_json=as_json)
+            print_answer(opened_one, partial(trajectory_page, limit=tokens), as_json=as_json)
 
 
 def discards(
@@ -185,7 +185,7 @@ def discards(
         from headrace.app.views.discards_page import plot as draw
 
         report_written(draw(found, plot))
-    answer(found, discards_page, as_json=as_json)
+    print_answer(found, discards_page, as_json=as_json)
 
 
 def _resolve_policy_variant(run: Run, policy: str | None, variant: str | None) -> str | None:

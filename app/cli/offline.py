@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.app.cli.options import JsonOption, SetOption, VariantChoice, answer, log_quietly
+from headrace.app.cli.options import JsonOption, SetOption, VariantChoice, log_quietly, print_answer
 from headrace.infra.errors import UsageError
 
 app = typer.Typer(
@@ -54,7 +54,7 @@ def curate(
     from headrace.ops.offline.offline_curator import curate_offline
 
     log_quietly()
-    answer(curate_offline(source, policy, chain, out, variant), offline_page, as_json=as_json)
+    print_answer(curate_offline(source, policy, chain, out, variant), offline_page, as_json=as_json)
 
 
 @app.command()
@@ -92,7 +92,7 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     request = TrainingRequest(policy, tuple(sets or ()), steps, start, batches)
     with open_progress("versions trained") as tell:
         found = train_offline(source, out, request, tell)
-    answer(found, offline_training_page, as_json=as_json)
+    print_answer(found, offline_training_page, as_json=as_json)
 
 
 @app.command()
@@ -116,7 +116,7 @@ def evaluate(
 
     log_quietly()
     loaded = load_recipe(recipe, sets or ())
-    answer(play_held_out(loaded, parse_folders(loaded, weights)), evaluation_table, as_json=as_json)
+    print_answer(play_held_out(loaded, parse_folders(loaded, weights)), evaluation_table, as_json=as_json)
 
 
 @app.command()
@@ -145,4 +145,4 @@ def up(
     loaded = load_recipe(recipe, sets or ())
     folder = data_folder_of(f"{loaded.name}-offline", data).root
     log_quietly()
-    answer(run_offline(OfflineRequest(loaded, source, folder, summary)), run_page, as_json=False)
+    print_answer(run_offline(OfflineRequest(loaded, source, folder, summary)), run_page, as_json=False)

@@ -60,7 +60,7 @@ class NoVerdict(HeadraceError):
     exit_code = NO_VERDICT
 
 
-def answer(found: T, page: Callable[[T], RenderableType], *, as_json: bool) -> None:
+def print_answer(found: T, page: Callable[[T], RenderableType], *, as_json: bool) -> None:
     """Print the result, as JSON or as a page."""
     if as_json:
         from headrace.ops.plain_json import encode_json
@@ -131,7 +131,7 @@ def exit_without_verdict_on_error() -> Iterator[None]:
 
         with suppress(OSError):
             traceback.print_exception(error)
-        raise NoVerdict(f"no verdict, as {type(error).__name__} was raised: {read_error_text(error)}") from error
+        raise NoVerdict(f"no verdict, because of {type(error).__name__}: {read_error_text(error)}") from error
 
 
 def program_name() -> str:

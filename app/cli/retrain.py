@@ -19,9 +19,9 @@ from headrace.app.cli.options import (
     PolicyChoice,
     RunChoice,
     VariantChoice,
-    answer,
     exit_without_verdict_on_error,
     log_quietly,
+    print_answer,
     program_name,
 )
 from headrace.infra.errors import UsageError
@@ -92,7 +92,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
                 found = experiment(opened.run, policy_variant, (into, tuple(sets or ())), (begin, end), tell)
         page = partial(retrain_page, program=program_name(), where=_name_options(into or "", run, data))
-        answer(found, page, as_json=as_json)
+        print_answer(found, page, as_json=as_json)
     if any(version.equal is False for version in found.versions) and into is None:
         raise typer.Exit(CHECK_FAILED)
     if not found.comparable:

@@ -16,9 +16,9 @@ from headrace.app.cli.options import (
     PolicyChoice,
     RunChoice,
     SetOption,
-    answer,
     log_quietly,
     open_console,
+    print_answer,
     program_name,
     report_written,
 )
@@ -120,7 +120,7 @@ def try_recipe(
     from headrace.ops.offline.trial import try_recipe as play
 
     found = play(TrialRequest(loaded, tasks, workflow, answers or ()), lambda words: typer.echo(words, err=True))
-    answer(found, trial_page, as_json=as_json)
+    print_answer(found, trial_page, as_json=as_json)
     if not found.is_sound:
         raise typer.Exit(CHECK_FAILED)
 
@@ -193,7 +193,7 @@ def swap(
 
     log_quietly()
     with open_run(run, data) as opened:
-        answer(swap_chain(opened.run, chain, dry_run=dry_run), swap_lines, as_json=as_json)
+        print_answer(swap_chain(opened.run, chain, dry_run=dry_run), swap_lines, as_json=as_json)
 
 
 def compare(
@@ -248,6 +248,6 @@ def compare(
         from headrace.app.views.comparison_page import plot as draw
 
         report_written(draw(found, plot))
-    answer(found, comparison_page, as_json=as_json)
+    print_answer(found, comparison_page, as_json=as_json)
     if any(run.summary is None for run in results.values()):
         raise typer.Exit(CHECK_FAILED)

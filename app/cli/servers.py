@@ -15,9 +15,9 @@ from headrace.app.cli.options import (
     JsonOption,
     RunChoice,
     SetOption,
-    answer,
     log_quietly,
     open_console,
+    print_answer,
 )
 from headrace.infra.errors import UsageError
 
@@ -48,12 +48,12 @@ def topics(
     if recipe is not None:
         if run or data:
             raise UsageError("give either a recipe, as in `headrace topics arithmetic`, or a run by --run or --data")
-        answer(list_topics_of_recipe(recipe, sets or (), only_list=only_list), topics_page, as_json=as_json)
+        print_answer(list_topics_of_recipe(recipe, sets or (), only_list=only_list), topics_page, as_json=as_json)
         return
     if sets:
         raise UsageError("--set can be used only with a recipe: the recipe of a run is recorded already")
     with open_run(run, data) as opened:
-        answer(list_topics_of_run(opened.run, only_list=only_list), topics_page, as_json=as_json)
+        print_answer(list_topics_of_run(opened.run, only_list=only_list), topics_page, as_json=as_json)
 
 
 def store_policy(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.cli.options import CHECK_FAILED, DataChoice, JsonOption, RunChoice, answer, log_quietly
+from headrace.app.cli.options import CHECK_FAILED, DataChoice, JsonOption, RunChoice, log_quietly, print_answer
 
 
 def dead_letters(
@@ -33,9 +33,9 @@ def dead_letters(
     log_quietly()
     with open_run(run, data) as opened:
         if offset is None:
-            answer(listing(opened.run, reason), partial(dead_letters_table, reason=reason), as_json=as_json)
+            print_answer(listing(opened.run, reason), partial(dead_letters_table, reason=reason), as_json=as_json)
         else:
-            answer(read_detail(opened.run, offset), dead_letter_view, as_json=as_json)
+            print_answer(read_detail(opened.run, offset), dead_letter_view, as_json=as_json)
 
 
 def redrive(
@@ -61,7 +61,7 @@ def redrive(
     log_quietly()
     with open_run(run, data) as opened:
         done = send_back(opened.run, offset or (), reason, dry_run=dry_run)
-        answer(done, redrive_table, as_json=as_json)
+        print_answer(done, redrive_table, as_json=as_json)
     if offset and done.refused:
         raise typer.Exit(CHECK_FAILED)
 
@@ -105,4 +105,4 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
     request = CollectionRequest(keep_versions, keep_checkpoints, duration_of(older_than), dry_run)
     with open_run(run, data, store=True) as opened:
         found = command(opened.run, request, rests=opened.rests)
-        answer(found, gc_page, as_json=as_json)
+        print_answer(found, gc_page, as_json=as_json)

@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.cli.options import DataChoice, JsonOption, PolicyChoice, RunChoice, VariantChoice, answer, log_quietly
+from headrace.app.cli.options import (
+    DataChoice,
+    JsonOption,
+    PolicyChoice,
+    RunChoice,
+    VariantChoice,
+    log_quietly,
+    print_answer,
+)
 
 app = typer.Typer(
     help="Show how a run's versions were published; export one; make and apply deltas between folders, without a run.",
@@ -126,7 +134,7 @@ def weights(
     log_quietly()
     with open_run(run, data) as opened:
         policy_variant = opened.run.resolve(policy, variant)
-        answer(weights_history(opened.run, policy_variant), weights_page, as_json=as_json)
+        print_answer(weights_history(opened.run, policy_variant), weights_page, as_json=as_json)
 
 
 @app.command()

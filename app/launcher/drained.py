@@ -15,7 +15,7 @@ EVALUATION_DRAIN_S = 60.0
 """Seconds without an episode, added to the limit of an episode, after which no evaluation is expected any more. Within
 them another worker takes the tasks of a killed one."""
 STARTS_WITHIN_S = 1800.0
-"""Seconds after the end within which a worker that starts is waited for, as the same command may load a large model."""
+"""Seconds after the end for which a starting worker is waited for, because it may be loading a large model."""
 
 
 class RunPage(Protocol):

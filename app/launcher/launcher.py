@@ -80,7 +80,7 @@ class UpRequest:
 
 
 def up(request: UpRequest, console: Console) -> int:
-    """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
+    """Start or resume the run of a recipe, and follow it to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
     request = _apply_branch(request, folder)  # before the checks, as they must see the recipe that begins
     looked = check_before_start(request.recipe, folder, request.summary)
@@ -246,7 +246,7 @@ class Launcher:
         self._supervisor.start()
 
     def _start_fork_server(self, children: Sequence[Child], environment: Mapping[str, str]) -> ForkServer | None:
-        """Start the process that components are forked from; None if none is forked or it cannot be started."""
+        """Start the process that forks components; None if no component is forked, or if it cannot be started."""
         forks = self._request.forks or make_fork_server()
         if sys.platform != "linux" or not self._recipe.launch.fork or not any(child.imports for child in children):
             forks.stop()

@@ -73,7 +73,7 @@ def _find_cause(signs: Signs, share: float, reward: float) -> str:
         if reason != "zero_variance":
             return f"Most groups are discarded as {reason}: little is left to learn from."
         how = "too easy: take a harder tier" if reward > 0.5 else "too hard: warm up longer, or take an easier tier"
-        return f"In most groups all rewards are equal, as the tasks are {how}."
+        return f"In most groups all rewards are equal because the tasks are {how}."
     if signs.staleness_mean > max(2.0, 0.8 * signs.max_staleness):
         return "The groups are too old: lower trainer.max_staleness, or slow the trainer by larger batches."
     return "No usual cause was found: try another trainer.learning_rate, or larger groups."
@@ -123,7 +123,7 @@ def suggest_commands(summary: Summary, program: str, again: str) -> Text:
         ("check that nothing was lost, from the topics alone", f"{program} audit --data {folder}"),
         *([best] if summary.ended == EARLY_STOP else []),
         *_suggest_continuing(summary, again),
-        ("remove what it left", f"{program} clean --data {folder}"),
+        ("remove the servers, topics and files of the run", f"{program} clean --data {folder}"),
     ):
         text.append(f"  # {why}\n", style="dim").append(f"  {command}\n", style="bold")
     return text

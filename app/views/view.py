@@ -253,7 +253,7 @@ def _describe_restarts(moment: Moment) -> list[str]:
 
 
 def list_warnings(moment: Moment) -> dict[str, str]:
-    """Return what is wrong with the training of each policy, name to sentence."""
+    """Return the warnings about the training of each policy, name to sentence."""
     found: dict[str, str] = {}
     for policy, counts in moment.figures.policies.items():
         metrics = moment.pulse.policies[policy].metrics

@@ -211,7 +211,7 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
 
 
 def describe_merges(announced: Sequence[WeightsPublished], why_nothing: Mapping[str, str]) -> list[str]:
-    """Return lines that say what was merged, and for the other policies why nothing was."""
+    """Return a line for every merged delta, and for every other policy the reason why nothing was merged."""
     lines = [
         f"{one.policy}: merged versions {one.base_version} to {one.version} into {claim_of(one).size_bytes:,} bytes"
         for one in announced

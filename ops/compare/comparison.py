@@ -32,7 +32,7 @@ AT_THE_END: Mapping[str, Callable[[PolicyResult], float | None]] = {
 }
 """Name of each value at a run's end, and the function that takes it from a policy's result."""
 TRAILING = {"reward": 5}
-"""Number of versions that a point is the mean of, its own and those before it: one version plays only few groups."""
+"""Number of versions that are averaged for a point, its own and earlier ones: one version plays only few groups."""
 
 
 @dataclass(frozen=True, slots=True)

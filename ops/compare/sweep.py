@@ -89,7 +89,7 @@ class RunFolder:
             ) from error
 
     def tail_of_output(self) -> str:
-        """Return the end of what it printed."""
+        """Return the last lines of the run's output."""
         return "\n".join(read_last_lines(self.output, LAST_OUTPUT_LINES)) or "it printed nothing"
 
     def describe_failure(self) -> str:

@@ -124,7 +124,7 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
 
 
 def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str | None) -> Choice:
-    """Return what is to be done with the dead letters that the user chose.
+    """Decide which of the dead letters that the user chose are sent back.
 
     Raises UsageError for an offset without a dead letter, and for an unknown reason.
     """

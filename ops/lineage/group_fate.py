@@ -124,7 +124,7 @@ class GroupLineage:
     reason: str
     """Reason for which it was dropped, or became a dead letter."""
     issued_next: int
-    """The stream's next number: those below it were issued."""
+    """The stream's next number: all lower numbers were issued."""
     on_tasks: tuple[int, ...]
     """Attempts whose task is still on the tasks topic."""
     attempts: tuple[PlayAttempt, ...]

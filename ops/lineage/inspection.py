@@ -149,9 +149,7 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     group, members = found.group, found.group.trajectory_group.trajectories
     chosen = [index for index, member in enumerate(members) if member.id == f"{stream}:{number}:{sample}"]
     if not chosen:
-        raise UsageError(
-            f"group {stream}:{number} has {_describe_members(group.trajectory_group)}, none of them {name}"
-        )
+        raise UsageError(f"group {stream}:{number} has {_describe_members(group.trajectory_group)}, but no {name}")
     texts = token_texts(run, acted, history.files)
     seen = see_group(group, found.advantages, texts, index=found.index, only=chosen[0])
     return TrajectoryFound(run.address.run, acted, found.version, found.where, seen)

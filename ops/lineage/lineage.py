@@ -137,7 +137,7 @@ def name_versions(version: int, *known: Iterable[int]) -> str:
     """Return the end of a sentence: that a version does not exist, and which versions do."""
     there = sorted({one for some in known for one in some})
     if not there:
-        return f"no version {version}: none is published yet"
+        return f"no version {version}: no version is published yet"
     return f"no version {version}: there are {there[0]} to {there[-1]}"
 
 

@@ -56,7 +56,7 @@ class CurationCounts:
     """Number of messages of tasks that were concluded before."""
 
     def count_results(self, outgoing: list[Outgoing], topics: Topics, policy_variant: str) -> None:
-        """Count the records that one message led to."""
+        """Count the records that a curator writes for one message."""
         self.read += 1
         self.repeated += not outgoing
         concluded = []

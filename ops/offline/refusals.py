@@ -19,7 +19,7 @@ RefusedReasons = dict[tuple[str | int, int], str]
 
 
 def read_first_revision(archive: Archive) -> RecipeRevision:
-    """Return the first revision, which says what the run's curators check; if it is not archived, one without checks.
+    """Return the first revision, which says which checks the curators make; if not archived, a revision without checks.
 
     Raises as `Archive.revisions`.
     """

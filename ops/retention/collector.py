@@ -328,7 +328,7 @@ def _count(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -> 
 
 
 def announce(run: Run, writer: TransactionalWriter, what: Plan) -> None:
-    """Publish what is retired, so that a reader who misses an object later finds the record."""
+    """Publish which versions are retired, so that a reader who misses an object later finds the record."""
     writer.begin()
     writer.produce(_build_record(run, policy, kind, ranges) for (policy, kind), ranges in what.retired.items())
     writer.commit()

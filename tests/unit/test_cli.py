@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.app.cli import main as cli
-from headrace.app.cli.options import answer, exit_without_verdict_on_error, open_console
+from headrace.app.cli.options import exit_without_verdict_on_error, open_console, print_answer
 from headrace.infra import log
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
@@ -216,7 +216,7 @@ def test_who_asks_for_json_gets_an_error_as_json_too(
 
 
 def test_numbers_that_json_does_not_know_are_null(capsys: pytest.CaptureFixture[str]) -> None:
-    answer({"most": math.inf, "least": [-math.inf, math.nan], "some": 0.5}, str, as_json=True)
+    print_answer({"most": math.inf, "least": [-math.inf, math.nan], "some": 0.5}, str, as_json=True)
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
@@ -344,7 +344,7 @@ def test_an_error_that_nobody_expected_is_no_verdict_and_keeps_its_traceback(
     monkeypatch.setattr(tool, run_out_of_memory)
     with pytest.raises(SystemExit) as caught:
         cli.main([command, "--run", ADDRESS, "--json"])
-    said, told = capsys.readouterr(), "no verdict, as RuntimeError was raised: out of memory"
+    said, told = capsys.readouterr(), "no verdict, because of RuntimeError: out of memory"
     assert caught.value.code == 3
     assert json.loads(said.out) == {"error": told}
     assert "in run_out_of_memory\n" in said.err

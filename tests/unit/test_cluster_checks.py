@@ -151,11 +151,11 @@ def test_a_grant_names_the_user_that_asked_and_sentences_fit_their_number() -> N
     found = {one.what: one for one in check_cluster(seen, WANTED, "alice b")}
     assert "--allow-principal 'User:alice b' --operation Create" in found["rights"].detail
     assert found["addresses"].detail == "k:1 answers from here"
-    assert found["topics"].detail.endswith(", 1 is to be made")
+    assert found["topics"].detail.endswith(", 1 is missing and will be created")
     two = replace(SOUND, brokers=(Advertised("k", 1), Advertised("l", 1)), topics={})
     found = {one.what: one for one in check_cluster(two, WANTED)}
     assert found["addresses"].detail == "k:1, l:1 answer from here"
-    assert found["topics"].detail == f"{len(WANTED.topics)} are to be made"
+    assert found["topics"].detail == f"{len(WANTED.topics)} are missing and will be created"
 
 
 def test_of_a_run_that_has_not_begun_the_topics_are_not_counted() -> None:
