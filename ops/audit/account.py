@@ -189,7 +189,7 @@ class RunAccount:
         else:
             numbers.mark_discarded(stream, number, use, (component, verdict, reason))
 
-    def count_produced(self, policy: str, stream: str, number: int, record_id: RecordId) -> bool:
+    def fold_produced(self, policy: str, stream: str, number: int, record_id: RecordId) -> bool:
         """Count a produced group at a position; return False if it is not the first of its number."""
         if self.unread.is_refused(*record_id):
             return False
@@ -197,8 +197,8 @@ class RunAccount:
         bits = REACHED if position is None or record_id[2] < position else 0
         for shadow in self.beside[policy][1:]:
             is_due = record_id[2] < self.known.answered.get(shadow, {}).get(record_id[:2], 0)
-            self.numbers[shadow].mark_produced(stream, number, bits | (ANSWER_DUE if is_due else 0))
-        return self.numbers[policy].mark_produced(
+            self.numbers[shadow].note_produced(stream, number, bits | (ANSWER_DUE if is_due else 0))
+        return self.numbers[policy].note_produced(
             stream, number, bits if position is None else bits and bits | ANSWER_DUE
         )
 

@@ -199,7 +199,7 @@ class AuditFold:
         if group.number % self.recipe.kafka.partitions != message.partition:
             raise HeaderError(f"number {group.number} does not belong to this partition")
         record_id = (message.topic, message.partition, message.offset)
-        return self.account.count_produced(policy, group.stream, group.number, record_id)
+        return self.account.fold_produced(policy, group.stream, group.number, record_id)
 
     def _fold_curated(self, message: Message) -> bool:
         _, curated = self._read_checked_headers(message)

@@ -211,7 +211,7 @@ def j9c_group_of_a_stream_that_there_is_not(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("solver"), lambda offset: offset + 1_000)
 
 
-@tampering("nothing says what became of it")
+@tampering("has no outcome and no dead letter")
 def j10_number_without_an_answer(hand: Hand) -> None:
     hand.remove(*hand.about(hand.outcomes, hand.dropped))
 
@@ -263,7 +263,7 @@ def c11_dropped_group_curated(hand: Hand) -> None:
 # ------------------------------------------------------------------------------------------------------------- outcomes
 
 
-@tampering("nothing says what became of it")
+@tampering("has no outcome and no dead letter")
 def o1_outcome_of_a_dropped_group_removed(hand: Hand) -> None:
     hand.remove(hand.outcome(hand.dropped)[0])
 
@@ -331,13 +331,13 @@ def a_delta(hand: Hand) -> tuple[Any, WeightsPublished]:
     return [(m, e) for m, e in hand.decoded(hand.weights, WeightsPublished) if e.kind == "delta"][1]
 
 
-@tampering("is a delta of epoch|is labelled")
+@tampering("is a delta of epoch|has the label")
 def w6_base_of_a_delta_altered(hand: Hand) -> None:
     message, event = a_delta(hand)
     hand.put(message, replace(event, base_version=event.base_version - 1))
 
 
-@tampering("is labelled|has weights_hash")
+@tampering("has the label|has weights_hash")
 def w7_object_of_the_next_version(hand: Hand) -> None:
     (message, _), (_, other) = [(m, e) for m, e in hand.decoded(hand.weights, WeightsPublished) if e.kind == "delta"][
         1:3
@@ -420,7 +420,7 @@ def s10_checkpoints_exchanged(hand: Hand) -> None:
 # ---------------------------------------------------------------------------------------------------- committed offsets
 
 
-@tampering("nothing says what became of it|committed", LIVE)
+@tampering("has no outcome and no dead letter|committed", LIVE)
 def k1_curators_commit_forward(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("solver"), lambda offset: offset + 10)
 
@@ -463,7 +463,7 @@ def y3_two_for_one(hand: Hand) -> None:
     hand.forge_outcome(gone.number, verdict="expired", reason="expired", component="train")
 
 
-@tampering("nothing|never|lost|neither", LIVE)
+@tampering("no outcome|never|lost|neither", LIVE)
 def y5_number_in_flight_vanished(hand: Hand) -> None:
     number = hand.trained[0].number
     for topic in (hand.trajectories, hand.outcomes, hand.curated):

@@ -138,7 +138,7 @@ def other(hand: Hand) -> Hand:
     return hand.of(OTHER)
 
 
-@shadow("of solver.other was read by the curators, but has no outcome and no dead letter|never concluded|nothing says")
+@shadow("of solver.other was read by the curators, but has no outcome and no dead letter|never concluded|no outcome")
 def sh1_outcome_of_a_shadow_removed(o: Hand) -> None:
     o.remove(o.outcome(o.dropped)[0])
 
