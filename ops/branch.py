@@ -22,7 +22,7 @@ BEST = "best"
 
 @dataclass(frozen=True, slots=True)
 class BranchPoint:
-    """What `--branch` names."""
+    """The run and version that `--branch` names."""
 
     run: str
     """Address of a run, or its data folder."""

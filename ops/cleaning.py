@@ -20,12 +20,12 @@ LEFT_BY_RUNS = frozenset({
     "curated", "curated.json", "trained", "trained.json", "held-out.json", "experiment.json",
     SWEPT, "swept-data.json", "comparison.json", "archive.txt", "output.txt",
 })  # fmt: skip
-"""What commands make in a data folder; beside it the runs of a sweep, each a folder with SWEPT."""
+"""Names that commands make in a data folder. A sweep also makes a folder for each run, which holds SWEPT."""
 LEFT_IN_CACHE = (
     "m2", "jars.lock", "bootstrap-*.checkpoint", "kafka-*.aot", "recording-*", "warm-starts",
     "weights/[0-9a-f][0-9a-f]",
 )  # fmt: skip
-"""What runs make in the cache folder. A user may have chosen a folder that also holds other files."""
+"""Names that runs make in the cache folder. A user may have chosen a folder that also holds other files."""
 UNFINISHED = re.compile(r"(?:\.(?P<growing>.+)\.part|(?P<written>.+)\.[0-9a-f]{8}\.new)")
 """Names of the files that a killed process was writing."""
 

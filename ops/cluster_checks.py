@@ -45,7 +45,7 @@ REPLICATED = (
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a run uses of a cluster."""
+    """The topics, groups and transactional id that a run uses on a cluster."""
 
     topics: tuple[TopicSpec, ...] = ()
     groups: tuple[str, ...] = ()

@@ -58,7 +58,7 @@ class WantedDevice:
 
 @dataclass(frozen=True, slots=True)
 class SeenDevice:
-    """What torch says of a device."""
+    """Torch's answer about a device."""
 
     error: str = ""
     free: int = 0
@@ -68,7 +68,7 @@ class SeenDevice:
 
 @dataclass(frozen=True, slots=True)
 class SeenDevices:
-    """What torch says of this machine."""
+    """Torch's answers about this machine."""
 
     gpus: int = 0
     devices: Mapping[str, SeenDevice] | None = None

@@ -38,7 +38,7 @@ BIAS_MATTERS = 0.05
 
 
 class GroupOutcome(NamedTuple):
-    """What a ledger keeps of a group until its outcome is final; length and reward are means over its members."""
+    """The facts that a ledger keeps of a group until its outcome is final; length and reward are means over members."""
 
     length: float
     """Mean generated tokens; NaN if there is no trajectory."""
@@ -132,7 +132,7 @@ class PolicyDiscards:
 
 @dataclass(frozen=True, slots=True)
 class Discards:
-    """What `headrace discards` finds."""
+    """The result of `headrace discards`."""
 
     run: str
     run_id: str
@@ -185,7 +185,7 @@ class GroupsOfReason:
 
 
 class Ledger:
-    """What happened to the groups of a policy or shadow, from its outcomes and then its batches, each topic in order.
+    """Counts the groups of a policy or shadow by outcome, from its outcomes and then its batches, each topic in order.
 
     Args:
         is_shadow: A shadow's own versions sample nothing. So the age of its groups counts up to the newest version that

@@ -30,7 +30,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was checked, whether it is enough, and what was found or what to do."""
+    """The result of one check, as one line: its name, whether it is ok, and the finding or the remedy."""
 
     what: str
     ok: bool

@@ -38,7 +38,7 @@ class ErrorSeen:
 
     @property
     def sentence(self) -> str:
-        """What happened, in one line."""
+        """The error in one line, with its count and where it happened first."""
         if self.component:
             records = "1 record is a dead letter" if self.count == 1 else f"{self.count:,} records are dead letters"
             task = f"; one of task {self.stream}:{self.number}" if self.stream else ""

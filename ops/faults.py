@@ -13,10 +13,10 @@ from headrace.infra.unreachable import is_unreachable
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong, or may be."""
+    """A fault of a recipe, or a doubt about it."""
 
     sentence: str
-    """What is wrong, where, and what to do."""
+    """A sentence that says what is wrong, where, and what to do."""
     is_doubt: bool = False
     """Whether the run may still work: a doubt is reported, but refuses nothing."""
     cause: BaseException | None = None

@@ -46,7 +46,7 @@ SINGLE_TURN = "single_turn"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is checked."""
+    """The input of the checks."""
 
     recipe: Recipe
     folder: Path | None = None

@@ -47,7 +47,7 @@ CHECK_FAILED = 1
 """Exit code of a command that found something wrong."""
 NO_VERDICT = 3
 CLICK_ERROR: type[Any] = typer.BadParameter.__mro__[2]
-"""What is wrong with a command line. Some releases of Typer have their own copy of Click's classes."""
+"""Errors of a command line. Some releases of Typer have their own copy of Click's classes."""
 JSON = "--json"
 PROGRAM = "headrace"
 USUAL_WIDTH = 80

@@ -38,7 +38,7 @@ class RunPage(Protocol):
 
     @property
     def work(self) -> object:
-        """What workers and evaluator have done: the value changes with every episode and group that ends."""
+        """Work of workers and evaluator: the value changes with every episode and group that ends."""
 
     @property
     def has_starting_worker(self) -> bool:
@@ -50,7 +50,7 @@ class RunPage(Protocol):
 
     @property
     def standstill(self) -> str:
-        """What keeps the run from its next version; empty once it has ended."""
+        """Why the run makes no further version; empty once it has ended."""
 
     @property
     def hopeless(self) -> str:

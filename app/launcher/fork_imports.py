@@ -1,4 +1,4 @@
-"""What the fork server imports before it forks a component: what would take long in every process.
+"""Modules that the fork server imports before it forks a component, because the import takes long.
 
 User code is not imported here: only components import a user's environments, engines and algorithms.
 """

@@ -60,7 +60,7 @@ class AllFailed(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class UpRequest:
-    """What `headrace up` was asked for."""
+    """The options of `headrace up`."""
 
     recipe: Recipe
     data: Path

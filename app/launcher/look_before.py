@@ -16,10 +16,10 @@ from headrace.schemas.records import UsedEnvironment
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What the checks found of a recipe that can run here."""
+    """The result of the checks of a recipe that can run here."""
 
     doubts: tuple[str, ...]
-    """What may go wrong."""
+    """Sentences on what may go wrong."""
     environments: tuple[UsedEnvironment, ...]
     """Environment and data of each workflow."""
 

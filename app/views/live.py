@@ -185,7 +185,7 @@ class LivePage:
 
     @property
     def standstill(self) -> str:
-        """What keeps the run from its next version, also before that is overdue; empty once it has ended."""
+        """Why the run makes no further version, even before one is overdue; empty once it has ended."""
         now, standstill = now_ms(), None
         with self._errors.suppress_own_errors():
             found = self._fold.compute_figures(self._lag.newest, now)
@@ -265,7 +265,7 @@ class LivePage:
 
 
 class Past:
-    """What was on the topics when the page began."""
+    """The records that were on the topics when the page began."""
 
     def __init__(self, ends: Mapping[PartitionId, int]) -> None:
         self._ends, self._due = ends, time.monotonic() + PAST_S

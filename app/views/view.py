@@ -34,7 +34,7 @@ SILENT_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the page shows at one time."""
+    """The state that the page shows at one moment."""
 
     recipe: Recipe
     figures: RunFigures

@@ -20,7 +20,7 @@ VERSION_ROWS = 20
 """Number of versions in the table; the chart and `--json` have all."""
 WIDTH, HEIGHT = 60, 6
 ACTIVITIES = ("fetch", "verify", "apply", "pause")
-"""What a worker does to take a version."""
+"""Activities of a worker while it takes a version."""
 TELLING_RATIO = 1.5
 """Smallest ratio of whole weights to a delta that the page shows; for an adapter it is about 1, and not shown."""
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")

@@ -1,4 +1,4 @@
-"""What may be wrong with task numbers: sentences, each with the numbers of a page for which it is true. No I/O."""
+"""Finds what is wrong with task numbers: sentences, each with the numbers of a page for which it is true. No I/O."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from headrace.ops.audit.pages import (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What may be expected of a run at this moment."""
+    """The state of a run that decides which problems are checked."""
 
     drained: bool = False
     """Nothing more can conclude: groups in flight are lost."""

@@ -1,4 +1,4 @@
-"""What happened to every task number of a policy; the records may come in any order. No I/O."""
+"""Follows every task number of a policy to its conclusion; the records may come in any order. No I/O."""
 
 from __future__ import annotations
 

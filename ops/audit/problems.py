@@ -10,7 +10,7 @@ MOST_LISTED = 100
 
 @dataclass(frozen=True, slots=True)
 class AuditProblem:
-    """One thing that is wrong."""
+    """A problem that an audit found."""
 
     what: str
     """The sentence; for a number, the part after its name."""

@@ -189,12 +189,12 @@ class WeightsChain:
 
     @property
     def settled_positions(self) -> Mapping[int, int]:
-        """The same at the newest record that names all groups that had left the window untrained."""
+        """The last positions from a record that names all groups that had left the window untrained."""
         return self._settled
 
     @property
     def aged_positions(self) -> Mapping[int, int]:
-        """The same at an earlier version, before the newest batch was cut: groups that expired then are evicted."""
+        """The positions at a version so early that all groups that expired by then must have been evicted since."""
         return self._ages[0] if len(self._ages) == self._ages.maxlen else {}
 
     def problems(self, *, still: bool, over: bool = False) -> Problems:

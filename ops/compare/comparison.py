@@ -107,7 +107,7 @@ class PlayedRun:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `headrace compare` prints."""
+    """The result of `headrace compare`."""
 
     sweep: str
     about: str
@@ -121,7 +121,7 @@ class Comparison:
 
     @property
     def warnings(self) -> list[str]:
-        """What is wrong with single runs, a line each."""
+        """Problems of single runs, a line each."""
         failed = [f"run {name} failed: {run.failed}" for name, run in self.runs.items() if run.summary is None]
         audits = {name: run.summary.audit for name, run in self.runs.items() if run.summary is not None}
         return failed + [

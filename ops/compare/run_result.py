@@ -14,7 +14,7 @@ from headrace.ops.discards import RUN_END
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What the audit of numbers says."""
+    """The result of the audit of task numbers."""
 
     ok: bool
     lost: int = 0

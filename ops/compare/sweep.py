@@ -70,7 +70,7 @@ class RunFolder:
 
     @property
     def output(self) -> Path:
-        """What `headrace up` printed."""
+        """File with the output of `headrace up`."""
         return self.folder / "output.txt"
 
     def result(self) -> RunResult | None:

@@ -83,7 +83,7 @@ class Advice:
     name: str
     """A short name of the kind of advice, such as `one_reward`."""
     sentence: str
-    """What was seen, what it means, and what to do."""
+    """Sentences that say what was seen, what it means, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class RunFigures:
     environments: tuple[UsedEnvironment, ...] = ()
     """Environment and data of each workflow, as the newest revision records them; only `headrace status` sets it."""
     standstill: Standstill | None = None
-    """What keeps the run from its next version; None while versions come, and once the run has ended."""
+    """Why the run makes no further version; None while versions come, and once the run has ended."""
 
     @property
     def in_force(self) -> RevisionFigures | None:

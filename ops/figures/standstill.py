@@ -92,7 +92,7 @@ class Standstill:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What is known of a run beside its topics."""
+    """The facts about a run that are not on its topics."""
 
     began_ms: int = 0
     """When it was started last, in ms since the epoch; 0 if unknown."""

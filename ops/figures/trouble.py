@@ -1,4 +1,4 @@
-"""What goes wrong in a run, from outcomes and dead letters: errors, whether all episodes fail, and advice."""
+"""The troubles of a run, from outcomes and dead letters: errors, whether all episodes fail, and advice."""
 
 from __future__ import annotations
 

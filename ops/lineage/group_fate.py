@@ -1,4 +1,4 @@
-"""What happened to a group: `headrace lineage --group`, from the topics alone.
+"""`headrace lineage --group`: follows one group through the topics of a run, from its task to its conclusion.
 
 The group's partitions of `outcomes` and `trajectories` are searched, because no record gives its offsets there; only
 records of the group are decoded. The classes below are what `--json` prints, field by field.
@@ -65,7 +65,7 @@ class TrainedUse:
     version: int
     use: int
     place: int
-    """Its index in the batch, from 0; named as in the JSON."""
+    """Its index in the batch, from 0."""
     of: int
     """Number of groups in that batch."""
     partition: int
@@ -112,7 +112,7 @@ class GroupDeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class GroupLineage:
-    """What happened to one group, for one policy."""
+    """The records and the conclusion of one group, for one policy."""
 
     run: str
     policy: str
@@ -140,7 +140,7 @@ class GroupLineage:
 
 @dataclass(frozen=True, slots=True)
 class GroupFate:
-    """What happened to a group, for each requested policy."""
+    """The records and the conclusion of one group, for each requested policy."""
 
     run: str
     group: str

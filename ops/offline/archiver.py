@@ -76,7 +76,7 @@ class ArchivedObjects:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What an archive holds, and which part of it is new."""
+    """The contents of an archive, and which part of it is new."""
 
     archive: str
     run: str

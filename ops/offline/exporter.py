@@ -50,7 +50,7 @@ ExportedRow = dict[str, Any]
 
 @dataclass(slots=True)
 class GroupFates:
-    """What happened to one partition's groups."""
+    """The outcomes of one partition's groups."""
 
     groups: dict[GroupId, tuple[str, str]] = field(default_factory=dict)
     """Final verdict and reason of the first use."""
@@ -70,7 +70,7 @@ class GroupFates:
 
 @dataclass(slots=True)
 class Exported:
-    """What was written, and what was left out."""
+    """Counts of what was written, and of what was left out."""
 
     rows: int = 0
     trajectories: int = 0

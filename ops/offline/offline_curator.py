@@ -92,7 +92,7 @@ class CurationCounts:
 
 @dataclass(frozen=True, slots=True)
 class CuratedPolicy:
-    """What happened to one policy's groups; the names of the fields are those of `CuratedCounts`."""
+    """Counts of one policy's groups; the names of the fields are those of `CuratedCounts`."""
 
     read: int
     kept: int

@@ -36,7 +36,7 @@ from headrace.ops.plain_json import encode_json, plain
 log = structlog.get_logger()
 
 CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
-"""What the folder holds: two folders, and the report of each step as JSON."""
+"""Contents of the data folder: two folders, and the report of each step as JSON."""
 SECONDS = "seconds.json"
 """File with the duration of all finished steps."""
 ELSEWHERE = ("name", "about", "kafka.", "store.", "launch.", "evaluate.")
@@ -55,7 +55,7 @@ class OfflineRequest:
 
 @dataclass(frozen=True, slots=True)
 class OfflineGroups:
-    """What happened to the archived groups; the names of the fields are those of a run's summary."""
+    """Counts of the archived groups; the names of the fields are those of a run's summary."""
 
     issued: int
     kept: int

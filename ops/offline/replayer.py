@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(slots=True)
 class Fed:
-    """What was written of one topic."""
+    """Counts of the records of one topic that were written, or were there already."""
 
     records: int = 0
     there: int = 0
@@ -69,7 +69,7 @@ class FedTopic:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What was written."""
+    """The result of a replay: the written topics and objects."""
 
     archive: str
     run: str

@@ -29,7 +29,7 @@ from headrace.trainers.versions.history import History, read_history
 from headrace.trainers.versions.remake import hash_learner, load_learner_at, remake
 
 VersionSpan = tuple[int | None, int | None]
-"""From the newest checkpoint at or below the first (None: the oldest one) to the second (None: the newest version)."""
+"""(begin, end): from the newest checkpoint at or below begin (None: the oldest) to version end (None: the newest)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class RetiredVersions:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What `headrace gc` did, or would do."""
+    """The result of `headrace gc`, or of its dry run."""
 
     run: str
     dry_run: bool

@@ -80,7 +80,7 @@ class Marker:
         self._named: set[bytes] = set()
         """Listed keys that a record names whose objects are kept for ever."""
         self._versions: defaultdict[bytes, set[VersionRef]] = defaultdict(set)
-        """Other keys to the versions that name them."""
+        """Other listed keys, each with the versions that name it."""
         self._schemas: set[bytes] = set()
         for one in objects:
             match = OBJECT_KEY.fullmatch(one.key.removeprefix(prefix)) if one.key.startswith(prefix) else None
