@@ -278,13 +278,13 @@ def summarize_ledger(ledger: Ledger) -> PolicyDiscards:
             for reason, groups in _sort_by_count(ledger.trajectories)
         },
         waiting=ledger.waiting,
-        bias=bias(_pool(groups.lengths for groups in others.values()), trained.lengths),
-        before_end=BeforeEnd(chosen.mean if chosen.count else None, bias(chosen, trained.lengths)),
+        bias=compute_bias(_pool(groups.lengths for groups in others.values()), trained.lengths),
+        before_end=BeforeEnd(chosen.mean if chosen.count else None, compute_bias(chosen, trained.lengths)),
         errors=ledger.errors.errors(),
     )
 
 
-def bias(discarded: Moments, trained: Moments) -> Bias | None:
+def compute_bias(discarded: Moments, trained: Moments) -> Bias | None:
     """Return the ratio of mean lengths, discarded over trained, with its 95 % interval; None for too few values.
 
     The interval is that of the logarithm of a ratio of independent means, by the delta method: its variance is the sum
@@ -299,7 +299,9 @@ def bias(discarded: Moments, trained: Moments) -> Bias | None:
 
 
 def _summarize_discarded(groups: GroupsOfReason, trained: Moments) -> Discarded:
-    return Discarded(groups.groups, *_compute_means(groups), bias(groups.lengths, trained), _count_cells(groups))
+    return Discarded(
+        groups.groups, *_compute_means(groups), compute_bias(groups.lengths, trained), _count_cells(groups)
+    )
 
 
 def _compute_means(groups: GroupsOfReason) -> tuple[float | None, float | None, float | None]:

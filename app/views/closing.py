@@ -18,7 +18,7 @@ from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, char
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_interval
 from headrace.app.views.tables import MOST_ERRORS, describe_shadow, describe_waste, replay_lines
-from headrace.app.views.weights_page import in_words
+from headrace.app.views.weights_page import describe_weights
 from headrace.ops.figures.summary import PolicySummary, Summary
 from headrace.trainers.health import LARGE_GAP
 
@@ -199,7 +199,7 @@ def _build_facts_table(summary: Summary) -> Table:
         f"{summary.log_share:.1%} of the loops' time, {summary.log_cpu_share:.1%} of all CPU time",
     )
     for policy, block in summary.policies.items():
-        table.add_row("weights", Text(f"{policy}: {in_words(block.weights)}"))
+        table.add_row("weights", Text(f"{policy}: {describe_weights(block.weights)}"))
     table.add_row("data", Text(f"{shorten_path(data.folder)} ({data.bytes / 1e6:.0f} MB)"))
     return table
 

@@ -129,23 +129,23 @@ def _build_rows(found: Comparison, policy: str) -> Iterator[tuple[str, ...]]:
         yield (
             name,
             str(variant.runs),
-            in_words(block.reward, "{:.3f}"),
-            in_words(block.held_out, "{:.3f}"),
-            in_words(variant.skipped, "{:,.0f}"),
-            in_words(block.trajectories, "{:,.0f}"),
-            in_words(block.trained_share, "{:.1%}"),
-            in_words(block.discarded_share, "{:.1%}"),
-            in_words(block.length_bias, "{:.2f}"),
-            in_words(block.replayed, "{:,.0f}"),
-            in_words(variant.wall_s, "{:.0f}"),
-            in_words(block.held_out_first, "{:.3f}"),
-            in_words(block.over_first["reward"], "{:+.3f}"),
-            in_words(block.over_first["held_out"], "{:+.3f}"),
+            format_interval(block.reward, "{:.3f}"),
+            format_interval(block.held_out, "{:.3f}"),
+            format_interval(variant.skipped, "{:,.0f}"),
+            format_interval(block.trajectories, "{:,.0f}"),
+            format_interval(block.trained_share, "{:.1%}"),
+            format_interval(block.discarded_share, "{:.1%}"),
+            format_interval(block.length_bias, "{:.2f}"),
+            format_interval(block.replayed, "{:,.0f}"),
+            format_interval(variant.wall_s, "{:.0f}"),
+            format_interval(block.held_out_first, "{:.3f}"),
+            format_interval(block.over_first["reward"], "{:+.3f}"),
+            format_interval(block.over_first["held_out"], "{:+.3f}"),
             discarded or "none",
         )
 
 
-def in_words(one: Interval, form: str) -> str:
+def format_interval(one: Interval, form: str) -> str:
     """Return a mean and half of its interval; empty if it is not known."""
     if one.mean is None:
         return ""

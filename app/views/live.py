@@ -23,7 +23,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.run.run import Run
 from headrace.ops.episode_errors import ErrorSeen
-from headrace.ops.figures.figures import Figures, lags
+from headrace.ops.figures.figures import Figures, measure_lags
 from headrace.ops.figures.pulse import Pulse
 from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.standstill import Standstill, Surroundings
@@ -342,7 +342,7 @@ class LagMeter:
     def _measure_until_stopped(self) -> None:
         while not self._stop.wait(LAG_S):
             try:
-                self.newest = lags(self._run, self.positions)
+                self.newest = measure_lags(self._run, self.positions)
             except HeadraceError as error:
                 log.debug("page.no_lag", why=str(error))
 

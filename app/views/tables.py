@@ -12,7 +12,7 @@ from rich.text import Text
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.environment_lines import environment_lines
 from headrace.app.views.evaluation_words import describe_evaluation, describe_interval
-from headrace.app.views.weights_page import in_words
+from headrace.app.views.weights_page import describe_weights
 from headrace.infra.utc import format_utc
 from headrace.schemas.records import WorkerStatus
 
@@ -60,7 +60,7 @@ def status_table(status: Status) -> RenderableType:
         table.add_row("wasted", describe_waste(found.wasted_tokens, found.tokens, is_all=status.wasted_is_all))
     for policy, weights in found.weights.items():
         if weights.published:
-            table.add_row("weights", Text(f"{policy}: {in_words(weights)}"))
+            table.add_row("weights", Text(f"{policy}: {describe_weights(weights)}"))
     for worker, gone in zip(found.workers, status.gone, strict=True):
         made = f", {worker.tokens:,} tokens since it started" if worker.tokens else ""
         detail = f" ({worker.detail})" if worker.detail else ""

@@ -77,12 +77,12 @@ def _build_report_tables(versions: Sequence[VersionWeights]) -> list[RenderableT
         column.justify = "right"
     for one in versions:
         if one.workers:
-            table.add_row(str(one.version), str(one.workers), *map(seconds, _seconds_by_activity(one).values()))
+            table.add_row(str(one.version), str(one.workers), *map(format_seconds, _seconds_by_activity(one).values()))
     named = Text("how workers took them: medians; the engine generates except during the pause", "dim")
     return [Text(), named, table] if table.row_count else []
 
 
-def in_words(figures: WeightsFigures) -> str:
+def describe_weights(figures: WeightsFigures) -> str:
     """Return how a policy's versions get to the workers, in one line."""
     words = [f"{figures.published} published"]
     if figures.ratio is not None and figures.ratio >= TELLING_RATIO:
@@ -90,7 +90,7 @@ def in_words(figures: WeightsFigures) -> str:
     if figures.density is not None:
         words.append(f"{figures.density:.2%} changed")
     spent = {"encode": figures.encode_s, "upload": figures.upload_s, **_seconds_by_activity(figures)}
-    words += [f"{activity} {seconds(value)}" for activity, value in spent.items() if value is not None]
+    words += [f"{activity} {format_seconds(value)}" for activity, value in spent.items() if value is not None]
     if figures.behind:
         words.append(f"the last worker is {figures.behind} behind")
     return ", ".join([*words, f"workers {figures.skew} apart (at most {figures.greatest_skew})"])
@@ -101,7 +101,7 @@ def _seconds_by_activity(one: WeightsFigures | VersionWeights) -> dict[str, floa
     return dict(zip(ACTIVITIES, (one.fetch_s, one.verify_s, one.apply_s, one.pause_s), strict=True))
 
 
-def seconds(value: float | None) -> str:
+def format_seconds(value: float | None) -> str:
     """Return seconds with at least two significant digits; nothing if unknown."""
     if value is None:
         return ""

@@ -153,12 +153,12 @@ def _compare_variant(runs: Sequence[PlayedRun], first: Sequence[PlayedRun]) -> C
     return ComparedVariant(
         runs=len(summaries),
         failed=[run.seed for run in runs if run.summary is None],
-        wall_s=interval([summary.wall_s for summary in summaries]),
-        skipped=interval([sum(one.rejected for one in summary.selection.values()) for summary in summaries]),
+        wall_s=compute_interval([summary.wall_s for summary in summaries]),
+        skipped=compute_interval([sum(one.rejected for one in summary.selection.values()) for summary in summaries]),
         policies={
             policy: _compare_policy(
                 [summary.policies[policy] for summary in summaries if policy in summary.policies],
-                {what: interval(_compute_differences(runs, first, policy, what)) for what in AT_THE_END},
+                {what: compute_interval(_compute_differences(runs, first, policy, what)) for what in AT_THE_END},
             )
             for policy in policies
         },
@@ -169,19 +169,19 @@ def _compare_policy(blocks: Sequence[PolicyResult], over_first: dict[str, Interv
     groups = [block.groups for block in blocks]
     reasons = sorted({reason for one in groups for reason in one.discarded})
     lengths = [block.lengths for block in blocks]
-    discarded = {reason: interval([one.discarded.get(reason, 0) for one in groups]) for reason in reasons}
+    discarded = {reason: compute_interval([one.discarded.get(reason, 0) for one in groups]) for reason in reasons}
     return ComparedPolicy(
-        versions=interval([block.versions for block in blocks]),
-        reward=interval([block.reward_last for block in blocks]),
-        held_out_first=interval([block.eval_first for block in blocks]),
-        held_out=interval([block.eval_last for block in blocks]),
-        trajectories=interval([block.trajectories for block in blocks]),
-        trained_share=interval([one.trained_share for one in groups]),
-        discarded_share=interval([one.discarded_share for one in groups]),
-        length_trained=interval([one.trained for one in lengths]),
-        length_discarded=interval([one.discarded for one in lengths]),
-        length_bias=interval([one.bias.ratio if one.bias else None for one in lengths]),
-        replayed=interval([one.replayed for one in groups]),
+        versions=compute_interval([block.versions for block in blocks]),
+        reward=compute_interval([block.reward_last for block in blocks]),
+        held_out_first=compute_interval([block.eval_first for block in blocks]),
+        held_out=compute_interval([block.eval_last for block in blocks]),
+        trajectories=compute_interval([block.trajectories for block in blocks]),
+        trained_share=compute_interval([one.trained_share for one in groups]),
+        discarded_share=compute_interval([one.discarded_share for one in groups]),
+        length_trained=compute_interval([one.trained for one in lengths]),
+        length_discarded=compute_interval([one.discarded for one in lengths]),
+        length_bias=compute_interval([one.bias.ratio if one.bias else None for one in lengths]),
+        replayed=compute_interval([one.replayed for one in groups]),
         discarded=dict(sorted(discarded.items(), key=lambda item: -(item[1].mean or 0))),
         curves={what: {axis: _compute_curve(blocks, what, axis) for axis in CURVE_AXES} for what in CURVES},
         over_first=over_first,
@@ -245,7 +245,7 @@ def compute_mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurv
         return MeanCurve([], [], [], [])
     grid = np.arange(begin, end + 1) if axis == "version" else np.unique(np.linspace(begin, end, GRID))
     values = np.array([np.interp(grid, curve[:, 0], curve[:, 1]) for curve in drawn])
-    means = [interval(column) for column in values.T.tolist()]
+    means = [compute_interval(column) for column in values.T.tolist()]
     return MeanCurve(
         x=_round_values(grid.tolist()),
         mean=_round_values([one.mean for one in means]),
@@ -254,7 +254,7 @@ def compute_mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurv
     )
 
 
-def interval(values: Sequence[float | None]) -> Interval:
+def compute_interval(values: Sequence[float | None]) -> Interval:
     """Return the mean and interval of the known values."""
     known = [value for value in values if value is not None]
     if not known:

@@ -350,10 +350,10 @@ def figures(run: Run) -> tuple[Figures, RunFigures]:
     fold = Figures(run.run_id, run.recipe, run.revisions)
     for message in read_all(run.connection, fold.topics):
         fold.fold_message(message)
-    return fold, fold.compute_figures(lags(run, fold.trainer_positions), now_ms())
+    return fold, fold.compute_figures(measure_lags(run, fold.trainer_positions), now_ms())
 
 
-def lags(run: Run, trainer_positions: Mapping[PartitionId, int]) -> dict[str, int]:
+def measure_lags(run: Run, trainer_positions: Mapping[PartitionId, int]) -> dict[str, int]:
     """Return topic to unread records, for the topics whose readers can hold up the run.
 
     Unread tasks are counted one by one. The other values are differences of offsets; for curated topics, they also

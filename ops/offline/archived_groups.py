@@ -38,7 +38,7 @@ class Arrived:
         return self.clock, self.index, self.message.partition
 
 
-def arrivals(archive: Archive, topic: str) -> Iterator[Arrived]:
+def iterate_arrivals(archive: Archive, topic: str) -> Iterator[Arrived]:
     """Yield a topic's records in an order that only the records decide: the partition with the oldest clock first.
 
     Each partition keeps its order. Raises as `Archive.messages`.

@@ -23,7 +23,7 @@ from headrace.infra.recipe.recipe_file import change_recipe, check_trainer_words
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import build_revision, find_differences, read_known_revisions, write_revision
 from headrace.infra.run.run import Run, find_groups_run, join, read_revisions
-from headrace.ops.offline.retrain import ComparedVersion, Fingerprints, VersionSpan, restore_learner, stretches
+from headrace.ops.offline.retrain import ComparedVersion, Fingerprints, VersionSpan, cut_into_stretches, restore_learner
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, RecipeRevision, WeightsPublished
@@ -92,7 +92,7 @@ def experiment(
     """
     name, (into, sets) = run.resolve(policy), changes
     source = read_history(run, name)
-    parts = stretches(source, span, f"policy {name} of run {run.address.run}")
+    parts = cut_into_stretches(source, span, f"policy {name} of run {run.address.run}")
     assert source.published is not None  # noqa: S101 - it came with the first checkpoint
     pin_threads(int(parts[0].fingerprint.get("threads", "0")))
     target = _prepare_run(run, name, into, sets)

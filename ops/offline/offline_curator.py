@@ -28,7 +28,7 @@ from headrace.infra.run.revisions import replace_experiment
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.curated_digest import CuratedDigest
 from headrace.ops.offline.archiver import list_group_claims
-from headrace.ops.offline.refusals import read_first_revision, refusals
+from headrace.ops.offline.refusals import read_first_revision, read_refusals
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -232,7 +232,7 @@ def _curate(
     def recipe_of(revision: int) -> Recipe:
         return find_recipe(recipes, revision, policy_variant)
 
-    refused, first = refusals(archive, policy_variant), read_first_revision(archive)
+    refused, first = read_refusals(archive, policy_variant), read_first_revision(archive)
 
     # As in a run, verdicts in the headers of a replayed run come first: its offsets differ from those of the archive.
     def is_published(message: Message, group: TrajectoryGroup) -> bool:

@@ -16,7 +16,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.ops.offline.archived_groups import (
     ArchivedFirstUses,
     Arrived,
-    arrivals,
+    iterate_arrivals,
     iterate_batches,
     read_history,
 )
@@ -165,7 +165,7 @@ def train_versions(archive: Archive, policy: str, start: Start, counts: RecordCo
     Raises as `Archive.messages` and `Learner.step`.
     """
     topic, learner = archive.topics.curated(policy), start.learner
-    intake, records = _OfflineIntake(archive, topic, start, counts), arrivals(archive, topic)
+    intake, records = _OfflineIntake(archive, topic, start, counts), iterate_arrivals(archive, topic)
     base = hash_learner(learner)
     while learner.version < learner.settings.steps and (record := next(records, None)) is not None:
         intake.add_to_window(record)

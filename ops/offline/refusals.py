@@ -26,7 +26,7 @@ def read_first_revision(archive: Archive) -> RecipeRevision:
     return next(iter(archive.revisions()), RecipeRevision())
 
 
-def refusals(archive: Archive, policy_variant: str) -> RefusedReasons:
+def read_refusals(archive: Archive, policy_variant: str) -> RefusedReasons:
     """Return why trajectories were refused, by (partition, offset); empty if the archive lacks the dead letters.
 
     A shadow concludes a group of an unpublished version by an outcome: this is by (stream, number). Raises

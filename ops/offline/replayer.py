@@ -32,7 +32,7 @@ from headrace.infra.progress import open_progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import parse_store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoredObject
-from headrace.ops.offline.refusals import read_first_revision, refusals
+from headrace.ops.offline.refusals import read_first_revision, read_refusals
 from headrace.schemas.records import RecipeRevision
 from headrace.schemas.topics import NEWEST_OF_KEY, TopicSpec
 
@@ -233,7 +233,7 @@ def _add_verdicts(archive: Archive, partition_id: PartitionId) -> Iterator[Messa
     if not partition_id[0].startswith(begin) or not (first.asks_for_published or first.asks_for_issued):
         yield from archive.messages(partition_id)
         return
-    refused = refusals(archive, partition_id[0].removeprefix(begin))
+    refused = read_refusals(archive, partition_id[0].removeprefix(begin))
     for message in archive.messages(partition_id):
         verdict = refused.get((message.partition, message.offset), TAKEN)
         yield replace(message, headers=[*message.headers, (VERDICT_HEADER, verdict.encode())])

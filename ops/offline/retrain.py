@@ -95,7 +95,7 @@ def retrain(
     """
     name = run.resolve(policy)
     history = read_history(run, name)
-    found = stretches(history, span, f"policy {name} of run {run.address.run}")
+    found = cut_into_stretches(history, span, f"policy {name} of run {run.address.run}")
     here_made = (part for part in found if _find_numerics(run, name, part) == part.fingerprint)
     total = sum(len(part.lead) + len(part.batches) for part in here_made)
     versions: list[ComparedVersion] = []
@@ -122,7 +122,7 @@ def retrain(
     )
 
 
-def stretches(history: History, span: VersionSpan, whose: str) -> list[VersionStretch]:
+def cut_into_stretches(history: History, span: VersionSpan, whose: str) -> list[VersionStretch]:
     """Cut a span of versions into stretches that can be made again; `whose` names the policy in errors. No I/O."""
     begin, end = span
     start = _find_checkpoint(history, begin, whose)

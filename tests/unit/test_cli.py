@@ -168,7 +168,7 @@ OFFLINE = {
 
 def test_an_offline_command_and_its_old_spelling_call_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.infra.archive.reading.Archive", lambda _: None)
-    monkeypatch.setattr("headrace.app.cli.offline.answer", lambda *_given, **_more: None)
+    monkeypatch.setattr("headrace.app.cli.offline.print_answer", lambda *_given, **_more: None)
     for words, (target, expected) in OFFLINE.items():
         seen: list[tuple[Any, ...]] = []
         monkeypatch.setattr(target, lambda *given, seen=seen: seen.append(given))

@@ -16,8 +16,8 @@ from headrace.ops.compare.comparison import (
     MeanCurve,
     PlayedRun,
     build_comparison,
+    compute_interval,
     compute_mean_curve,
-    interval,
     list_points,
     student_t,
 )
@@ -36,12 +36,15 @@ def test_the_quantile_of_students_distribution_is_that_of_the_tables() -> None:
 
 def test_an_interval_is_t_times_the_standard_error_either_way() -> None:
     # deviation sqrt(2.5), five values: 2.7764 x 1.58114 / 2.23607
-    five = interval([1, 2, 3, 4, 5])
+    five = compute_interval([1, 2, 3, 4, 5])
     assert (five.mean, five.n) == (3.0, 5)
     assert (five.low, five.high) == (pytest.approx(3 - 1.96324, abs=1e-4), pytest.approx(3 + 1.96324, abs=1e-4))
     # deviation 0.141421, two values: 12.7062 x 0.1
-    assert interval([0.4, None, 0.6]).high == pytest.approx(0.5 + 1.27062, abs=1e-4)
-    assert (interval([0.5, None]), interval([None])) == (Interval(0.5, None, None, 1), Interval(None, None, None, 0))
+    assert compute_interval([0.4, None, 0.6]).high == pytest.approx(0.5 + 1.27062, abs=1e-4)
+    assert (compute_interval([0.5, None]), compute_interval([None])) == (
+        Interval(0.5, None, None, 1),
+        Interval(None, None, None, 0),
+    )
 
 
 def test_curves_are_averaged_where_all_are_known_with_straight_lines_between_points() -> None:

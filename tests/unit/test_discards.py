@@ -13,7 +13,7 @@ from drawn_page import drawn
 
 from headrace.app.views.discards_page import describe_bias, discards_page, plot
 from headrace.infra.errors import UsageError
-from headrace.ops.discards import Bias, Discards, Ledger, Moments, PolicyDiscards, bias, summarize_ledger
+from headrace.ops.discards import Bias, Discards, Ledger, Moments, PolicyDiscards, compute_bias, summarize_ledger
 from headrace.ops.plain_json import plain
 from headrace.schemas.records import BatchTrained, Eviction, GroupUse, Outcome
 
@@ -143,7 +143,7 @@ def test_the_interval_of_a_ratio_covers_the_truth_about_as_often_as_it_says() ->
     draw, covered = np.random.default_rng(0), 0
     for _ in range(400):
         long, short = draw.gamma(2, 15, 200), draw.gamma(2, 10, 300)
-        found = bias(moments(long.tolist()), moments(short.tolist()))
+        found = compute_bias(moments(long.tolist()), moments(short.tolist()))
         assert found is not None
         assert found.ratio == pytest.approx(long.mean() / short.mean())
         covered += found.low <= 1.5 <= found.high
@@ -151,8 +151,8 @@ def test_the_interval_of_a_ratio_covers_the_truth_about_as_often_as_it_says() ->
 
 
 def test_no_ratio_is_told_where_none_follows() -> None:
-    assert bias(moments([5.0]), moments([5.0, 6.0])) is None
-    assert bias(moments([0.0, 0.0]), moments([5.0, 6.0])) is None
+    assert compute_bias(moments([5.0]), moments([5.0, 6.0])) is None
+    assert compute_bias(moments([0.0, 0.0]), moments([5.0, 6.0])) is None
 
 
 def shown(found: PolicyDiscards) -> str:

@@ -25,7 +25,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.whole_folder import FolderBusy, write_new_folder
-from headrace.ops.offline.archived_groups import ArchivedFirstUses, arrivals, iterate_batches
+from headrace.ops.offline.archived_groups import ArchivedFirstUses, iterate_arrivals, iterate_batches
 from headrace.ops.offline.archived_start import begin
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.offline_trainer import TrainingRequest, _explain_no_version, train_offline
@@ -99,7 +99,7 @@ def archive(
 
 
 def numbers(found: Archive) -> list[int]:
-    return [codec.decode(one.message.value, CuratedGroup).number for one in arrivals(found, TOPIC)]
+    return [codec.decode(one.message.value, CuratedGroup).number for one in iterate_arrivals(found, TOPIC)]
 
 
 def test_partitions_come_in_turn_and_the_oldest_clock_first(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_partitions_come_in_turn_and_the_oldest_clock_first(tmp_path: Path) -> N
     found = archive(tmp_path, [first, second, []])
 
     assert numbers(found) == [0, 10, 11, 1, 2, 12, 13, 3], "2 came after 1, so it came at clock 2"
-    assert [one.clock for one in arrivals(found, TOPIC)] == [0, 0, 0, 2, 2, 2, 3, 4]
+    assert [one.clock for one in iterate_arrivals(found, TOPIC)] == [0, 0, 0, 2, 2, 2, 3, 4]
 
 
 def test_the_first_use_of_a_replay_is_found_wherever_it_lies(tmp_path: Path) -> None:
