@@ -141,7 +141,7 @@ class LivePage:
     @property
     def ended(self) -> str:
         """Why the run is over; empty while it is running."""
-        return self._fold.ended if self._errors.has_told else self._figures.ended
+        return self._fold.ended if self._errors.has_reported else self._figures.ended
 
     @property
     def in_flight(self) -> int:
@@ -285,7 +285,7 @@ class PageErrors:
 
     def __init__(self, say: Callable[[str, str], None]) -> None:
         self._say = say
-        self.has_told = False
+        self.has_reported = False
         """Whether there was an error, so that the page may be incomplete."""
 
     @contextmanager
@@ -296,11 +296,11 @@ class PageErrors:
         except (HeadraceError, OSError):  # a server that is away, or an output whose reader is gone
             raise
         except Exception as odd:
-            if not self.has_told:
+            if not self.has_reported:
                 log.exception("page.not_computed")
                 why = f"{type(odd).__name__}: {odd}"
                 self._say(f"the page cannot be updated ({why}): the run continues without it", "yellow")
-            self.has_told = True
+            self.has_reported = True
 
 
 class StandstillNews:
