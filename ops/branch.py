@@ -1,4 +1,4 @@
-"""The beginning of a run with a version of another one: its weights, and its optimizer where a checkpoint is kept."""
+"""`--branch`: begins a run with a version of another run: its weights, and its optimizer if a checkpoint is kept."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ BEST = "best"
 
 @dataclass(frozen=True, slots=True)
 class BranchPoint:
-    """What `--branch` names."""
+    """The run and version that `--branch` names."""
 
     run: str
     """Address of a run, or its data folder."""
     version: int | None
-    """None for the best."""
+    """None for the version with the highest held-out reward."""
 
     @classmethod
     def of(cls, text: str) -> BranchPoint:
@@ -48,42 +48,42 @@ class Branch:
 
     recipe: Recipe
     parent: str
-    """Run id of the other, and the version of each policy: `arithmetic-1a2b3c4d solver@40`."""
+    """Run id of the other run, and the version of each policy: `arithmetic-1a2b3c4d solver@40`."""
 
 
 def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
     """Copy a version of another run into a data folder; return the recipe that begins with it.
 
-    Given again for the same folder, it copies nothing, and needs the other run no more.
+    A second call for the same folder copies nothing, and does not need the other run.
 
     Args:
         recipe: Recipe of the run that is to begin.
-        run_at_version: `RUN@VERSION`, or `RUN@best`; empty for what the folder began with.
+        run_at_version: `RUN@VERSION`, or `RUN@best`; empty for the version that the folder began with.
         data: Data folder of the run that is to begin.
 
     Raises:
-        UsageError: There is no such run or version, it has not all policies of the recipe, or trains an adapter; or
-            the run in the data folder began with something else.
+        UsageError: There is no such run or version; the other run lacks a policy of the recipe, or trains an adapter;
+            or the run in the data folder began with something else.
     """
     folder = data.branch
     if not folder.exists():
         point = BranchPoint.of(run_at_version)
         if data.read() is not None:
             raise UsageError(
-                f"the run in {data.root} did not begin as a branch: leave out --branch to resume it, or begin another "
+                f"the run in {data.root} did not begin as a branch: leave out --branch to resume it, or begin a new "
                 "run with --set name=NAME"
             )
-        _copy(recipe, point, run_at_version, folder)
+        _copy_branch(recipe, point, run_at_version, folder)
     began = json.loads((folder / BEGAN).read_text())
     if run_at_version and began["branch"] != run_at_version:
         raise UsageError(
-            f"the run in {data.root} began with --branch {began['branch']}: give that one to resume it, or begin "
-            "another run with --set name=NAME"
+            f"the run in {data.root} began with --branch {began['branch']}: give the same --branch to resume it, or "
+            "begin a new run with --set name=NAME"
         )
-    return Branch(_begin_at(recipe, folder), began["parent"])
+    return Branch(_set_start(recipe, folder), began["parent"])
 
 
-def _copy(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:
+def _copy_branch(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:
     is_address = "://" in point.run
     with open_run(point.run if is_address else None, None if is_address else Path(point.run), store=True) as opened:
         run = opened.run
@@ -102,7 +102,7 @@ def _copy(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:
 
 
 def _copy_policy(run: Run, policy: str, version: int | None, out: Path, *, is_whole: bool) -> int:
-    """Copy weights, and the optimizer where it is of the same weights: not that of an adapter, or for one."""
+    """Copy weights, and the optimizer if it belongs to the same weights; never an optimizer of or for an adapter."""
     found = export(run, policy, choose_best(run, policy) if version is None else version, out)
     if (out / ADAPTER_WEIGHTS).exists():
         raise UsageError(
@@ -129,8 +129,8 @@ def _copy_optimizer(run: Run, policy: str, event: WeightsPublished, out: Path) -
         file.writelines(encode_checkpoint(begin))
 
 
-def _begin_at(recipe: Recipe, folder: Path) -> Recipe:
-    """Return a recipe whose policies come from folders. Their settings are checked again."""
+def _set_start(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe with policies that begin from folders. Its settings are checked again."""
 
     def from_folder(name: str, policy: Policy) -> Policy:
         settings = policy.model_dump(exclude={"model", "alphabet", "warm_start"})

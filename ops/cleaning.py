@@ -20,18 +20,18 @@ LEFT_BY_RUNS = frozenset({
     "curated", "curated.json", "trained", "trained.json", "held-out.json", "experiment.json",
     SWEPT, "swept-data.json", "comparison.json", "archive.txt", "output.txt",
 })  # fmt: skip
-"""What commands make in a data folder; beside it the runs of a sweep, each a folder with SWEPT."""
+"""Names that commands make in a data folder. A sweep also makes a folder for each run, which holds SWEPT."""
 LEFT_IN_CACHE = (
     "m2", "jars.lock", "bootstrap-*.checkpoint", "kafka-*.aot", "recording-*", "warm-starts",
     "weights/[0-9a-f][0-9a-f]",
 )  # fmt: skip
-"""What runs make in the cache folder, which a user may have pointed at one that holds more."""
+"""Names that runs make in the cache folder. A user may have chosen a folder that also holds other files."""
 UNFINISHED = re.compile(r"(?:\.(?P<growing>.+)\.part|(?P<written>.+)\.[0-9a-f]{8}\.new)")
-"""Names of what a killed process was making."""
+"""Names of the files that a killed process was writing."""
 
 
 def folders_to_clean(data: Path | None, *, everything: bool, optional: bool) -> list[DataFolder]:
-    """Return the folders that were asked for; with `optional` there may be none. Raises UsageError."""
+    """Return the folders that the command line names; with `optional` there may be none. Raises UsageError."""
     if data is not None:
         return [DataFolder(data)]
     found = sorted({path.parent for name in MARKS_OF_FOLDER for path in HOME.glob(f"*/{name}")})
@@ -41,16 +41,16 @@ def folders_to_clean(data: Path | None, *, everything: bool, optional: bool) -> 
 
 
 def clean_folder(folder: DataFolder) -> tuple[int, list[str]]:
-    """Stop leftovers, and remove all that runs made in a data folder, and the folder if it is then empty.
+    """Stop servers that still run, remove all that runs made in a data folder, and the folder if it is then empty.
 
-    Return how many bytes went, and the names of what stays as no run has made it.
+    Return how many bytes were removed, and the names of the files that no run made, which are kept.
 
-    Raises FolderInUse while a run in it is running, UsageError when it is not a data folder of ours.
+    Raises FolderInUse while a run in it is running, and UsageError if it is not a data folder of Headrace.
     """
     if not any((folder.root / name).exists() for name in MARKS_OF_FOLDER):
         raise UsageError(
-            f"{folder.root} has no {' and no '.join(MARKS_OF_FOLDER)}, so it is not the data folder of a run: not "
-            "removed"
+            f"{folder.root} has no {' and no '.join(MARKS_OF_FOLDER)}, so it is not the data folder of a run, and "
+            "nothing was removed: give the folder of a run by --data"
         )
     with folder.hold("`headrace clean`"):
         for server in (EmbeddedKafka(folder.kafka), EmbeddedStore(folder.store)):
@@ -64,18 +64,18 @@ def clean_folder(folder: DataFolder) -> tuple[int, list[str]]:
 def clean_cache() -> tuple[Path, list[str]]:
     """Remove what all runs share: jars, start-up caches, workers' kept weights. They are fetched again when needed.
 
-    Return the folder, and the names of what stays in it, as it is not ours.
+    Return the folder, and the names of the files in it that are not Headrace's, which are kept.
     """
     cache = cache_folder()
     _remove(path for pattern in LEFT_IN_CACHE for path in list(cache.glob(pattern)))
     for folder in (cache / "weights", cache):
-        with suppress(OSError):  # others' files are in it, or it is not there
+        with suppress(OSError):  # it holds other files, or does not exist
             folder.rmdir()
     return cache, sorted(path.name for path in cache.iterdir()) if cache.is_dir() else []
 
 
 def _clear_folder(root: Path) -> list[str]:
-    """Remove what runs made in a folder, and those of a sweep below it; return the names of what stays."""
+    """Remove what runs made in a folder, and in the run folders of a sweep below it; return the names that are kept."""
     kept = []
     for path in sorted(root.iterdir()):
         if (path / SWEPT).is_file():

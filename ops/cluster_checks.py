@@ -1,4 +1,4 @@
-"""What a run needs of its cluster, judged by one look at it: no I/O but in the two functions at the end."""
+"""Checks whether a Kafka cluster fits a run. Only the functions at the end do I/O."""
 
 from __future__ import annotations
 
@@ -25,84 +25,84 @@ LEAST = {
     "message.timestamp.before.max.ms": 3_600_000,
     "message.timestamp.after.max.ms": 3_600_000,
 }
-"""Settings of topics. Kafka's default of the size: what is smaller was set by somebody, and refuses ordinary records. A
-record may be an hour old when it reaches its topic, as it waits while a server is away."""
+"""Smallest value of each setting of a topic. The size is Kafka's default: a smaller one would refuse ordinary records.
+A record may reach its topic an hour late, because it waits while a server is away."""
 BROKERS_NAME = {
     "max.message.bytes": "message.max.bytes",
     "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
     "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
 }
-"""Setting of a topic to the brokers' one that a new topic takes."""
+"""Setting of a topic to the brokers' setting that a new topic gets its value from."""
 CLUSTER_PATIENCE_S = 10.0
 RIGHTS = frozenset({"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS", "CREATE"})
-"""Of the parts of a run together, on every topic; that to create it only where it is not there."""
+"""Rights that the parts of a run need together on every topic; CREATE only for a topic that does not exist yet."""
 REPLICATED = (
     ("__transaction_state", "transaction.state.log.replication.factor", "transactions"),
     ("__consumer_offsets", "offsets.topic.replication.factor", "consumer groups"),
 )
-"""Kafka's own topics, made at their first use with so many replicas: with fewer brokers never."""
+"""Kafka's own topics, made at first use with this many replicas. With fewer brokers Kafka cannot make them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a run uses of a cluster."""
+    """The topics, groups and transactional id that a run uses on a cluster."""
 
     topics: tuple[TopicSpec, ...] = ()
     groups: tuple[str, ...] = ()
     transactional_id: str = ""
-    """With which a transaction is tried; empty for none."""
+    """Transactional id of the transaction that the check tries; empty to try none."""
     unbegun: str = ""
-    """Name of a run that has not begun, whose topics are not known; only that of its recipe is looked at."""
+    """Name of a run that has not begun. Its topics are not known yet, so only its recipe topic is checked."""
 
 
 class ClusterUnfit(UsageError):
-    """The cluster lacks something that the run cannot live without."""
+    """The cluster lacks something that the run needs."""
 
 
-def needs_of(recipe: Recipe, specs: Iterable[TopicSpec]) -> Wanted:
-    """Return what a run uses: its topics, its groups, and a transactional id of its name that no component has."""
+def find_needs(recipe: Recipe, specs: Iterable[TopicSpec]) -> Wanted:
+    """Return what a run uses: its topics, its groups, and a transactional id with its name that no component has."""
     topics = recipe.topics
     groups = [topics.rollout_group(workflow) for workflow in recipe.workflows]
     groups += [topics.curate_group(one) for one in recipe.policy_variants]
     return Wanted(tuple(specs), (*groups, topics.up_group), f"{recipe.name}.look")
 
 
-def needs_of_unbegun(run: str) -> Wanted:
-    """Return what any run of that name uses, as far as it can be known without its recipe."""
+def find_needs_of_unbegun(run: str) -> Wanted:
+    """Return what any run of that name uses, as far as it is known without a recipe."""
     recipe_topic = Topics(run).recipe
     return Wanted((TopicSpec(recipe_topic, 1),), (f"{run}.look",), f"{run}.look", unbegun=run)
 
 
 def check_cluster(seen: SeenCluster, wanted: Wanted, user: str = "NAME") -> list[Finding]:
-    """Return every check, each ok or with what to do. Of a cluster whose brokers cannot be reached no more is known.
+    """Return every check, each ok or with what to do. If no broker can be reached, the other checks are left out.
 
     Args:
-        seen: What was seen of it.
+        seen: What the cluster answered.
         wanted: What the run needs.
-        user: Who asked, to be named in grants.
+        user: Name of the Kafka user, for the commands that grant rights.
     """
-    addresses = _addresses(seen)
+    addresses = _check_addresses(seen)
     if not addresses.ok:
         return [addresses]
     return [
         addresses,
-        _version(seen, user),
-        _group_protocol(seen),
-        _transactions(seen),
-        _topics(seen, wanted),
-        *_rights(seen, wanted, user),
-        _groups(seen),
+        _check_version(seen, user),
+        _check_group_protocol(seen),
+        _check_transactions(seen),
+        _check_topics(seen, wanted),
+        *_check_rights(seen, wanted, user),
+        _check_groups(seen),
     ]
 
 
-def _addresses(seen: SeenCluster) -> Finding:
+def _check_addresses(seen: SeenCluster) -> Finding:
     if silent := [broker for broker in seen.brokers if broker.error]:
         return Finding("addresses", ok=False, detail=describe_unreachable(seen.bootstrap, silent))
     verb = "answer" if len(seen.brokers) > 1 else "answers"
     return Finding("addresses", ok=True, detail=f"{', '.join(map(str, seen.brokers)) or 'none'} {verb} from here")
 
 
-def _version(seen: SeenCluster, user: str) -> Finding:
+def _check_version(seen: SeenCluster, user: str) -> Finding:
     if seen.settings is None:
         why = seen.refused.get("settings", "it was not asked")
         grant = f"; {name_grant(user, 'DESCRIBE_CONFIGS', 'cluster')} allows it" if is_forbidden(why) else ""
@@ -113,7 +113,7 @@ def _version(seen: SeenCluster, user: str) -> Finding:
     return Finding("version", ok=True, detail="4.0 or newer")
 
 
-def _group_protocol(seen: SeenCluster) -> Finding:
+def _check_group_protocol(seen: SeenCluster) -> Finding:
     protocols = (seen.settings or {}).get("group.coordinator.rebalance.protocols")
     if protocols is not None and "consumer" not in protocols.replace(" ", "").split(","):
         detail = f"group.coordinator.rebalance.protocols of the brokers is {protocols}: add consumer to it (KIP-848)"
@@ -123,7 +123,7 @@ def _group_protocol(seen: SeenCluster) -> Finding:
     )
 
 
-def _transactions(seen: SeenCluster) -> Finding:
+def _check_transactions(seen: SeenCluster) -> Finding:
     settings, lacking = seen.settings or {}, []
     for topic, key, what in REPLICATED:
         if topic not in seen.topics and int(settings.get(key, 1)) > len(seen.brokers):
@@ -140,50 +140,54 @@ def _transactions(seen: SeenCluster) -> Finding:
     return Finding("transactions", ok=not lacking, detail="; ".join(lacking) or tried, is_note=bool(why))
 
 
-def _topics(seen: SeenCluster, wanted: Wanted) -> Finding:
+def _check_topics(seen: SeenCluster, wanted: Wanted) -> Finding:
     specs = wanted.topics
     there = [spec for spec in specs if spec.name in seen.topics]
-    lacking = [words for spec in there for words in _differences(spec, seen.topics[spec.name])]
+    lacking = [words for spec in there for words in _find_differences(spec, seen.topics[spec.name])]
     lacking += _find_wrong_defaults(seen.settings or {}, [spec for spec in specs if spec.name not in seen.topics])
     lacking += [f"{name} cannot be made: {why}" for name, why in seen.unmakeable.items()]
     if lacking:
         return Finding("topics", ok=False, detail="; ".join(lacking))
     if wanted.unbegun:
-        detail = f"{wanted.unbegun} has not begun: `headrace topics RECIPE` lists those that it needs"
+        detail = f"run {wanted.unbegun} has not begun: `headrace topics RECIPE` lists the topics that it needs"
         return Finding("topics", ok=True, detail=detail, is_note=True)
     missing = len(specs) - len(there)
     unread = sum(seen.topics[spec.name].config is None for spec in there)
-    words = [f"{len(there)} {_be(len(there))} as the run needs {'them' if len(there) > 1 else 'it'}"] if there else []
-    words += [f"{missing} {_be(missing)} to be made"] if missing else []
+    words = (
+        [f"{len(there)} {_is_or_are(len(there))} as the run needs {'them' if len(there) > 1 else 'it'}"]
+        if there
+        else []
+    )
+    words += [f"{missing} {_is_or_are(missing)} missing and will be created"] if missing else []
     words += [f"settings of {unread} cannot be read ({seen.refused.get('topics', '')})"] if unread else []
-    return Finding("topics", ok=True, detail=", ".join(words) or "none is asked for", is_note=unread > 0)
+    return Finding("topics", ok=True, detail=", ".join(words) or "the run needs none", is_note=unread > 0)
 
 
-def _be(count: int) -> str:
+def _is_or_are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
 def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[TopicSpec]) -> Iterator[str]:
-    """Yield which of the brokers' settings would make new topics that refuse ordinary records."""
+    """Yield the brokers' settings with which new topics would refuse ordinary records."""
     for key, least in LEAST.items():
         name = BROKERS_NAME[key]
         taking = [spec.name for spec in to_be_made if key not in spec.config]
         if taking and int(settings.get(name, least)) < least:
-            yield f"the brokers have {name}={settings[name]}, and {taking[0]} would get it: set it to {least} or more"
+            yield f"the brokers have {name}={settings[name]}, which {taking[0]} would get: set it to {least} or more"
     replicas = int(settings.get("default.replication.factor", 1))
     if to_be_made and int(settings.get("min.insync.replicas", 1)) > replicas:
         yield (
             f"the brokers have min.insync.replicas={settings['min.insync.replicas']} and default.replication.factor="
-            f"{replicas}, so new topics refuse all records: lower the first, or raise the other"
+            f"{replicas}, so new topics refuse all records: lower min.insync.replicas, or raise the other"
         )
 
 
-def _differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
-    """Yield what is wrong with a topic, each with its setting."""
+def _find_differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
+    """Yield what is wrong with a topic, and the setting to change."""
     if topic.partitions != spec.partitions:
         yield (
             f"{spec.name} has {topic.partitions} partitions, but the run needs {spec.partitions}, and Kafka cannot "
-            "lower the number: rename the run, and add `--branch` to keep the weights of one that has begun"
+            "lower the number: rename the run, and add `--branch` to keep the weights of a run that has begun"
         )
     config = topic.config or {}
     for key, value in spec.config.items():
@@ -199,7 +203,7 @@ def _differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
         )
 
 
-def _rights(seen: SeenCluster, wanted: Wanted, user: str) -> list[Finding]:
+def _check_rights(seen: SeenCluster, wanted: Wanted, user: str) -> list[Finding]:
     """Return a check for each right that is missing, with the option of `kafka-acls` that grants it."""
     lacking: dict[tuple[str, str], list[str]] = {}
     for spec in wanted.topics:
@@ -223,7 +227,7 @@ def _rights(seen: SeenCluster, wanted: Wanted, user: str) -> list[Finding]:
 
 
 def _find_forbidden(seen: SeenCluster, topic: str) -> frozenset[str]:
-    """Return the operations that a run needs of a topic, or deletes by, and may not do."""
+    """Return the operations on a topic that a run needs, or would use to delete, and has no right to."""
     if topic not in seen.topics:
         return seen.forbidden.get(topic, frozenset())
     operations = seen.topics[topic].operations
@@ -232,14 +236,14 @@ def _find_forbidden(seen: SeenCluster, topic: str) -> frozenset[str]:
 
 def _describe_right(user: str, operation: str, kind: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    said = f"{_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} {_be(len(names))} missing"
+    said = f"{_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} {_is_or_are(len(names))} missing"
     if operation == "DELETE":
         said += "; a run works without it, but finished tasks stay, and `headrace compare` leaves its topics"
     return f"{said}: {name_grant(user, operation, kind, names[0].partition('.')[0])}"
 
 
 def name_grant(user: str, operation: str, kind: str, run: str = "") -> str:
-    """Return the `kafka-acls` that grants a user an operation on what begins with the name of a run."""
+    """Return the `kafka-acls` command that grants a user an operation on names that begin with the name of a run."""
     resource = f"--{kind} {run}. --resource-pattern-type prefixed" if run else f"--{kind}"
     principal = shlex.quote(f"User:{user}")
     return f"kafka-acls --add --allow-principal {principal} --operation {_name_operation(operation)} {resource}"
@@ -250,11 +254,11 @@ def _name_operation(operation: str) -> str:
 
 
 def is_forbidden(why: str) -> bool:
-    """Return whether a sentence of Kafka's is about missing rights."""
+    """Return whether an error text of Kafka is about missing rights."""
     return "authorization" in why.lower()
 
 
-def _groups(seen: SeenCluster) -> Finding:
+def _check_groups(seen: SeenCluster) -> Finding:
     if foreign := [name for name, group in seen.groups.items() if group.is_classic and group.is_at_work]:
         detail = f"another program is a member of {', '.join(foreign)} (classic group protocol): stop it"
         return Finding("groups", ok=False, detail=detail)
@@ -266,28 +270,28 @@ def _groups(seen: SeenCluster) -> Finding:
 
 
 def examine_cluster(connection: Connection, wanted: Wanted) -> list[Finding]:
-    """Look at a cluster once; return every check. Raises KafkaAway and KafkaRefused when no broker answers."""
+    """Ask a cluster once; return every check. Raises KafkaAway and KafkaRefused if no broker answers."""
     seen = look_at_cluster(connection, wanted.topics, wanted.groups, wanted.transactional_id)
     return check_cluster(seen, wanted, connection.client.get("sasl.username", "NAME"))
 
 
 def examine_run(text: str) -> list[Finding]:
-    """Return what was checked of the cluster in `kafka://host:port/run`, and of the run's topics if it has begun.
+    """Return the checks of the cluster in `kafka://host:port/run`, and of the run's topics if the run has begun.
 
     Raises UsageError for another text, KafkaAway and KafkaRefused when no broker answers.
     """
     address = parse_run(text)
-    found = examine_cluster(address.connection, needs_of_unbegun(address.run))
+    found = examine_cluster(address.connection, find_needs_of_unbegun(address.run))
     if not all(finding.ok for finding in found) or address.run not in list_runs(address.connection, CLUSTER_PATIENCE_S):
-        detail = f"not known before {address.run} begins: `headrace doctor RECIPE` looks at it"
+        detail = f"not known before run {address.run} begins: `headrace doctor RECIPE` checks it"
         return [*found, Finding("store", ok=True, detail=detail, is_note=True)]
     run = join(address, CLUSTER_PATIENCE_S)
-    found = examine_cluster(address.connection, needs_of(run.recipe, run.topic_specs))
+    found = examine_cluster(address.connection, find_needs(run.recipe, run.topic_specs))
     return [*found, examine_store(run.store_address)]
 
 
 def examine_servers(recipe: Recipe) -> Iterator[Finding]:
-    """Yield what was checked of the servers that a recipe names."""
+    """Yield the checks of the servers that a recipe names."""
     kafka, store = recipe.kafka, recipe.store
     if store.endpoint:
         yield examine_store(StoreAddress(store.endpoint, store.bucket, secure=store.secure, region=store.region))
@@ -296,11 +300,11 @@ def examine_servers(recipe: Recipe) -> Iterator[Finding]:
     try:
         connection = Connection(kafka.bootstrap, merge_client_settings(kafka.client), kafka.compression)
         address = RunAddress(connection, recipe.name)
-        wanted = needs_of(recipe, recipe.topic_specs_with(recipe.state_partitions))
+        wanted = find_needs(recipe, recipe.topic_specs_with(recipe.state_partitions))
         found = examine_cluster(connection, wanted)
         if all(finding.ok for finding in found) and recipe.name in list_runs(connection, CLUSTER_PATIENCE_S):
             specs = read_topic_specs(read_first_revision(address), recipe)
-            found = examine_cluster(connection, needs_of(recipe, specs))
+            found = examine_cluster(connection, find_needs(recipe, specs))
         yield from found
     except HeadraceError as error:
         yield Finding("addresses", ok=False, detail=str(error))

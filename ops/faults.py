@@ -1,4 +1,4 @@
-"""What is wrong with a recipe: collected by checks, and told in one list."""
+"""The faults of a recipe, which checks collect and one error lists."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headrace.infra.unreachable import is_unreachable
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong, or may be."""
+    """A fault of a recipe, or a doubt about it."""
 
     sentence: str
-    """What is wrong, where, and what to do."""
+    """A sentence that says what is wrong, where, and what to do."""
     is_doubt: bool = False
-    """Whether it may still go well: it is said, and refuses nothing."""
+    """Whether the run may still work: a doubt is reported, but refuses nothing."""
     cause: BaseException | None = None
 
 
@@ -27,11 +27,11 @@ class RecipeUnfit(UsageError):
 
 
 @contextmanager
-def catching(faults: list[Fault], where: str = "") -> Iterator[None]:
-    """Add what the block refuses to `faults`, and go on after the block; `where` begins the sentence.
+def collect_faults(faults: list[Fault], where: str = "") -> Iterator[None]:
+    """Turn an error of the block into a fault, and go on after the block; `where` begins the sentence.
 
-    What the user's own code raises is a fault with its line. An environment that is out of reach is a doubt: a run
-    waits for it.
+    An error of the user's own code becomes a fault that names its line. An environment that cannot be reached is a
+    doubt, because a run waits for it.
     """
     try:
         yield
@@ -48,7 +48,7 @@ def catching(faults: list[Fault], where: str = "") -> Iterator[None]:
 
 
 def refuse(faults: Sequence[Fault]) -> None:
-    """Raise RecipeUnfit with all that is wrong, each once; doubts refuse nothing."""
+    """Raise RecipeUnfit with all faults, each once; doubts raise nothing."""
     wrong = {fault.sentence: fault for fault in faults if not fault.is_doubt}
     if not wrong:
         return
@@ -60,5 +60,5 @@ def refuse(faults: Sequence[Fault]) -> None:
 
 
 def list_doubts(faults: Sequence[Fault]) -> list[str]:
-    """Return what may go wrong, each once."""
+    """Return the sentences of the doubts, each once."""
     return list(dict.fromkeys(fault.sentence for fault in faults if fault.is_doubt))

@@ -1,4 +1,4 @@
-"""Which outcomes are a curator's word on the first use of a group: what was rolled out, once, whatever became of it."""
+"""Which outcomes are a curator's decision on the first use of a group: exactly one for every produced group."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from headrace.schemas.topics import is_eval
 
 
 def is_first_word(outcome: Outcome) -> bool:
-    """Return whether an outcome is one of those. Trainers add theirs, and so do replays and single trajectories."""
+    """Return whether an outcome is a curator's decision on a first use, and not of a trainer, replay or trajectory."""
     return outcome.level == "group" and outcome.component == "curate" and not outcome.use
 
 
 def is_first_word_of_training(outcome: Outcome) -> bool:
-    """Return whether an outcome is a first word (see `is_first_word`), and of no evaluation."""
+    """Return whether an outcome is a first word (see `is_first_word`), and belongs to training, not an evaluation."""
     return is_first_word(outcome) and not is_eval(outcome.stream)

@@ -1,6 +1,6 @@
-"""What a policy's folder must hold before a trainer reads it: model, weights, tokenizer, chat template.
+"""Checks a policy's folder before a trainer reads it: model, weights, tokenizer, chat template.
 
-Neither torch nor transformers is imported: headers of files tell all.
+Neither torch nor transformers is imported, because the headers of the files are enough.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from headrace.infra.weights.folder import INDEX, SINGLE, open_weights
 from headrace.infra.weights.model_config import read_config, refuse_longrope, refuse_other_media, refuse_quantised
 from headrace.infra.weights.tensors import Tensor, WeightsError
 
-if TYPE_CHECKING:  # it takes a moment, and a recipe with an alphabet needs none
+if TYPE_CHECKING:  # the import is slow, and a recipe with an alphabet does not need it
     from tokenizers import Tokenizer
 
 TOKENIZERS = (TOKENIZER_FILE, "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-"""Files, one of which every tokenizer has."""
+"""Every tokenizer has at least one of these files."""
 TRAINABLE = frozenset({"F64", "F32", "BF16", "F16"})
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
-"""A tag that transformers adds to Jinja, around what an assistant says."""
+"""A tag that transformers adds to Jinja, around the assistant's text."""
 
 
 def check_model(name: str, policy: Policy) -> None:
-    """Raise UsageError for a folder whose model cannot be trained, as far as its config tells.
+    """Raise UsageError for a folder whose model cannot be trained, as far as its config shows.
 
-    A folder that is not here may be there where the trainer runs.
+    A folder that does not exist here is accepted: it may exist where the trainer runs.
     """
     config = read_config(policy.path) if policy.path else policy.model
     if config is not None:
@@ -41,7 +41,7 @@ def check_model(name: str, policy: Policy) -> None:
 
 
 def check_model_files(name: str, policy: Policy) -> None:
-    """Raise UsageError for a folder that no trainer on this machine can begin with. A quick look: no weight is read."""
+    """Raise UsageError for a folder that no trainer on this machine can begin with. Reads no weights."""
     where, folder = f"policies.{name}.path", Path(policy.path)
     if not folder.is_dir():
         looks_like_hub = not folder.is_absolute() and policy.path.count("/") == 1
@@ -66,9 +66,9 @@ def check_model_files(name: str, policy: Policy) -> None:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor] | None:
-    """Return the tensors of a folder, as views of mapped files: their shapes are known and nothing is read.
+    """Return the tensors of a folder, as views of mapped files: their shapes are known, but no value is read.
 
-    None where the weights are no safetensors. Raises WeightsError for what is torn, and OSError.
+    None if the weights are not safetensors. Raises WeightsError for a damaged file, and OSError.
     """
     if not (folder / SINGLE).exists() and not (folder / INDEX).exists() and any(folder.glob("pytorch_model*.bin")):
         return None
@@ -85,15 +85,15 @@ def _check_weights(folder: Path, where: str) -> None:
     if odd:
         first, dtype = next(iter(odd.items()))
         raise UsageError(
-            f"{where}: weights must be BF16, F16, F32 or F64 to be trained; {len(odd)} of {folder} are not, such as "
-            f"{first} ({dtype}): name a folder with weights that are not quantized"
+            f"{where}: weights must be BF16, F16, F32 or F64 to be trained, but {len(odd)} in {folder} are not, such "
+            f"as {first} ({dtype}): name a folder with weights that are not quantized"
         )
 
 
 def check_tokenizer(name: str, policy: Policy) -> None:
-    """Raise UsageError for a tokenizer or a chat template that cannot be read, or is of another model.
+    """Raise UsageError for a tokenizer or a chat template that cannot be read, or belongs to another model.
 
-    What is not here may be there where the trainer runs.
+    A folder that does not exist here is accepted: it may exist where the trainer runs.
     """
     folder = Path(policy.path)
     if not policy.path or not folder.is_dir():
@@ -110,7 +110,7 @@ def check_tokenizer(name: str, policy: Policy) -> None:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """Return the tokenizer of a folder; None where it has no `tokenizer.json`. Raises UsageError for a broken one."""
+    """Return the tokenizer of a folder; None if there is no `tokenizer.json`. Raises UsageError for a broken file."""
     file = folder / TOKENIZER_FILE
     return _load_tokenizer(file, file.stat().st_mtime_ns) if file.is_file() else None
 

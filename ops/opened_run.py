@@ -1,4 +1,4 @@
-"""A run to look at, by its address or folder; the servers of a stopped run are started for the look."""
+"""Opens a run for a command, by its address or folder; the servers of a stopped run are started meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OpenedRun:
 
     run: Run
     rests: bool
-    """Whether the run is stopped, so that its broker was started for this look."""
+    """Whether the run is stopped, so that its broker was started for this command."""
     began_ms: int = 0
     """When the launcher that runs it now began, in ms since the epoch; 0 if unknown."""
 
@@ -32,10 +32,9 @@ class OpenedRun:
 def open_run(address: str | None, data: Path | None, *, store: bool = False) -> Iterator[OpenedRun]:
     """Join the run of that address or data folder, or the only one below the working directory.
 
-    An address that is but a name, without `/` or `:` (`retrain --into` makes such runs), is looked for on the folder's
-    cluster. What is started is stopped again, and only that: of a run that rests its embedded broker, and with `store`
-    its embedded object store too. Raises UsageError, with the runs that there are when this one is not, and what `join`
-    raises.
+    An address that is only a name, without `/` or `:` (`retrain --into` makes such runs), is looked for on the folder's
+    cluster. For a stopped run, this starts its embedded broker, and with `store` its embedded object store, and stops
+    them again. Raises UsageError, which names the existing runs if this one does not exist, and what `join` raises.
     """
     named = address is not None and "/" not in address and ":" not in address
     if address and data and not named:
@@ -49,17 +48,17 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
     folder = DataFolder(data) if data else find_only_folder()
     notes = replace(folder.require(), run=address) if address else folder.require()
     if not address and (swept := folder.sweep_runs()):
-        raise UsageError(f"{folder.root} is the folder of a sweep: give --run too, one of {', '.join(swept)}")
+        raise UsageError(f"{folder.root} is the folder of a sweep: add --run with one of {', '.join(swept)}")
     if folder.find_owner() is not None:
-        with _maybe_ending(folder):
+        with _explain_unreachable(folder):
             yield OpenedRun(_join(parse_run(notes.address), folder), False, folder.find_owner_start_ms())
         return
     _refuse_servers_elsewhere(folder)
     with ExitStack() as started:
         if notes.embedded_kafka or store:
             started.enter_context(folder.hold(LOOKING))
-        run = _wake(folder, notes, started)
-        if store and (folder.store.is_dir() or not run.recipe.store.endpoint):  # that of a sweep is named to its runs
+        run = _start_and_join(folder, notes, started)
+        if store and (folder.store.is_dir() or not run.recipe.store.endpoint):  # the runs of a sweep use its store
             from headrace.infra.embedded.store_server import EmbeddedStore
 
             server = started.enter_context(EmbeddedStore(folder.store))
@@ -68,7 +67,7 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
 
 
 @contextmanager
-def _maybe_ending(folder: DataFolder) -> Iterator[None]:
+def _explain_unreachable(folder: DataFolder) -> Iterator[None]:
     """Add a hint to errors of unreachable servers: a run's servers stop shortly before `up` releases its folder."""
     try:
         yield
@@ -77,8 +76,8 @@ def _maybe_ending(folder: DataFolder) -> Iterator[None]:
         raise type(error)(f"{error}; {again}") from error
 
 
-def _wake(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
-    """Join a run that rests, its broker started where that is an embedded one."""
+def _start_and_join(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
+    """Join a stopped run, after starting its broker if that is embedded."""
     if not notes.embedded_kafka:
         return _join(parse_run(notes.address), folder)
     from headrace.infra.embedded.kafka_server import (
@@ -93,7 +92,7 @@ def _wake(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
 
 
 def _refuse_servers_elsewhere(folder: DataFolder) -> None:
-    """Raise UsageError for the folder of one run of a sweep that started its servers in its own, where they rest."""
+    """Raise UsageError for the folder of one run of a sweep, because its servers are in the sweep's folder."""
     sweep = folder.sweep()
     notes = sweep.read() if sweep else None
     if sweep and notes and notes.embedded_kafka:
@@ -104,7 +103,7 @@ def _refuse_servers_elsewhere(folder: DataFolder) -> None:
 
 
 def _join(address: RunAddress, folder: DataFolder | None = None) -> Run:
-    """Join a run, or name at once which runs there are instead; of a sweep's folder, what became of their topics."""
+    """Join a run. If it does not exist, raise UsageError with the runs that do, and for a sweep why it is gone."""
     try:
         refuse_unreachable(address.connection)
         require_run(address, list_runs(address.connection, OPENING_PATIENCE_S))
@@ -116,17 +115,17 @@ def _join(address: RunAddress, folder: DataFolder | None = None) -> Run:
 
 
 def _describe_deleted(folder: DataFolder, run: str) -> str:
-    """Return what a folder records of a run that is not there: that a sweep deleted it; nothing of other folders."""
+    """Return the sentence that a sweep deleted a run's topics, if the folder shows this; else an empty text."""
     sweep = folder.sweep() or folder
     if not sweep.sweep_runs():
         return ""
     if not (sweep.root / run / SUMMARY).exists():
         return (
-            f". {sweep.root} is the folder of a sweep: `headrace compare` deletes the topics of runs that are done, "
-            "unless the sweep file says `keep = true`"
+            f". {sweep.root} is the folder of a sweep: `headrace compare` deletes the topics of finished runs, unless "
+            "the sweep file says `keep = true`"
         )
     return (
-        f". It is a run of the sweep in {sweep.root} that is done, and its topics were deleted then. Its result is in "
+        f". It is a finished run of the sweep in {sweep.root}, so its topics are deleted. Its result is in "
         f"{sweep.root / run / SUMMARY}, and `headrace compare` shows it. To look at its groups, put `keep = true` into "
-        f"the sweep file, remove {sweep.root / run}, and give `headrace compare` again: it plays the run once more"
+        f"the sweep file, remove {sweep.root / run}, and give `headrace compare` again: it then plays the run again"
     )

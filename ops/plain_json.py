@@ -1,4 +1,4 @@
-"""What a tool found, as `--json` prints it: the fields of its dataclass, in their order."""
+"""The JSON of a tool's result, as `--json` prints it: the fields of its dataclass, in their order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class PlainForm(Protocol):
-    """A result whose JSON is not just its fields."""
+    """A result whose JSON differs from its fields."""
 
     def to_json(self) -> Mapping[str, object]:
-        """Return keys and values, which may be dataclasses again."""
+        """Return keys and values; values may be dataclasses."""
 
 
 def plain(found: object) -> Any:
     """Return what `json` can write: dataclasses as objects, tuples as lists, NaN and infinities as null.
 
-    What is in them likewise. A field whose name would be a word of Python ends in `_` (`from_`); its key does not.
+    Nested values are converted too. A field whose name is a keyword of Python ends in `_` (`from_`); its key does not.
     """
     if is_dataclass(found) and not isinstance(found, type):
         if isinstance(found, PlainForm):
@@ -36,5 +36,5 @@ def plain(found: object) -> Any:
 
 
 def encode_json(found: object, indent: int | None = 1) -> str:
-    """Return the JSON of what a tool found, which every parser reads."""
+    """Return the JSON of a tool's result. Every parser can read it, because NaN and infinities are null."""
     return json.dumps(plain(found), indent=indent, allow_nan=False)

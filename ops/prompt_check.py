@@ -1,4 +1,4 @@
-"""The checks that a prompt fits into each policy's context and its chat template, before anything is started."""
+"""The checks that prompts fit into each policy's context and its chat template, before anything is started."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from headrace.infra.weights.model_config import read_config, read_context
 from headrace.ops.model_check import GENERATION_TAG, read_default_template, read_tokenizer
 
 MEASURED_PROMPTS = 16
-"""Prompts of a workflow that are measured."""
+"""Number of prompts of a workflow that are measured."""
 
 
 def check_prompts_fit(environment: Environment, name: str, policy: Policy) -> None:
-    """Raise ValueError when each of an environment's first prompts fills a policy's context, so that no answer fits.
+    """Raise ValueError if every one of an environment's first prompts fills a policy's context, so that no answer fits.
 
-    Nothing is known of a policy without a context in its config, or without a tokenizer that is here. A chat template
-    makes prompts longer than they are taken for.
+    A policy is not checked if its config gives no context length, or its tokenizer is not on this machine. A chat
+    template makes prompts longer than this check assumes.
     """
     config = read_config(policy.path) if policy.path else policy.model
     context = read_context(config) if config is not None else None
@@ -83,7 +83,7 @@ def _render(text: str, **values: Any) -> None:
 
 
 def _choose_counter(policy: Policy) -> Callable[[str], int] | None:
-    """Return what counts the tokens of a prompt; None where the tokenizer is not here."""
+    """Return a function that counts the tokens of a prompt; None if the tokenizer is not on this machine."""
     if policy.alphabet:
         return len  # a character is a token
     tokenizer = read_tokenizer(Path(policy.path)) if policy.path else None
@@ -93,7 +93,7 @@ def _choose_counter(policy: Policy) -> Callable[[str], int] | None:
     def count(text: str) -> int:
         try:
             return len(tokenizer.encode(text).ids)
-        except Exception:  # noqa: BLE001 - the tokenizers library raises bare Exception for what it cannot spell
+        except Exception:  # noqa: BLE001 - the tokenizers library raises bare Exception for text it cannot encode
             return 0
 
     return count

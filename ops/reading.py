@@ -1,4 +1,4 @@
-"""Reading a run's topics for an audit: counted, timed, and said how far it is."""
+"""Reads a run's topics for an audit, and counts, times and shows the progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORT_EVERY = 2_000
 
 
 class Reading:
-    """Reads topics one after another, from the beginning to what is their end when it comes to them."""
+    """Reads topics one after another, each from its beginning to its end at that time."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -32,14 +32,14 @@ class Reading:
         return self._read(find_whole_topics(self._connection, topics), what)
 
     def read_in_order(self, topics: Iterable[str], what: str) -> Iterator[Message]:
-        """`read`, one partition after the other."""
+        """Like `read`, but one partition after the other."""
         for partition_id, begin in find_whole_topics(self._connection, topics).items():
             yield from self._read({partition_id: begin}, f"{what}[{partition_id[1]}]")
 
     def _read(self, partition_ids: Mapping[PartitionId, int], what: str) -> Iterator[Message]:
         begin = time.perf_counter()
         with open_progress(f"auditing {what}") as tell, TopicReader(self._connection, partition_ids, "audit") as reader:
-            ends = reader.ends()  # for the progress alone: just after a broker's start they may be wrong
+            ends = reader.ends()  # only for the progress: just after a broker's start they may be wrong
             for count, message in enumerate(reader.catch_up(), 1):
                 self.records += 1
                 if count % REPORT_EVERY == 0:
@@ -55,7 +55,7 @@ def list_topics(connection: Connection) -> set[str]:
 
 
 def find_shortened(connection: Connection, topics: Iterable[str]) -> Iterator[str]:
-    """Yield what is gone from the beginnings of topics that are kept for ever."""
+    """Yield the partitions that lost their first records, of topics that are kept for ever."""
     for (topic, partition), offset in fetch_begin_offsets(connection, find_whole_topics(connection, topics)).items():
         if offset:
             yield f"the records of {topic}[{partition}] before offset {offset} are gone: was its retention changed?"

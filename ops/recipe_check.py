@@ -1,6 +1,6 @@
 """The checks of a recipe before anything is started: a table, read from top to bottom.
 
-A check is a function of what is asked, which returns all that it finds wrong.
+A check is a function that returns all faults that it finds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
 from headrace.ops.device_check import find_devices, probe_devices, refuse_devices
 from headrace.ops.doctor import Finding
-from headrace.ops.faults import Fault, catching, refuse
+from headrace.ops.faults import Fault, collect_faults, refuse
 from headrace.ops.model_check import check_model, check_model_files, check_tokenizer
 from headrace.ops.prompt_check import check_prompts_fit, check_template_takes_prompt
 from headrace.ops.room_check import find_lack_of_disk, find_lack_of_memory
@@ -37,28 +37,28 @@ from headrace.schemas.topics import policy_of
 from headrace.trainers.batches.estimator import check_advantage
 
 LOSS_KEYS = ("loss", "aggregation", "correction", "count_rejected", "kl", "reference", "final_share")
-"""Keys of `[trainer]` that a check of the loss needs torch for: seconds, spent only where one is set."""
+"""Keys of `[trainer]` whose check needs torch. Importing it takes seconds, so it is done only if a key is set."""
 WORKFLOWS = "workflows"
-"""Check of workflows, and of environments with their data."""
+"""Name of the check of workflows, environments and their data."""
 SINGLE_TURN = "single_turn"
 """The workflow that only sends the environment's messages to its policies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is checked."""
+    """The input of the checks."""
 
     recipe: Recipe
     folder: Path | None = None
-    """Where embedded servers keep their data; None where none is started."""
+    """Where embedded servers keep their data; None if none is started."""
     has_begun: bool = False
-    """Whether the run has begun: version 0 was made, and the models' folders may be gone."""
+    """Whether the run has begun: version 0 exists, and the models' folders may be deleted."""
     environments: dict[str, Environment] = field(default_factory=dict)
-    """Workflow to its environment, its data read: what the checks have built."""
+    """Workflow to its environment with its data, as the checks have built it."""
 
 
 def ask_of_run(recipe: Recipe, folder: DataFolder) -> Asked:
-    """Return what is checked of a run in a data folder, which may hold it already. Raises HeadraceError for notes."""
+    """Return the input of the checks for a run in a data folder. Raises HeadraceError if its notes cannot be read."""
     notes = folder.read()
     is_embedded = not (recipe.kafka.bootstrap and recipe.store.endpoint)
     return Asked(recipe, folder.root if is_embedded else None, notes is not None and notes.run == recipe.name)
@@ -68,9 +68,9 @@ Check: TypeAlias = Callable[[Asked], list[Fault]]
 
 
 def check_names(recipe: Recipe) -> tuple[UsedEnvironment, ...]:
-    """Find all that a recipe names, from algorithms to environments, on whatever machine it runs.
+    """Check that all names of a recipe exist, from algorithms to environments, without looking at this machine.
 
-    Return its environments and their data. Raises RecipeUnfit with all that is wrong, and with what there is instead.
+    Return its environments and their data. Raises RecipeUnfit with all faults, and with the names that exist.
     """
     asked = Asked(recipe)
     refuse([fault for check in CHECKS_OF_NAMES.values() for fault in check(asked)])
@@ -83,12 +83,12 @@ def list_environments(asked: Asked) -> tuple[UsedEnvironment, ...]:
 
 
 def examine(asked: Asked) -> list[Fault]:
-    """Return all that is wrong with a recipe that is to run on this machine, or may be."""
+    """Return all faults and doubts about a recipe that is to run on this machine."""
     return [fault for check in CHECKS.values() for fault in check(asked)]
 
 
 def examine_trial(recipe: Recipe) -> list[Fault]:
-    """Return all that is wrong with a recipe of which a few episodes are played: nothing is fed, and nothing kept."""
+    """Return all faults and doubts about a recipe for `headrace try`, where no feeder and no servers run."""
     asked = Asked(_with_one_process(recipe))
     return [fault for what, check in CHECKS.items() if what not in RUN_ONLY for fault in check(asked)]
 
@@ -109,7 +109,7 @@ def _with_one_process(recipe: Recipe) -> Recipe:
 
 
 def run_checks(asked: Asked) -> Iterator[Finding]:
-    """Yield what `headrace doctor RECIPE` shows: every check, with all that it found."""
+    """Yield what `headrace doctor RECIPE` shows: every check, with its faults."""
     for what, check in CHECKS.items():
         faults = check(asked)
         detail = f"\n{' ' * 20}".join(f"{'maybe: ' * fault.is_doubt}{fault.sentence}" for fault in faults)
@@ -132,7 +132,7 @@ def _describe_sizes(asked: Asked) -> Iterator[str]:
 
 def _check_engine(asked: Asked) -> list[Fault]:
     faults: list[Fault] = []
-    with catching(faults):
+    with collect_faults(faults):
         check_engine(asked.recipe)
     rollout, evaluate = asked.recipe.rollout, asked.recipe.evaluate
     samplings = {
@@ -140,7 +140,7 @@ def _check_engine(asked: Asked) -> list[Fault]:
         "evaluate": Sampling(evaluate.temperature, evaluate.top_p, max_tokens=rollout.max_tokens),
     }
     for table, sampling in samplings.items():
-        with catching(faults):
+        with collect_faults(faults):
             try:
                 check_sampling(sampling)
             except EngineError as error:
@@ -151,14 +151,14 @@ def _check_engine(asked: Asked) -> list[Fault]:
 def _check_models(asked: Asked) -> list[Fault]:
     faults: list[Fault] = []
     for name, policy in asked.recipe.policies.items():
-        with catching(faults):
+        with collect_faults(faults):
             check_model(name, policy)
-        with catching(faults):
+        with collect_faults(faults):
             check_tokenizer(name, policy)
         if policy.lora is not None and policy.lora.targets:
             from headrace.trainers.learner.lora import check_targets
 
-            with catching(faults):
+            with collect_faults(faults):
                 check_targets(asked.recipe, name)
     return faults
 
@@ -168,10 +168,10 @@ def _check_workflows(asked: Asked) -> list[Fault]:
     recipe, faults = asked.recipe, list[Fault]()
     for name, workflow in recipe.workflows.items():
         where = f"workflows.{name}: "
-        with catching(faults, where):
+        with collect_faults(faults, where):
             load_workflow(workflow.workflow)
             check_roles(workflow.workflow, workflow.policies)
-        with catching(faults, where):
+        with collect_faults(faults, where):
             environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
             read_data_of(environment)
             check_first_problem(environment)
@@ -180,7 +180,7 @@ def _check_workflows(asked: Asked) -> list[Fault]:
         if name not in asked.environments:
             continue
         for policy in recipe.policies_of(name) if workflow.workflow == SINGLE_TURN else ():
-            with catching(faults, where):
+            with collect_faults(faults, where):
                 check_characters(environment, policy, recipe.policies[policy].alphabet)
                 check_prompts_fit(environment, policy, recipe.policies[policy])
                 check_template_takes_prompt(environment, policy, recipe.policies[policy])
@@ -188,50 +188,50 @@ def _check_workflows(asked: Asked) -> list[Fault]:
 
 
 def _check_feed(asked: Asked) -> list[Fault]:
-    """Check what the feeder asks of selectors and of environments."""
+    """Check what the feeder needs of selectors and of environments."""
     recipe, faults = asked.recipe, list[Fault]()
-    with catching(faults):
+    with collect_faults(faults):
         load_feed_selectors(recipe.feed, recipe.seed)
     if recipe.evaluate.stop_after and not recipe.evaluate.every:
         faults.append(
             Fault("evaluate.stop_after needs evaluations, but evaluate.every is 0: set it, or remove stop_after")
         )
     for name, environment in asked.environments.items() if recipe.evaluate.every else ():
-        with catching(faults):
+        with collect_faults(faults):
             refuse_small_held_out(name, environment, recipe.evaluate.problems)
     for name, policy in recipe.policies.items():
         if policy.warm_start is not None and asked.environments.keys() >= set(recipe.workflows_of(name)):
-            with catching(faults):
+            with collect_faults(faults):
                 read_first_example(recipe, name, asked.environments)
     return faults
 
 
 def _check_algorithms(asked: Asked) -> list[Fault]:
-    """Check what curators and trainers are made of."""
+    """Check the algorithms, advantages and losses of curators and trainers."""
     recipe, faults = asked.recipe, list[Fault]()
     for policy_variant in recipe.policy_variants:
         trainer = recipe.trainer_of(policy_variant)
-        with catching(faults):
+        with collect_faults(faults):
             load_policy_chain(recipe, policy_variant)
-        with catching(faults):
+        with collect_faults(faults):
             check_advantage(recipe, policy_variant)
-        with catching(faults):
+        with collect_faults(faults):
             _check_processes(policy_variant, trainer, recipe.policies[policy_of(policy_variant)].lora)
         if any(getattr(trainer, key) != TrainerSettings.model_fields[key].default for key in LOSS_KEYS):
             from headrace.trainers.learner.chosen_loss import check_loss
 
-            with catching(faults):
+            with collect_faults(faults):
                 check_loss(recipe, policy_variant)
         if trainer.replay_routing or trainer.router_aux:
             from headrace.trainers.learner.routing import check_experts
 
-            with catching(faults):
+            with collect_faults(faults):
                 check_experts(recipe, policy_of(policy_variant))
     return faults
 
 
 def _check_processes(policy: str, trainer: TrainerSettings, lora: Lora | None) -> None:
-    """Refuse what the processes of a trainer would refuse once they run."""
+    """Refuse settings that the processes of a trainer would refuse after their start."""
     processes, cut = trainer.processes, trainer.tensor_parallel
     if processes and cut not in {1, processes}:
         raise UsageError(
@@ -250,10 +250,10 @@ def _check_processes(policy: str, trainer: TrainerSettings, lora: Lora | None) -
 
 
 def _check_own_engine(asked: Asked) -> list[Fault]:
-    """Import an engine of the user's own: only a machine that plays needs it."""
+    """Check that the user's own engine can be imported: only a machine with rollout workers needs it."""
     faults: list[Fault] = []
     if asked.recipe.launch.workers and ":" in asked.recipe.rollout.engine.use:
-        with catching(faults):
+        with collect_faults(faults):
             find_named("rollout.engine", asked.recipe.rollout.engine.use, {})
     return faults
 
@@ -269,7 +269,7 @@ def _check_model_files(asked: Asked) -> list[Fault]:
     for name, policy in recipe.policies.items():
         if policy.path and recipe.trainer_of(name).processes:
             found: list[Fault] = []
-            with catching(found):
+            with collect_faults(found):
                 check_model_files(name, policy)
             faults += [Fault(fault.sentence, asked.has_begun, fault.cause) for fault in found]
     return faults
@@ -287,14 +287,14 @@ def _check_disk(asked: Asked) -> list[Fault]:
 
 def _check_temporary_folder(_: Asked) -> list[Fault]:
     faults: list[Fault] = []
-    with catching(faults):
+    with collect_faults(faults):
         temporary_folder()
     return faults
 
 
 def _check_client(asked: Asked) -> list[Fault]:
     faults: list[Fault] = []
-    with catching(faults):
+    with collect_faults(faults):
         merge_client_settings(asked.recipe.kafka.client)
     return faults
 
@@ -306,7 +306,7 @@ CHECKS_OF_NAMES: Mapping[str, Check] = {
     "feed": _check_feed,
     "algorithms": _check_algorithms,
 }
-"""What holds on any machine. Workflows come before what feeds them: their environments are built once."""
+"""Checks for any machine. Workflows come before the feeder, which uses the environments that they build."""
 CHECKS: Mapping[str, Check] = {
     "devices": _check_devices,
     "model files": _check_model_files,
@@ -317,6 +317,6 @@ CHECKS: Mapping[str, Check] = {
     "temporary files": _check_temporary_folder,
     "kafka client": _check_client,
 }
-"""All, for the machine where the processes start, in the order in which their sentences are listed."""
+"""All checks, for the machine where the processes start, in the order in which their faults are listed."""
 RUN_ONLY = frozenset({"feed", "disk", "kafka client"})
-"""Checks of what only a run does."""
+"""Checks that only a run needs."""

@@ -1,8 +1,8 @@
 """Which component takes which record, and what it writes: the map of the system, on one screen.
 
-A row names the kind of topic, the record on it, and the function that takes the record or gives it to be written.
-`tests/unit/test_record_flow.py` holds both tables to what the components really read and write. At its start each reads
-its own snapshots or batches as well, and a trainer also checkpoints and worked examples.
+A row names the kind of topic, the record on it, and the function that takes the record or makes it for writing.
+`tests/unit/test_record_flow.py` compares both tables with what the components really read and write. At its start each
+component also reads its own snapshots or batches, and a trainer also checkpoints and worked examples.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from headrace.trainers.versions.publisher import VersionAnnouncer
 
 
 class Flow(NamedTuple):
-    """Records of one class on one kind of topic, and the function that takes or gives them."""
+    """Records of one class on one kind of topic, and the function that takes or makes them."""
 
     topic: str
     """Topic name after the run's name, without stream, policy or variant."""

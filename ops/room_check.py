@@ -26,20 +26,20 @@ from headrace.producers.engines.registry import MOST_BATCH_ROWS
 from headrace.schemas.topics import policy_of
 
 LEAST_DISK_BYTES = 256 << 20
-"""With less the embedded servers do not come up, or stop within minutes."""
+"""With less free disk space, the embedded servers do not start, or stop within minutes."""
 MASTERS_BYTES, MOMENTS_BYTES, FP32_BYTES, BF16_BYTES = 4, 8, 4, 2
-"""Of each weight: its fp32 master, AdamW's two moments, and what is computed with on a CPU, or on a GPU."""
+"""Bytes for each weight: its fp32 master, AdamW's two moments, and the copy to compute with, on a CPU or a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What of a model takes memory."""
+    """The numbers of a model that decide how much memory it takes."""
 
     parameters: int
     is_exact: bool
-    """Whether they were counted in its files, and not derived from its config."""
+    """Whether the parameters were counted in its files, and not derived from its config."""
     cache_values: int
-    """Values that a token has in the KV cache, over all layers."""
+    """Values of one token in the KV cache, over all layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Room:
 
 
 def measure_model(policy: Policy) -> ModelSize | None:
-    """Return the size of a policy's model; None where config and files do not tell."""
+    """Return the size of a policy's model; None if config and files do not give it."""
     config = read_config(policy.path) if policy.path else policy.model
     if config is None:
         return None
@@ -75,22 +75,22 @@ def measure_model(policy: Policy) -> ModelSize | None:
             return ModelSize(sum(math.prod(one.shape) for one in tensors.values()), True, cache)
         return ModelSize(_derive_parameters({"vocab_size": len(policy.alphabet) + 2, **text}), False, cache)
     except (HeadraceError, OSError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None  # what is wrong with it is for other checks to say
+        return None  # other checks report what is wrong with it
 
 
 def _count_key_values(text: Mapping[str, Any]) -> int:
     heads = int(text["num_attention_heads"])
-    return int(text.get("num_key_value_heads") or heads) * _head_size(text)
+    return int(text.get("num_key_value_heads") or heads) * _find_head_size(text)
 
 
-def _head_size(text: Mapping[str, Any]) -> int:
+def _find_head_size(text: Mapping[str, Any]) -> int:
     return int(text.get("head_dim") or int(text["hidden_size"]) // int(text["num_attention_heads"]))
 
 
 def _derive_parameters(text: Mapping[str, Any]) -> int:
-    """Return the matrices of a decoder with gated MLPs, as Llama and Qwen have them."""
+    """Return the number of parameters of a decoder with gated MLPs, such as Llama and Qwen."""
     hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
-    queries = int(text["num_attention_heads"]) * _head_size(text)
+    queries = int(text["num_attention_heads"]) * _find_head_size(text)
     attention = 2 * hidden * (queries + _count_key_values(text))
     experts = next((int(text[key]) for key in EXPERT_COUNTS if text.get(key)), 0)
     width = experts * int(text["moe_intermediate_size"]) if experts else int(text["intermediate_size"])
@@ -99,7 +99,7 @@ def _derive_parameters(text: Mapping[str, Any]) -> int:
 
 
 def list_needs(recipe: Recipe, sizes: Mapping[str, ModelSize]) -> list[Need]:
-    """Return what the trainers and rollout workers that `headrace up` starts take at least, by device."""
+    """Return the least memory of the trainers and rollout workers that `headrace up` starts, by device."""
     needs = [need for one in recipe.policy_variants for need in _list_trainer_needs(recipe, one, sizes)]
     if recipe.rollout.engine.use == TORCH and recipe.launch.workers:
         for workflow in recipe.workflows:
@@ -116,7 +116,7 @@ def _list_trainer_needs(recipe: Recipe, policy_variant: str, sizes: Mapping[str,
     is_gpu = trainer.device != CPU
     computed = BF16_BYTES if is_gpu else FP32_BYTES
     per_weight = {"weights": computed + MASTERS_BYTES, "gradients": computed + FP32_BYTES, "optimizer": MOMENTS_BYTES}
-    if recipe.policies[policy].lora is not None:  # what an adapter itself takes is small
+    if recipe.policies[policy].lora is not None:  # the adapter itself is small
         per_weight = {"weights": computed}
     shared = trainer.processes if is_gpu else 1
     devices = [f"cuda:{rank}" for rank in range(shared)] if shared > 1 else [_name_device(trainer.device)]
@@ -142,7 +142,7 @@ def _name_device(device: str) -> str:
 
 
 def judge_memory(needs: Sequence[Need], rooms: Mapping[str, Room]) -> list[Fault]:
-    """Return what does not fit: a fault where it is sure and the device could never hold it, else a doubt."""
+    """Return what does not fit: a fault if it is certain and the device could never hold it, else a doubt."""
     faults = []
     for device, room in rooms.items():
         here = [need for need in needs if need.device == device]
@@ -150,15 +150,15 @@ def judge_memory(needs: Sequence[Need], rooms: Mapping[str, Room]) -> list[Fault
         if wanted <= room.free:
             continue
         parts = "; ".join(
-            f"{who}: " + ", ".join(f"{need.what} {_gib(need.size)}" for need in some)
+            f"{who}: " + ", ".join(f"{need.what} {_format_gib(need.size)}" for need in some)
             for who, some in groupby(here, key=lambda need: need.who)
         )
         is_doubt = least <= room.total
         faults.append(
             Fault(
-                f"memory of {device}: about {_gib(wanted)} GiB are needed ({parts} GiB; activations and prompts "
-                f"come on top), but {_gib(room.free)} of {_gib(room.total)} GiB are free: lower rollout.concurrency or "
-                "rollout.max_tokens, train a lora, or use a smaller model",
+                f"memory of {device}: about {_format_gib(wanted)} GiB are needed ({parts} GiB; activations and prompts "
+                f"come on top), but {_format_gib(room.free)} of {_format_gib(room.total)} GiB are free: lower "
+                "rollout.concurrency or rollout.max_tokens, train a lora, or use a smaller model",
                 is_doubt=is_doubt,
             )
         )
@@ -166,7 +166,7 @@ def judge_memory(needs: Sequence[Need], rooms: Mapping[str, Room]) -> list[Fault
 
 
 def find_lack_of_memory(recipe: Recipe) -> list[Fault]:
-    """Hold what a recipe starts here against the memory of this machine and of its GPUs."""
+    """Compare what a recipe starts here with the memory of this machine and of its GPUs."""
     sizes = _measure_models(recipe)
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     rooms = {CPU: Room(memory.available + swap.free, memory.total + swap.total)}
@@ -181,7 +181,7 @@ def find_lack_of_memory(recipe: Recipe) -> list[Fault]:
 
 
 def estimate_objects(recipe: Recipe, sizes: Mapping[str, ModelSize]) -> float:
-    """Return the bytes of the checkpoints and whole weights of a run, as long as `headrace gc` deletes none."""
+    """Return the bytes of all checkpoints and whole weights of a run, if `headrace gc` deletes none."""
     found = 0.0
     for policy_variant in recipe.policy_variants:
         size, trainer = sizes.get(policy_of(policy_variant)), recipe.trainer_of(policy_variant)
@@ -195,32 +195,34 @@ def estimate_objects(recipe: Recipe, sizes: Mapping[str, ModelSize]) -> float:
 
 
 def judge_disk(recipe: Recipe, folder: Path, free: int, objects: float) -> list[Fault]:
-    """Return what the disk of the embedded servers lacks."""
+    """Return the faults of the disk of the embedded servers."""
     if free < LEAST_DISK_BYTES:
         return [
             Fault(
                 f"{folder} has {free / (1 << 20):.0f} MiB of free disk space, but embedded servers need "
-                f"{LEAST_DISK_BYTES >> 20}: delete files there, or give another folder by --data"
+                f"{LEAST_DISK_BYTES >> 20} MiB: delete files there, or give another folder by --data"
             )
         ]
     held = 0.0 if recipe.store.endpoint else objects
     if free >= DISK_BYTES + held:
         return []
-    parts = f" ({_gib(held)} for checkpoints and whole weights over all versions)" if held >= GIB / 10 else ""
+    parts = (
+        f" ({_format_gib(held)} GiB for checkpoints and whole weights over all versions)" if held >= GIB / 10 else ""
+    )
     return [
         Fault(
-            f"{folder} has {_gib(free)} GiB of free disk space, but this run may need "
-            f"{_gib(DISK_BYTES + held)}{parts}: delete files there, give another folder by --data, or delete old "
-            "checkpoints while it runs (`headrace gc --keep-checkpoints`)",
+            f"{folder} has {_format_gib(free)} GiB of free disk space, but this run may need "
+            f"{_format_gib(DISK_BYTES + held)} GiB{parts}: delete files there, give another folder by --data, or "
+            "delete old checkpoints while it runs (`headrace gc --keep-checkpoints`)",
             is_doubt=True,
         )
     ]
 
 
 def find_lack_of_disk(recipe: Recipe, folder: Path, *, has_begun: bool) -> list[Fault]:
-    """Hold what the embedded servers keep of a run against the disk of their folder, which may not be there yet.
+    """Compare what the embedded servers keep of a run with the disk of their folder, which may not exist yet.
 
-    Of a run that has begun, some is there already: it is not counted.
+    For a run that has begun, this does not count the files that are there already.
     """
     is_counted = not (has_begun or recipe.store.endpoint)
     objects = estimate_objects(recipe, _measure_models(recipe)) if is_counted else 0.0
@@ -228,9 +230,9 @@ def find_lack_of_disk(recipe: Recipe, folder: Path, *, has_begun: bool) -> list[
 
 
 def _measure_models(recipe: Recipe) -> dict[str, ModelSize]:
-    """Return policy to the size of its model, where that can be told here."""
+    """Return policy to the size of its model, if this machine can find it out."""
     return {name: size for name, policy in recipe.policies.items() if (size := measure_model(policy)) is not None}
 
 
-def _gib(size: float) -> str:
+def _format_gib(size: float) -> str:
     return f"{size / GIB:.1f}"

@@ -1,4 +1,4 @@
-"""Whether a run's object store can be used from here: its keys are found, it answers, and its bucket is there."""
+"""Whether a run's object store can be used from here: its keys are set, it answers, and its bucket exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOOK_S = 3.0
 
 
 def examine_store(address: StoreAddress) -> Finding:
-    """Look at a bucket once, within some seconds; write nothing."""
+    """Ask for a bucket once, within some seconds; write nothing."""
     where = f"bucket {address.bucket} at {address.endpoint}"
     try:
         with ObjectStore(address, timeout_s=LOOK_S) as store:
@@ -20,5 +20,5 @@ def examine_store(address: StoreAddress) -> Finding:
         return Finding("store", ok=False, detail=str(error))
     if is_there:
         return Finding("store", ok=True, detail=f"{where} answers to access key {key}")
-    detail = f"{where}: the bucket is to be made, for which this key needs the right"
+    detail = f"{where}: the bucket does not exist yet, so this key needs the right to create it"
     return Finding("store", ok=True, detail=detail, is_note=True)

@@ -1,8 +1,8 @@
 """`headrace swap`: another chain for a running run, as the next revision of its recipe.
 
-The feeder stamps it on every further number; a group goes through the chain of its stamp, whichever curator has it, so
-nothing stops, and what was issued before ends as it began. Of two that write a revision at once the second fences the
-first, and begins from what that one wrote.
+The feeder stamps the revision on every further task, and a group goes through the chain of its stamp in any curator. So
+nothing stops, and earlier tasks end with the old chain. If two swaps run at once, the second fences the first, and
+begins from the revision that the first wrote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.schemas.records import RecipeRevision
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """A chain that a run was given, or would be."""
+    """A chain that a run got, or would get."""
 
     run: str
     before: int
@@ -37,10 +37,10 @@ class Swap:
 
 
 def swap(run: Run, path: Path, *, dry_run: bool = False) -> Swap:
-    """Give a run the chain of a TOML file; return what was before and what is now.
+    """Give a run the chain of a TOML file; return the old and the new chain.
 
     Raises UsageError for a file without a chain, and for algorithms, settings or an order that do not work; RunEnded;
-    Fenced when another swap took over, and Aborted, whereupon nothing was changed.
+    Fenced if another swap took over; and Aborted, after which nothing is changed.
     """
     if dry_run:
         return _prepare(run, path)[1]
@@ -56,7 +56,7 @@ def swap(run: Run, path: Path, *, dry_run: bool = False) -> Swap:
 
 
 def _prepare(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
-    """Return the next revision, None where the chain is the one in force, and what is to be announced of it."""
+    """Return the next revision (None if the run has this chain already), and the swap to report."""
     revisions = read_revisions(run.address)
     newest = revisions[-1]
     old = Recipe.from_json(newest.recipe)

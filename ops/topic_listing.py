@@ -1,4 +1,4 @@
-"""`headrace topics`: the topics of a recipe or a run in the order of the flow; on a cluster, made and checked."""
+"""`headrace topics`: lists the topics of a recipe or a run in the order of the flow; creates and checks them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from headrace.schemas.topics import TopicSpec
 
 @dataclass(frozen=True, slots=True)
 class ListedTopic:
-    """A topic, with all settings that it is made with."""
+    """A topic, with all settings that it is created with."""
 
     name: str
     partitions: int
     settings: dict[str, str]
     state: str = ""
-    """`created` now, `ok` before; empty where no cluster was asked."""
+    """`created` by this command, or `ok` if it existed; empty if no cluster was asked."""
 
 
 def list_topics_of_recipe(name_or_path: str, sets: Sequence[str], *, only_list: bool) -> list[ListedTopic]:
-    """Return the topics that a recipe needs; made and checked when it names a cluster, unless only a list is wanted."""
+    """Return the topics that a recipe needs. Create and check them if it names a cluster, unless `only_list`."""
     recipe = load_recipe(name_or_path, sets)
     kafka = recipe.kafka
     if only_list or not kafka.bootstrap:
@@ -43,7 +43,7 @@ def list_topics_of_recipe(name_or_path: str, sets: Sequence[str], *, only_list: 
 
 
 def list_topics_of_run(run: Run, *, only_list: bool) -> list[ListedTopic]:
-    """Return the topics of a run; made and checked, unless only a list is wanted."""
+    """Return the topics of a run. Create and check them, unless `only_list`."""
     return _list(run.topic_specs, None if only_list else ensure_topics(run.connection, run.topic_specs))
 
 
@@ -60,7 +60,7 @@ def _list(specs: Sequence[TopicSpec], created: list[str] | None) -> list[ListedT
 
 
 def topics_page(listed: Sequence[ListedTopic]) -> Group:
-    """Return a table of topics, and below it their settings, those of many topics once."""
+    """Return a table of topics, and below it their settings; equal settings are listed once."""
     is_asked = any(topic.state for topic in listed)
     table = Table(
         "topic", "partitions", "kept", "settings", *(["state"] if is_asked else []), box=None, header_style="dim"

@@ -1,4 +1,4 @@
-"""One version of a run as a folder that other tools load."""
+"""Writes one version of a run as a folder that other tools can load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.schemas.records import EvalResult, WeightsPublished
 
 
 def choose_best(run: Run, policy: str) -> int:
-    """Return the version with the highest held-out reward. Raises UsageError when none was evaluated."""
+    """Return the version with the highest held-out reward. Raises UsageError if no version was evaluated."""
     messages, retired = read_all(run.connection, [run.topics.evals(policy)]), read_retired(run)
     results = (read_record(message, EvalResult) for message in messages)
     best = find_best_version(
@@ -39,12 +39,12 @@ def choose_best(run: Run, policy: str) -> int:
 
 
 def export(run: Run, policy: str | None, version: int | None, out: Path) -> WeightsPublished:
-    """Write a version, the newest if none is given, with the files beside its anchor; return its event.
+    """Write a version, by default the newest, with the files of its anchor; return its event.
 
-    An adapter is written beside its base.
+    An adapter is written together with its base.
 
-    Raises UsageError when there is no such version, or not any more, or `out` exists, BadWeights when no good objects
-    lead to it, and FilesError when a file beside them has no plain name.
+    Raises UsageError if the version does not exist, was retired, or `out` exists; BadWeights if no good objects lead to
+    it; and FilesError if one of its files has a name with a folder.
     """
     name = run.resolve(policy)
     found = (read_record(message, WeightsPublished) for message in read_all(run.connection, [run.topics.weights(name)]))
@@ -55,8 +55,8 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
     target = versions.get(max(versions) if version is None else version)
     if target is None:
         raise UsageError(
-            f"policy {name} of run {run.address.run} has published no version {version}, as some are left out: choose "
-            f"one of {describe_versions(versions)}"
+            f"policy {name} of run {run.address.run} has not published version {version}: choose one of the published "
+            f"versions {describe_versions(versions)}"
         )
     retired = read_retired(run)
     if retired.has_version(name, WEIGHTS, target.version):

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.cli.options import DataChoice, JsonOption, RunChoice, answer, log_quietly
+from headrace.app.cli.options import DataChoice, JsonOption, RunChoice, log_quietly, print_answer
 
 TopicsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--topics",
         metavar="TOPIC",
-        help="Without the run's name: trajectories.solver. Repeatable; all that are not compacted if not given.",
+        help="A topic without the run's name: trajectories.solver. Repeatable; default: all that are not compacted.",
     ),
 ]
 
@@ -36,19 +36,19 @@ def archive(
         bool | None,
         typer.Option(
             "--with-weights/--without-weights",
-            help="Also copy the objects of weights and checkpoints, and `state`. If not given: a new archive of all "
-            "topics copies them below 1 GiB, and asks above.",
+            help="Also copy the objects of weights and checkpoints, and `state`. Default for a new archive of all "
+            "topics: copy them if they are smaller than 1 GiB, else ask.",
             show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy topics of a run into Avro files; given again, only what is new since.
+    """Copy topics of a run into Avro files. Given again, the command adds only new records.
 
-    Any Avro tool reads the files. Objects that trajectories need are copied too, and weights and checkpoints, so that
-    one can train over the archive. Beside a running run or after it; killed at any moment, it continues with the same
-    records, none missing, none twice. What the store did not have is added by the same command, and what an earlier
-    --without-weights left out by --with-weights.
+    Any Avro tool reads the files. Objects that trajectories need are copied too, and so are weights and checkpoints,
+    so that you can train on the archive. The run may be running or stopped. If the command is killed, give it again:
+    no record is missing or doubled. It then also copies objects that the store lacked before. Give --with-weights to
+    add what an earlier --without-weights left out.
 
     Example: [bold]headrace archive --data .headrace/arithmetic --out sums.archive[/]
 
@@ -63,7 +63,7 @@ def archive(
     with open_run(run, data, store=True) as opened:
         ask = _ask_for_weights if sys.stdin.isatty() else refuse_to_choose
         done = archive_run(opened.run, out, topics or (), with_weights=with_weights, ask=ask)
-        answer(done, archive_page, as_json=as_json)
+        print_answer(done, archive_page, as_json=as_json)
 
 
 def _ask_for_weights(size_bytes: int) -> bool:
@@ -75,7 +75,8 @@ def replay(
         str, typer.Argument(metavar="ARCHIVE", help="Folder or s3://BUCKET/PREFIX that `headrace archive` made.")
     ],
     into: Annotated[
-        str | None, typer.Option("--into", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, with the run's old name.")
+        str | None,
+        typer.Option("--into", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, where RUN is the archived run's name."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="A new folder for its own Kafka and store.")
@@ -85,8 +86,8 @@ def replay(
 ) -> None:
     """Write an archive into a Kafka that does not hold the run: same topics, keys, headers, times and order.
 
-    Offsets are new. Killed at any moment and given again, it continues where it stopped; topics that hold anything else
-    are refused.
+    Offsets are new. If the command is killed, give it again: it continues where it stopped. It refuses topics that hold
+    other records.
 
     Example: [bold]headrace replay sums.archive --data .headrace/again[/]
     """
@@ -94,7 +95,7 @@ def replay(
     from headrace.ops.offline.replayer import replay as replay_archive
 
     log_quietly()
-    answer(replay_archive(source, into, data, topics or ()), replay_page, as_json=as_json)
+    print_answer(replay_archive(source, into, data, topics or ()), replay_page, as_json=as_json)
 
 
 def export_trajectories(
@@ -102,13 +103,13 @@ def export_trajectories(
         str, typer.Argument(metavar="ARCHIVE", help="Folder or s3://BUCKET/PREFIX that `headrace archive` made.")
     ],
     to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="New file.")],
-    policy: Annotated[str | None, typer.Option("--policy", help="Policy; the only one if not given.")] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Policy; default: the only one.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write an archive's trajectories as a Parquet file, with the outcome of each; needs the extra parquet.
 
-    A row has ids, tokens, log-probabilities, versions, rewards, outcome and reason of one sequence. Texts are there
-    where the archive has weights, as the tokenizer lies beside them.
+    A row is one sequence: ids, tokens, log-probabilities, versions, rewards, outcome and reason. It has texts too if
+    the archive holds weights, because the tokenizer is stored with them.
 
     Example: [bold]headrace export sums.archive --to sums.parquet[/]
     """
@@ -116,4 +117,4 @@ def export_trajectories(
     from headrace.ops.offline.exporter import export
 
     log_quietly()
-    answer(export(source, policy, to), export_page, as_json=as_json)
+    print_answer(export(source, policy, to), export_page, as_json=as_json)

@@ -58,7 +58,7 @@ def begin(
 ) -> None:
     """Create a run's topics and write its recipe, without starting it. Prints the commands that start each part.
 
-    The recipe names kafka.bootstrap and store.endpoint; `headrace servers` starts a pair.
+    The recipe must set kafka.bootstrap and store.endpoint. `headrace servers` starts both servers.
 
     Example: [bold]headrace begin my-run.toml[/]
     """
@@ -77,14 +77,14 @@ def begin(
     program = program_name()
     there = "" if program == PROGRAM else f", where the program is `{PROGRAM}`"
     _say(
-        f"start each in its own terminal, here or on another machine{there}; curate and rollout up to once per "
-        "partition"
+        f"start each command in its own terminal, here or on another machine{there}; start curate and rollout at most "
+        "once per partition"
     )
     for words in parts_of(run.recipe):
         typer.echo(f"  {program} {' '.join(words)} --run {run.address}")
     if names := [name for name in FOR_USERS if read_environment(name)]:
         _say(f"each terminal needs the environment variables that are set here: {', '.join(names)}")
-    _say("these look at the run, and may be started and stopped at any time")
+    _say("these commands only show the run; start and stop them at any time")
     for command in ("watch", "status", "audit"):
         typer.echo(f"  {program} {command} --run {run.address}")
 
@@ -94,7 +94,7 @@ def watch(
     data: DataChoice = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live page.")] = False,
 ) -> None:
-    """Show the live page of a running run, wherever its parts are. Ctrl-C closes the page; the run continues.
+    """Show the live page of a running run; its parts may be on any machines. Ctrl-C closes the page, not the run.
 
     Example: [bold]headrace watch --run kafka://127.0.0.1:9092/my-run[/]
     """

@@ -16,9 +16,9 @@ from headrace.app.cli.options import (
     PolicyChoice,
     RunChoice,
     VariantChoice,
-    answer,
+    exit_without_verdict_on_error,
     log_quietly,
-    or_no_verdict,
+    print_answer,
     report_written,
 )
 from headrace.infra.errors import UsageError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption = False) -> None:
-    """Show the state of a run: versions, groups, lag, workers. For a stopped run, starts its broker meanwhile.
+    """Show the state of a run: versions, groups, lag, workers. If the run is stopped, start its broker for this.
 
     Example: [bold]headrace status --data .headrace/arithmetic[/]
     """
@@ -39,22 +39,22 @@ def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption =
     log_quietly()
     with open_run(run, data) as opened:
         found = status_of(opened.run, rests=opened.rests, began_ms=opened.began_ms)
-        answer(found, status_table, as_json=as_json)
+        print_answer(found, status_table, as_json=as_json)
 
 
 def audit(
     run: RunChoice = None,
     data: DataChoice = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Decode every group too, and read every object.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also decode every group, and read every object.")] = False,
     no_store: Annotated[bool, typer.Option("--no-store", help="Do not check the object store.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check in topics and store that nothing was lost, trained twice or broken.
 
-    Exit code 0 when the audit closes, 1 when it does not, 3 when the run cannot be read, so that nothing is proven.
+    Exit code 0 when the audit closes, 1 when it does not, 3 when the run cannot be read, so that there is no verdict.
 
-    Every number concludes once per policy, every kept group is trained or evicted, every version follows from the one
-    before it, every announced object exists and has the right hash.
+    The audit closes if every task concludes once per policy, every kept group is trained or evicted, every version
+    follows from the one before it, and every published object exists and has the right hash.
 
     Example: [bold]headrace audit --data .headrace/arithmetic --json[/]
     """
@@ -63,9 +63,9 @@ def audit(
     from headrace.ops.opened_run import open_run
 
     log_quietly()
-    with or_no_verdict(), open_run(run, data, store=not no_store) as opened:
+    with exit_without_verdict_on_error(), open_run(run, data, store=not no_store) as opened:
         found = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
-        answer(found, audit_table, as_json=as_json)
+        print_answer(found, audit_table, as_json=as_json)
     if not found.ok:
         raise typer.Exit(CHECK_FAILED)
 
@@ -75,7 +75,8 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
         int | None, typer.Option(min=0, help="Show the groups that this version was trained on.")
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="STREAM:NUMBER", help="Show the versions trained on this group, or its end.")
+        str | None,
+        typer.Option(metavar="STREAM:NUMBER", help="Show the versions trained on this group, or why none is."),
     ] = None,
     policy: PolicyChoice = None,
     variant: VariantChoice = None,
@@ -83,7 +84,7 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     data: DataChoice = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which groups made a version, or what became of a group, from the topics alone.
+    """Show which groups a version was trained on, or what happened to a group. Reads only the topics.
 
     Example: [bold]headrace lineage --version 3 --data .headrace/arithmetic[/]
     """
@@ -98,11 +99,11 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if group is not None and not re.fullmatch(r"[^:]+:\d+", group):
         raise UsageError(f"--group {group!r} is not a group: write STREAM:NUMBER, as in --group sums:12")
     with open_run(run, data, store=True) as opened:
-        policy_variant = _resolve_if_given(opened.run, policy, variant)
+        policy_variant = _resolve_policy_variant(opened.run, policy, variant)
         if version is not None:
-            answer(report_version(opened.run, policy_variant, version), version_page, as_json=as_json)
+            print_answer(report_version(opened.run, policy_variant, version), version_page, as_json=as_json)
         elif group is not None:
-            answer(report_group(opened.run, policy_variant, group), group_page, as_json=as_json)
+            print_answer(report_group(opened.run, policy_variant, group), group_page, as_json=as_json)
 
 
 def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
@@ -114,7 +115,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
         str | None, typer.Option(metavar="INDEX", help="One group of the step: its index, or STREAM:NUMBER.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=0, help="Groups (4) or tokens (400) to show; 0 for all.", show_default=False)
+        int | None, typer.Option(min=0, help="How many groups (4) or tokens (400) to show; 0: all.", show_default=False)
     ] = None,
     policy: PolicyChoice = None,
     variant: VariantChoice = None,
@@ -141,18 +142,18 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
             f"--trajectory {trajectory!r} is not a trajectory: write STREAM:NUMBER:SAMPLE, as in sums:12:0"
         )
     with open_run(run, data, store=True) as opened:
-        policy_variant = _resolve_if_given(opened.run, policy, variant)
+        policy_variant = _resolve_policy_variant(opened.run, policy, variant)
         if step is not None:
             found = report_step(opened.run, policy_variant, step, group, 4 if limit is None else limit)
-            answer(found, step_page, as_json=as_json)
+            print_answer(found, step_page, as_json=as_json)
         elif trajectory is not None:
             tokens = 400 if limit is None else limit
             opened_one = open_trajectory(opened.run, policy_variant, trajectory)
-            answer(opened_one, partial(trajectory_page, limit=tokens), as_json=as_json)
+            print_answer(opened_one, partial(trajectory_page, limit=tokens), as_json=as_json)
 
 
 def discards(
-    policy: Annotated[str | None, typer.Option("--policy", help="Which policy; all if not given.")] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Policy; default: all.")] = None,
     variant: VariantChoice = None,
     run: RunChoice = None,
     data: DataChoice = None,
@@ -163,9 +164,9 @@ def discards(
 ) -> None:
     """Show the groups that were never trained on: reasons, lengths, rewards, ages, and the bias that this causes.
 
-    Lengths are generated tokens, a mean over a group's members; "of trained" compares them with those of trained
-    groups, with a 95 % interval: a bias is what is surely more than 5 % from 1. The age is in versions: between a
-    group's oldest token and the newest weights.
+    A group's length is the mean number of generated tokens of its members. "of trained" is the mean length divided by
+    that of trained groups, with a 95 % interval: it is a bias if the whole interval is more than 5 % from 1. A group's
+    age is the number of versions from its oldest token to the newest weights.
 
     Example: [bold]headrace discards --data .headrace/arithmetic --plot discards.png[/]
     """
@@ -179,13 +180,13 @@ def discards(
 
         check_picture(plot, ".png", ".svg", ".pdf")
     with open_run(run, data) as opened:
-        found = discards_of(opened.run, _resolve_if_given(opened.run, policy, variant))
+        found = discards_of(opened.run, _resolve_policy_variant(opened.run, policy, variant))
     if plot is not None:
         from headrace.app.views.discards_page import plot as draw
 
         report_written(draw(found, plot))
-    answer(found, discards_page, as_json=as_json)
+    print_answer(found, discards_page, as_json=as_json)
 
 
-def _resolve_if_given(run: Run, policy: str | None, variant: str | None) -> str | None:
+def _resolve_policy_variant(run: Run, policy: str | None, variant: str | None) -> str | None:
     return None if policy is None and not variant else run.resolve(policy, variant)

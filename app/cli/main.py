@@ -56,7 +56,7 @@ COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
 )
 """Panel and commands, in the order of `--help`; a command has the name of its function."""
 NAMES = {export_trajectories: "export", try_recipe: "try"}
-"""Names of the commands that differ from their function's."""
+"""Function to the name of its command, where the two differ."""
 MAY_BE_EMPTY = "--answer"
 """The option whose value may be empty: an answer without a text."""
 
@@ -76,7 +76,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _top(
+def _take_global_options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
     ] = False,
@@ -84,7 +84,7 @@ def _top(
     pass
 
 
-def _spare_markdown(words: Sequence[str]) -> None:
+def _skip_markdown_import(words: Sequence[str]) -> None:
     """Keep Typer's help from importing a Markdown parser: that takes half of the time, and our texts use rich's markup.
 
     A process that prints help does nothing else, so nothing misses the module.
@@ -93,12 +93,12 @@ def _spare_markdown(words: Sequence[str]) -> None:
         sys.modules.setdefault("rich.markdown", cast(ModuleType, SimpleNamespace(Markdown=None)))
 
 
-def _refuse_empty_words(words: Sequence[str]) -> None:
-    """Raise UsageError for an empty value, as of a variable that is not set: as a path it would be this folder."""
+def _refuse_empty_values(words: Sequence[str]) -> None:
+    """Raise UsageError for an empty value, as an unset shell variable gives: as a path it would mean this folder."""
     for before, word in pairwise(("headrace", *words)):
         after = before if not word else word[:-1] if word.startswith("--") and word.find("=") == len(word) - 1 else ""
         if after and after != MAY_BE_EMPTY:
-            raise UsageError(f"the value after {after} is empty: give one, or leave {after} out")
+            raise UsageError(f"the value after {after} is empty: give a value, or leave {after} out")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,29 +106,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     replace_what_cannot_be_encoded()
     words = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
-        _spare_markdown(words)
+        _skip_markdown_import(words)
     try:
-        _refuse_empty_words(words)
+        _refuse_empty_values(words)
         app(args=None if arguments is None else list(arguments))
     except (HeadraceError, OSError) as error:
         from headrace.infra.environment import LOG_LEVEL_VARIABLE, read_environment
 
-        with suppress(OSError):  # nobody reads it, and the exit code says it all the same
+        with suppress(OSError):  # standard error is closed, and the exit code still tells of the error
             if read_environment(LOG_LEVEL_VARIABLE) == "debug":
                 import traceback
 
                 traceback.print_exception(error)
             typer.echo(f"error: {error}", err=True)
-        _tell_as_json(str(error), words)
+        _print_error_as_json(str(error), words)
         sys.exit(error.exit_code if isinstance(error, HeadraceError) else CHECK_FAILED)
     except SystemExit as ended:
         if isinstance(wrong := ended.__context__, CLICK_ERROR):  # Typer has shown it already
-            _tell_as_json(wrong.format_message(), words)
+            _print_error_as_json(wrong.format_message(), words)
         raise
 
 
-def _tell_as_json(error: str, words: Sequence[str]) -> None:
-    """Print an error as JSON to who asked for it."""
+def _print_error_as_json(error: str, words: Sequence[str]) -> None:
+    """Print an error as JSON if the command line has --json."""
     if JSON in words:
         with suppress(OSError):
             typer.echo(json.dumps({"error": error}))

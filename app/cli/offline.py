@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.app.cli.options import JsonOption, SetOption, VariantChoice, answer, log_quietly
+from headrace.app.cli.options import JsonOption, SetOption, VariantChoice, log_quietly, print_answer
 from headrace.infra.errors import UsageError
 
 app = typer.Typer(
@@ -18,7 +18,7 @@ app = typer.Typer(
 
 COMMAND_NAME = "offline"
 OLD_SPELLINGS = {"curate": "--from", "train": "--from", "up": "--from", "evaluate": "--weights"}
-"""Command to the option by which it was called for this before there was `headrace offline`."""
+"""Command to the option that chose its offline form before `headrace offline` existed."""
 
 ArchiveOption = Annotated[str, typer.Option("--from", metavar="ARCHIVE", help="What `headrace archive` made.")]
 
@@ -27,7 +27,7 @@ class TakesOldSpellings(TyperGroup):
     """Takes `headrace train --from …` for `headrace offline train --from …`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # the types are of Typer's own copy of Click
-        """Find the command that is meant by these words."""
+        """Find the command that these words call."""
         option = OLD_SPELLINGS.get(args[0])
         is_old = option is not None and any(word.partition("=")[0] == option for word in args)
         return super().resolve_command(ctx, [COMMAND_NAME, *args] if is_old else args)
@@ -37,14 +37,14 @@ class TakesOldSpellings(TyperGroup):
 def curate(
     source: ArchiveOption,
     out: Annotated[Path, typer.Option(metavar="DIR", help="New archive to write.")],
-    policy: Annotated[str | None, typer.Option(help="Policy to curate for; all if not given.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy to curate for; default: all.")] = None,
     variant: VariantChoice = None,
     chain: Annotated[Path | None, typer.Option(metavar="CHAIN.toml", help="Another chain than the run's own.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put archived trajectories through a chain of data algorithms, and archive what it keeps.
+    """Put archived trajectories through a chain of data algorithms, and archive the groups that it keeps.
 
-    Without --chain, this writes the very bytes that the run's curators wrote.
+    Without --chain, the result is byte for byte what the run's curators wrote.
 
     Example: [bold]headrace offline curate --from sums.archive --chain chain.toml --out tried.archive[/]
     """
@@ -54,7 +54,7 @@ def curate(
     from headrace.ops.offline.offline_curator import curate_offline
 
     log_quietly()
-    answer(curate_offline(source, policy, chain, out, variant), offline_page, as_json=as_json)
+    print_answer(curate_offline(source, policy, chain, out, variant), offline_page, as_json=as_json)
 
 
 @app.command()
@@ -63,7 +63,7 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="New folder for the last weights and the result of each batch.")
     ],
-    policy: Annotated[str | None, typer.Option(help="Policy to train; the only one if not given.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy to train; default: the only one.")] = None,
     sets: SetOption = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Last version to train; default: trainer.steps of the recipe.")
@@ -85,14 +85,14 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from headrace.infra.progress import open_progress
 
     log_quietly()
-    OpenedArchive(source)  # what holds no archive is reported before torch is loaded
+    OpenedArchive(source)  # a missing archive is reported before torch is loaded
     from headrace.app.views.offline_page import offline_training_page
     from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline
 
     request = TrainingRequest(policy, tuple(sets or ()), steps, start, batches)
     with open_progress("versions trained") as tell:
         found = train_offline(source, out, request, tell)
-    answer(found, offline_training_page, as_json=as_json)
+    print_answer(found, offline_training_page, as_json=as_json)
 
 
 @app.command()
@@ -116,7 +116,7 @@ def evaluate(
 
     log_quietly()
     loaded = load_recipe(recipe, sets or ())
-    answer(play_held_out(loaded, parse_folders(loaded, weights)), evaluation_table, as_json=as_json)
+    print_answer(play_held_out(loaded, parse_folders(loaded, weights)), evaluation_table, as_json=as_json)
 
 
 @app.command()
@@ -145,4 +145,4 @@ def up(
     loaded = load_recipe(recipe, sets or ())
     folder = data_folder_of(f"{loaded.name}-offline", data).root
     log_quietly()
-    answer(run_offline(OfflineRequest(loaded, source, folder, summary)), run_page, as_json=False)
+    print_answer(run_offline(OfflineRequest(loaded, source, folder, summary)), run_page, as_json=False)

@@ -31,7 +31,7 @@ RunChoice = Annotated[
 ]
 DataChoice = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Data folder of a run; the only one in .headrace if not given."),
+    typer.Option("--data", metavar="DIR", help="Data folder of a run; default: the only one in .headrace."),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -39,15 +39,15 @@ SetOption = Annotated[
         "--set", metavar="KEY=VALUE", help="Change one key of the recipe: --set trainer.steps=40. Repeatable."
     ),
 ]
-PolicyChoice = Annotated[str | None, typer.Option("--policy", help="Which policy; the only one if not given.")]
+PolicyChoice = Annotated[str | None, typer.Option("--policy", help="Policy; default: the only one.")]
 VariantChoice = Annotated[
-    str | None, typer.Option("--variant", help="A shadow, by its name, instead of the policy it learns beside.")
+    str | None, typer.Option("--variant", help="Name of a shadow of the policy, to use instead of the policy.")
 ]
 CHECK_FAILED = 1
 """Exit code of a command that found something wrong."""
 NO_VERDICT = 3
 CLICK_ERROR: type[Any] = typer.BadParameter.__mro__[2]
-"""What is wrong with a command line. Some releases of Typer have their own copy of Click's classes."""
+"""Errors of a command line. Some releases of Typer have their own copy of Click's classes."""
 JSON = "--json"
 PROGRAM = "headrace"
 USUAL_WIDTH = 80
@@ -60,7 +60,7 @@ class NoVerdict(HeadraceError):
     exit_code = NO_VERDICT
 
 
-def answer(found: T, page: Callable[[T], RenderableType], *, as_json: bool) -> None:
+def print_answer(found: T, page: Callable[[T], RenderableType], *, as_json: bool) -> None:
     """Print the result, as JSON or as a page."""
     if as_json:
         from headrace.ops.plain_json import encode_json
@@ -79,7 +79,7 @@ def open_console(*, outlives_reader: bool = False, on_stderr: bool = False) -> C
     """Return a console that writes to standard output, as wide as the terminal.
 
     Args:
-        outlives_reader: Whether the command continues, without its page, when its output is not read any more.
+        outlives_reader: Whether the command continues without its page when nobody reads its output any more.
         on_stderr: Write to standard error instead.
     """
     from rich.console import Console
@@ -88,17 +88,17 @@ def open_console(*, outlives_reader: bool = False, on_stderr: bool = False) -> C
 
     stream = sys.stderr if on_stderr else sys.stdout
     console = Console(file=outlive_reader(stream)) if outlives_reader else Console(stderr=on_stderr)
-    return _with_width(console)
+    return _set_width(console)
 
 
 def open_viewer() -> Console:
-    """Return a console on standard output for a command that only shows: it ends, well, when nobody reads it."""
+    """Return a console for a command that only shows: the command ends, without an error, when its reader is gone."""
     from headrace.app.cli.viewer import Viewer
 
-    return _with_width(Viewer())
+    return _set_width(Viewer())
 
 
-def _with_width(console: Console) -> Console:
+def _set_width(console: Console) -> Console:
     if console.width < 1:  # COLUMNS=0, as some shells and CI systems set it: nothing would be shown
         console.width = USUAL_WIDTH
     return console
@@ -112,11 +112,11 @@ def log_quietly() -> None:
 
 
 @contextmanager
-def or_no_verdict() -> Iterator[None]:
+def exit_without_verdict_on_error() -> Iterator[None]:
     """Exit with NO_VERDICT if the block could not show the result.
 
-    The traceback of an error that nobody expected is printed: by itself it would end the process with exit code 1,
-    which says that the run is wrong.
+    This prints the traceback of an unexpected error. The error itself would end the process with exit code 1, and that
+    code means that the run is wrong.
     """
     try:
         yield
@@ -131,11 +131,11 @@ def or_no_verdict() -> Iterator[None]:
 
         with suppress(OSError):
             traceback.print_exception(error)
-        raise NoVerdict(f"no verdict, as {type(error).__name__} was raised: {read_error_text(error)}") from error
+        raise NoVerdict(f"no verdict, because of {type(error).__name__}: {read_error_text(error)}") from error
 
 
 def program_name() -> str:
-    """Return how this user calls the command, as a shell reads it: its name if found there, else the present call."""
+    """Return the words by which this user's shell finds Headrace: its name if it is on the PATH, else a path."""
     called = Path(sys.argv[0])
     if called.suffix == ".py":
         found = shutil.which(PROGRAM)

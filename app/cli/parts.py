@@ -21,12 +21,12 @@ def feed(run: RunOption) -> None:
 
 def rollout(
     run: RunOption,
-    workflow: Annotated[str | None, typer.Option(help="Which workflow to play; the only one if not given.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of this worker; host and pid if not given.")] = None,
+    workflow: Annotated[str | None, typer.Option(help="Workflow to play; default: the only one.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this worker; default: host and pid.")] = None,
     region: Annotated[str, typer.Option(help="Region of this worker, as reported in its status.")] = "",
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once, instead of the recipe's.")] = None,
 ) -> None:
-    """Play tasks and produce trajectories; start as many as you like, any time, on any machine.
+    """Play tasks and produce trajectories; start any number of workers, at any time, on any machine.
 
     Example: [bold]headrace rollout --run kafka://127.0.0.1:9092/arithmetic[/]
     """
@@ -37,13 +37,13 @@ def rollout(
 
 def curate(
     run: RunOption,
-    policy: Annotated[str | None, typer.Option(help="Policy to curate for; the only one if not given.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy to curate for; default: the only one.")] = None,
     variant: VariantChoice = None,
     slot: Annotated[
-        str | None, typer.Option(help="Supervisor slot; a restart with the same slot fences the old process.")
+        str | None, typer.Option(help="Supervisor slot; a new process with the same slot fences the old one.")
     ] = None,
 ) -> None:
-    """Choose the groups to train on by the recipe's chain; start as many as there are partitions.
+    """Choose the groups to train on by the recipe's chain; start at most one process per partition.
 
     Over an archive: [bold]headrace offline curate[/] (`headrace curate --from ARCHIVE` still works).
 
@@ -56,16 +56,16 @@ def curate(
 
 def train(
     run: RunOption,
-    policy: Annotated[str | None, typer.Option(help="Policy to train; the only one if not given.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy to train; default: the only one.")] = None,
     variant: VariantChoice = None,
 ) -> None:
-    """Train on curated groups and publish weights; one process per policy, which can resume.
+    """Train on curated groups and publish weights; one process per policy. A restarted process resumes.
 
     Over an archive: [bold]headrace offline train[/] (`headrace train --from ARCHIVE` still works).
 
     Example: [bold]headrace train --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
 
-    On several GPUs or machines, with the weights in shards (FSDP2), under torchrun.
+    On several GPUs or machines, start it under torchrun; each process then holds a shard of the weights (FSDP2).
 
     Example: [bold]torchrun --nproc-per-node 8 --max-restarts 3 --no-python -- headrace train --run kafka://...[/]
     """
@@ -92,8 +92,8 @@ def evaluate(run: RunOption) -> None:
 def compact(
     run: RunChoice = None,
     data: DataChoice = None,
-    policy: Annotated[str | None, typer.Option("--policy", help="Policy to compact; all if not given.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Most deltas to leave unmerged.")] = 16,
+    policy: Annotated[str | None, typer.Option("--policy", help="Policy to compact; default: all.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Largest number of deltas to leave unmerged.")] = 16,
     once: Annotated[bool, typer.Option("--once", help="Merge what is there now, then exit.")] = False,
 ) -> None:
     """Merge deltas, so that a worker that joins hundreds of versions late fetches few objects.

@@ -19,9 +19,9 @@ from headrace.app.cli.options import (
     PolicyChoice,
     RunChoice,
     VariantChoice,
-    answer,
+    exit_without_verdict_on_error,
     log_quietly,
-    or_no_verdict,
+    print_answer,
     program_name,
 )
 from headrace.infra.errors import UsageError
@@ -40,11 +40,11 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     begin: Annotated[
         int | None,
         typer.Option(
-            "--from", min=0, metavar="V", help="Begin at the newest checkpoint at or below V; the oldest if not given."
+            "--from", min=0, metavar="V", help="Begin at the newest checkpoint at or below V; default: the oldest."
         ),
     ] = None,
     end: Annotated[
-        int | None, typer.Option("--to", min=1, metavar="W", help="End with version W; the newest if not given.")
+        int | None, typer.Option("--to", min=1, metavar="W", help="End with version W; default: the newest.")
     ] = None,
     into: Annotated[
         str | None, typer.Option(metavar="NAME", help="Make a new run of the versions: an offline experiment.")
@@ -65,7 +65,8 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     Example: [bold]headrace retrain --data .headrace/arithmetic --into slower --set trainer.learning_rate=1e-4[/]
 
-    After torchrun, use as many processes: torchrun --nproc-per-node 8 --no-python -- headrace retrain ...
+    For a run trained under torchrun, use as many processes as it had:
+    torchrun --nproc-per-node 8 --no-python -- headrace retrain ...
 
     --into makes a run on the same cluster: look at it with --run NAME and the --data of its source.
 
@@ -78,8 +79,8 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     log_quietly()
     _check_retrain((begin, end), into, sets or ())
     found: Retrained | Experiment
-    # outermost: a group that an error nobody expected leaves is in the middle of a step, and is asked nothing more
-    with or_no_verdict(), _continue_in_leading_process(), open_run(run, data, store=True) as opened:
+    # outermost: after an unexpected error the other processes are in the middle of a step, and must not be asked again
+    with exit_without_verdict_on_error(), _continue_in_leading_process(), open_run(run, data, store=True) as opened:
         policy_variant = opened.run.resolve(policy, variant)
         with open_progress("versions trained again") as tell:
             if into is None:
@@ -90,15 +91,15 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
                 from headrace.ops.offline.experiment import experiment
 
                 found = experiment(opened.run, policy_variant, (into, tuple(sets or ())), (begin, end), tell)
-        page = partial(retrain_page, program=program_name(), where=_options_of(into or "", run, data))
-        answer(found, page, as_json=as_json)
+        page = partial(retrain_page, program=program_name(), where=_name_options(into or "", run, data))
+        print_answer(found, page, as_json=as_json)
     if any(version.equal is False for version in found.versions) and into is None:
         raise typer.Exit(CHECK_FAILED)
     if not found.comparable:
         raise typer.Exit(NO_VERDICT)
 
 
-def _options_of(name: str, run: str | None, data: Path | None) -> str:
+def _name_options(name: str, run: str | None, data: Path | None) -> str:
     """Return the options that name another run of the same cluster, in the form used for this one."""
     cluster, slash, _ = (run or "").rpartition("/")
     return f"--run {cluster}{slash}{name}" + (f" --data {shlex.quote(str(data))}" if data else "")

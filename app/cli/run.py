@@ -16,9 +16,9 @@ from headrace.app.cli.options import (
     PolicyChoice,
     RunChoice,
     SetOption,
-    answer,
     log_quietly,
     open_console,
+    print_answer,
     program_name,
     report_written,
 )
@@ -53,7 +53,8 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
     Over an archive, without servers: [bold]headrace offline up[/] (`headrace up RECIPE --from ARCHIVE` still works).
 
     On the page,
-      [bold]rolling[/], [bold]behind[/]: a worker plays; its weights are too old to play with
+      [bold]rolling[/]: a worker plays episodes
+      [bold]behind[/]: a worker's weights are too old to play with
       [bold]staleness[/]: how many versions older the tokens are than the weights they train
       [bold]log-probability gap[/]: between engine and trainer, on tokens of the same weights
       [bold]zero_variance[/]: all members had the same reward, so there is nothing to learn
@@ -84,23 +85,23 @@ def try_recipe(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
     sets: SetOption = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each workflow.")] = 2,
-    workflow: Annotated[str | None, typer.Option(help="The only workflow to play; all if not given.")] = None,
+    workflow: Annotated[str | None, typer.Option(help="The only workflow to play; default: all.")] = None,
     answers: Annotated[
         list[str] | None,
         typer.Option(
             "--answer",
             metavar="[POLICY=]TEXT",
-            help="Text that the policy answers instead of generating. Repeatable: each call takes the next one.",
+            help="Text that the policy answers instead of generating. Repeatable: each call takes the next text.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     r"""Play a few episodes of a recipe and take one step of its trainer, in seconds: no servers, no run.
 
-    This is the inner loop of writing an environment, a workflow, a data algorithm, an advantage or a loss. What is
-    printed is what they do: the conversation, tokens and which of them are trained on, rewards, what the chain keeps,
-    advantages, and loss and gradient norm of one optimizer step. Where your code raises, its traceback begins at your
-    own line, with task, role and turn. There is no warm start, so a new model answers at random.
+    Use it while you write an environment, a workflow, a data algorithm, an advantage or a loss. It prints the
+    conversation, the tokens and which of them are trained on, rewards, what the chain keeps, advantages, and loss and
+    gradient norm of one optimizer step. If your code raises, the traceback begins at your own line, with task, role
+    and turn. There is no warm start, so a new model answers at random.
 
     Exit code 1 when an episode or a data algorithm failed, or a group was malformed.
 
@@ -113,13 +114,13 @@ def try_recipe(
     from headrace.infra.recipe.recipe_file import load_recipe
 
     log_quietly()
-    loaded = load_recipe(recipe, sets or ())  # what is wrong with it is reported before torch is loaded
+    loaded = load_recipe(recipe, sets or ())  # errors in the recipe are reported before torch is loaded
     from headrace.app.views.trial_page import trial_page
     from headrace.ops.offline.trial import TrialRequest
     from headrace.ops.offline.trial import try_recipe as play
 
     found = play(TrialRequest(loaded, tasks, workflow, answers or ()), lambda words: typer.echo(words, err=True))
-    answer(found, trial_page, as_json=as_json)
+    print_answer(found, trial_page, as_json=as_json)
     if not found.is_sound:
         raise typer.Exit(CHECK_FAILED)
 
@@ -134,14 +135,14 @@ def check_engine(
     ] = 0.01,
     as_json: JsonOption = False,
 ) -> None:
-    """Check whether the engine of a recipe keeps what an engine promises: no Kafka, no store, no run.
+    """Check whether the engine of a recipe keeps what an engine promises. Needs no Kafka, no store and no run.
 
     The engine is opened with the recipe's model: your own `package.module:function`, or SGLang or vLLM servers with
-    your arguments on your GPUs. Weights are swapped under requests, and the log-probability of every token is
+    your arguments on your GPUs. Weights are swapped while requests run, and the log-probability of every token is
     recomputed by a plain forward pass with the weights of the version that the token names.
 
-    In float32 servers and a plain pass differ by less than 0.00001, in bfloat16 by 0.01 or more: give --tolerance 0.03
-    there.
+    In float32, servers and a plain pass differ by less than 0.00001. In bfloat16, they differ by 0.01 or more: give
+    --tolerance 0.03.
 
     Exit code 1 when a promise is broken.
 
@@ -178,11 +179,11 @@ def swap(
 ) -> None:
     """Change a run's chain of data algorithms while it runs, as the next revision of its recipe.
 
-    Tasks issued from then on go through the new chain; those issued before go through the old one, which ends
-    after the last of them. Nothing stops, is lost or is trained twice. A stopped run resumes with the new chain.
+    Tasks issued after the swap go through the new chain, earlier tasks through the old chain. The run does not stop,
+    and no group is lost or trained twice. A stopped run resumes with the new chain.
 
-    Your own rule must be importable wherever a curator runs: groups issued under it wait until it is. The hash
-    of its source is recorded, so an edited rule counts as another chain.
+    Your own data algorithm must be importable wherever a curator runs: until then, the groups of the new chain wait.
+    The hash of its source is recorded, so an edited algorithm counts as another chain.
 
     Example: [bold]headrace swap --run kafka://127.0.0.1:9092/arithmetic new_chain.toml[/]
     """
@@ -192,7 +193,7 @@ def swap(
 
     log_quietly()
     with open_run(run, data) as opened:
-        answer(swap_chain(opened.run, chain, dry_run=dry_run), swap_lines, as_json=as_json)
+        print_answer(swap_chain(opened.run, chain, dry_run=dry_run), swap_lines, as_json=as_json)
 
 
 def compare(
@@ -247,6 +248,6 @@ def compare(
         from headrace.app.views.comparison_page import plot as draw
 
         report_written(draw(found, plot))
-    answer(found, comparison_page, as_json=as_json)
+    print_answer(found, comparison_page, as_json=as_json)
     if any(run.summary is None for run in results.values()):
         raise typer.Exit(CHECK_FAILED)

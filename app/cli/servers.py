@@ -1,4 +1,4 @@
-"""Commands for what a run needs before it begins and leaves behind: topics, rights in a store, this machine."""
+"""Commands for before and after a run: topics, rights in a store, checks of this machine, cleaning."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headrace.app.cli.options import (
     JsonOption,
     RunChoice,
     SetOption,
-    answer,
     log_quietly,
     open_console,
+    print_answer,
 )
 from headrace.infra.errors import UsageError
 
@@ -48,12 +48,12 @@ def topics(
     if recipe is not None:
         if run or data:
             raise UsageError("give either a recipe, as in `headrace topics arithmetic`, or a run by --run or --data")
-        answer(list_topics_of_recipe(recipe, sets or (), only_list=only_list), topics_page, as_json=as_json)
+        print_answer(list_topics_of_recipe(recipe, sets or (), only_list=only_list), topics_page, as_json=as_json)
         return
     if sets:
         raise UsageError("--set can be used only with a recipe: the recipe of a run is recorded already")
     with open_run(run, data) as opened:
-        answer(list_topics_of_run(opened.run, only_list=only_list), topics_page, as_json=as_json)
+        print_answer(list_topics_of_run(opened.run, only_list=only_list), topics_page, as_json=as_json)
 
 
 def store_policy(
@@ -73,12 +73,12 @@ def store_policy(
 
 def doctor(
     recipe: Annotated[
-        str | None, typer.Argument(help="Check a recipe instead, as `up` does before it starts anything.")
+        str | None, typer.Argument(help="Recipe to check, as `up` does before it starts anything.")
     ] = None,
     sets: SetOption = None,
     run: Annotated[
         str | None,
-        typer.Option("--run", metavar="ADDRESS", help="Check a cluster instead: kafka://HOST:PORT/RUN, begun or not."),
+        typer.Option("--run", metavar="ADDRESS", help="Cluster to check: kafka://HOST:PORT/RUN. The run may be new."),
     ] = None,
     data: Annotated[
         Path | None,
@@ -92,7 +92,7 @@ def doctor(
 
     With --run, check whether a Kafka cluster can carry that run, as `up` does before it starts anything.
 
-    A line is marked `ok`, `lack`, or `note` where something is not known, or can be done without.
+    Each line is marked `ok`, `lack` (must be mended) or `note` (unknown, or not needed).
 
     Example: [bold]headrace doctor[/]
 
@@ -158,10 +158,10 @@ def clean(
     log_quietly()
     for folder in folders_to_clean(data, everything=everything, optional=cache):
         freed, kept = clean_folder(folder)
-        typer.echo(f"removed {_describe_cleaned(folder.root, kept)} ({freed / 1e6:.0f} MB)")
+        typer.echo(f"removed {_describe_removed(folder.root, kept)} ({freed / 1e6:.0f} MB)")
     if cache:
-        typer.echo(f"removed {_describe_cleaned(*clean_cache())}")
+        typer.echo(f"removed {_describe_removed(*clean_cache())}")
 
 
-def _describe_cleaned(folder: Path, kept: list[str]) -> str:
-    return f"what runs made in {folder}, and kept what they did not: {', '.join(kept)}" if kept else str(folder)
+def _describe_removed(folder: Path, kept: list[str]) -> str:
+    return f"what runs made in {folder}, and kept what runs did not make: {', '.join(kept)}" if kept else str(folder)

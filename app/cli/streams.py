@@ -24,32 +24,32 @@ def replace_what_cannot_be_encoded() -> None:
 class OutlivingStream:
     """A text stream whose writes do not fail: once its reader is gone, or its disk is full, it discards the text.
 
-    The file descriptor then points at the null device, or Python would fail again when it flushes at its exit.
+    The file descriptor then points at the null device: otherwise Python would fail again when it flushes at exit.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.is_lost = False
-        """Whether the output is not read any more."""
+        """Whether nobody reads the output any more."""
 
     def write(self, text: str) -> int:
-        """Write, as long as the output is read."""
+        """Write, as long as somebody reads the output."""
         if not self.is_lost:
             try:
                 self._stream.write(text)
             except OSError as error:
-                self._lose(error)
+                self._discard_from_now_on(error)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, as long as the output is read."""
+        """Flush, as long as somebody reads the output."""
         if not self.is_lost:
             try:
                 self._stream.flush()
             except OSError as error:
-                self._lose(error)
+                self._discard_from_now_on(error)
 
-    def _lose(self, error: OSError) -> None:
+    def _discard_from_now_on(self, error: OSError) -> None:
         self.is_lost = True
         with contextlib.suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -65,7 +65,7 @@ class OutlivingStream:
 
 
 def outlive_reader(stream: TextIO | None) -> TextIO:
-    """Return the stream wrapped so that writes do not fail; of one that is closed (None) one that discards all."""
+    """Return a stream whose writes do not fail. For a closed stream (None), it discards all text."""
     if stream is None:
         return Path(os.devnull).open("w", encoding="utf-8")
     return cast("TextIO", OutlivingStream(stream))

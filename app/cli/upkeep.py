@@ -7,19 +7,22 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.cli.options import CHECK_FAILED, DataChoice, JsonOption, RunChoice, answer, log_quietly
+from headrace.app.cli.options import CHECK_FAILED, DataChoice, JsonOption, RunChoice, log_quietly, print_answer
 
 
 def dead_letters(
     run: RunChoice = None,
     data: DataChoice = None,
     reason: Annotated[str | None, typer.Option(help="Only dead letters of this reason.")] = None,
-    offset: Annotated[int | None, typer.Option(min=0, help="Show this one with its bytes.")] = None,
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="Show the dead letter at this offset with its bytes.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the records that could not be read: their origin, the reason, and whether they were sent back; or show one.
 
-    A dead letter that was sent back names that of reason `redriven`, and the new one if it failed again.
+    For a dead letter that was sent back, the list names the dead letter of reason `redriven` that records this. If its
+    record failed again, the list names the new dead letter too.
 
     Example: [bold]headrace dead-letters --data .headrace/arithmetic --offset 3[/]
     """
@@ -30,9 +33,9 @@ def dead_letters(
     log_quietly()
     with open_run(run, data) as opened:
         if offset is None:
-            answer(listing(opened.run, reason), partial(dead_letters_table, reason=reason), as_json=as_json)
+            print_answer(listing(opened.run, reason), partial(dead_letters_table, reason=reason), as_json=as_json)
         else:
-            answer(read_detail(opened.run, offset), dead_letter_view, as_json=as_json)
+            print_answer(read_detail(opened.run, offset), dead_letter_view, as_json=as_json)
 
 
 def redrive(
@@ -43,9 +46,9 @@ def redrive(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent back, and send nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Send dead letters back to their topics, after a fix: their numbers are open again.
+    """Send dead letters back to their topics after a fix: their tasks are open again.
 
-    Each dead letter is sent back once. If it fails again, it becomes a new one, which can be sent back in turn.
+    Each dead letter is sent back once. If its record fails again, there is a new dead letter, which you can send back.
 
     Exit code 1 when a dead letter given by --offset cannot be sent back, or when the run has ended.
 
@@ -58,7 +61,7 @@ def redrive(
     log_quietly()
     with open_run(run, data) as opened:
         done = send_back(opened.run, offset or (), reason, dry_run=dry_run)
-        answer(done, redrive_table, as_json=as_json)
+        print_answer(done, redrive_table, as_json=as_json)
     if offset and done.refused:
         raise typer.Exit(CHECK_FAILED)
 
@@ -70,25 +73,26 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
         int,
         typer.Option(
             min=1,
-            help="Newest versions whose weights to keep. Less than 64 counts as 64: workers may still load these.",
+            help="How many of the newest versions keep their weights; at least 64, as workers may still load them.",
         ),
     ] = 64,
     keep_checkpoints: Annotated[
-        int | None, typer.Option(min=1, help="Newest checkpoints to keep; all if not given.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="How many of the newest checkpoints to keep; default: all.", show_default=False),
     ] = None,
     older_than: Annotated[
-        str, typer.Option(metavar="AGE", help="Keep what is younger: 36h, 2d. Less than 1d only for a stopped run.")
+        str, typer.Option(metavar="AGE", help="Keep younger objects: 36h, 2d. Less than 1d only for a stopped run.")
     ] = "1d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete the objects of a run that nothing needs any more, according to its topics.
 
-    Those are: objects that no record names, as crashes leave them; weights of versions that no worker begins with; with
-    --keep-checkpoints older checkpoints. The first version and its checkpoint stay for ever, groups and files always.
+    These are objects that no record names (crashes leave them), weights of versions that no worker begins with, and,
+    with --keep-checkpoints, older checkpoints. The first version, its checkpoint, groups and files are never deleted.
 
-    What was named is retired first, by a record, so that `audit` and `retrain` know. When a record cannot be known,
-    nothing is deleted.
+    Before weights and checkpoints are deleted, a record retires them, so that `audit` and `retrain` know. If a record
+    cannot be read, nothing is deleted.
 
     Example: [bold]headrace gc --data .headrace/arithmetic --dry-run[/]
     """
@@ -101,4 +105,4 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
     request = CollectionRequest(keep_versions, keep_checkpoints, duration_of(older_than), dry_run)
     with open_run(run, data, store=True) as opened:
         found = command(opened.run, request, rests=opened.rests)
-        answer(found, gc_page, as_json=as_json)
+        print_answer(found, gc_page, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The console of a command that only shows: a reader that goes away ends it, and nothing is lost."""
+"""The console of a command that only shows: the command ends when nobody reads its output any more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rich.console import Console
 
 
 class Viewer(Console):
-    """A console whose command ends with exit code 0 when its output is not read any more."""
+    """A console whose command ends with exit code 0 when nobody reads its output any more."""
 
     def on_broken_pipe(self) -> None:
         """End the command; the output goes to the null device from now on."""

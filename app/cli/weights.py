@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.cli.options import DataChoice, JsonOption, PolicyChoice, RunChoice, VariantChoice, answer, log_quietly
+from headrace.app.cli.options import (
+    DataChoice,
+    JsonOption,
+    PolicyChoice,
+    RunChoice,
+    VariantChoice,
+    log_quietly,
+    print_answer,
+)
 
 app = typer.Typer(
     help="Show how a run's versions were published; export one; make and apply deltas between folders, without a run.",
@@ -24,7 +32,7 @@ def encode(
     new: Annotated[Path, typer.Argument(metavar="NEW_DIR", help="Folder with the newer weights.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     policy: Annotated[str, typer.Option(help="Policy name to write into the delta.")] = "",
-    version: Annotated[int, typer.Option(help="Version to write into the delta, made from the one before.")] = -1,
+    version: Annotated[int, typer.Option(help="Version to write into the delta; its base is the version before.")] = -1,
     as_json: PlainJsonOption = False,
 ) -> None:
     """Write what changed between two folders as one delta object.
@@ -70,7 +78,7 @@ def apply(
     if as_json:
         typer.echo(json.dumps({"weights_hash": done.weights_hash, "unneeded": [str(path) for path in done.unneeded]}))
         return
-    typer.echo(f"{out}: whole, weights hash {done.weights_hash}")
+    typer.echo(f"{out}: complete, weights hash {done.weights_hash}")
     for path in done.unneeded:
         typer.echo(f"{path}: nothing to apply, the folder already holds these weights")
 
@@ -80,7 +88,7 @@ def verify(
     path: Annotated[Path, typer.Argument(metavar="OBJECT", help="Delta, safetensors file or folder of weights.")],
     as_json: PlainJsonOption = False,
 ) -> None:
-    """Read a delta object, a safetensors file or a folder to its last byte; exit 1 and one sentence on any damage.
+    """Read a delta object, a safetensors file or a folder to its last byte. Damage gives one sentence and exit code 1.
 
     Example: [bold]headrace weights verify step-11.delta[/]
     """
@@ -96,9 +104,9 @@ def verify(
     if found.header is not None:
         label = found.header.label
         about = f"{label.policy or 'unnamed'}, version {label.base_version} to {label.version}; " * bool(label.policy)
-        typer.echo(f"{path}: whole; {about}leads from {found.header.base_hash} to {found.weights_hash}")
+        typer.echo(f"{path}: intact; {about}leads from {found.header.base_hash} to {found.weights_hash}")
     else:
-        checked = "as it says" if found.promised else "well formed; it carries no hash of its own to compare with"
+        checked = "as recorded in it" if found.promised else "well formed; it records no hash to compare with"
         typer.echo(f"{path}: weights hash {found.weights_hash}, {checked}")
 
 
@@ -113,7 +121,7 @@ def weights(
 ) -> None:
     """Show how a run's versions were published: whole or as deltas, sizes, times, and the version of each worker.
 
-    The commands below make one version a folder, and deltas between folders with no run needed.
+    The commands below write a version as a folder, and make deltas between folders without a run.
 
     Example: [bold]headrace weights --data .headrace/arithmetic[/]
     """
@@ -126,13 +134,13 @@ def weights(
     log_quietly()
     with open_run(run, data) as opened:
         policy_variant = opened.run.resolve(policy, variant)
-        answer(weights_history(opened.run, policy_variant), weights_page, as_json=as_json)
+        print_answer(weights_history(opened.run, policy_variant), weights_page, as_json=as_json)
 
 
 @app.command()
 def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
     out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write; it appears only when complete.")],
-    version: Annotated[int | None, typer.Option("--version", help="Which version; the newest if not given.")] = None,
+    version: Annotated[int | None, typer.Option("--version", help="Version; default: the newest.")] = None,
     best: Annotated[bool, typer.Option("--best", help="The version with the highest held-out reward.")] = False,
     run: RunChoice = None,
     data: DataChoice = None,

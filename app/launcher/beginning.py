@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from headrace.app.launcher.components import components_of
+from headrace.app.launcher.components import list_components
 from headrace.infra.embedded.data_folder import data_folder_of
 from headrace.infra.embedded.servers import ReportLine, Servers
 from headrace.infra.errors import UsageError
@@ -26,7 +26,7 @@ from headrace.infra.run.revisions import (
 from headrace.infra.run.run import Run, join
 from headrace.infra.run.up_lease import Holder
 from headrace.infra.utc import format_utc
-from headrace.ops.cluster_checks import Wanted, needs_of, refuse_unfit
+from headrace.ops.cluster_checks import Wanted, find_needs, refuse_unfit
 from headrace.ops.figures.weights_figures import is_there
 from headrace.ops.lineage.lineage import read_records
 from headrace.ops.recipe_check import check_names
@@ -65,8 +65,8 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
             not record it.
         parent: What the run begins with, if it is a branch: `RUN-ID solver@40`.
         remember: Called with the id of a new run before anything of it is written.
-        hold: On a cluster that the recipe names, takes the run for this process before anything is written; returns
-            who else has it.
+        hold: Claims the run for this process on a cluster that the recipe names, before anything is written; returns
+            the other holders.
         starts_parts: Whether the caller starts the components of the run.
 
     Raises UsageError with the keys that differ unless `new_recipe`; RunOfAnother; ClusterUnfit with all that the
@@ -75,9 +75,9 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
     address = RunAddress(servers.connection, recipe.name)
     first = read_first_revision(address)
     if not servers.has_embedded_kafka:
-        refuse_unfit(address.connection, needs_of(recipe, read_topic_specs(first, recipe)))
+        refuse_unfit(address.connection, find_needs(recipe, read_topic_specs(first, recipe)))
         refuse_held(address, hold(address))
-    elif first is not None:  # of a broker of ours all is known but what became of its topics
+    elif first is not None:  # an embedded broker always fits; only its topics may have been changed
         refuse_unfit(address.connection, Wanted(read_topic_specs(first, recipe)))
     refuse_other = partial(refuse_run_of_another, embedded_store=servers.has_embedded_store, starts_parts=starts_parts)
     if first is not None and codec.decode(first, RecipeRevision).run_id != own_run_id:
@@ -95,7 +95,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
     revision = settle()
     specs = read_topic_specs(first, recipe)
     if ensure_topics(address.connection, specs) and not servers.has_embedded_kafka:
-        refuse_unfit(address.connection, Wanted(specs))  # what may be done with a topic is known once it is there
+        refuse_unfit(address.connection, Wanted(specs))  # rights on a topic are known once it exists
     if revision is not None and first is None:
         remember(own_run_id := revision.run_id)
         write_revision(address.connection, recipe.topics.recipe, revision)
@@ -118,8 +118,8 @@ def refuse_held(address: RunAddress, others: list[Holder]) -> None:
     if others:
         who = "; ".join(f"on {one.host}, in {one.folder}, since {format_utc(one.since_ms)}" for one in others)
         raise RunOfAnother(
-            f"`headrace up` runs run {address.run} on {address.connection.bootstrap} already: {who}. Begin a new run "
-            f"with --set name=ANOTHER-NAME, look at that one with `headrace status --run {address}`, or stop it first; "
+            f"another `headrace up` runs run {address.run} on {address.connection.bootstrap}: {who}. Begin a new run "
+            f"with --set name=ANOTHER-NAME, look at this run with `headrace status --run {address}`, or stop it first; "
             "if it was killed, give the same command again after a minute"
         )
 
@@ -130,15 +130,16 @@ def refuse_run_of_another(
     """Raise RunOfAnother if resuming would disturb a running run, or lose its objects.
 
     A run of this data folder is never refused. Another run is refused if its objects cannot be in this folder's
-    embedded store, or if a worker is running that this command would start a second time. Where it starts no parts,
-    it is refused if `headrace up` starts such a worker: it numbers its workers. A trainer has one name everywhere.
+    embedded store, or if a worker is running that this command would start a second time. If this command starts no
+    parts, it also looks for the numbered workers of `headrace up`, but not for trainers: their names are the same
+    wherever they are started.
     """
     if own_run_id in {"", run.run_id}:
         return
     statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
     newest = {status.worker: status for status in statuses}
     alive = [status for status in newest.values() if is_there(status, now_ms())]
-    started_here = {child.name for child in components_of(recipe, "", Path())}
+    started_here = {child.name for child in list_components(recipe, "", Path())}
     if not starts_parts:
         started_here -= {f"train-{policy_variant}" for policy_variant in recipe.policy_variants}
     taken = [status for status in alive if status.worker in started_here]
@@ -153,7 +154,7 @@ def refuse_run_of_another(
     )
     raise RunOfAnother(
         f"run {run.address.run} already exists on {run.address.connection.bootstrap}, begun {began} from another data "
-        f"folder; {why}. Begin a new run with --set name=ANOTHER-NAME, resume that one from its own folder, "
+        f"folder; {why}. Begin a new run with --set name=ANOTHER-NAME, resume this run from its own folder, "
         f"or look at it with `headrace status --run {run.address}`"
     )
 
@@ -171,8 +172,8 @@ def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
     ]
     if unnamed:
         raise UsageError(
-            f"the recipe lacks {' and '.join(unnamed)}, and servers that `begin` started would end with it: `headrace "
-            "servers` starts a Kafka and an object store and prints the lines for a recipe; or `headrace up` runs all"
+            f"the recipe lacks {' and '.join(unnamed)}, and `headrace begin` starts no servers. `headrace servers` "
+            "starts a Kafka and an object store, and prints the lines for a recipe; or let `headrace up` start all"
         )
     environments = check_names(recipe)
     servers.start()

@@ -15,13 +15,13 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"
 """Starts the processes of one trainer on this machine; when one dies all end, and the supervisor restarts them."""
 
 
-def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
+def list_components(recipe: Recipe, address: str, logs: Path) -> list[Child]:
     """Return the component processes of a run on one machine, according to the recipe's `launch`.
 
     What needs no torch comes first, as it is forked before torch is imported.
     """
 
-    def child(name: str, *words: str, imports: Sequence[str], torch_processes: int = 0) -> Child:
+    def make_child(name: str, *words: str, imports: Sequence[str], torch_processes: int = 0) -> Child:
         together: list[str] = []
         if torch_processes > 1:  # without a folder for it, torchrun leaves one in /tmp
             folder = ("--log-dir", str(logs / "torchrun"), "--no-python", "--")
@@ -29,12 +29,12 @@ def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
         command = [*together, *PYTHON, "-m", "headrace", *words, "--run", address]
         return Child(name, command, torch_processes, imports)
 
-    children = [child("feed", "feed", imports=fork_imports.FEED)] if recipe.launch.feeder else []
+    children = [make_child("feed", "feed", imports=fork_imports.FEED)] if recipe.launch.feeder else []
     children += [
-        child(
+        make_child(
             f"curate-{policy_variant}-{n}",
             "curate",
-            *_options_of(policy_variant),
+            *_name_options(policy_variant),
             "--slot",
             str(n),
             imports=fork_imports.CURATE,
@@ -43,17 +43,17 @@ def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
         for n in range(1 if variant_of(policy_variant) else recipe.launch.curators)
     ]
     if recipe.evaluate.every:
-        children.append(child("evaluate", "evaluate", imports=fork_imports.EVALUATE))
+        children.append(make_child("evaluate", "evaluate", imports=fork_imports.EVALUATE))
     for policy_variant in recipe.policy_variants:
-        trainer, words = recipe.trainer_of(policy_variant), ("train", *_options_of(policy_variant))
-        imports = fork_imports.of_trainer(trainer)
+        trainer, words = recipe.trainer_of(policy_variant), ("train", *_name_options(policy_variant))
+        imports = fork_imports.list_trainer_imports(trainer)
         if trainer.processes:
             children.append(
-                child(f"train-{policy_variant}", *words, imports=imports, torch_processes=trainer.processes)
+                make_child(f"train-{policy_variant}", *words, imports=imports, torch_processes=trainer.processes)
             )
-    imports = fork_imports.of_worker(recipe)
+    imports = fork_imports.list_worker_imports(recipe)
     children += [
-        child(name, "rollout", "--workflow", workflow, "--name", name, imports=imports, torch_processes=1)
+        make_child(name, "rollout", "--workflow", workflow, "--name", name, imports=imports, torch_processes=1)
         for workflow in recipe.workflows
         for name in (f"rollout-{workflow}-{n}" for n in range(recipe.launch.workers))
     ]
@@ -62,7 +62,7 @@ def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
 
 def parts_of(recipe: Recipe) -> list[tuple[str, ...]]:
     """Return the command-line words (without `headrace` and `--run`) that start each part of a run once."""
-    trained = [(policy_variant, _options_of(policy_variant)) for policy_variant in recipe.policy_variants]
+    trained = [(policy_variant, _name_options(policy_variant)) for policy_variant in recipe.policy_variants]
     return [
         ("feed",),
         *(("curate", *options) for _, options in trained),
@@ -72,7 +72,7 @@ def parts_of(recipe: Recipe) -> list[tuple[str, ...]]:
     ]
 
 
-def _options_of(policy_variant: str) -> list[str]:
+def _name_options(policy_variant: str) -> list[str]:
     """Return how the command line names a policy or a shadow."""
     variant = variant_of(policy_variant)
     return ["--policy", policy_of(policy_variant), *(["--variant", variant] if variant else [])]

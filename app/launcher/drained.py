@@ -1,4 +1,4 @@
-"""What the launcher needs of the page that follows a run, and when a run has drained."""
+"""When a run has drained, and the interface of the page that the launcher asks for that."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 GROUPS_DRAIN_S = 30.0
-"""Seconds after the end of a run: workers conclude what they hold within 10 s, and the tasks of a killed worker go to
-another after 8 s."""
+"""Seconds after the end of a run: workers conclude their groups within 10 s, and another worker takes the tasks of a
+killed one after 8 s."""
 AFTER_SESSION_S = 20.0
 """Seconds that the drain still takes once another worker has the tasks of a dead one."""
 EVALUATION_DRAIN_S = 60.0
-"""Seconds without an episode, beside the longest one, after which the last version's evaluation is not expected:
-the tasks of a killed worker go to another within them."""
+"""Seconds without an episode, added to the limit of an episode, after which no evaluation is expected any more. Within
+them another worker takes the tasks of a killed one."""
 STARTS_WITHIN_S = 1800.0
-"""Seconds after the end within which a worker that starts is waited for, as the same command may load a large model."""
+"""Seconds after the end for which a starting worker is waited for, because it may be loading a large model."""
 
 
 class RunPage(Protocol):
@@ -30,7 +30,7 @@ class RunPage(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Numbers that are issued and not concluded, over all policies and shadows."""
+        """Number of tasks that are issued and not concluded, over all policies and shadows."""
 
     @property
     def awaited_evaluations(self) -> tuple[str, ...]:
@@ -38,11 +38,11 @@ class RunPage(Protocol):
 
     @property
     def work(self) -> object:
-        """What workers and evaluator have done: the value changes with every episode and group that ends."""
+        """Work of workers and evaluator: the value changes with every episode and group that ends."""
 
     @property
     def has_starting_worker(self) -> bool:
-        """Whether a worker is there that does not play yet."""
+        """Whether a worker is starting and plays no episode yet."""
 
     @property
     def progress(self) -> object:
@@ -50,7 +50,7 @@ class RunPage(Protocol):
 
     @property
     def standstill(self) -> str:
-        """What keeps the run from its next version; empty once it has ended."""
+        """Why the run makes no further version; empty once it has ended."""
 
     @property
     def hopeless(self) -> str:
@@ -60,11 +60,11 @@ class RunPage(Protocol):
         """Restore the terminal."""
 
 
-def groups_drain_s(session_s: float) -> float:
+def compute_groups_drain_s(session_s: float) -> float:
     """Return how long groups may still arrive after a run's end, in seconds.
 
-    Where a worker is killed at the end its tasks are another's only after the session of the consumer group; the
-    embedded broker's is of 8 s, a cluster's mostly of 45 s.
+    If a worker is killed at the end, another takes its tasks only after the session time-out of the consumer group:
+    8 s on the embedded broker, mostly 45 s on a cluster.
     """
     return max(GROUPS_DRAIN_S, session_s + AFTER_SESSION_S)
 
@@ -77,8 +77,8 @@ class Drain:
     Args:
         page: Follows the run.
         session_s: Asks, once the run has ended, for the session time-out of its consumer groups, in seconds.
-        episode_limit_s: Seconds that an episode may take, in which nothing is seen of an evaluation.
-        is_answering: Asks both servers, before the run is given up: one that is away is known to be only after a while.
+        episode_limit_s: Seconds that an episode may take; an evaluation may show no progress for so long.
+        is_answering: Asks both servers before the run is given up, because an outage is noticed only after a while.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Drain:
             if not self._page.ended:
                 return False
             self._ended_at = time.monotonic()
-            self._groups_s = groups_drain_s(self._session_s())
+            self._groups_s = compute_groups_drain_s(self._session_s())
         if not self._page.in_flight and not self._page.awaited_evaluations:
             return True
         if self._has_time_left():
@@ -112,7 +112,7 @@ class Drain:
         return False
 
     def restart_clocks(self) -> None:
-        """Count the time from now on, as a server is, or was, away: all that waited for it goes on from here."""
+        """Count the time from now on, because a server was away until now, and nothing could progress."""
         if self._ended_at is not None:
             self._ended_at = self._concluded_at = self._worked_at = time.monotonic()
 
@@ -134,10 +134,10 @@ class Drain:
 
 
 def describe_rest(page: RunPage) -> str:
-    """Return, of a run that was waited for in vain, what is missing of it; empty where it has drained."""
+    """Return what is still missing of a run that is no longer waited for, in words; empty if it has drained."""
     rest = [f"{page.in_flight} groups are still in flight"] if page.in_flight else []
     if page.awaited_evaluations:
         rest.append(f"the last version is not evaluated ({', '.join(page.awaited_evaluations)})")
     if not rest:
         return ""
-    return f"{' and '.join(rest)} some time after the end of the run: give the same command again to go on with it"
+    return f"{' and '.join(rest)} some time after the end of the run: give the same command again to continue it"

@@ -20,7 +20,7 @@ def make_fork_server() -> ForkServer:
 def begin_imports() -> ForkServer:
     """Start a fork server, and have it import what every component needs, on another core than this process.
 
-    One that cannot be started has no pid: the launcher tries it again, and reports why.
+    If it cannot be started, it has no pid. The launcher then tries again, and reports why.
     """
     forks = make_fork_server()
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""What the fork server imports before it forks a component: what would take long in every process.
+"""Modules that the fork server imports before it forks a component, because the import takes long.
 
 User code is not imported here: only components import a user's environments, engines and algorithms.
 """
@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # the command line asks for ALL before it has imported anythi
     from headrace.infra.recipe.settings import Recipe, TrainerSettings
 
 FORKED_DEVICE = "cpu"
-"""The device with which a component may be forked: what a fork has of CUDA's state is not known to be none."""
+"""The only device of components that may be forked: a fork may inherit CUDA state, which would not work."""
 
 ALL = (
     "headrace.app.cli.main",
@@ -29,12 +29,12 @@ ROLLOUT_WITH_TORCH = (*ROLLOUT, *_MODELS, "headrace.producers.engines.torch_engi
 TRAIN = (*ALL, "headrace.trainers.train", "headrace.trainers.start", "headrace.trainers.trainer", *_MODELS)
 
 
-def of_trainer(trainer: TrainerSettings) -> tuple[str, ...]:
+def list_trainer_imports(trainer: TrainerSettings) -> tuple[str, ...]:
     """Return a trainer's imports; none if it is not forked: on CUDA, or as several processes, started by torchrun."""
     return TRAIN if trainer.processes == 1 and trainer.device == FORKED_DEVICE else ()
 
 
-def of_worker(recipe: Recipe) -> tuple[str, ...]:
+def list_worker_imports(recipe: Recipe) -> tuple[str, ...]:
     """Return a rollout worker's imports; none if it is not forked: on CUDA. A user's engine has its own imports."""
     if recipe.rollout.device != FORKED_DEVICE:
         return ()

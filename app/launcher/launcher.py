@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from headrace.app.launcher.beginning import begin_or_join
-from headrace.app.launcher.components import components_of
+from headrace.app.launcher.components import list_components
 from headrace.app.launcher.drained import Drain, RunPage, describe_rest
 from headrace.app.launcher.early_imports import make_fork_server
-from headrace.app.launcher.look_before import look_before
+from headrace.app.launcher.look_before import check_before_start
 from headrace.app.launcher.redirected_log import redirect_log
 from headrace.app.views.say import say
 from headrace.infra.atomic_files import write_atomically
@@ -60,7 +60,7 @@ class AllFailed(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class UpRequest:
-    """What `headrace up` was asked for."""
+    """The options of `headrace up`."""
 
     recipe: Recipe
     data: Path
@@ -72,25 +72,25 @@ class UpRequest:
     again: str = "headrace up …"
     """The command line that resumes the run."""
     branch: str = ""
-    """What of another run it is to begin with: `RUN@VERSION`; empty for the start that the recipe names."""
+    """Version of another run to begin with: `RUN@VERSION`; empty to begin as the recipe says."""
     parent: str = ""
-    """What that was found to be."""
+    """The version that `branch` was found to name, with its run id."""
     forks: ForkServer | None = None
     """A fork server that is already importing what every component needs; stopped if it is not used."""
 
 
 def up(request: UpRequest, console: Console) -> int:
-    """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
+    """Start or resume the run of a recipe, and follow it to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
-    request = _branch(request, folder)  # what is looked at is what begins
-    looked = look_before(request.recipe, folder, request.summary)
+    request = _apply_branch(request, folder)  # before the checks, as they must see the recipe that begins
+    looked = check_before_start(request.recipe, folder, request.summary)
     for doubt in looked.doubts:
         say(console, escape(doubt), "yellow")
     with folder.hold(UP), interrupt_on_signals(), UpLease(Holder.of_folder(folder.root)) as lease:
         notes = folder.read()
         if notes is not None and notes.run != request.recipe.name:
             raise UsageError(
-                f"{folder.root} holds run {notes.run}, the recipe's name is {request.recipe.name}: give another "
+                f"{folder.root} holds run {notes.run}, but the recipe's name is {request.recipe.name}: give another "
                 f"--data, or --set name={notes.run}"
             )
         with redirect_log(folder.logs / "up.log"):
@@ -101,11 +101,11 @@ def up(request: UpRequest, console: Console) -> int:
                 with ignore_signals():
                     console.print("\n[bold]Stopping[/] (up to 10 s); no data is lost …")
                     launch.stop(STOP_WITHIN_S)
-                _tell_how_to_go_on(request, console, "Stopped. Resume with:")
+                _print_how_to_resume(request, console, "Stopped. Resume with:")
                 return INTERRUPTED
             except HeadraceError:
                 if launch.has_begun:
-                    _tell_how_to_go_on(
+                    _print_how_to_resume(
                         request,
                         console,
                         "Stopped by the error below. After fixing it (add --new-recipe if you changed the recipe or "
@@ -117,10 +117,10 @@ def up(request: UpRequest, console: Console) -> int:
                     launch.stop(STOP_WITHIN_S)
 
 
-def _branch(request: UpRequest, folder: DataFolder) -> UpRequest:
+def _apply_branch(request: UpRequest, folder: DataFolder) -> UpRequest:
     """Return a request whose recipe begins with what `--branch` names, copied into its folder. Raises UsageError.
 
-    A folder that was begun as a branch goes on as one, whether or not it is named again.
+    A run that began as a branch continues as one, with or without `--branch`.
     """
     if not request.branch and not folder.branch.exists():
         return request
@@ -131,7 +131,7 @@ def _branch(request: UpRequest, folder: DataFolder) -> UpRequest:
     return replace(request, recipe=found.recipe, parent=found.parent)
 
 
-def _tell_how_to_go_on(request: UpRequest, console: Console, words: str) -> None:
+def _print_how_to_resume(request: UpRequest, console: Console, words: str) -> None:
     console.print(f"{words}\n  {request.again}", highlight=False, soft_wrap=True, markup=False)
 
 
@@ -157,7 +157,7 @@ class Launcher:
         self._supervisor: Supervisor | None = None
         self._run_is_over = False
         self._progress: object = None
-        """Progress of the run; None while a server does not answer, so that it cannot progress."""
+        """Progress of the run; None while a server does not answer, because it cannot progress then."""
         self._run: Run | None = None
         self._notes = notes
         self._noted = 0.0
@@ -187,20 +187,20 @@ class Launcher:
             environments=self._environments,
             own_run_id=self._before.run_id if self._before else None,
             parent=self._request.parent,
-            remember=self._remember,
+            remember=self._record_run,
             hold=self._hold,
         )
-        self._note(run)
+        self._record_state(run)
         rest = ""
         if run.ended and self._before is not None and self._before.finished:
             self._console.print(f"Run [bold]{self._recipe.name}[/] is finished ({escape(run.ended)}).")
         else:
             if not early:
                 self._start_components()
-            rest = self._follow(run)
+            rest = self._show_until_drained(run)
             self._run = None
             self._end_components()
-            self._note(run, finished=not rest)
+            self._record_state(run, finished=not rest)
             if rest:
                 self._say(f"[yellow]{escape(rest)}[/]")
         closes = self._call_when_reachable(lambda: self._summarize(join(self._address), rest))
@@ -215,7 +215,7 @@ class Launcher:
         if self._supervisor is not None:
             self._end_components(min(COMPONENTS_STOP_S, within_s))
         if self._run is not None:
-            self._note(self._run)
+            self._record_state(self._run)
             self._run = None
         self._servers.stop(max(1.0, end - time.monotonic()))
 
@@ -231,8 +231,8 @@ class Launcher:
         environment[PLUG_INS_VARIABLE] = os.pathsep.join(search_folders())
         if client := self._servers.client:
             environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
-        children = components_of(self._recipe, str(self._address), self._folder.logs)
-        forks = self._fork_server(children, environment)
+        children = list_components(self._recipe, str(self._address), self._folder.logs)
+        forks = self._start_fork_server(children, environment)
         self._supervisor = Supervisor(
             children,
             self._folder.logs,
@@ -245,8 +245,8 @@ class Launcher:
         )
         self._supervisor.start()
 
-    def _fork_server(self, children: Sequence[Child], environment: Mapping[str, str]) -> ForkServer | None:
-        """Start the process that components are forked from; None if none is forked or it cannot be started."""
+    def _start_fork_server(self, children: Sequence[Child], environment: Mapping[str, str]) -> ForkServer | None:
+        """Start the process that forks components; None if no component is forked, or if it cannot be started."""
         forks = self._request.forks or make_fork_server()
         if sys.platform != "linux" or not self._recipe.launch.fork or not any(child.imports for child in children):
             forks.stop()
@@ -264,8 +264,8 @@ class Launcher:
 
     # --------------------------------------------------------------------------------------------------- while it runs
 
-    def _follow(self, run: Run) -> str:
-        """Show the run until it has ended and drained, or waited long enough; return what is missing, in words."""
+    def _show_until_drained(self, run: Run) -> str:
+        """Show the run until it has drained, or nothing more is expected; return in words what is missing."""
         from headrace.app.views.live import LivePage
 
         assert self._supervisor is not None  # noqa: S101 - started by `run`
@@ -306,7 +306,7 @@ class Launcher:
                 self._say(f"[red]{escape(death)}[/]")
             self._run_is_over = self._run_is_over or bool(page.ended)
             if time.monotonic() - self._noted > NOTE_EVERY_S:
-                self._note(run)
+                self._record_state(run)
 
     def _call_when_reachable(self, call: Callable[[], T]) -> T:
         """Return the call's result, waiting as long as a server is unreachable."""
@@ -321,13 +321,13 @@ class Launcher:
                 self._servers.revive()
                 time.sleep(AWAY_PAUSE_S)
 
-    def _remember(self, run_id: str) -> None:
+    def _record_run(self, run_id: str) -> None:
         """Record the run of this folder before anything of it is written to the cluster."""
         own, connection = self._servers.has_embedded_kafka, self._servers.connection
         self._folder.write(RunNotes(self._recipe.name, connection.bootstrap, own, run_id))
 
-    def _note(self, run: Run, *, finished: bool | None = None) -> None:
-        """Record the state of the run; a killed launcher loses only some seconds of its accounting."""
+    def _record_state(self, run: Run, *, finished: bool | None = None) -> None:
+        """Record the state of the run, so that a killed launcher loses only some seconds of its accounting."""
         self._noted = time.monotonic()
         before = self._before
         cpu = self._supervisor.cpu_seconds() if self._supervisor else {}
@@ -345,7 +345,7 @@ class Launcher:
         self._notes = notes
         try:
             self._folder.write(notes)
-        except OSError as error:  # a full disk: the next note holds it; only a killed launcher loses accounting
+        except OSError as error:  # a full disk: a later call may succeed, and only a killed launcher loses accounting
             log.warning("notes.not_written", error=str(error))
 
     # ----------------------------------------------------------------------------------------------------- the way down

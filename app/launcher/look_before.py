@@ -1,4 +1,4 @@
-"""One look, before anything is started, at all that a run needs of this machine."""
+"""The checks of all that a run needs of this machine, before anything is started."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.faults import catching, list_doubts, refuse
+from headrace.ops.faults import collect_faults, list_doubts, refuse
 from headrace.ops.recipe_check import ask_of_run, examine, list_environments
 from headrace.schemas.records import UsedEnvironment
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What was seen of a recipe that can run here."""
+    """The result of the checks of a recipe that can run here."""
 
     doubts: tuple[str, ...]
-    """What may go wrong."""
+    """Sentences on what may go wrong."""
     environments: tuple[UsedEnvironment, ...]
     """Environment and data of each workflow."""
 
 
-def look_before(recipe: Recipe, folder: DataFolder, summary: Path | None) -> Looked:
-    """Look at all that a run in a data folder needs. Raises RecipeUnfit with all that is wrong."""
+def check_before_start(recipe: Recipe, folder: DataFolder, summary: Path | None) -> Looked:
+    """Check all that a run in a data folder needs. Raises RecipeUnfit with all that is wrong."""
     asked = ask_of_run(recipe, folder)
     faults = examine(asked)
-    with catching(faults):
+    with collect_faults(faults):
         _check_summary_path(summary)
     refuse(faults)
     return Looked(tuple(list_doubts(faults)), list_environments(asked))

@@ -28,7 +28,7 @@ def run_servers_until_signal(folder: DataFolder, say: Callable[[str], None], sho
         say: Reports what happens.
         show: Prints lines to be copied.
 
-    Raises FolderInUse, and ServerError where one does not start.
+    Raises FolderInUse, and ServerError if a server does not start.
     """
     servers = Servers(Kafka(), Store(), folder, say)
     with folder.hold(HOLDER), interrupt_on_signals():
@@ -37,7 +37,7 @@ def run_servers_until_signal(folder: DataFolder, say: Callable[[str], None], sho
             servers.fetch()
             say("starting Kafka and the object store")
             servers.start()
-            show(lines_for(servers, write_keys(folder.root / KEYS, servers.store_address)))
+            show(format_recipe_lines(servers, write_keys(folder.root / KEYS, servers.store_address)))
             while True:
                 time.sleep(SERVERS_TURN_S)
                 servers.revive()
@@ -49,7 +49,7 @@ def run_servers_until_signal(folder: DataFolder, say: Callable[[str], None], sho
                 servers.stop(STOP_WITHIN_S)
 
 
-def lines_for(servers: Servers, keys: Path) -> str:
+def format_recipe_lines(servers: Servers, keys: Path) -> str:
     """Return the lines of a recipe, and the command for each terminal that starts a part of its run."""
     return "\n".join((
         "",

@@ -30,13 +30,13 @@ def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool
         plain: Lines even on a terminal.
         began_ms: When it was started last, in ms since the epoch; 0 if unknown.
     """
-    servers = servers_of(run, say)
+    servers = make_servers(run, say)
     page = LivePage(run, console, plain=plain, around=lambda: Surroundings(began_ms, servers.watch()), opening="so far")
     try:
         drain = Drain(page, lambda: fetch_session_timeout_s(run.connection), run.recipe.rollout.episode_limit_s)
         while not drain.is_over():
             page.turn(WATCH_TURN_S)
-            if servers.watch():  # not asked at the end too: `up` stops them when it gives the run up
+            if servers.watch():  # after the end `up` may have stopped the servers
                 drain.restart_clocks()
     finally:
         page.close()
@@ -44,7 +44,7 @@ def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool
     return page.ended
 
 
-def servers_of(run: Run, say: Callable[[str], None]) -> Servers:
+def make_servers(run: Run, say: Callable[[str], None]) -> Servers:
     """Return the servers of a joined run, to check whether they answer; nothing is started or stopped."""
     store = run.store_address
     kafka = run.recipe.kafka.model_copy(update={"bootstrap": run.connection.bootstrap})

@@ -19,25 +19,26 @@ LARGEST = 1e9
 
 
 def chart(values: Sequence[float | None], width: int, height: int) -> list[str]:
-    """Return `height` lines: a bar per value, or per mean of neighbours where there are more values than columns.
+    """Return `height` lines: a bar per value, or per mean of neighbours if there are more values than columns.
 
-    The scale is 0 to 1, wider where a value lies outside. None, nan and inf are values that are not known.
+    The scale is 0 to 1, or wider if a value lies outside. None, nan and inf mean that a value is not known.
     """
     known = [None if value is None or not math.isfinite(value) else _clamp(value) for value in values]
     there = [value for value in known if value is not None]
     low, high = min([0.0, *there]), max([1.0, *there])
     bars = [
-        value if value is None else (value - low) / (high - low) * height * EIGHTHS for value in _columns(known, width)
+        value if value is None else (value - low) / (high - low) * height * EIGHTHS
+        for value in _average_columns(known, width)
     ]
     lines = []
-    for row, axis in enumerate(_axis(low, high, height)):
+    for row, axis in enumerate(_label_axis(low, high, height)):
         floor = (height - 1 - row) * EIGHTHS
-        lines.append(axis + "┤" + "".join(_cell(bar, floor) for bar in bars))
+        lines.append(axis + "┤" + "".join(_draw_cell(bar, floor) for bar in bars))
     return lines
 
 
 def by_version(points: Iterable[tuple[int, float]]) -> list[float | None]:
-    """Return the values from the first version to the last; None for those between that have none."""
+    """Return the values from the first version to the last; None for a version without a value."""
     known = dict(points)
     return [known.get(version) for version in range(min(known), max(known) + 1)] if known else []
 
@@ -46,7 +47,7 @@ def _clamp(value: float) -> float:
     return max(-LARGEST, min(value, LARGEST))
 
 
-def _cell(bar: float | None, floor: int) -> str:
+def _draw_cell(bar: float | None, floor: int) -> str:
     """Return what a bar fills of the cell that begins at `floor` eighths."""
     if bar is None:
         return " " if floor else UNKNOWN_MARK
@@ -54,15 +55,15 @@ def _cell(bar: float | None, floor: int) -> str:
     return BLOCKS[max(least, min(EIGHTHS, round(bar - floor)))]
 
 
-def _columns(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return at most `width` means over runs of neighbours, as equal in length as can be."""
+def _average_columns(values: Sequence[float | None], width: int) -> list[float | None]:
+    """Return at most `width` means, each over about the same number of neighbours."""
     count = min(width, len(values))
     edges = [n * len(values) // count for n in range(count + 1)] if count else []
     runs = ([value for value in values[begin:end] if value is not None] for begin, end in pairwise(edges))
     return [sum(run) / len(run) if run else None for run in runs]
 
 
-def _axis(low: float, high: float, height: int) -> list[str]:
+def _label_axis(low: float, high: float, height: int) -> list[str]:
     labels = {0: high, height // 2: (low + high) / 2, height - 1: low}
     return [f"{labels[row]:5.2f} " if row in labels else " " * 6 for row in range(height)]
 

@@ -17,8 +17,8 @@ from rich.text import Text
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_interval
-from headrace.app.views.tables import MOST_ERRORS, describe_waste, replay_lines, shadow_in_words
-from headrace.app.views.weights_page import in_words
+from headrace.app.views.tables import MOST_ERRORS, describe_shadow, describe_waste, replay_lines
+from headrace.app.views.weights_page import describe_weights
 from headrace.ops.figures.summary import PolicySummary, Summary
 from headrace.trainers.health import LARGE_GAP
 
@@ -33,7 +33,7 @@ MANY_DISCARDED = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What is looked at."""
+    """The figures of a policy that tell why its reward does not rise."""
 
     rewards: Sequence[float]
     """Mean reward by version, in order."""
@@ -47,7 +47,7 @@ class Signs:
 
 
 def explain_no_rise(signs: Signs) -> str:
-    """Return a sentence for people; empty while reward rises, is high, or it is too early to know."""
+    """Return why reward does not rise, in a sentence; empty if it rises, is high, or it is too early to know."""
     curve = signs.rewards
     if len(curve) < ENOUGH_VERSIONS:
         return ""
@@ -59,10 +59,10 @@ def explain_no_rise(signs: Signs) -> str:
         f"{share:.0%} of the groups discarded, staleness {signs.staleness_mean:.1f}, log-probability gap "
         f"{signs.logprob_gap_mean:.2g}"
     )
-    return f"Reward does not rise ({first:.2f} → {last:.2f}). {_cause(signs, share, last)} [{measured}]"
+    return f"Reward does not rise ({first:.2f} → {last:.2f}). {_find_cause(signs, share, last)} [{measured}]"
 
 
-def _cause(signs: Signs, share: float, reward: float) -> str:
+def _find_cause(signs: Signs, share: float, reward: float) -> str:
     if signs.logprob_gap_mean > LARGE_GAP:
         return (
             "Engine and trainer disagree on log-probabilities: check that both have the same weights, tokenizer and "
@@ -73,9 +73,9 @@ def _cause(signs: Signs, share: float, reward: float) -> str:
         if reason != "zero_variance":
             return f"Most groups are discarded as {reason}: little is left to learn from."
         how = "too easy: take a harder tier" if reward > 0.5 else "too hard: warm up longer, or take an easier tier"
-        return f"In most groups all rewards are equal, as the tasks are {how}."
+        return f"In most groups all rewards are equal because the tasks are {how}."
     if signs.staleness_mean > max(2.0, 0.8 * signs.max_staleness):
-        return "The data are old: lower trainer.max_staleness, or slow the trainer by larger batches."
+        return "The groups are too old: lower trainer.max_staleness, or slow the trainer by larger batches."
     return "No usual cause was found: try another trainer.learning_rate, or larger groups."
 
 
@@ -91,7 +91,7 @@ def show_summary(summary: Summary, console: Console, program: str, again: str) -
         summary: What `headrace.ops.figures.summary.summarize` returned.
         console: Where to print.
         program: How this user calls `headrace`.
-        again: The command line that ran it; empty for a run of a sweep, for which the sweep says what can be given.
+        again: The command line that ran it; empty for a run of a sweep, where no command is suggested.
     """
     console.print(panel(summary))
     if again:
@@ -107,7 +107,7 @@ def panel(summary: Summary) -> Panel:
     ended = f" · {ENDED_TEXTS[summary.ended]}" if summary.ended in ENDED_TEXTS else ""
     words = f" · {summary.versions} versions in {summary.wall_s:.0f} s{ended}"
     title = Text.assemble((summary.run, "bold"), words)
-    return Panel(Group(*parts, _facts(summary)), title=title, title_align="left", expand=False)
+    return Panel(Group(*parts, _build_facts_table(summary)), title=title, title_align="left", expand=False)
 
 
 def suggest_commands(summary: Summary, program: str, again: str) -> Text:
@@ -120,27 +120,27 @@ def suggest_commands(summary: Summary, program: str, again: str) -> Text:
     look = ("see what the last step learnt from", f"{program} inspect --step {step}{whose} --data {folder}")
     for why, command in (
         *([look] if step else []),
-        ("prove it from the topics alone", f"{program} audit --data {folder}"),
+        ("check that nothing was lost, from the topics alone", f"{program} audit --data {folder}"),
         *([best] if summary.ended == EARLY_STOP else []),
-        *_suggest_ways_on(summary, again),
-        ("remove what it left", f"{program} clean --data {folder}"),
+        *_suggest_continuing(summary, again),
+        ("remove the servers, topics and files of the run", f"{program} clean --data {folder}"),
     ):
         text.append(f"  # {why}\n", style="dim").append(f"  {command}\n", style="bold")
     return text
 
 
-def _suggest_ways_on(summary: Summary, again: str) -> list[tuple[str, str]]:
-    """Return a reason to train on, and the command for it."""
+def _suggest_continuing(summary: Summary, again: str) -> list[tuple[str, str]]:
+    """Return ways to continue the training, each with its command."""
     if summary.ended == EARLY_STOP:
-        return [("train on without early stopping", _change_command(again, "evaluate.stop_after", 0))]
+        return [("continue training without early stopping", _change_command(again, "evaluate.stop_after", 0))]
     if summary.ended != SOLVED:
-        return [("train on from here", _change_command(again, "trainer.steps", 2 * summary.versions or 1))]
+        return [("continue training from here", _change_command(again, "trainer.steps", 2 * summary.versions or 1))]
     higher = round((1 + summary.feed.solved_share) / 2, 4)
     same = (
-        "train on with the same tasks until fewer of them are useful",
+        "continue training with the same tasks until fewer of them are useful",
         _change_command(again, "feed.solved_share", higher),
     )
-    harder = "train on with harder tasks, where the environment has a harder tier"
+    harder = "continue training with harder tasks, if the environment has a harder tier"
     raised = summary.feed.raise_tier
     return [same] if raised else [(harder, _change_command(again, "feed.raise_tier", "true")), same]
 
@@ -160,7 +160,7 @@ def _change_command(again: str, key: str, value: object) -> str:
     return shlex.join([*kept, "--set", f"{key}={value}", "--new-recipe"])
 
 
-def _facts(summary: Summary) -> Table:
+def _build_facts_table(summary: Summary) -> Table:
     groups, data = summary.groups, summary.data
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
@@ -184,7 +184,7 @@ def _facts(summary: Summary) -> Table:
     for line in replay_lines(counts):
         table.add_row("replays", Text(line))
     for policy_variant, shadow in summary.shadows.items():
-        table.add_row("shadow", Text(shadow_in_words(policy_variant, shadow)))
+        table.add_row("shadow", Text(describe_shadow(policy_variant, shadow)))
     if summary.unnumbered_letters:
         table.add_row("", Text(describe_unnumbered(summary.unnumbered_letters)))
     table.add_row("audit", _describe_audit(summary))
@@ -199,7 +199,7 @@ def _facts(summary: Summary) -> Table:
         f"{summary.log_share:.1%} of the loops' time, {summary.log_cpu_share:.1%} of all CPU time",
     )
     for policy, block in summary.policies.items():
-        table.add_row("weights", Text(f"{policy}: {in_words(block.weights)}"))
+        table.add_row("weights", Text(f"{policy}: {describe_weights(block.weights)}"))
     table.add_row("data", Text(f"{shorten_path(data.folder)} ({data.bytes / 1e6:.0f} MB)"))
     return table
 
@@ -213,11 +213,11 @@ def _describe_audit(summary: Summary) -> str:
 
 
 def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
-    """Add rewards by policy: one is paid for its answers, another for judging them, so their mean is meaningless."""
+    """Add rewards by policy. Policies may have different tasks, such as answers and judgments, so no mean is shown."""
     rewards = {
-        "training reward": [_change(block.reward_first, block.reward_last) for block in policies.values()],
+        "training reward": [_describe_change(block.reward_first, block.reward_last) for block in policies.values()],
         "held-out reward": [
-            _change(block.eval_first, block.eval_last) + describe_interval(block.eval_last_error)
+            _describe_change(block.eval_first, block.eval_last) + describe_interval(block.eval_last_error)
             for block in policies.values()
         ],
     }
@@ -228,7 +228,7 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
     for policy, block in policies.items():
         whose = f"{policy}: " if len(policies) > 1 else ""
         for name, (first, last) in {**block.eval_workflows, **block.eval_tiers}.items():
-            table.add_row(Text(f"  {name}"), f"{whose}{_change(first, last)}")
+            table.add_row(Text(f"  {name}"), f"{whose}{_describe_change(first, last)}")
     for policy, block in policies.items():
         if block.best is not None and block.best.version < block.versions:
             whose = f"{policy}: " if len(policies) > 1 else ""
@@ -237,7 +237,7 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
             table.add_row("held-out failed", f"{policy}: {block.eval_failures:,} episodes, which no reward includes")
 
 
-def _change(first: float | None, last: float | None) -> str:
+def _describe_change(first: float | None, last: float | None) -> str:
     if last is None:
         return "not measured"
     return f"[bold]{last:.2f}[/]" if first is None else f"{first:.2f} → [bold]{last:.2f}[/]"

@@ -22,8 +22,8 @@ from headrace.ops.compare.comparison import (
     Interval,
     MeanCurve,
     Point,
-    mean_curve,
-    seed_curves,
+    compute_mean_curve,
+    list_seed_curves,
 )
 
 COMPARISON_COLUMNS = (
@@ -39,11 +39,11 @@ TABLES = (
 """Columns of one table of a terminal, so that each fits 80 characters."""
 EMPTY_CELLS = ("", "0", "0 ± 0")
 NOTE = (
-    "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, of "
-    "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all, and at "
-    "the start the first one; skipped: tasks that the selector did not ask; trained: share of all groups; discarded: "
-    "share before the run's end; length bias: mean length of these over that of trained ones; over the first: "
-    "difference to the first variant's run of the same seed."
+    "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, on "
+    "all tasks that the variant's selector took; held-out: reward of the last evaluation, on the same tasks for all "
+    "variants; held-out at the start: that of the first evaluation; skipped: tasks that the selector did not take; "
+    "trained: share of all groups; discarded: share before the run's end; length bias: mean length of discarded groups "
+    "over that of trained groups; over the first: difference from the first variant's run of the same seed."
 )
 
 
@@ -52,7 +52,7 @@ def comparison_page(found: Comparison) -> RenderableType:
     title = Text.assemble((f"sweep {found.sweep}", "bold"), f"  {found.about}".rstrip())
     parts: list[RenderableType] = [title]
     for policy in found.policies:
-        columns, rows = _cells(found, policy)
+        columns, rows = _build_cells(found, policy)
         for names in TABLES:
             shown = [at for at, name in enumerate(columns, 1) if name in names]
             if shown:
@@ -104,14 +104,14 @@ def _html_table(found: Comparison, policy: str) -> str:
     def line(cells: tuple[str, ...], kind: str) -> str:
         return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
 
-    columns, rows = _cells(found, policy)
+    columns, rows = _build_cells(found, policy)
     lines = [line((policy, *columns), "th"), *(line(row, "td") for row in rows)]
     return "<table>\n" + "\n".join(lines) + "\n</table>"
 
 
-def _cells(found: Comparison, policy: str) -> tuple[list[str], list[tuple[str, ...]]]:
+def _build_cells(found: Comparison, policy: str) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return columns and rows, without columns that are empty for every variant."""
-    rows = list(_rows(found, policy))
+    rows = list(_build_rows(found, policy))
     shown = [
         0,
         *(at for at in range(1, len(COMPARISON_COLUMNS) + 1) if any(row[at] not in EMPTY_CELLS for row in rows)),
@@ -119,7 +119,7 @@ def _cells(found: Comparison, policy: str) -> tuple[list[str], list[tuple[str, .
     return [COMPARISON_COLUMNS[at - 1] for at in shown[1:]], [tuple(row[at] for at in shown) for row in rows]
 
 
-def _rows(found: Comparison, policy: str) -> Iterator[tuple[str, ...]]:
+def _build_rows(found: Comparison, policy: str) -> Iterator[tuple[str, ...]]:
     for name, variant in found.variants.items():
         block = variant.policies.get(policy)
         if block is None:
@@ -129,24 +129,24 @@ def _rows(found: Comparison, policy: str) -> Iterator[tuple[str, ...]]:
         yield (
             name,
             str(variant.runs),
-            in_words(block.reward, "{:.3f}"),
-            in_words(block.held_out, "{:.3f}"),
-            in_words(variant.skipped, "{:,.0f}"),
-            in_words(block.trajectories, "{:,.0f}"),
-            in_words(block.trained_share, "{:.1%}"),
-            in_words(block.discarded_share, "{:.1%}"),
-            in_words(block.length_bias, "{:.2f}"),
-            in_words(block.replayed, "{:,.0f}"),
-            in_words(variant.wall_s, "{:.0f}"),
-            in_words(block.held_out_first, "{:.3f}"),
-            in_words(block.over_first["reward"], "{:+.3f}"),
-            in_words(block.over_first["held_out"], "{:+.3f}"),
+            format_interval(block.reward, "{:.3f}"),
+            format_interval(block.held_out, "{:.3f}"),
+            format_interval(variant.skipped, "{:,.0f}"),
+            format_interval(block.trajectories, "{:,.0f}"),
+            format_interval(block.trained_share, "{:.1%}"),
+            format_interval(block.discarded_share, "{:.1%}"),
+            format_interval(block.length_bias, "{:.2f}"),
+            format_interval(block.replayed, "{:,.0f}"),
+            format_interval(variant.wall_s, "{:.0f}"),
+            format_interval(block.held_out_first, "{:.3f}"),
+            format_interval(block.over_first["reward"], "{:+.3f}"),
+            format_interval(block.over_first["held_out"], "{:+.3f}"),
             discarded or "none",
         )
 
 
-def in_words(one: Interval, form: str) -> str:
-    """Return a mean and half of its interval; nothing where none is known."""
+def format_interval(one: Interval, form: str) -> str:
+    """Return a mean and half of its interval; empty if it is not known."""
     if one.mean is None:
         return ""
     half = "" if one.high is None else f" ± {form.replace('+', '').format(one.high - one.mean)}"
@@ -155,7 +155,7 @@ def in_words(one: Interval, form: str) -> str:
 
 LABELS = {"version": "version", "trajectories": "trajectories rolled out", "seconds": "wall time, s"}
 LINE = 75
-"""Letters of a line above a panel."""
+"""Characters in a line of the note above a panel."""
 REWARD_ROWS = {"reward": f"training reward, {TRAILING['reward']} versions", "held_out": "held-out reward"}
 
 
@@ -165,7 +165,7 @@ def plot(found: Comparison, file: Path) -> list[Path]:
     Raises UsageError for what cannot be written.
     """
     picture, page = io.BytesIO(), file.with_suffix(".html")
-    figure_of(found).savefig(picture, format="png", dpi=100)
+    draw_figure(found).savefig(picture, format="png", dpi=100)
     try:
         file.write_bytes(picture.getvalue())
         page.write_text(comparison_html(found, picture.getvalue()), encoding="utf-8")
@@ -174,10 +174,10 @@ def plot(found: Comparison, file: Path) -> list[Path]:
     return [file, page]
 
 
-def figure_of(found: Comparison) -> Any:
-    """Return a row of training and one of held-out reward for every policy; lines are means, bands intervals.
+def draw_figure(found: Comparison) -> Any:
+    """Return a figure with a row of training reward and one of held-out reward for every policy.
 
-    If the seeds of a variant share no part of an axis, it has no mean there: each seed is a thin line.
+    Lines are means, bands are intervals. If the seeds of a variant share no part of an axis, each seed is a thin line.
     """
     from matplotlib.figure import Figure
 
@@ -186,15 +186,15 @@ def figure_of(found: Comparison) -> Any:
     panels = figure.subplots(2 * len(policies), len(CURVE_AXES), squeeze=False, sharey="row")
     rows = [(policy, what) for policy in policies for what in REWARD_ROWS]
     for row, (policy, what) in zip(panels, rows, strict=True):
-        curves = [_curves(found, policy, what, axis) for axis in CURVE_AXES]
+        curves = [_collect_curves(found, policy, what, axis) for axis in CURVE_AXES]
         for panel, axis, some in zip(row, CURVE_AXES, curves, strict=True):
             for index, (name, curve) in enumerate(some.items()):
-                _line(panel, curve, name, index)
-            panel.set_title(_caption(some), fontsize="small")
+                _draw_curve(panel, curve, name, index)
+            panel.set_title(_describe_panel(some), fontsize="small")
             panel.set_xlabel(LABELS[axis])
             panel.grid(alpha=0.3)
         row[0].set_ylabel(f"{policy}: {REWARD_ROWS[what]}")
-        row[0].set_ylim(_limits([curve for some in curves for curve in some.values()]))
+        row[0].set_ylim(_choose_limits([curve for some in curves for curve in some.values()]))
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right upper", fontsize="small")
     figure.suptitle(f"sweep {found.sweep}: means over seeds, bands of 95 %")
@@ -209,27 +209,27 @@ class Curve(NamedTuple):
     """Curves of the seeds of a variant without a mean; empty if it has one."""
 
 
-def _curves(found: Comparison, policy: str, what: str, axis: str) -> dict[str, Curve]:
-    """Return the curves of all variants; an empty one of a variant of which no run was done, for its colour's sake."""
+def _collect_curves(found: Comparison, policy: str, what: str, axis: str) -> dict[str, Curve]:
+    """Return the curves of all variants. A variant without a finished run has an empty one, to keep its colour."""
     curves = {}
     for name, variant in found.variants.items():
         block = variant.policies.get(policy)
-        mean = block.curves[what][axis] if block else mean_curve([], axis)
-        curves[name] = Curve(mean, () if mean.x else seed_curves(found, name, policy, what, axis))
+        mean = block.curves[what][axis] if block else compute_mean_curve([], axis)
+        curves[name] = Curve(mean, () if mean.x else list_seed_curves(found, name, policy, what, axis))
     return curves
 
 
-def _caption(curves: Mapping[str, Curve]) -> str:
-    """Return the note above a panel: that nothing is in it, or of which variants it shows single seeds."""
+def _describe_panel(curves: Mapping[str, Curve]) -> str:
+    """Return the note above a panel: that it is empty, or for which variants it shows single seeds."""
     if not any(curve.mean.x or curve.seeds for curve in curves.values()):
         return "empty: no run has measured it"
     apart = [name for name, curve in curves.items() if curve.seeds]
-    note = f"thin: each seed of {', '.join(apart)} by itself, as they have no stretch in common"
+    note = f"thin lines: single seeds of {', '.join(apart)}, which have no part of the axis in common"
     return textwrap.fill(note, LINE) if apart else ""
 
 
-def _limits(curves: Iterable[Curve]) -> tuple[float, float] | None:
-    """Return a scale on which the means fill the panel: a band of two seeds may be wider than all rewards there are."""
+def _choose_limits(curves: Iterable[Curve]) -> tuple[float, float] | None:
+    """Return a scale on which the means fill the panel: the band of two seeds may be much wider than all rewards."""
     some = list(curves)
     values = [value for curve in some for value in curve.mean.mean if value is not None]
     values += [y for curve in some for seed in curve.seeds for _, y in seed]
@@ -239,7 +239,7 @@ def _limits(curves: Iterable[Curve]) -> tuple[float, float] | None:
     return min(values) - room, max(values) + room
 
 
-def _line(panel: Any, curve: Curve, name: str, index: int) -> None:
+def _draw_curve(panel: Any, curve: Curve, name: str, index: int) -> None:
     """Draw a variant's mean and band, or its seeds; a line of one point is a dot."""
     look = {"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
     mean = curve.mean

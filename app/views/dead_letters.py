@@ -34,16 +34,16 @@ def dead_letters_table(dead_letters: Sequence[ListedDeadLetter], reason: str | N
             str(dead_letter.offset),
             _format_time(dead_letter.created_ms),
             Text(dead_letter.reason),
-            Text(_source(dead_letter)),
-            Text(_number(dead_letter)),
-            Text("; ".join(filter(None, [_copy(dead_letter), _describe_redrive(dead_letter)]))),
+            Text(_describe_source(dead_letter)),
+            Text(_describe_number(dead_letter)),
+            Text("; ".join(filter(None, [_describe_copy(dead_letter), _describe_redrive(dead_letter)]))),
         )
     reasons = Counter(dead_letter.reason for dead_letter in dead_letters)
     by_reason = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     older = f"; the newest {MOST_ROWS} are shown" if len(dead_letters) > MOST_ROWS else ""
     whys = Counter(_describe_reason(one) for one in dead_letters if one.detail)
     frequent = [Text(f"{count} x {why}", style="yellow") for why, count in whys.most_common(MOST_WHYS)]
-    return Group(table, *frequent, Text(f"{_count(len(dead_letters))}: {by_reason}{older}", style="dim"))
+    return Group(table, *frequent, Text(f"{_describe_count(len(dead_letters))}: {by_reason}{older}", style="dim"))
 
 
 def describe_unnumbered(reasons: Mapping[str, int]) -> str:
@@ -51,7 +51,7 @@ def describe_unnumbered(reasons: Mapping[str, int]) -> str:
     if not reasons:
         return ""
     by_reason = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-    return f"{_count(sum(reasons.values()))} not tied to a task ({by_reason}): see `headrace dead-letters`"
+    return f"{_describe_count(sum(reasons.values()))} not tied to a task ({by_reason}): see `headrace dead-letters`"
 
 
 def dead_letter_view(dead_letter: DeadLetterDetail) -> RenderableType:
@@ -69,7 +69,7 @@ def dead_letter_view(dead_letter: DeadLetterDetail) -> RenderableType:
         read = f"{decoded.record} {json.dumps(decoded.fields, indent=1, ensure_ascii=False)}"
     is_notice = dead_letter.redrives is not None
     about = (
-        ("copy of", _copy(dead_letter).removeprefix("copy of ")),
+        ("copy of", _describe_copy(dead_letter).removeprefix("copy of ")),
         ("key", dead_letter.key),
         ("headers", headers),
         ("value", f"{dead_letter.value_bytes} bytes"),
@@ -82,11 +82,11 @@ def dead_letter_view(dead_letter: DeadLetterDetail) -> RenderableType:
     )
     for name, value in (
         ("dead letter", f"{dead_letter.offset}, of {_format_time(dead_letter.created_ms)} UTC"),
-        ("now at" if is_notice else "from", _source(dead_letter)),
+        ("now at" if is_notice else "from", _describe_source(dead_letter)),
         ("component", dead_letter.component),
         ("reason", dead_letter.reason),
         ("detail", dead_letter.detail),
-        ("number", _number(dead_letter)),
+        ("number", _describe_number(dead_letter)),
         ("sent back", _describe_redrive(dead_letter) or "no"),
         *(() if is_notice else about),
     ):
@@ -101,7 +101,9 @@ def redrive_table(done: Redriven) -> RenderableType:
     for one in done.redriven:
         to = "" if one.stands_at is None else f", now at {one.stands_at}"
         dead_letters = ", ".join(map(str, one.offsets))
-        parts.append(Text(f"{verb}: dead letter {dead_letters}, {_number(one)}, from {_source(one)}{to}"))
+        parts.append(
+            Text(f"{verb}: dead letter {dead_letters}, {_describe_number(one)}, from {_describe_source(one)}{to}")
+        )
     parts += [Text(f"already sent back: dead letter {offset}", style="dim") for offset in done.already]
     parts += [Text(f"refused: dead letter {one.offset}: {one.why}", style="yellow") for one in done.refused]
     if not done.redriven:
@@ -113,7 +115,7 @@ def _format_time(ms: int) -> str:
     return format_utc(ms, "%Y-%m-%d %H:%M:%S")
 
 
-def _source(dead_letter: ListedDeadLetter | SentBack) -> str:
+def _describe_source(dead_letter: ListedDeadLetter | SentBack) -> str:
     return f"{dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
 
 
@@ -124,7 +126,7 @@ def _describe_redrive(dead_letter: ListedDeadLetter) -> str:
     return words if dead_letter.failed_again is None else f"{words}; failed again as {dead_letter.failed_again}"
 
 
-def _copy(dead_letter: ListedDeadLetter) -> str:
+def _describe_copy(dead_letter: ListedDeadLetter) -> str:
     return "" if dead_letter.copy_of is None else f"copy of {dead_letter.copy_of}"
 
 
@@ -133,10 +135,10 @@ def _describe_reason(dead_letter: ListedDeadLetter) -> str:
     return f"{dead_letter.reason}: {first}"
 
 
-def _count(count: int) -> str:
+def _describe_count(count: int) -> str:
     return f"{count} dead letter{'' if count == 1 else 's'}"
 
 
-def _number(dead_letter: ListedDeadLetter | SentBack) -> str:
-    """Return `stream:number`, or a note for a dead letter without one: it concluded nothing."""
+def _describe_number(dead_letter: ListedDeadLetter | SentBack) -> str:
+    """Return `stream:number`, or `no number` for a dead letter that names no task, and so concluded none."""
     return f"{dead_letter.stream}:{dead_letter.number}" if dead_letter.number >= 0 else "no number"

@@ -11,8 +11,8 @@ from headrace.ops.retention.collector import Collected, RetiredVersions
 
 WHY_KEPT = {
     "named": "needed",
-    "young": "younger than {age}: their records may be on their way",
-    "foreign": "keys that no run would write: left alone",
+    "young": "younger than {age}: their records may not be written yet",
+    "foreign": "keys that no run writes: left alone",
 }
 
 
@@ -22,17 +22,17 @@ def gc_page(done: Collected) -> RenderableType:
     table = Table("", "kind", "objects", "bytes", "why", box=None, header_style="dim")
     for column in table.columns[2:4]:
         column.justify = "right"
-    verb = "would go" if done.dry_run else "deleted"
+    verb = "would be deleted" if done.dry_run else "deleted"
     for row in done.collected:
         table.add_row(Text(verb, "yellow"), row.kind, f"{row.objects:,}", format_bytes(row.bytes), Text(row.why))
     for name, counted in done.kept.items():
         if counted.objects:
-            why = WHY_KEPT[name].format(age=_age(done.older_than_s))
+            why = WHY_KEPT[name].format(age=_format_age(done.older_than_s))
             table.add_row("stays", "", f"{counted.objects:,}", format_bytes(counted.bytes), why)
     parts: list[RenderableType] = [title, table]
     parts += [Text(_describe_retired(one, dry_run=done.dry_run)) for one in done.retired]
     if done.spared:
-        parts.append(Text(f"{done.spared} of them were written again meanwhile, and stay.", style="yellow"))
+        parts.append(Text(f"{done.spared} of them were written again meanwhile, and were kept.", style="yellow"))
     if not done.collected:
         parts.append(Text("There is nothing to delete.", style="green"))
     return Group(*parts)
@@ -43,7 +43,7 @@ def _describe_retired(one: RetiredVersions, *, dry_run: bool) -> str:
     return f"{'would be retired' if dry_run else 'retired'}: {one.what} of {one.policy}, versions {ranges}"
 
 
-def _age(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= length and seconds % length == 0:
             return f"{seconds / length:.0f}{unit}"

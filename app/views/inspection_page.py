@@ -19,14 +19,14 @@ from headrace.schemas.episode_errors import describe_error
 SHORT_COMPLETION = 40
 """Completions up to this many characters are shown in the table, on one line; longer ones below it."""
 CROPPED_CHARACTERS = 400
-"""Longer texts are cut where several groups are shown."""
+"""Longer texts are cut if several groups are shown."""
 SPAN_STYLES = {"prompt": "cyan", "observation": "magenta", "injected": "blue", "generated": ""}
 """Style of a span's text."""
 SCALE = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "bold red"))
 """Least probability and colour of a generated token."""
 BAR = "▁▂▃▄▅▆▇█"
 TOKENS_BEFORE = 4
-"""Tokens of the prompt that a table of some tokens shows before the first generated one."""
+"""Prompt tokens that a cut table shows before the first generated token."""
 
 INSPECTED_METRICS = (
     ("loss", "loss", "{:.4f}"),
@@ -44,7 +44,7 @@ INSPECTED_METRICS = (
     ("logprob_gap_max", "log-probability gap max", "{:.1e}"),
     ("step_s", "seconds", "{:.2f}"),
 )
-"""Metric, what it is called here, and its form; `--json` has all."""
+"""Metric, its label here, and its format; `--json` has all metrics."""
 
 
 # ------------------------------------------------------------------------------------------------------------ one step
@@ -57,24 +57,24 @@ def step_page(found: StepSeen) -> RenderableType:
         f"  run {found.run}, epoch {found.epoch}, recipe revision {found.revision}",
     )
     whole = len(found.groups) == 1
-    parts: list[RenderableType] = [title, _metrics(found.metrics)]
+    parts: list[RenderableType] = [title, _show_metrics(found.metrics)]
     for group in found.groups:
-        parts += [Text(), *_group(group, found.groups_trained, whole=whole)]
+        parts += [Text(), *_show_group(group, found.groups_trained, whole=whole)]
     if whole:
         (group,) = found.groups
         hint = f"token by token: --trajectory {group.stream}:{group.number}:SAMPLE"
     else:
         more = found.groups_trained - len(found.groups)
-        hint = f"{more} more groups: --limit 0 shows all, --group INDEX one as a whole" if more else ""
+        hint = f"{more} more groups: --limit 0 shows all, --group INDEX shows one in full" if more else ""
     return Group(*parts, Text(), Text(hint, style="dim")) if hint else Group(*parts)
 
 
-def _metrics(metrics: Mapping[str, float]) -> Columns:
+def _show_metrics(metrics: Mapping[str, float]) -> Columns:
     known = [(label, form.format(metrics[name])) for name, label, form in INSPECTED_METRICS if name in metrics]
-    return facts([*known, *facts_of_own_metrics(metrics)])
+    return facts([*known, *list_own_metrics(metrics)])
 
 
-def facts_of_own_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+def list_own_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return the metrics of a user's own loss, by their names."""
     return [(name, f"{value:.4g}") for name, value in select_own_metrics(metrics).items()]
 
@@ -84,24 +84,24 @@ def facts(named: Iterable[tuple[str, str]]) -> Columns:
     return Columns([Text.assemble((f"{name} ", "dim"), value) for name, value in named], padding=(0, 3))
 
 
-def _group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[RenderableType]:
-    yield _heading(group, of)
+def _show_group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[RenderableType]:
+    yield _describe_group(group, of)
     members = group.trajectories
-    prompts = {_prompt(sequence) for member in members for sequence in member.sequences}
+    prompts = {_join_prompt(sequence) for member in members for sequence in member.sequences}
     shared = prompts.pop() if len(prompts) == 1 else ""
     if shared:
         yield Padding(Text(shared if whole else crop(shared), style=SPAN_STYLES["prompt"]), (0, 0, 0, 2))
     rows = [(member, index, sequence) for member in members for index, sequence in enumerate(member.sequences)]
-    texts = [_completion(sequence, skip_prompt=bool(shared), whole=whole) for _, _, sequence in rows]
+    texts = [_color_completion(sequence, skip_prompt=bool(shared), whole=whole) for _, _, sequence in rows]
     if all(len(text) <= SHORT_COMPLETION and "\n" not in text.plain for text in texts):
-        table = _numbers("completion")
+        table = _build_table("completion")
         for (member, index, sequence), text in zip(rows, texts, strict=True):
-            table.add_row(*_row(member, index, sequence), text)
+            table.add_row(*_build_row(member, index, sequence), text)
         yield table
     else:
         for (member, index, sequence), text in zip(rows, texts, strict=True):
-            table = _numbers()
-            table.add_row(*_row(member, index, sequence))
+            table = _build_table()
+            table.add_row(*_build_row(member, index, sequence))
             yield table
             yield Padding(text, (0, 0, 0, 7))
     if group.failures:
@@ -109,7 +109,7 @@ def _group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[RenderableType
         yield from (Text(f"    {error.episodes} by {describe_error(error)}", style="red") for error in group.errors)
 
 
-def _heading(group: GroupSeen, of: int) -> Text:
+def _describe_group(group: GroupSeen, of: int) -> Text:
     text = Text()
     if group.place is not None:
         text.append(f"{group.place}", style="dim").append(f" of {of}  ", style="dim")
@@ -125,7 +125,7 @@ def _heading(group: GroupSeen, of: int) -> Text:
     return text
 
 
-def _numbers(*more: str) -> Table:
+def _build_table(*more: str) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False, show_header=True)
     for name in ("  #", "reward", "advantage", "logprob", "least", "tokens", "version"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -134,38 +134,38 @@ def _numbers(*more: str) -> Table:
     return table
 
 
-def _row(member: TrajectorySeen, index: int, sequence: SequenceSeen) -> list[RenderableType]:
+def _build_row(member: TrajectorySeen, index: int, sequence: SequenceSeen) -> list[RenderableType]:
     sample = member.id.rpartition(":")[2]
     name = sample if len(member.sequences) == 1 else f"{sample}.{index}"
     reward = member.reward if member.shaped_reward is None else member.shaped_reward
     return [
         Text(f"  {name}", style="dim"),
         f"{reward:.2f}",
-        advantage_text(sequence.advantage),
-        _number(sequence.logprob_mean),
-        _number(sequence.logprob_min),
+        format_advantage(sequence.advantage),
+        _format_number(sequence.logprob_mean),
+        _format_number(sequence.logprob_min),
         str(sequence.tokens),
-        _versions(sequence.versions),
+        _format_versions(sequence.versions),
     ]
 
 
-def advantage_text(advantage: float | None) -> Text:
+def format_advantage(advantage: float | None) -> Text:
     """Return an advantage with its sign."""
     if advantage is None:
         return Text("not used", style="dim")
     return Text(f"{advantage:+.2f}", style="green" if advantage > 0 else "red" if advantage < 0 else "dim")
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _versions(versions: Mapping[str, int]) -> str:
+def _format_versions(versions: Mapping[str, int]) -> str:
     names = list(versions)
     return names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}" if names else ""
 
 
-def _prompt(sequence: SequenceSeen) -> str:
+def _join_prompt(sequence: SequenceSeen) -> str:
     """Return the text before the first generated token."""
     texts = []
     for span in sequence.spans:
@@ -175,10 +175,10 @@ def _prompt(sequence: SequenceSeen) -> str:
     return "".join(texts)
 
 
-def _completion(sequence: SequenceSeen, *, skip_prompt: bool, whole: bool) -> Text:
-    """Return a sequence's text, each kind of span in its colour, and why a generation stopped where it was cut.
+def _color_completion(sequence: SequenceSeen, *, skip_prompt: bool, whole: bool) -> Text:
+    """Return a sequence's text, each kind of span in its colour, and why a generation was cut.
 
-    What was observed stands between guillemets, as colours are not everywhere.
+    Observations are between guillemets, because some terminals have no colours.
     """
     text, generated = Text(), False
     for span in sequence.spans:
@@ -196,7 +196,7 @@ def _completion(sequence: SequenceSeen, *, skip_prompt: bool, whole: bool) -> Te
 
 
 def crop(text: str) -> str:
-    """Return a text, cut where it is long."""
+    """Return a text, cut if it is long."""
     return (
         text
         if len(text) <= CROPPED_CHARACTERS
@@ -210,16 +210,16 @@ def crop(text: str) -> str:
 def trajectory_page(found: TrajectoryFound, limit: int) -> RenderableType:
     """Return what `headrace inspect --trajectory` shows: the text, then up to `limit` tokens of it; 0 for all.
 
-    They begin shortly before the first generated one.
+    The tokens begin shortly before the first generated one.
     """
     group = found.group
     (member,) = group.trajectories
     fate = "not trained" if found.version is None else f"trained into version {found.version}"
     title = Text.assemble((member.id, "bold"), f" of {found.policy}, {fate}", (f"  {found.found_on}", "dim"))
-    parts: list[RenderableType] = [title, _member_facts(group, member)]
+    parts: list[RenderableType] = [title, _show_member_facts(group, member)]
     for sequence in member.sequences:
-        parts += [Text(), _flow(sequence.each)]
-    parts += [Text(), _legend()]
+        parts += [Text(), _color_tokens(sequence.each)]
+    parts += [Text(), _build_legend()]
     left = limit
     for index, sequence in enumerate(member.sequences):
         if len(member.sequences) > 1:
@@ -236,7 +236,7 @@ def trajectory_page(found: TrajectoryFound, limit: int) -> RenderableType:
     return Group(*parts)
 
 
-def _member_facts(group: GroupSeen, member: TrajectorySeen) -> Columns:
+def _show_member_facts(group: GroupSeen, member: TrajectorySeen) -> Columns:
     found = [("reward", f"{member.reward:g}")]
     found += [(name, f"{value:g}") for name, value in member.reward_parts.items()]
     for sequence in member.sequences:
@@ -249,32 +249,32 @@ def _member_facts(group: GroupSeen, member: TrajectorySeen) -> Columns:
     return facts(found)
 
 
-def _flow(tokens: Sequence[TokenSeen]) -> Text:
-    """Return the text of a sequence, every generated token coloured by its probability, versions where they change."""
+def _color_tokens(tokens: Sequence[TokenSeen]) -> Text:
+    """Return the text of a sequence: generated tokens coloured by probability, and each change of version."""
     text, version = Text(), None
     for token in tokens:
         if token.version is not None and token.version != version:
             version = token.version
             text.append(f"⟨v{version}⟩", style="dim")
-        text.append(token.text, style="dim" if token.special else _style(token))
+        text.append(token.text, style="dim" if token.special else _choose_style(token))
     return text
 
 
-def _style(token: TokenSeen) -> str:
+def _choose_style(token: TokenSeen) -> str:
     if token.logprob is None:
         return SPAN_STYLES.get(token.kind, "")
-    chance = _find_chance(token) or 0.0
+    chance = _find_probability(token) or 0.0
     return next(colour for least, colour in SCALE if chance >= least)
 
 
-def _find_chance(token: TokenSeen) -> float | None:
-    """Return the probability of a generated token, at most 1; None of others, and where an engine gave NaN."""
+def _find_probability(token: TokenSeen) -> float | None:
+    """Return the probability of a generated token, at most 1; None for other tokens, and if the engine gave NaN."""
     if token.logprob is None or math.isnan(token.logprob):
         return None
     return math.exp(min(token.logprob, 0.0))
 
 
-def _legend() -> Text:
+def _build_legend() -> Text:
     text = Text("generated tokens by probability: ", style="dim")
     for least, colour in SCALE:
         text.append(f"≥ {least:.0%} " if least else "less ", style=colour)
@@ -286,7 +286,7 @@ def _legend() -> Text:
 
 
 def find_table_begin(tokens: Sequence[TokenSeen], most: int) -> int:
-    """Return the index at which a table of so many tokens begins: it shows generated ones, and some before them."""
+    """Return the index at which a table of so many tokens begins: shortly before the first generated token."""
     first = next((index for index, token in enumerate(tokens) if token.logprob is not None), 0)
     return max(0, min(first - TOKENS_BEFORE, len(tokens) - most))
 
@@ -295,8 +295,8 @@ def token_table(tokens: Sequence[TokenSeen], begin: int = 0) -> Table:
     """Return a row for each token: its source, whether and how it is trained on, its probability.
 
     Args:
-        tokens: Of one sequence.
-        begin: Index of the first of them.
+        tokens: Tokens of one sequence.
+        begin: Index of the first of these tokens in the sequence.
     """
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name in ("#", "version", "mask", "advantage", "logprob", "probability"):
@@ -306,16 +306,16 @@ def token_table(tokens: Sequence[TokenSeen], begin: int = 0) -> Table:
     table.add_column("kind", style="dim", no_wrap=True)
     for index, token in enumerate(tokens, begin):
         generated = token.logprob is not None
-        chance = _find_chance(token)
+        chance = _find_probability(token)
         table.add_row(
             Text(str(index), style="dim"),
             str(token.version) if generated else "",
             str(int(generated)),
-            advantage_text(token.advantage) if generated else "",
+            format_advantage(token.advantage) if generated else "",
             f"{token.logprob:.4f}" if generated else "",
             "" if chance is None else f"{chance:.1%}",
-            Text("" if chance is None else BAR[min(len(BAR) - 1, int(chance * len(BAR)))], style=_style(token)),
-            Text(_mark_white_space(token.text), style=_style(token)),
+            Text("" if chance is None else BAR[min(len(BAR) - 1, int(chance * len(BAR)))], style=_choose_style(token)),
+            Text(_mark_white_space(token.text), style=_choose_style(token)),
             Text(f"{token.kind} {token.turn}" if token.turn else token.kind),
         )
     return table

@@ -45,12 +45,14 @@ CROPPED_COLUMNS = ("task", "worker")
 
 def version_page(found: VersionLineage) -> RenderableType:
     """Return what `headrace lineage --version` shows."""
-    facts = _grid()
+    facts = _make_grid()
     base = f"version {found.base_version}  {found.base_hash}" if found.base_version >= 0 else found.parent or "nothing"
     facts.add_row("from", Text(base))
     facts.add_row("weights", Text(found.weights_hash))
     facts.add_row("object", Text(found.object_key or "not published"))
-    facts.add_row("made", Text(", ".join(filter(None, (format_utc(found.created_ms), _hardware(found.fingerprint))))))
+    facts.add_row(
+        "made", Text(", ".join(filter(None, (format_utc(found.created_ms), _describe_hardware(found.fingerprint)))))
+    )
     for line in environment_lines(found.environments):
         facts.add_row("data", Text(line))
     title = Text.assemble(
@@ -60,11 +62,11 @@ def version_page(found: VersionLineage) -> RenderableType:
     if not found.groups:
         why = "Made from no group: training began here." if not found.version else "Its batch is not recorded."
         return Group(title, facts, Text(why))
-    facts.add_row("groups", Text(_batch(found.groups)))
-    return Group(title, facts, Text(), _groups(found.groups))
+    facts.add_row("groups", Text(_describe_batch(found.groups)))
+    return Group(title, facts, Text(), _build_groups_table(found.groups))
 
 
-def _batch(groups: Iterable[MadeOf]) -> str:
+def _describe_batch(groups: Iterable[MadeOf]) -> str:
     """Return a batch in one line."""
     some = list(groups)
     rewards = [group.reward_mean for group in some if group.reward_mean is not None]
@@ -77,13 +79,13 @@ def _batch(groups: Iterable[MadeOf]) -> str:
         parts.append(f"reward {sum(rewards) / len(rewards):.2f}")
     if total := sum(shares.values()):
         mean = {version: share / total for version, share in shares.items()}
-        parts.append(f"tokens of versions {shares_in_words(mean)}")
+        parts.append(f"tokens of versions {format_shares(mean)}")
     if missing := sum(group.missing for group in some):
         parts.append(f"{missing} not on the curated topic any more")
     return ", ".join(parts)
 
 
-def _groups(groups: Iterable[MadeOf]) -> Table:
+def _build_groups_table(groups: Iterable[MadeOf]) -> Table:
     some = list(groups)
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name, justify, style in LINEAGE_COLUMNS:
@@ -96,9 +98,11 @@ def _groups(groups: Iterable[MadeOf]) -> Table:
         else:
             reward = group.reward_mean
             row += [
-                _task(group),
+                _describe_task(group),
                 "" if reward is None else f"{reward:.2f}",
-                shares_in_words(group.version_shares) if 1 <= len(group.version_shares) <= 2 else _span(group),
+                format_shares(group.version_shares)
+                if 1 <= len(group.version_shares) <= 2
+                else _describe_version_range(group),
                 str(group.head_version),
                 f"{group.worker} {group.region}".strip(),
             ]
@@ -108,7 +112,7 @@ def _groups(groups: Iterable[MadeOf]) -> Table:
     return table
 
 
-def shares_in_words(shares: Mapping[str, float]) -> str:
+def format_shares(shares: Mapping[str, float]) -> str:
     """Return versions with their shares, as in `5 (12%), 6 (88%)`; a single version without a share."""
     if len(shares) == 1:
         return next(iter(shares))
@@ -117,18 +121,18 @@ def shares_in_words(shares: Mapping[str, float]) -> str:
     )
 
 
-def _span(group: MadeOf | PlayAttempt) -> str:
+def _describe_version_range(group: MadeOf | PlayAttempt) -> str:
     low, high = group.min_version, group.max_version
     return str(low) if low == high else f"{low}-{high}"
 
 
-def _task(facts: MadeOf | Concluded) -> str:
-    """Return a task's id, with its tier unless the id names that."""
+def _describe_task(facts: MadeOf | Concluded) -> str:
+    """Return a task's id, with its tier unless the id names the tier."""
     task, tier = facts.task_id, facts.tier
     return task if not tier or tier in task else f"{task} ({tier})"
 
 
-def _hardware(fingerprint: Mapping[str, str]) -> str:
+def _describe_hardware(fingerprint: Mapping[str, str]) -> str:
     if not fingerprint:
         return ""
     threads = fingerprint.get("threads", "?")
@@ -141,16 +145,16 @@ def _hardware(fingerprint: Mapping[str, str]) -> str:
 
 def group_page(found: GroupFate) -> RenderableType:
     """Return what `headrace lineage --group` shows."""
-    return Group(*(part for one in found.policies.values() for part in (_title(one), _records_table(one))))
+    return Group(*(part for one in found.policies.values() for part in (_build_title(one), _build_records_table(one))))
 
 
-def _title(one: GroupLineage) -> Text:
+def _build_title(one: GroupLineage) -> Text:
     colour = FATES[one.fate][0]
     name = f"{one.stream}:{one.number}"
-    return Text.assemble((name, "bold"), f" for {one.policy}: ", (fate_in_words(one), colour))
+    return Text.assemble((name, "bold"), f" for {one.policy}: ", (describe_fate(one), colour))
 
 
-def fate_in_words(one: GroupLineage) -> str:
+def describe_fate(one: GroupLineage) -> str:
     """Return a sentence about the fate of a group."""
     if one.fate == "trained":
         uses = [f" (use {use.use})" if use.use else "" for use in one.trained]
@@ -163,14 +167,14 @@ def fate_in_words(one: GroupLineage) -> str:
     return FATES[one.fate][1].format(reason=one.reason)
 
 
-def _records_table(one: GroupLineage) -> Table:
+def _build_records_table(one: GroupLineage) -> Table:
     """Return the records of a group, in order, with their positions."""
-    table = _grid()
+    table = _make_grid()
     if not one.attempts:
         for times in one.on_tasks:
             table.add_row("task", f"on the tasks topic, issued again {times} times" if times else "on the tasks topic")
     for attempt in one.attempts:
-        table.add_row("produced" if attempt.counts else "passed over", Text(_attempt_in_words(attempt)))
+        table.add_row("produced" if attempt.counts else "passed over", Text(_describe_attempt(attempt)))
         for error in attempt.errors:
             table.add_row("failed", Text(f"{error.episodes} by {describe_error(error)}", style="red"))
         if attempt.traceback:
@@ -184,14 +188,14 @@ def _records_table(one: GroupLineage) -> Table:
         )
         table.add_row("", Text(dead_letter.detail))
     for outcome in one.concluded:
-        table.add_row(Text(outcome.verdict), Text(_outcome_in_words(outcome)))
+        table.add_row(Text(outcome.verdict), Text(_describe_outcome(outcome)))
     for use in one.trained:
         words = f"version {use.version}, index {use.place} of {use.of}, from {_name_position('curated', use)}"
         table.add_row("trained", Text(words + (f", use {use.use}" if use.use else "")))
     return table
 
 
-def _attempt_in_words(attempt: PlayAttempt) -> str:
+def _describe_attempt(attempt: PlayAttempt) -> str:
     worker = f"{attempt.worker or 'an unreadable worker'} {attempt.region}".strip()
     words = [f"{_name_position('trajectories', attempt)} by {worker}"]
     if attempt.finished_ms:
@@ -200,7 +204,7 @@ def _attempt_in_words(attempt: PlayAttempt) -> str:
     if attempt.attempt:
         words.append(f"issued again {attempt.attempt} times before")
     if attempt.trajectories:
-        words.append(f"{attempt.trajectories} trajectories, tokens of versions {_span(attempt)}")
+        words.append(f"{attempt.trajectories} trajectories, tokens of versions {_describe_version_range(attempt)}")
     if attempt.failures:
         words.append(f"{len(attempt.failures)} failed: {', '.join(sorted(set(attempt.failures)))}")
     if attempt.reason:
@@ -210,14 +214,14 @@ def _attempt_in_words(attempt: PlayAttempt) -> str:
     return ", ".join(words)
 
 
-def _outcome_in_words(outcome: Concluded) -> str:
+def _describe_outcome(outcome: Concluded) -> str:
     words = [f"{_name_position('outcomes', outcome)} by {outcome.component}"]
     if outcome.reason and outcome.reason != outcome.verdict:
         words.append(outcome.reason)
     if outcome.rewards:
         words.append(f"rewards {' '.join(f'{reward:g}' for reward in outcome.rewards)}")
     if outcome.task_id:
-        words.append(f"task {_task(outcome)}")
+        words.append(f"task {_describe_task(outcome)}")
     return ", ".join(words)
 
 
@@ -225,7 +229,7 @@ def _name_position(topic: str, facts: PlayAttempt | Concluded | TrainedUse) -> s
     return f"{topic}[{facts.partition}]@{facts.offset}"
 
 
-def _grid() -> Table:
+def _make_grid() -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""The live page: follows a run's topics and shows them, redrawn on a terminal, elsewhere as a line now and then."""
+"""The live page: follows a run's topics, and shows the run as a page on a terminal, else as a line now and then."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.run.run import Run
 from headrace.ops.episode_errors import ErrorSeen
-from headrace.ops.figures.figures import Figures, lags
+from headrace.ops.figures.figures import Figures, measure_lags
 from headrace.ops.figures.pulse import Pulse
 from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.standstill import Standstill, Surroundings
@@ -39,7 +39,7 @@ PLAIN_INTERVAL_S = 5.0
 LAG_S = 4.0
 WELL_S = 5.0
 GOOD_NEWS = {"failing": "episodes succeed again", "dropped": "groups are trained again"}
-"""Cause of a standstill to its end. It must be over for WELL_S before that is told: these come and go."""
+"""Cause of a standstill to the line about its end. The line is printed WELL_S later, as such causes come and go."""
 PAST_S = 60.0
 """Longest time to read a run's past before something is shown, in seconds."""
 MOST_MESSAGES_A_POLL = 512
@@ -55,8 +55,8 @@ class LivePage:
         console: Where to show it.
         plain: Lines even on a terminal.
         around: What is known of the run beside its topics.
-        spent_s: What the run has taken so far.
-        opening: What the first line calls the state that a run with a past is in.
+        spent_s: Seconds that the run has taken so far.
+        opening: First words of the line that reports the state of a run that has begun before.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class LivePage:
         self._due = self._line_due = 0.0
         self._figures = self._fold.compute_figures({}, 0)
         self._last_line: object = None
-        """What the newest line said of how far the run is."""
+        """Progress of the run that the newest line reported."""
         live = console.is_terminal and not plain
         self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
 
     def turn(self, timeout_s: float) -> None:
         """Read what is new, waiting at most that long for it, and show it when a redraw is due."""
         for message in self._reader.poll(MOST_MESSAGES_A_POLL, timeout_s):
-            with self._errors.outlive():
+            with self._errors.suppress_own_errors():
                 self._fold.fold_message(message, 0 if self._past.has(message) else now_ms())
                 self._pulse.fold_message(message)
         if not self._begun and self._past.is_read(self._reader.positions):
@@ -105,9 +105,9 @@ class LivePage:
             self._refresh()
 
     def _begin(self) -> None:
-        """Report the state of a run with a past, and show it from now on."""
+        """Report the state of a run that has begun before, and show it from now on."""
         self._begun = True
-        with self._errors.outlive():
+        with self._errors.suppress_own_errors():
             figures = self._fold.compute_figures({}, 0)
             if figures.versions:
                 self._say(f"{self._opening}: {describe_so_far(self._run.recipe, figures)}")
@@ -119,20 +119,20 @@ class LivePage:
     def _say(self, words: str, style: str = "none") -> None:
         say(self._console, escape(words), style)
 
-    def _tell_swap(self, figures: RunFigures) -> None:
+    def _print_swap(self, figures: RunFigures) -> None:
         """Show a revision of the recipe that came into force."""
         found = figures.in_force
         if found is not None and found.revision != self._revision:
             self._revision = found.revision
             self._say(describe_revision(found))
 
-    def _tell_errors(self, errors: Sequence[ErrorSeen]) -> None:
+    def _print_errors(self, errors: Sequence[ErrorSeen]) -> None:
         """Print each error once, without a live page."""
         for error in errors:
             what = "held out" if error.version >= 0 else error.component
-            self._tell_once((error.stream, what, *kind_of(error.first)), error.sentence, "red")
+            self._print_once((error.stream, what, *kind_of(error.first)), error.sentence, "red")
 
-    def _tell_once(self, what: tuple[str, ...], sentence: str, style: str) -> None:
+    def _print_once(self, what: tuple[str, ...], sentence: str, style: str) -> None:
         """Print a line once, without a live page."""
         if what not in self._reported and self._live is None:
             self._say(sentence, style)
@@ -141,11 +141,11 @@ class LivePage:
     @property
     def ended(self) -> str:
         """Why the run is over; empty while it is running."""
-        return self._fold.ended if self._errors.has_told else self._figures.ended
+        return self._fold.ended if self._errors.has_reported else self._figures.ended
 
     @property
     def in_flight(self) -> int:
-        """Numbers that are issued and not concluded, over all policies and shadows."""
+        """Number of tasks that are issued and not concluded, over all policies and shadows."""
         return self._figures.in_flight
 
     @property
@@ -165,14 +165,14 @@ class LivePage:
 
     @property
     def work(self) -> object:
-        """How many episodes and groups each worker has concluded, and how many evaluations are."""
+        """How many episodes and groups each worker has concluded, and how many evaluations are complete."""
         workers = self._figures.workers
         done = {one.worker: (one.episodes_done, one.episodes_failed, one.groups_done) for one in workers}
         return done, len(self._figures.evals)
 
     @property
     def has_starting_worker(self) -> bool:
-        """Whether a worker is there that does not play yet."""
+        """Whether a worker is starting and plays no episode yet."""
         now = now_ms()
         return any(one.state == "starting" and is_there(one, now) for one in self._figures.workers)
 
@@ -185,9 +185,9 @@ class LivePage:
 
     @property
     def standstill(self) -> str:
-        """What keeps the run from its next version, also before that is overdue; empty once it has ended."""
+        """Why the run makes no further version, even before one is overdue; empty once it has ended."""
         now, standstill = now_ms(), None
-        with self._errors.outlive():
+        with self._errors.suppress_own_errors():
             found = self._fold.compute_figures(self._lag.newest, now)
             standstill = self._fold.standstill(found, self._around(), now, at_once=True)
         return "" if standstill is None else standstill.sentence
@@ -201,7 +201,7 @@ class LivePage:
     def close(self) -> None:
         """Show the last state and restore the terminal; after a run's end the closing page follows instead."""
         try:
-            if not (self.ended and self._last_line == self._how_far):
+            if not (self.ended and self._last_line == self._measure_progress):
                 self._line_due = 0.0
             if self._begun:
                 self._refresh()
@@ -213,12 +213,12 @@ class LivePage:
             self._reader.close()
 
     @property
-    def _how_far(self) -> object:
+    def _measure_progress(self) -> object:
         return self.ended, self.in_flight, self.progress
 
     def _refresh(self) -> None:
         began, worked = time.monotonic(), time.thread_time()
-        with self._errors.outlive():
+        with self._errors.suppress_own_errors():
             self._show(began)
         self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
 
@@ -227,10 +227,10 @@ class LivePage:
         self._lag.positions = self._fold.trainer_positions
         around, found = self._around(), self._fold.compute_figures(self._lag.newest, now)
         self._figures = replace(found, standstill=self._fold.standstill(found, around, now))
-        self._tell_swap(self._figures)
-        self._tell_errors(self._figures.errors)
+        self._print_swap(self._figures)
+        self._print_errors(self._figures.errors)
         for advice in self._figures.advice:
-            self._tell_once((advice.policy, advice.name), advice.sentence, "yellow")
+            self._print_once((advice.policy, advice.name), advice.sentence, "yellow")
         if self._live is None and (words := self._standstill_news.take_sentence(self._figures.standstill, began)):
             self._say(words, "bold red" if self._standstill_news.cause == "failing" else "none")
         moment = Moment(
@@ -245,13 +245,13 @@ class LivePage:
         if self._live is not None:
             self._draw(self._live, moment)
         elif began >= self._line_due:
-            for name, sentence in list_warnings(moment).items():  # the lines have their names alone
-                self._tell_once(("warning", name), sentence, "yellow")
+            for name, sentence in list_warnings(moment).items():  # the regular lines show only their names
+                self._print_once(("warning", name), sentence, "yellow")
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
-            self._line_due, self._last_line = began + PLAIN_INTERVAL_S, self._how_far
+            self._line_due, self._last_line = began + PLAIN_INTERVAL_S, self._measure_progress
 
     def _draw(self, drawn: Live, moment: Moment) -> None:
-        """Draw the page; where that fails, lines come in its place: the run matters more."""
+        """Draw the page. If that fails, print lines instead: the run must continue."""
         try:
             drawn.update(page(moment, self._console.width), refresh=True)
         except Exception as error:
@@ -259,11 +259,13 @@ class LivePage:
             drawn.stop()
             self._live = None
             log.exception("page.not_drawn")
-            self._say(f"the page cannot be drawn ({type(error).__name__}: {error}): lines come in its place", "yellow")
+            self._say(
+                f"the page cannot be drawn ({type(error).__name__}: {error}): lines are printed instead", "yellow"
+            )
 
 
 class Past:
-    """What was on the topics when the page began."""
+    """The records that were on the topics when the page began."""
 
     def __init__(self, ends: Mapping[PartitionId, int]) -> None:
         self._ends, self._due = ends, time.monotonic() + PAST_S
@@ -273,45 +275,45 @@ class Past:
         return message.offset < self._ends.get((message.topic, message.partition), 0)
 
     def is_read(self, positions: Mapping[PartitionId, int]) -> bool:
-        """Return whether all of it is read, as half of it would look like a loss, or was waited for long enough."""
+        """Return whether the past is read (half of it would look like a loss), or the wait has been long enough."""
         behind = any(positions[partition_id] < end for partition_id, end in self._ends.items())
         return not behind or time.monotonic() > self._due
 
 
 class PageErrors:
-    """Errors of the page's own, which end no run: the first is told."""
+    """Errors in the page's own code. They never end a run; the first one is reported."""
 
     def __init__(self, say: Callable[[str, str], None]) -> None:
         self._say = say
-        self.has_told = False
-        """Whether there was one, so that the page may show less than there is."""
+        self.has_reported = False
+        """Whether there was an error, so that the page may be incomplete."""
 
     @contextmanager
-    def outlive(self) -> Iterator[None]:
-        """Go on after an error. What the launcher waits on, or ends by, is raised."""
+    def suppress_own_errors(self) -> Iterator[None]:
+        """Go on after an error of the page. Errors that the launcher handles are raised."""
         try:
             yield
         except (HeadraceError, OSError):  # a server that is away, or an output whose reader is gone
             raise
         except Exception as odd:
-            if not self.has_told:
+            if not self.has_reported:
                 log.exception("page.not_computed")
                 why = f"{type(odd).__name__}: {odd}"
-                self._say(f"the page cannot be brought up to date ({why}): the run goes on without it", "yellow")
-            self.has_told = True
+                self._say(f"the page cannot be updated ({why}): the run continues without it", "yellow")
+            self.has_reported = True
 
 
 class StandstillNews:
-    """What lines say of a run that stands still, and then of one that goes on: once per cause."""
+    """The lines about a standstill and its end, each once per cause."""
 
     def __init__(self) -> None:
         self.cause = ""
-        """Of the standstill that was told last; empty once its end was told."""
+        """Cause of the standstill that was reported last; empty once its end was reported."""
         self._policy = ""
         self._well_since_s = math.inf
 
     def take_sentence(self, found: Standstill | None, now_s: float) -> str:
-        """Return what to say now, each sentence once; empty for nothing new."""
+        """Return the sentence to print now, each only once; empty if there is nothing new."""
         if found is not None:
             self._well_since_s = math.inf
             is_new = (found.policy, found.cause) != (self._policy, self.cause)
@@ -340,7 +342,7 @@ class LagMeter:
     def _measure_until_stopped(self) -> None:
         while not self._stop.wait(LAG_S):
             try:
-                self.newest = lags(self._run, self.positions)
+                self.newest = measure_lags(self._run, self.positions)
             except HeadraceError as error:
                 log.debug("page.no_lag", why=str(error))
 

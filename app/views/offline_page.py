@@ -26,7 +26,7 @@ def archive_page(done: Archived) -> RenderableType:
         new = f"{one.new_records:,}"
         table.add_row(name, f"{one.records:,}", format_bytes(one.bytes), f"{one.files:,}", new)
     objects = done.objects
-    parts: list[RenderableType] = [_title("archived", done, done.archive), table]
+    parts: list[RenderableType] = [_build_title("archived", done, done.archive), table]
     if objects.count:
         parts.append(
             Text(f"{objects.count:,} objects, {format_bytes(objects.bytes)}, {objects.new:,} of them new this time")
@@ -51,7 +51,7 @@ def replay_page(done: Replayed) -> RenderableType:
     table = _build_table("topic", "records", "new this time")
     for name, one in done.topics.items():
         table.add_row(name, f"{one.records:,}", f"{one.new_records:,}")
-    parts: list[RenderableType] = [_title("replayed", done, done.into), table]
+    parts: list[RenderableType] = [_build_title("replayed", done, done.into), table]
     if done.objects:
         parts.append(Text(f"{done.objects:,} objects are in the store."))
     return Group(*parts)
@@ -84,7 +84,7 @@ def export_page(done: Exported) -> RenderableType:
     return Group(*parts)
 
 
-def _title(what: str, done: Archived | Replayed, where: str) -> Text:
+def _build_title(what: str, done: Archived | Replayed, where: str) -> Text:
     return Text.assemble((what, "bold"), f"  run {done.run} into {where}, {done.seconds:.1f} s")
 
 
@@ -116,10 +116,10 @@ def offline_training_page(trained: TrainedOffline) -> RenderableType:
     title = Text.assemble(("trained", "bold"), f"  {trained.policy} over {trained.archive}, into {trained.out}")
     parts: list[RenderableType] = [title, Text(f"Begun at {trained.start}; batches {trained.batches}.")]
     parts += [Text(f"  {line}") for line in trained.settings]
-    parts.append(_versions_table(_pick_evenly_spaced(versions)))
+    parts.append(_build_versions_table(_pick_evenly_spaced(versions)))
     if len(versions) > MOST_VERSION_ROWS:
         parts.append(Text(f"{len(versions)} versions in all; all are in batches.jsonl.", style="dim"))
-    parts += [*_verdict(trained), *_counts(trained), Text(f"{trained.weights_hash} weights", style="dim")]
+    parts += [*_show_verdict(trained), *_show_counts(trained), Text(f"{trained.weights_hash} weights", style="dim")]
     return Group(*parts)
 
 
@@ -130,7 +130,7 @@ def _pick_evenly_spaced(versions: Sequence[OfflineVersion]) -> Sequence[OfflineV
     return [versions[row * (len(versions) - 1) // (MOST_VERSION_ROWS - 1)] for row in range(MOST_VERSION_ROWS)]
 
 
-def _versions_table(versions: Sequence[OfflineVersion]) -> Table:
+def _build_versions_table(versions: Sequence[OfflineVersion]) -> Table:
     columns = {name: shape for name, shape in VERSION_COLUMNS.items() if any(name in one.metrics for one in versions)}
     table = Table("version", "groups", *(title for title, _ in columns.values()), box=None, header_style="dim")
     for column in table.columns:
@@ -141,7 +141,7 @@ def _versions_table(versions: Sequence[OfflineVersion]) -> Table:
     return table
 
 
-def _verdict(trained: TrainedOffline) -> list[Text]:
+def _show_verdict(trained: TrainedOffline) -> list[Text]:
     compared = [one for one in trained.versions if one.equal is not None]
     differ = [one.version for one in compared if not one.equal]
     others = [one.version for one in trained.versions if one.expected is not None and one.equal is None]
@@ -165,14 +165,14 @@ def _verdict(trained: TrainedOffline) -> list[Text]:
         said.append(
             Text(
                 f"{len(others)} versions are not comparable here, the first is {others[0]}: the run made it with other "
-                "hardware, software or threads, which the fingerprints tell.",
+                "hardware, software or threads (see the fingerprints).",
                 style="yellow",
             )
         )
     return said
 
 
-def _counts(trained: TrainedOffline) -> list[Text]:
+def _show_counts(trained: TrainedOffline) -> list[Text]:
     counts = trained.counts
     if counts is None:
         return []
@@ -181,12 +181,12 @@ def _counts(trained: TrainedOffline) -> list[Text]:
     words = f"{counts.read:,} records read, {trained.trained:,} groups trained on"
     parts = [Text(f"{words}{', ' + said if said else ''}; {counts.unread:,} records not read.")]
     if counts.first_unusable:
-        parts.append(Text(f"The first that is unusable is {counts.first_unusable}", style="yellow"))
+        parts.append(Text(f"The first unusable record is {counts.first_unusable}", style="yellow"))
     if counts.evicted.get("expired"):
         parts.append(
             Text(
-                "What expired was too old by the clock of the log before a batch was full: allow more by "
-                "--set trainer.max_staleness=N, or take smaller batches.",
+                "Expired groups became too old before a batch was full: allow older groups with "
+                "--set trainer.max_staleness=N, or make batches smaller.",
                 style="yellow",
             )
         )
@@ -240,13 +240,13 @@ def retrain_page(retrained: Retrained | Experiment, program: str, where: str) ->
     from headrace.ops.offline.retrain import Retrained
 
     if isinstance(retrained, Retrained):
-        return Group(_hashes(retrained), _hashes_in_words(retrained))
+        return Group(_build_hashes_table(retrained), _describe_hashes(retrained))
     look = f"{program} inspect --step {retrained.to} {where}"
-    return Group(*_experiment(retrained), Text(f"Look at it:\n  {look}", style="bold"))
+    return Group(*_show_experiment(retrained), Text(f"Look at it:\n  {look}", style="bold"))
 
 
-def _hashes(retrained: Retrained) -> Table:
-    """Return versions and hashes; versions alike share a row."""
+def _build_hashes_table(retrained: Retrained) -> Table:
+    """Return versions and hashes; neighbouring versions with the same result share a row."""
     table = Table("versions", "epoch", "", "expected at the last", "came out", box=None)
     for (epoch, equal), group in groupby(retrained.versions, key=lambda one: (one.epoch, one.equal)):
         alike = list(group)
@@ -261,7 +261,7 @@ def _hashes(retrained: Retrained) -> Table:
     return table
 
 
-def _hashes_in_words(retrained: Retrained) -> Text:
+def _describe_hashes(retrained: Retrained) -> Text:
     versions, from_ = retrained.versions, retrained.from_
     if differ := [one.version for one in versions if one.equal is False]:
         return Text(f"{len(differ)} of {len(versions)} versions differ, the first is {differ[0]}.", style="bold red")
@@ -271,7 +271,7 @@ def _hashes_in_words(retrained: Retrained) -> Text:
     return Text(f"All {len(versions)} versions after checkpoint {from_} came out the same, bit for bit.", style="green")
 
 
-def _experiment(retrained: Experiment) -> list[RenderableType]:
+def _show_experiment(retrained: Experiment) -> list[RenderableType]:
     """Return the result of other settings beside that of the run's own."""
     run, into, versions = retrained.run, retrained.into, retrained.versions
     changed = sum(not one.equal for one in versions)
@@ -286,7 +286,7 @@ def _experiment(retrained: Experiment) -> list[RenderableType]:
         sides = (metric.source_mean, metric.source_last, metric.into_mean, metric.into_last)
         table.add_row(label, *(form.format(value) for value in sides))
     why = (
-        "Nothing was played again, so rewards are those of the same groups. KL, clipped and ratio say how far the "
-        "policy went from the weights that had played them; only rollouts can show whether it plays better."
+        "Nothing was played again, so the rewards are those of the same groups. KL, clipped and ratio show how far the "
+        "policy moved from the weights that played the groups. Only rollouts can show whether it plays better."
     )
     return [*parts, Text(), table, Text(), Text(why, style="dim"), Text()]

@@ -12,7 +12,7 @@ from rich.text import Text
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.environment_lines import environment_lines
 from headrace.app.views.evaluation_words import describe_evaluation, describe_interval
-from headrace.app.views.weights_page import in_words
+from headrace.app.views.weights_page import describe_weights
 from headrace.infra.utc import format_utc
 from headrace.schemas.records import WorkerStatus
 
@@ -38,7 +38,7 @@ def status_table(status: Status) -> RenderableType:
     table.add_column()
     ended = f" ({found.ended})" if found.ended else ""
     table.add_row("run", Text.assemble((found.run, "bold"), f" {found.state}{ended}"))
-    for what, words in _lines(found):
+    for what, words in _describe_policies(found):
         table.add_row(what, Text(words, style="red" if what == "error" else ""))
     groups = found.groups
     table.add_row("groups", f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight")
@@ -49,7 +49,7 @@ def status_table(status: Status) -> RenderableType:
     ):
         table.add_row("replays", Text(line))
     data = (("data", line) for line in environment_lines(found.environments))
-    for word, line in (*_revisions(found), *_selection_rows(found), *data):
+    for word, line in (*_describe_revisions(found), *_describe_selections(found), *data):
         table.add_row(word, Text(line))
     if found.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(found.unnumbered_letters)))
@@ -60,7 +60,7 @@ def status_table(status: Status) -> RenderableType:
         table.add_row("wasted", describe_waste(found.wasted_tokens, found.tokens, is_all=status.wasted_is_all))
     for policy, weights in found.weights.items():
         if weights.published:
-            table.add_row("weights", Text(f"{policy}: {in_words(weights)}"))
+            table.add_row("weights", Text(f"{policy}: {describe_weights(weights)}"))
     for worker, gone in zip(found.workers, status.gone, strict=True):
         made = f", {worker.tokens:,} tokens since it started" if worker.tokens else ""
         detail = f" ({worker.detail})" if worker.detail else ""
@@ -83,7 +83,7 @@ def _describe_evaluations(status: RunFigures) -> Iterator[str]:
             yield f"{policy} best {best.reward:.2f}, version {best.version}"
 
 
-def _revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
+def _describe_revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
     """Yield a line for every revision of the recipe."""
     newest = next((one.revision for one in status.revisions if one.in_force), None)
     for one in status.revisions:
@@ -99,7 +99,7 @@ def _revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
 
 
 def describe_revision(one: RevisionFigures) -> str:
-    """Report that a revision of the recipe came into force."""
+    """Return the sentence that a revision of the recipe came into force."""
     chain = " → ".join(one.chain) or "(empty)"
     return f"recipe revision {one.revision} is in force {_name_first_tasks(one)}: chain {chain}"
 
@@ -108,14 +108,14 @@ def _name_first_tasks(one: RevisionFigures) -> str:
     return f"from task {', '.join(f'{stream}:{number}' for stream, number in one.begins.items())} on"
 
 
-def _selection_rows(status: RunFigures) -> Iterator[tuple[str, str]]:
+def _describe_selections(status: RunFigures) -> Iterator[tuple[str, str]]:
     for stream, selection in status.selection.items():
         if words := str(selection):
             yield "tasks", f"{stream}: {words}"
 
 
-def _lines(status: RunFigures) -> Iterator[tuple[str, str]]:
-    """Yield the lines of every policy and shadow, first why no version comes."""
+def _describe_policies(status: RunFigures) -> Iterator[tuple[str, str]]:
+    """Yield the lines of every policy and shadow; before them why no version is made, if that is so."""
     if status.parent:
         yield "branch of", status.parent
     if status.standstill is not None:
@@ -128,17 +128,17 @@ def _lines(status: RunFigures) -> Iterator[tuple[str, str]]:
         reward = f", reward {' → '.join(ends)}" if ends else ""
         yield "policy", f"{policy} at version {version}{reward}"
     for policy_variant, shadow in status.shadows.items():
-        yield "shadow", shadow_in_words(policy_variant, shadow)
+        yield "shadow", describe_shadow(policy_variant, shadow)
 
 
-def shadow_in_words(policy_variant: str, shadow: ShadowFigures) -> str:
+def describe_shadow(policy_variant: str, shadow: ShadowFigures) -> str:
     """Return the state of a shadow in words."""
     groups = shadow.groups
     discarded = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
     words = [f"{policy_variant} " + (f"at version {shadow.version}" if shadow.version >= 0 else "has not begun")]
     if (gap := shadow.off_policy_gap) is not None:
         beside = shadow.off_policy_gap_beside
-        words.append(f"off-policy gap {gap:.1e}" + (f" (beside it {beside:.1e})" if beside is not None else ""))
+        words.append(f"off-policy gap {gap:.1e}" + (f" (its policy: {beside:.1e})" if beside is not None else ""))
     words.append(f"groups {groups.trained} trained, discarded {discarded}, {groups.in_flight} in flight")
     return " · ".join(words)
 
@@ -175,15 +175,19 @@ def audit_table(audit: AuditReport) -> RenderableType:
     ]
     if audit.unnumbered_letters:
         numbers.append(Text(describe_unnumbered(audit.unnumbered_letters), style="yellow"))
-    return Group(*numbers, Text(_describe_reading(audit), style="dim"), *_verdict(audit))
+    return Group(*numbers, Text(_describe_reading(audit), style="dim"), *_show_verdict(audit))
 
 
 def replay_lines(policy_variants: Mapping[str, PolicyAudit]) -> list[str]:
     """Return a line for each policy and shadow that has replays."""
-    return [_replays(policy_variant, counts) for policy_variant, counts in policy_variants.items() if counts.replays]
+    return [
+        _describe_replays(policy_variant, counts)
+        for policy_variant, counts in policy_variants.items()
+        if counts.replays
+    ]
 
 
-def _replays(policy: str, counts: PolicyAudit) -> str:
+def _describe_replays(policy: str, counts: PolicyAudit) -> str:
     asked, trained, discarded = counts.replays, counts.replayed, counts.replays_discarded
     left = f", {asked - trained - discarded} not yet" if asked > trained + discarded else ""
     share = trained / max(1, trained + counts.trained)
@@ -204,7 +208,7 @@ def _describe_reading(audit: AuditReport) -> str:
     return text
 
 
-def _verdict(audit: AuditReport) -> list[RenderableType]:
+def _show_verdict(audit: AuditReport) -> list[RenderableType]:
     if audit.ok:
         if audit.source:
             return [Text("The chain of its weights is whole, and no group is in two batches.", style="green")]

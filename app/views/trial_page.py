@@ -13,11 +13,11 @@ from rich.text import Text
 
 from headrace.app.views.inspection_page import (
     SPAN_STYLES,
-    advantage_text,
     crop,
     facts,
-    facts_of_own_metrics,
     find_table_begin,
+    format_advantage,
+    list_own_metrics,
     token_table,
 )
 from headrace.ops.lineage.seen import GENERATED, SequenceSeen, SpanSeen, TokenSeen, TrajectorySeen
@@ -30,27 +30,27 @@ if TYPE_CHECKING:  # the trial needs torch, and its page does not
 MOST_TOKENS_SHOWN = 40
 """Tokens of the sequence that is shown token by token; `--json` has all."""
 MOST_READ = 300
-"""Characters that are shown of the beginning and of the end of what a policy reads."""
+"""Characters shown of the beginning, and of the end, of a text that a policy reads."""
 SHORT_ANSWER = 60
 """Characters of an answer in the table of a group."""
 
 
 def trial_page(tried: Tried) -> RenderableType:
     """Return what `headrace try` shows."""
-    title = f"  {_count(tried.episodes, 'episode')} in {tried.seconds:.1f} s: no server, no run, no warm start"
+    title = f"  {_describe_count(tried.episodes, 'episode')} in {tried.seconds:.1f} s: no server, no run, no warm start"
     parts: list[RenderableType] = [Text.assemble((tried.recipe, "bold"), title)]
     for name, policy in tried.policies.items():
-        parts += [Text(), *_policy(name, policy)]
+        parts += [Text(), *_show_policy(name, policy)]
     if tried.failures:
-        parts += [Text(), *_failures(tried)]
+        parts += [Text(), *_show_failures(tried)]
     return Group(*parts)
 
 
-def _policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
+def _show_policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
     yield Text.assemble((f"policy {name}", "bold"), f"  {policy.model}{_describe_start(policy)}")
     for tried in policy.groups:
         yield Text()
-        yield from _group(tried)
+        yield from _show_group(tried)
     sequences = [one for tried in policy.groups for member in tried.group.trajectories for one in member.sequences]
     if sequences:
         yield Text()
@@ -60,7 +60,7 @@ def _policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
         if (more := len(sequences[0].each) - MOST_TOKENS_SHOWN) > 0:
             yield Text(f"{more:,} more tokens: --json has all", style="dim")
     yield Text()
-    yield from _step(policy.step) if policy.step else [Text(f"no step: {policy.no_step}", style="yellow")]
+    yield from _show_step(policy.step) if policy.step else [Text(f"no step: {policy.no_step}", style="yellow")]
 
 
 def _describe_start(policy: PolicyTried) -> str:
@@ -69,7 +69,7 @@ def _describe_start(policy: PolicyTried) -> str:
     return "; a run warms it up before version 0" if policy.warm_start else ""
 
 
-def _group(tried: GroupTried) -> Iterator[RenderableType]:
+def _show_group(tried: GroupTried) -> Iterator[RenderableType]:
     group = tried.group
     fate = f"{tried.verdict} by the chain{f': {tried.reason}' if tried.reason else ''}"
     style = "green" if tried.verdict == "kept" else "yellow"
@@ -79,11 +79,11 @@ def _group(tried: GroupTried) -> Iterator[RenderableType]:
     for index, sequence in enumerate(group.trajectories[0].sequences):
         if index:
             yield Padding(Text(f"sequence {index}", style="dim"), (0, 0, 0, 2))
-        yield Padding(_conversation(sequence), (0, 0, 0, 2))
-    yield Padding(_members(tried), (0, 0, 0, 2))
+        yield Padding(_build_conversation(sequence), (0, 0, 0, 2))
+    yield Padding(_build_members_table(tried), (0, 0, 0, 2))
 
 
-def _conversation(sequence: SequenceSeen) -> Table:
+def _build_conversation(sequence: SequenceSeen) -> Table:
     """Return the spans of a sequence, as the first member of a group had them."""
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name in (sequence.role or "kind", "turn", "tokens", "mask", "text"):
@@ -112,7 +112,7 @@ def _read_span(span: SpanSeen, tokens: Sequence[TokenSeen]) -> Text:
     return Text.assemble(text[:MOST_READ], f" … {more:,} characters … ", text[-MOST_READ:])
 
 
-def _members(tried: GroupTried) -> Table:
+def _build_members_table(tried: GroupTried) -> Table:
     parts = list(dict.fromkeys(name for member in tried.group.trajectories for name in member.reward_parts))
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name in ("#", "reward", *parts, "advantage", "logprob", "tokens"):
@@ -120,47 +120,50 @@ def _members(tried: GroupTried) -> Table:
     table.add_column("answer", overflow="fold")
     for member in tried.group.trajectories:
         for index, sequence in enumerate(member.sequences):
-            table.add_row(*_member(member, index, parts), *_sequence(sequence, tried.rejected.get(member.id, "")))
+            table.add_row(
+                *_build_member_row(member, index, parts),
+                *_build_sequence_cells(sequence, tried.rejected.get(member.id, "")),
+            )
     return table
 
 
-def _member(member: TrajectorySeen, index: int, parts: list[str]) -> list[RenderableType]:
+def _build_member_row(member: TrajectorySeen, index: int, parts: list[str]) -> list[RenderableType]:
     sample = member.id.rpartition(":")[2]
     reward = member.reward if member.shaped_reward is None else member.shaped_reward
     each = [f"{member.reward_parts[name]:g}" if name in member.reward_parts else "" for name in parts]
     return [Text(sample if len(member.sequences) == 1 else f"{sample}.{index}", style="dim"), f"{reward:g}", *each]
 
 
-def _sequence(sequence: SequenceSeen, rejected: str) -> list[RenderableType]:
+def _build_sequence_cells(sequence: SequenceSeen, rejected: str) -> list[RenderableType]:
     said = " ".join(span.text for span in sequence.spans if span.kind == "generated").replace("\n", "⏎")
     text = Text(said if len(said) <= SHORT_ANSWER else f"{said[:SHORT_ANSWER]} …")
     if rejected:
         text.append(f"  rejected: {rejected}", style="yellow")
     mean = "" if sequence.logprob_mean is None else f"{sequence.logprob_mean:.2f}"
-    return [advantage_text(sequence.advantage), mean, str(sequence.tokens), text]
+    return [format_advantage(sequence.advantage), mean, str(sequence.tokens), text]
 
 
-def _step(step: StepTried) -> Iterator[RenderableType]:
-    over = f"{_count(step.groups, 'group')}{'' if step.chain_kept else ', though the chain kept none'}"
+def _show_step(step: StepTried) -> Iterator[RenderableType]:
+    over = f"{_describe_count(step.groups, 'group')}{'' if step.chain_kept else ', though the chain kept none'}"
     yield Text.assemble(("one optimizer step", "bold"), f" over {over}: {step.tokens:,} tokens are trained on")
     if step.loss is None or step.grad_norm is None:
         yield Text("loss or gradient is not finite: a trainer skips such a step", style="red")
         return
     measured = [("loss", f"{step.loss:.4g}"), ("gradient norm", f"{step.grad_norm:.4g}")]
-    yield facts([*measured, *facts_of_own_metrics(step.metrics)])
+    yield facts([*measured, *list_own_metrics(step.metrics)])
     if not step.has_advantages:
         yield Text(
-            "Every advantage is 0, as the rewards of each group are equal, so there is nothing to learn. "
-            "--answer TEXT, several times, lets the policy say right and wrong ones.",
+            "Every advantage is 0 because the rewards within each group are equal, so there is nothing to learn. "
+            "Give --answer TEXT several times, to let the policy give right and wrong answers.",
             style="yellow",
         )
 
 
-def _count(count: int, what: str) -> str:
+def _describe_count(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _failures(tried: Tried) -> Iterator[RenderableType]:
+def _show_failures(tried: Tried) -> Iterator[RenderableType]:
     """Show each error once with its traceback and the number of episodes that it ended."""
     yield Text(f"{len(tried.failures)} of {tried.episodes} episodes failed", style="bold red")
 

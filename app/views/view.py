@@ -14,7 +14,7 @@ from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, char
 from headrace.app.views.closing import Signs, explain_no_rise
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_evaluation, describe_failed, group_by_workflow
-from headrace.app.views.tables import replay_lines, shadow_in_words
+from headrace.app.views.tables import describe_shadow, replay_lines
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.pulse import PolicyPulse, Pulse, Rates
@@ -34,7 +34,7 @@ SILENT_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the page shows at one time."""
+    """The state that the page shows at one moment."""
 
     recipe: Recipe
     figures: RunFigures
@@ -49,15 +49,15 @@ class Moment:
 
 def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     """Return the whole page, `width` columns wide at most."""
-    parts: list[RenderableType] = [_curve(moment, policy) for policy in moment.recipe.policies]
-    parts.append(_numbers(moment))
+    parts: list[RenderableType] = [_draw_curve(moment, policy) for policy in moment.recipe.policies]
+    parts.append(_build_numbers_table(moment))
     standstill = moment.figures.standstill
     fails = standstill is not None and standstill.cause == "failing"
     if standstill is not None and fails:
         parts.append(Text(standstill.sentence, style="bold red"))
     said = [standstill.sentence] if standstill is not None and not fails else []
     advice = [one.sentence for one in moment.figures.advice]
-    if trouble := [*said, *_restarts(moment), *list_warnings(moment).values(), *advice]:
+    if trouble := [*said, *_describe_restarts(moment), *list_warnings(moment).values(), *advice]:
         parts.append(Text("\n".join(trouble), style="yellow"))
     if errors := moment.figures.errors[:MOST_ERRORS_OF_MOMENT]:
         parts.append(Text("\n".join(error.sentence for error in errors), style="red"))
@@ -70,7 +70,7 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
         Group(*parts),
         title=title,
         title_align="left",
-        subtitle=Text(f"{state} · {clock(moment.elapsed_s)}"),
+        subtitle=Text(f"{state} · {format_duration(moment.elapsed_s)}"),
         width=min(width, WIDTH),
     )
 
@@ -78,7 +78,10 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
 def line(moment: Moment) -> str:
     """Return the page in one line, for logs and pipes."""
     figures = moment.figures
-    words = [f"{clock(moment.elapsed_s):>6}", *(_policy_words(moment, policy) for policy in moment.recipe.policies)]
+    words = [
+        f"{format_duration(moment.elapsed_s):>6}",
+        *(_describe_policy(moment, policy) for policy in moment.recipe.policies),
+    ]
     groups = figures.groups
     words.append(
         f"groups issued={groups.issued} trained={groups.trained} discarded={sum(groups.discarded.values())} "
@@ -87,7 +90,7 @@ def line(moment: Moment) -> str:
     if replayed := sum(counts.replayed for counts in figures.policies.values()):
         words.append(f"replayed={replayed}")
     words.append(f"{moment.rates.samples:.0f} trajectories/s {moment.rates.tokens:.0f} tokens/s")
-    words += [f"shadow {shadow_in_words(name, shadow)}" for name, shadow in figures.shadows.items()]
+    words += [f"shadow {describe_shadow(name, shadow)}" for name, shadow in figures.shadows.items()]
     if figures.lag and not figures.ended:
         words.append(f"lag {sum(figures.lag.values())}")
     if dead_letters := describe_unnumbered(figures.unnumbered_letters):
@@ -97,11 +100,11 @@ def line(moment: Moment) -> str:
         words.append(f"{sum(error.count for error in failed)} episodes failed (most by {most})")
     if figures.ended:
         words.append(f"{figures.state}: {figures.ended}")
-    if figures.standstill is not None:  # its sentence is long, and said once
+    if figures.standstill is not None:  # its sentence is long, and is printed once
         words.append(f"no progress ({figures.standstill.cause})")
-    if warnings := list_warnings(moment):  # so are theirs
+    if warnings := list_warnings(moment):  # their sentences too are printed once
         words.append(f"warning ({', '.join(warnings)})")
-    words += _restarts(moment)
+    words += _describe_restarts(moment)
     return "  ".join(words)
 
 
@@ -112,45 +115,45 @@ def describe_so_far(recipe: Recipe, figures: RunFigures) -> str:
     return f"{at}; of {groups.issued} groups {groups.trained} are trained, {groups.in_flight} in flight"
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def _policy_words(moment: Moment, policy: str) -> str:
+def _describe_policy(moment: Moment, policy: str) -> str:
     curve = moment.figures.rewards.get(policy, ())
     metrics = moment.pulse.policies[policy].metrics
-    words = [f"{policy} version {_version(moment, policy)}"]
+    words = [f"{policy} version {_format_version(moment, policy)}"]
     if curve:
         words.append(f"reward {curve[-1].reward:.2f}")
     else:
         words.append(_describe_wait(moment, policy))
     if metrics:
         words.append(f"staleness {metrics.get('staleness_mean', 0.0):.1f}")
-    for workflow, evals in _evals_of(moment, policy).items():
+    for workflow, evals in _select_evals(moment, policy).items():
         newest = evals[-1]
         reward = f"{newest.avg_at_k:.2f}" if newest.has_reward else "-"
         words.append(f"eval {f'{workflow} ' if workflow else ''}{reward} at {newest.version}{describe_failed(newest)}")
     return " ".join(words)
 
 
-def _version(moment: Moment, policy: str) -> str:
+def _format_version(moment: Moment, policy: str) -> str:
     version = moment.figures.versions.get(policy, -1)
     return f"{version if version >= 0 else '-'}/{moment.recipe.trainer_of(policy).steps}"
 
 
-def _curve(moment: Moment, policy: str) -> RenderableType:
+def _draw_curve(moment: Moment, policy: str) -> RenderableType:
     curve = by_version((point.version, point.reward) for point in moment.figures.rewards.get(policy, ()))
     newest = f"{curve[-1]:.2f}" if curve else _describe_wait(moment, policy)
     head = Text.assemble(
-        (policy, "bold"), "  version ", (_version(moment, policy), "bold"), "  reward ", (newest, "bold green")
+        (policy, "bold"), "  version ", (_format_version(moment, policy), "bold"), "  reward ", (newest, "bold green")
     )
     drawing = Text("\n".join(chart(curve, CHART_WIDTH, CHART_HEIGHT)), style="green", no_wrap=True)
     return Group(head, drawing)
 
 
 def _describe_wait(moment: Moment, policy: str) -> str:
-    """Show the activity of a run without a reward yet, in the words of the trainer or of a worker that waits."""
+    """Show what a run without a reward yet is doing, as its trainer or a waiting worker reports it."""
     for worker in moment.figures.workers:
         if worker.worker == f"train-{policy}" and moment.now_ms - worker.updated_ms < SILENT_MS:
             return f"({worker.state}: {worker.detail})"
@@ -164,7 +167,7 @@ def _describe_wait(moment: Moment, policy: str) -> str:
     return "(components start)"
 
 
-def _numbers(moment: Moment) -> Table:
+def _build_numbers_table(moment: Moment) -> Table:
     figures = moment.figures
     groups = figures.groups
     table = Table.grid(padding=(0, 2))
@@ -173,13 +176,13 @@ def _numbers(moment: Moment) -> Table:
     wasted = f" · {figures.wasted_tokens / max(1, figures.tokens):.1%} wasted" if figures.wasted_tokens else ""
     table.add_row("speed", f"{moment.rates.samples:,.0f} trajectories/s · {moment.rates.tokens:,.0f} tokens/s{wasted}")
     for policy, pulse in moment.pulse.policies.items():
-        table.add_row(_label("step", policy, moment.recipe), _step(pulse))
+        table.add_row(_make_label("step", policy, moment.recipe), _describe_step(pulse))
     for policy in moment.recipe.policies:
-        for workflow, found in _evals_of(moment, policy).items():
+        for workflow, found in _select_evals(moment, policy).items():
             some = (*found[:1], *found[1:][-(1 if found[-1].tiers or workflow else 3) :])
             words = " · ".join(describe_evaluation(one, has_interval=one is some[-1]) for one in some)
             whose = f"{workflow}: " if workflow else ""
-            table.add_row(_label("held out", policy, moment.recipe), Text(f"{whose}{words}"))
+            table.add_row(_make_label("held out", policy, moment.recipe), Text(f"{whose}{words}"))
     table.add_row(
         "groups",
         f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight · {groups.dead} dead",
@@ -190,23 +193,23 @@ def _numbers(moment: Moment) -> Table:
     for words in replay_lines(counts):
         table.add_row("replays", Text(words))
     for policy_variant, shadow in figures.shadows.items():
-        table.add_row("shadow", Text(shadow_in_words(policy_variant, shadow)))
+        table.add_row("shadow", Text(describe_shadow(policy_variant, shadow)))
     for stream, selection in figures.selection.items():
         if words := str(selection):
             table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", words)
     if figures.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(figures.unnumbered_letters)))
     if not figures.ended:  # after the end unread groups do not matter
-        table.add_row("lag", Text(_lag(moment)))
-    table.add_row("workers", Text(_workers(moment)))
+        table.add_row("lag", Text(_describe_lag(moment)))
+    table.add_row("workers", Text(_describe_workers(moment)))
     return table
 
 
-def _label(word: str, policy: str, recipe: Recipe) -> str:
+def _make_label(word: str, policy: str, recipe: Recipe) -> str:
     return word if len(recipe.policies) == 1 else f"{word} {policy}"
 
 
-def _step(pulse: PolicyPulse) -> str:
+def _describe_step(pulse: PolicyPulse) -> str:
     words = [f"{pulse.published} weights published"]
     metrics = pulse.metrics
     if metrics:
@@ -218,13 +221,13 @@ def _step(pulse: PolicyPulse) -> str:
     return " · ".join(words)
 
 
-def _lag(moment: Moment) -> str:
+def _describe_lag(moment: Moment) -> str:
     prefix = f"{moment.figures.run}."
     waiting = [f"{topic.removeprefix(prefix)} {count}" for topic, count in moment.figures.lag.items() if count]
     return " · ".join(waiting) or "none"
 
 
-def _workers(moment: Moment) -> str:
+def _describe_workers(moment: Moment) -> str:
     here = [worker for worker in moment.figures.workers if is_there(worker, moment.now_ms)]
     words = [
         f"{worker.worker} {worker.state}"
@@ -236,11 +239,11 @@ def _workers(moment: Moment) -> str:
     return "\n".join(words) or ("none" if moment.figures.ended else "none yet")
 
 
-def _evals_of(moment: Moment, policy: str) -> dict[str, list[EvalResult]]:
+def _select_evals(moment: Moment, policy: str) -> dict[str, list[EvalResult]]:
     return group_by_workflow(one for one in moment.figures.evals if one.policy == policy)
 
 
-def _restarts(moment: Moment) -> list[str]:
+def _describe_restarts(moment: Moment) -> list[str]:
     again = [
         f"{name} {state.starts - 1}x" + (f" (last: {state.error})" if state.error else "")
         for name, state in moment.processes.items()
@@ -250,7 +253,7 @@ def _restarts(moment: Moment) -> list[str]:
 
 
 def list_warnings(moment: Moment) -> dict[str, str]:
-    """Return what is wrong with the training of each policy, name to sentence."""
+    """Return the warnings about the training of each policy, name to sentence."""
     found: dict[str, str] = {}
     for policy, counts in moment.figures.policies.items():
         metrics = moment.pulse.policies[policy].metrics

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from headrace.ops.figures.weights_history import VersionWeights, WeightsHistory
 
 VERSION_ROWS = 20
-"""Versions of the table; all are in the chart and in `--json`."""
+"""Number of versions in the table; the chart and `--json` have all."""
 WIDTH, HEIGHT = 60, 6
 ACTIVITIES = ("fetch", "verify", "apply", "pause")
-"""Activities of a worker that takes a version."""
+"""Activities of a worker while it takes a version."""
 TELLING_RATIO = 1.5
-"""Least ratio of whole weights to a delta that the page shows: deltas of an adapter are hardly smaller."""
+"""Smallest ratio of whole weights to a delta that the page shows; for an adapter it is about 1, and not shown."""
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -50,7 +50,7 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     facts.add_row(
         "in all", f"{format_bytes(spent[ANCHOR])} whole, {format_bytes(spent[DELTA])} as deltas{merged}{again}"
     )
-    facts.add_row("to join", _join(found))
+    facts.add_row("to join", _describe_join(found))
     if found.left_out:
         count = len(found.left_out)
         facts.add_row(
@@ -67,22 +67,22 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     deltas = [(one.version, 100 * one.density) for one in versions if one.density is not None and one.kind != ANCHOR]
     curve = chart(by_version(deltas), WIDTH, HEIGHT)
     named = Text("values that changed, in percent, by version", "dim")
-    return Group(title, facts, Text(), named, *map(Text, curve), table, *_report_tables(versions[-VERSION_ROWS:]))
+    return Group(title, facts, Text(), named, *map(Text, curve), table, *_build_report_tables(versions[-VERSION_ROWS:]))
 
 
-def _report_tables(versions: Sequence[VersionWeights]) -> list[RenderableType]:
+def _build_report_tables(versions: Sequence[VersionWeights]) -> list[RenderableType]:
     """Return the workers' reports of versions; nothing if there are none."""
     table = Table("version", "workers", *ACTIVITIES, box=None, header_style="dim")
     for column in table.columns[1:]:
         column.justify = "right"
     for one in versions:
         if one.workers:
-            table.add_row(str(one.version), str(one.workers), *map(seconds, _seconds_by_activity(one).values()))
+            table.add_row(str(one.version), str(one.workers), *map(format_seconds, _seconds_by_activity(one).values()))
     named = Text("how workers took them: medians; the engine generates except during the pause", "dim")
     return [Text(), named, table] if table.row_count else []
 
 
-def in_words(figures: WeightsFigures) -> str:
+def describe_weights(figures: WeightsFigures) -> str:
     """Return how a policy's versions get to the workers, in one line."""
     words = [f"{figures.published} published"]
     if figures.ratio is not None and figures.ratio >= TELLING_RATIO:
@@ -90,26 +90,26 @@ def in_words(figures: WeightsFigures) -> str:
     if figures.density is not None:
         words.append(f"{figures.density:.2%} changed")
     spent = {"encode": figures.encode_s, "upload": figures.upload_s, **_seconds_by_activity(figures)}
-    words += [f"{activity} {seconds(value)}" for activity, value in spent.items() if value is not None]
+    words += [f"{activity} {format_seconds(value)}" for activity, value in spent.items() if value is not None]
     if figures.behind:
         words.append(f"the last worker is {figures.behind} behind")
     return ", ".join([*words, f"workers {figures.skew} apart (at most {figures.greatest_skew})"])
 
 
 def _seconds_by_activity(one: WeightsFigures | VersionWeights) -> dict[str, float | None]:
-    """Return by activity of a worker that takes a version how long it took."""
+    """Return how long each activity of a worker that takes a version took."""
     return dict(zip(ACTIVITIES, (one.fetch_s, one.verify_s, one.apply_s, one.pause_s), strict=True))
 
 
-def seconds(value: float | None) -> str:
+def format_seconds(value: float | None) -> str:
     """Return seconds with at least two significant digits; nothing if unknown."""
     if value is None:
         return ""
     return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.0f} ms" if value >= 0.01 else f"{1000 * value:.1f} ms"
 
 
-def _join(found: WeightsHistory) -> str:
-    """Show what a worker without weights fetches to get to the newest version."""
+def _describe_join(found: WeightsHistory) -> str:
+    """Return what a worker without weights fetches to get to the newest version, in words."""
     way, full = found.join, found.versions[-1].full_bytes
     if not way.objects:
         return "the newest version cannot be built from the objects"

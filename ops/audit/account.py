@@ -1,8 +1,7 @@
-"""What was counted of a run, by policy variant, and what follows: is every number accounted for. No I/O.
+"""Counts the records of a run by policy variant, and checks that every task number is accounted for. No I/O.
 
-What it holds: four bytes for every number and policy or shadow, four more for one that was trained, some hundred for
-every version, a byte for every record around one that could not be read, and one for every dead letter. Nothing else
-grows with the run.
+Memory: four bytes for every number and policy or shadow, four more for a trained one, some hundred for every version, a
+byte for every record near an unreadable one, and a byte for every dead letter. Nothing else grows with the run.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ SUMMED = ("produced", "duplicates", "kept", "trained", "dead", "in_flight", "los
 NO_SNAPSHOT = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 """Errors that JSON and look-ups raise for a body that is not a snapshot."""
 MOST_NUMBERS = 1 << 32
-"""Numbers of a stream that an audit goes through; a run of a thousand groups a second has them after fifty days."""
+"""Largest number of tasks in a stream that an audit accepts: fifty days of a thousand groups a second."""
 RecordId = tuple[str, int, int]
 """(topic, partition, offset)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Takes the few fields that the audit needs from a record: an own class or the dict that Avro gives."""
+    """Functions that take the few fields that the audit needs from a record, which is an object or Avro's dict."""
 
     batch: Callable[[Any], tuple[Any, ...]]
     eviction: Callable[[Any], tuple[Any, ...]]
@@ -57,21 +56,21 @@ class Fields:
 
 @dataclass(slots=True)
 class Known:
-    """What was asked before the topics were read, or is to be kept beside the counts."""
+    """Positions and settings from before the topics were read."""
 
     reached: Mapping[PartitionId, int] = field(default_factory=dict)
-    """Offset that the curators have read to, by partition; a topic that is not in here was read whole."""
+    """Offset that the curators have read to, by partition; a topic that is missing here was read to its end."""
     played: Mapping[PartitionId, int] | None = None
-    """Offset that the workers have read to, by partition; None where that was not asked."""
+    """Offset that the workers have read to, by partition; None if that was not asked."""
     issued_before: dict[str, int] | None = None
-    """Next numbers before anything else was read, of a running run: what concluded since is not counted twice."""
+    """For a running run, next numbers from before anything else was read, so that later tasks are not judged."""
     answered: dict[str, Mapping[PartitionId, int]] = field(default_factory=dict)
-    """Shadow to how far its curators were before anything else was read."""
+    """Shadow to the offsets that its curators had read to before anything else was read."""
     keeps_positions: bool = False
-    """Whether the positions that batches name for their groups are kept, as in a deep audit."""
+    """Whether to keep the positions that batches give for their groups, as a deep audit does."""
 
 
-def _fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
+def _make_fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
     return Fields(
         batch=get(
             "version",
@@ -92,15 +91,15 @@ def _fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
     )
 
 
-OF_RECORD, OF_PLAIN = _fields(attrgetter), _fields(itemgetter)
+OF_RECORD, OF_PLAIN = _make_fields(attrgetter), _make_fields(itemgetter)
 
 
 class RunAccount:
-    """What was counted so far.
+    """The counts so far.
 
     Args:
         recipe: The newest revision.
-        revisions: All its revisions, by number; left out, this recipe is the only one.
+        revisions: All its revisions, by number; if empty, this recipe is the only one.
     """
 
     def __init__(self, recipe: Recipe, revisions: Sequence[Recipe] = ()) -> None:
@@ -113,7 +112,7 @@ class RunAccount:
         self.issued: dict[str, int] = {}
         """Next number of every stream, from the feeder's newest snapshot."""
         self.begins: dict[str, list[list[int]]] = {}
-        """Stream to (revision, the first number issued under it), from the same snapshot."""
+        """Stream to (revision, the first number issued under it), from the feeder's newest snapshot."""
         self.seen: dict[str, int] = {}
         """Next number of every stream, from its tasks."""
         self.numbers = {variant: PolicyNumbers(variant) for variant in variants}
@@ -128,9 +127,9 @@ class RunAccount:
         """Records on `dead-letters` that cannot be read."""
         self.unnumbered = Unnumbered()
         self.found = Problems()
-        self.variant_of_topic = {topic: variant for variant in variants for topic in topics_of(topics, variant)}
+        self.variant_of_topic = {topic: variant for variant in variants for topic in list_own_topics(topics, variant)}
         self.beside = {p: [variant for variant in variants if policy_of(variant) == p] for p in recipe.policies}
-        """Policy to itself, and then its shadows."""
+        """Policy to the tuple of the policy and its shadows."""
         self._readers = {*self.variant_of_topic, *(topics.trajectories(policy) for policy in recipe.policies)}
         """Topics that policy variants read and write."""
         self._tasks = {topics.tasks(workflow) for workflow in self._trained_by.workflows}
@@ -138,23 +137,23 @@ class RunAccount:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def train(self, policy_variant: str, batch: object, fields: Fields, record_id: RecordId) -> None:
+    def count_batch(self, policy_variant: str, batch: object, fields: Fields, record_id: RecordId) -> None:
         """Count a batch at a position, and follow its version."""
         numbers, chain = self.numbers[policy_variant], self.chains[policy_variant]
         version, epoch, base, result, groups, evictions, positions, revision, fingerprint = fields.batch(batch)
         where = f"{record_id[0]}[{record_id[1]}]@{record_id[2]}"
         for group in groups:
             stream, number, use = fields.use(group)
-            numbers.train(stream, number, use, version)
+            numbers.mark_trained(stream, number, use, version)
         for eviction in evictions:
             verdict, group = fields.eviction(eviction)
             if group is None:
                 continue
             use = fields.use(group)
-            # Of what is dead a dead letter tells; in a shadow an outcome, where the number is known.
+            # A dead letter reports a dead group; for a shadow it is an outcome, if the number is known.
             if verdict != "dead" or (variant_of(policy_variant) and use[1] >= 0):
                 stream, number, which = use
-                numbers.evict(stream, number, which, verdict)
+                numbers.mark_evicted(stream, number, which, verdict)
         if version >= 0:
             chain.fold_batch(version, ChainLink(epoch, base, result, where))
             self.batches[policy_variant].fold_batch(
@@ -174,10 +173,10 @@ class RunAccount:
         is_last = version >= self.chains[policy_variant].steps or (version < 0 and "run_end" in verdicts)
         chain.fold_positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
         if is_last:
-            chain.let_go()
+            chain.release_all()
 
-    def conclude(self, variant: str, outcome: object, fields: Fields) -> None:
-        """Count an outcome; those of evaluations are skipped."""
+    def count_outcome(self, variant: str, outcome: object, fields: Fields) -> None:
+        """Count an outcome; outcomes of evaluations are skipped."""
         numbers = self.numbers[variant]
         stream, number, use, level, verdict, reason, component, revision = fields.outcome(outcome)
         if is_eval(stream):
@@ -186,22 +185,24 @@ class RunAccount:
         if level == "trajectory":
             numbers.discard_trajectory()
         elif verdict == "kept":
-            numbers.keep(stream, number, use)
+            numbers.mark_kept(stream, number, use)
         else:
-            numbers.discard(stream, number, use, (component, verdict, reason))
+            numbers.mark_discarded(stream, number, use, (component, verdict, reason))
 
-    def produce(self, policy: str, stream: str, number: int, record_id: RecordId) -> bool:
-        """Count a delivery at a position; False when it is not the first of its number."""
+    def fold_produced(self, policy: str, stream: str, number: int, record_id: RecordId) -> bool:
+        """Count a produced group at a position; return False if it is not the first of its number."""
         if self.unread.is_refused(*record_id):
             return False
         position = self.known.reached.get(record_id[:2])
         bits = REACHED if position is None or record_id[2] < position else 0
         for shadow in self.beside[policy][1:]:
             is_due = record_id[2] < self.known.answered.get(shadow, {}).get(record_id[:2], 0)
-            self.numbers[shadow].produce(stream, number, bits | (ANSWER_DUE if is_due else 0))
-        return self.numbers[policy].produce(stream, number, bits if position is None else bits and bits | ANSWER_DUE)
+            self.numbers[shadow].note_produced(stream, number, bits | (ANSWER_DUE if is_due else 0))
+        return self.numbers[policy].note_produced(
+            stream, number, bits if position is None else bits and bits | ANSWER_DUE
+        )
 
-    def task(self, stream: str, number: int, record_id: RecordId) -> None:
+    def count_task(self, stream: str, number: int, record_id: RecordId) -> None:
         """Count a task at a position."""
         self.seen[stream] = max(self.seen.get(stream, 0), number + 1)
         if self.known.played is not None and record_id[2] >= self.known.played.get(record_id[:2], 0):
@@ -210,7 +211,7 @@ class RunAccount:
                     self.numbers[variant].pages.mark(stream, number, 0, TASK_WAITS)
 
     def mark_dead(self, dead_letter: DeadLetter, offset: int) -> None:
-        """Count a dead letter, or that one was sent back; `offset` is its own."""
+        """Count a dead letter, or its redrive; `offset` is that of the dead letter itself."""
         redriven, dead = dead_letter.reason == REDRIVEN, self._find_concluded(dead_letter)
         if not redriven:
             record_id = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
@@ -229,10 +230,10 @@ class RunAccount:
             )
 
     def _find_concluded(self, dead_letter: DeadLetter) -> list[str]:
-        """Return the policies and shadows whose number a dead letter concludes, or opens again.
+        """Return the policies and shadows for which a dead letter concludes a number, or opens it again.
 
-        A shadow's is only by that of a task, which no worker can have played. What a curator or a trainer cannot read
-        their shadows read, or not, by themselves.
+        A shadow is concluded only by the dead letter of a task, because no worker can have played that task. If a
+        curator or a trainer cannot read a record, their shadows try to read it themselves.
         """
         if dead_letter.number < 0 or is_eval(dead_letter.stream):
             return []
@@ -242,15 +243,15 @@ class RunAccount:
             return known
         return [variant for policy in known for variant in self.beside[policy]]
 
-    def issue(self, snapshot: Snapshot) -> None:
-        """Take what was issued from the feeder's snapshot. Raises as JSON and look-ups do for an unreadable one."""
+    def take_issued(self, snapshot: Snapshot) -> None:
+        """Take the issued numbers from the feeder's snapshot. Raises NO_SNAPSHOT for an unreadable one."""
         state = json.loads(snapshot.body)
         issued = read_issued(state)
         self.begins = {
             stream: [[int(revision), int(first)] for revision, first in begins]
             for stream, begins in state.get("revisions", {}).items()
         }
-        self.issued = issued  # all of it or nothing
+        self.issued = issued  # only after all of it was read
         for variant, numbers in self.numbers.items():
             numbers.forgettable = self._trained_by.find_forgettable(policy_of(variant), issued, self.begins)
 
@@ -262,50 +263,51 @@ class RunAccount:
 
     def policies(self, *, drained: bool) -> dict[str, PolicyAudit]:
         """Return the counts of every policy; cheap enough for a live page."""
-        return self._counts(self.recipe.policies, Scope(drained=drained))
+        return self._count_variants(self.recipe.policies, Scope(drained=drained))
 
     def shadows(self, scope: Scope = Scope()) -> dict[str, PolicyAudit]:  # noqa: B008
         """Return the counts of every shadow, by `policy.variant`."""
-        return self._counts(self.recipe.shadow_variants, scope)
+        return self._count_variants(self.recipe.shadow_variants, scope)
 
-    def _counts(self, variants: Iterable[str], scope: Scope) -> dict[str, PolicyAudit]:
+    def _count_variants(self, variants: Iterable[str], scope: Scope) -> dict[str, PolicyAudit]:
         return {
-            one: self.numbers[one].audit(*self._numbers_of(one), drained=self._scope_of(one, scope).drained)
+            one: self.numbers[one].audit(*self._find_next_numbers(one), drained=self._find_scope(one, scope).drained)
             for one in variants
         }
 
-    def _scope_of(self, policy_variant: str, scope: Scope) -> Scope:
-        """Return what may be expected of a variant: a shadow trains on after the run's end, until its last version."""
+    def _find_scope(self, policy_variant: str, scope: Scope) -> Scope:
+        """Return the scope of a variant: a shadow continues to train after the run's end, until its last version."""
         if not variant_of(policy_variant) or self.chains[policy_variant].newest >= self.chains[policy_variant].steps:
             return scope
         return replace(scope, drained=False)
 
-    def _numbers_of(self, variant: str) -> tuple[dict[str, int], dict[str, int]]:
-        """Return what was issued and what was seen of the streams that train a policy, and its shadows."""
-        return self._of_policy(self.issued, variant), self._of_policy(self.seen, variant)
+    def _find_next_numbers(self, variant: str) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the issued and the seen next numbers of the streams that train a policy and its shadows."""
+        return self._select_streams(self.issued, variant), self._select_streams(self.seen, variant)
 
-    def _of_policy(self, numbers: Mapping[str, int], variant: str) -> dict[str, int]:
+    def _select_streams(self, numbers: Mapping[str, int], variant: str) -> dict[str, int]:
         return {s: n for s, n in numbers.items() if policy_of(variant) in self.policies_of(s)}
 
     def audit(self, scope: Scope = Scope(), positions: Mapping[PartitionId, int] | None = None) -> Audit:  # noqa: B008
-        """Return the audit of what was taken in, with all that is wrong with it.
+        """Return the audit of all records taken in, with all problems.
 
         Args:
             scope: What may be expected of the run now.
-            positions: How far the readers of trajectories and curated groups are; what is behind may still conclude.
+            positions: Offsets that the readers of trajectories and curated groups have reached; later records may still
+                conclude.
         """
         policies, shadows = self.policies(drained=scope.drained), self.shadows(scope)
         problems, broken, lost = Problems(), Problems(), 0
         for variant, numbers in self.numbers.items():
-            own = self._scope_of(variant, scope)
-            problems.extend(numbers.problems(*self._numbers_of(variant), own))
+            own = self._find_scope(variant, scope)
+            problems.extend(numbers.problems(*self._find_next_numbers(variant), own))
             if not own.drained and not own.offline:
                 before = self.issued if self.known.issued_before is None else self.known.issued_before
                 if own.whole and self.known.played is not None:
-                    vanished = numbers.find_vanished(self._of_policy(before, variant))
+                    vanished = numbers.find_vanished(self._select_streams(before, variant))
                     lost += vanished.total
                     problems.extend(vanished)
-                beyond = self.flights[variant].find_overflow(self._of_policy(before, variant))
+                beyond = self.flights[variant].find_overflow(self._select_streams(before, variant))
                 lost += max((count for count, _ in beyond), default=0)
                 for _, what in beyond:
                     problems.add_sentence(what)
@@ -331,9 +333,9 @@ class RunAccount:
             problems=problems,
         )
 
-    def has_let_go(self) -> bool:
-        """Return whether the policies' trainers have let go of all that was kept, at the end of a run."""
-        return all(self.flights[policy].has_let_go() for policy in self.recipe.policies)
+    def has_released_all(self) -> bool:
+        """Return whether, at the end of a run, the policies' trainers hold no kept group any more."""
+        return all(self.flights[policy].has_released_all() for policy in self.recipe.policies)
 
     def _count_concluded_tasks(self) -> int:
         """Count the tasks that are concluded for all policies that they train."""
@@ -348,18 +350,18 @@ class RunAccount:
 
 
 def read_issued(state: Any) -> dict[str, int]:
-    """Return the next training number of every stream, of the feeder's state."""
+    """Return the next training number of every stream from the feeder's state."""
     return read_next_numbers(state["next"])
 
 
 def read_next_numbers(numbers: Mapping[str, Any]) -> dict[str, int]:
-    """Return next numbers as integers. Raises ValueError for one that no run comes to."""
+    """Return next numbers as integers. Raises ValueError for a number that no run can reach."""
     found = {stream: int(number) for stream, number in numbers.items()}
     if odd := {stream: number for stream, number in found.items() if not 0 <= number <= MOST_NUMBERS}:
         raise ValueError(f"a next number must be from 0 to {MOST_NUMBERS}; got {odd}")
     return found
 
 
-def topics_of(topics: Topics, variant: str) -> tuple[str, ...]:
-    """Return the topics that a policy variant alone writes."""
+def list_own_topics(topics: Topics, variant: str) -> tuple[str, ...]:
+    """Return the topics that only this policy variant writes."""
     return topics.curated(variant), topics.outcomes(variant), topics.batches(variant), topics.weights(variant)

@@ -1,4 +1,4 @@
-"""A run's log as an audit reads it: topics to what is their end when it comes to them, bounds, commits, revisions."""
+"""A run's log as an audit reads it: topics up to their present ends, bounds, commits, revisions."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class AuditedLog:
         return self._reading.read(topics, what)
 
     def read_in_order(self, topics: Iterable[str], what: str) -> Iterator[Message]:
-        """`read`, one partition after the other."""
+        """Like `read`, but one partition after the other."""
         return self._reading.read_in_order(topics, what)
 
     def read_uncounted(self, topics: Iterable[str]) -> Iterator[Message]:
-        """`read`, without counting."""
+        """Like `read`, but without counting the records."""
         for topic in topics:
             yield from read_all(self._run.connection, [topic])
 
@@ -57,17 +57,17 @@ class AuditedLog:
         return fetch_end_offsets(self._run.connection, self.partitions(topics))
 
     def schemas(self) -> list[RecipeRevision]:
-        """Return all records of the recipe topic, those of schemas alone too, as they are now."""
+        """Return all present records of the recipe topic, including those that hold only schemas."""
         messages = self.read_uncounted([self._run.topics.recipe])
         found = (read_record(message, RecipeRevision) for message in messages)
         return [record for record in found if record is not None]
 
     def find_shortened(self, topics: Iterable[str]) -> Iterator[str]:
-        """Yield what is gone from the beginnings of topics that are kept for ever."""
+        """Yield the partitions that lost their first records, of topics that are kept for ever."""
         return find_shortened(self._run.connection, topics)
 
     def ask(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
-        """Return how far groups are."""
+        """Return the committed offsets of consumer groups."""
         return commits.fetch_committed(self._run, groups)
 
     def revisions(self) -> list[tuple[str, RecipeRevision]]:
@@ -80,5 +80,5 @@ class AuditedLog:
         return [(where, revision) for where, revision in found if revision.run_id == self._run.run_id]
 
     def read_retired(self) -> Retired:
-        """Return the versions whose objects are gone because nothing needs them."""
+        """Return the versions whose objects `headrace gc` has deleted."""
         return read_retired(self._run)

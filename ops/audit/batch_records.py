@@ -1,4 +1,4 @@
-"""What a batch says beside its groups, held against the recipe, the curated topic and the checkpoints. No I/O."""
+"""Compares the facts in batch records with the recipe, the curated topic and the checkpoints. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.infra.recipe.settings import Recipe
 
 
 class BatchFacts(NamedTuple):
-    """What the batch record of one version says."""
+    """The facts in the batch record of one version."""
 
     version: int
     epoch: int
@@ -33,7 +33,7 @@ class BatchRecords:
         self._before: BatchFacts | None = None
         self._wrong: list[str] = []
         self._checkpoints: dict[int, str] = {}
-        """Versions that have a checkpoint by the recipe, and the positions of their batches."""
+        """Versions that must have a checkpoint by the recipe, to the positions of their batches."""
 
     def fold_batch(self, facts: BatchFacts) -> None:
         """Take in the batch of a version."""
@@ -68,12 +68,12 @@ class BatchRecords:
         """Yield what is wrong.
 
         Args:
-            checkpoints: Versions that have a pointer, read after the batches.
+            checkpoints: Versions that have a checkpoint pointer, read after the batches.
         """
         yield from self._wrong
         there = set(checkpoints)
         if self._before is not None and 0 not in there:
-            yield f"version 0 of {self._variant} has no checkpoint, but that one is never deleted"
+            yield f"version 0 of {self._variant} has no checkpoint, but nothing may delete it"
         for version, where in self._checkpoints.items():
             if version not in there:
                 yield f"version {version} of {self._variant} has no checkpoint, but its recipe asks for one: {where}"

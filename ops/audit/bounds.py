@@ -1,4 +1,4 @@
-"""How much of a run may be under way at one moment, by its recipes. No I/O and no torch."""
+"""How many groups and tasks of a run may be in flight at one moment, by its recipes. No I/O and no torch."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 from headrace.infra.recipe.settings import Recipe
 
 MOST_AHEAD = 4
-"""Batches that a trainer has begun and not committed, as `trainers.versions.pipeline` has it."""
+"""Number of batches that a trainer has begun and not committed, as in `trainers.versions.pipeline`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The largest of all revisions: what was begun under one may end under another."""
+    """The largest bounds of all revisions: a group that begins under one revision may end under another."""
 
     staleness: Mapping[str, Sequence[int]]
     """Policy variant to its staleness bound, by revision."""
     waiting: Mapping[str, int]
-    """Policy variant to the first uses that its window and its batches under way hold."""
+    """Policy variant to the largest number of first uses in its window and its unfinished batches."""
     open: Mapping[str, int]
-    """Policy to the numbers that the feeder lets be open. A policy that shares a workflow is not in here where a task
-    is issued as soon as any of them has room. Where all of them must have room, one that has all its versions is
-    passed over: then the limits of those that it shares workflows with count."""
+    """Policy to the largest number of its open tasks. A policy that shares a workflow is missing here if the feeder
+    issues a task as soon as any policy has room. If all policies must have room, the feeder ignores a policy that has
+    made all its versions: then the limits of the policies that share its workflows count."""
 
     @classmethod
     def of(cls, revisions: Sequence[Recipe]) -> Bounds:
-        """Return the bounds of a run by all its recipes, by revision."""
+        """Return the bounds of a run from all its recipes, in the order of revisions."""
         newest = revisions[-1]
         return cls(
-            staleness={v: [_staleness(one, v) for one in revisions] for v in newest.policy_variants},
-            waiting={v: max(_window_limits(revisions, v), default=0) for v in newest.policy_variants},
+            staleness={v: [_find_staleness_bound(one, v) for one in revisions] for v in newest.policy_variants},
+            waiting={v: max(_find_window_limits(revisions, v), default=0) for v in newest.policy_variants},
             open={
                 p: max(_find_open_limit(one, p) for one in revisions)
                 for p in newest.policies
@@ -39,17 +39,17 @@ class Bounds:
         )
 
     def deadline(self, variant: str, revision: int, min_version: int) -> int | None:
-        """Return the last version of the trainer at which a first use may be trained on; None where nothing says so."""
+        """Return the last trainer version at which a first use may be trained on; None if no recipe gives it."""
         limits = self.staleness[variant]
         known = 0 <= revision < len(limits) and limits[revision] >= 0 and min_version >= 0
         return min_version + limits[revision] if known else None
 
 
-def _staleness(recipe: Recipe, variant: str) -> int:
+def _find_staleness_bound(recipe: Recipe, variant: str) -> int:
     return recipe.trainer_of(variant).max_staleness if variant in recipe.policy_variants else -1
 
 
-def _window_limits(revisions: Sequence[Recipe], variant: str) -> Iterator[int]:
+def _find_window_limits(revisions: Sequence[Recipe], variant: str) -> Iterator[int]:
     for recipe in revisions:
         if variant in recipe.policy_variants:
             trainer = recipe.trainer_of(variant)
@@ -60,11 +60,11 @@ def _find_open_limit(recipe: Recipe, policy: str) -> int:
     if policy not in recipe.policies:
         return 0
     sharing = {other for workflow in recipe.workflows_of(policy) for other in recipe.policies_of(workflow)}
-    others = sum(_own_open_limit(recipe, other) for other in sharing - {policy})
-    return max(_own_open_limit(recipe, policy), others)
+    others = sum(_find_own_open_limit(recipe, other) for other in sharing - {policy})
+    return max(_find_own_open_limit(recipe, policy), others)
 
 
-def _own_open_limit(recipe: Recipe, policy: str) -> int:
+def _find_own_open_limit(recipe: Recipe, policy: str) -> int:
     trainer = recipe.trainer_of(policy)
     return (trainer.max_staleness + 1) * trainer.groups_per_batch
 

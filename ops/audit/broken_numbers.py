@@ -1,4 +1,4 @@
-"""What may be wrong with numbers: sentences, and the numbers of a page that each is true of. No I/O."""
+"""Finds what is wrong with task numbers: sentences, each with the numbers of a page for which it is true. No I/O."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from headrace.ops.audit.pages import (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What may be expected of a run at this moment."""
+    """The state of a run that decides which problems are checked."""
 
     drained: bool = False
-    """Nothing more can conclude: what is in flight is lost."""
+    """Nothing more can conclude: groups in flight are lost."""
     still: bool = False
-    """Nothing is writing now: all topics are of the same moment."""
+    """No process is writing now, so all topics show the same moment."""
     whole: bool = False
     """Trajectories and curated groups were read too."""
     offline: bool = False
-    """An offline experiment: the groups are those of another run, and only what was trained is here."""
+    """An offline experiment: its groups are those of another run, and it has only batches."""
 
 
 def find_broken(page: Page, before: Page | None, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
-    """Yield what may be wrong, and of which numbers of a page it is true; `{reason}` is that of a discard.
+    """Yield what may be wrong, with the numbers of a page for which it is true; `{reason}` is that of a discard.
 
     Args:
         page: The numbers, in one use.
@@ -62,68 +62,68 @@ def find_broken(page: Page, before: Page | None, issued: int, scope: Scope) -> I
     yield "was trained more than once", page.mask(TWICE) & trained & ~discarded
     if scope.offline:
         return
-    yield from chain(_conclusions(page, issued, scope), _versions(page))
+    yield from chain(_find_broken_conclusions(page, issued, scope), _find_broken_versions(page))
     if scope.whole:
-        yield from _groups(page, issued, scope)
+        yield from _find_broken_groups(page, issued, scope)
     if before is not None:
-        yield from _replays(page, before, scope)
+        yield from _find_broken_replays(page, before, scope)
 
 
-def _conclusions(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
+def _find_broken_conclusions(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
     trained, discarded, evicted = page.mask(TRAINED), page.mask(DISCARDED), page.mask(EVICTED)
-    yield "was trained, and discarded too ({reason})", trained & discarded
+    yield "was both trained and discarded ({reason})", trained & discarded
     yield "was discarded more than once ({reason})", page.mask(TWICE) & discarded & ~trained
     yield "was kept more than once", page.mask(KEPT_TWICE)
-    yield "is dead, and was trained or discarded too", page.died & (trained | discarded)
+    yield "is a dead letter, but was also trained or discarded", page.died & (trained | discarded)
     yield "was discarded without a reason", page.mask(NO_REASON)
     yield "was evicted by the trainer more than once", page.mask(EVICTED_TWICE)
     yield "was evicted by the trainer with another verdict than its outcome has ({reason})", page.mask(ODD_VERDICT)
-    yield "was concluded, and never issued", page.concluded & ~page.is_below(issued)
-    yield "was trained, and no outcome says that it was kept", trained & ~page.mask(KEPT)
-    yield "was evicted by the trainer, and no outcome says so", evicted & ~discarded & ~page.died
+    yield "was concluded, but never issued", page.concluded & ~page.is_below(issued)
+    yield "was trained, but no outcome says that it was kept", trained & ~page.mask(KEPT)
+    yield "was evicted by the trainer, but no outcome says so", evicted & ~discarded & ~page.died
     if scope.still:
         by_trainer = page.mask(BY_TRAINER)
-        yield "was discarded by the trainer ({reason}), and no batch record says so", by_trainer & ~evicted
+        yield "was discarded by the trainer ({reason}), but no batch record says so", by_trainer & ~evicted
 
 
-def _versions(page: Page) -> Iterator[tuple[str, Mask]]:
+def _find_broken_versions(page: Page) -> Iterator[tuple[str, Mask]]:
     yield "was trained after its deadline", page.mask(LATE)
     yield "was trained into a version that is not newer than its newest token", page.mask(EARLY)
     vanished = page.mask(OVERDUE) & ~page.concluded & ~page.mask(EVICTED)
-    yield "was read by the trainer and is past its deadline, and it was neither trained nor evicted", vanished
+    yield "was read by the trainer and is past its deadline, but was neither trained nor evicted", vanished
 
 
-def _groups(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
+def _find_broken_groups(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
     curated, produced, kept = page.mask(CURATED), page.mask(PRODUCED), page.mask(KEPT)
     foreign = produced & page.mask(REACHED) & ~page.is_below(issued) & ~page.concluded
-    yield "was produced, and never issued", foreign
+    yield "was produced, but never issued", foreign
     due = page.mask(ANSWER_DUE) & ~page.mask(REOPENED) & page.is_below(issued)
     silent = due & ~page.mask(KEPT | DISCARDED | CURATED) & ~page.died
-    yield "was read by the curators, and nothing says what became of it", silent & (not scope.drained)
-    yield "has a curated record, and no outcome says that it was kept", curated & due & ~kept & (not scope.still)
+    yield "was read by the curators, but has no outcome and no dead letter", silent & (not scope.drained)
+    yield "has a curated record, but no outcome says that it was kept", curated & due & ~kept & (not scope.still)
     yield "has an outcome that does not match any group that its workers produced", page.mask(ODD_FACTS)
-    yield "is at another offset than the batch that trained it says", page.mask(MISPLACED)
+    yield "is not at the offset that its batch gives", page.mask(MISPLACED)
     yield "has more than one curated record", page.mask(CURATED_TWICE)
-    yield "was kept, and there is no curated record of it", kept & ~curated
+    yield "was kept, but has no curated record", kept & ~curated
     if not page.use:
-        yield "was curated, and no worker produced it", (kept | page.mask(DISCARDED)) & ~produced
-        yield "has a curated record whose group is none of those that its workers produced", page.mask(UNMATCHED)
+        yield "was curated, but no worker produced it", (kept | page.mask(DISCARDED)) & ~produced
+        yield "has a curated record with a group that no worker produced", page.mask(UNMATCHED)
     if scope.still:
-        yield "has a curated record, and no outcome says that it was kept", curated & ~kept
+        yield "has a curated record, but no outcome says that it was kept", curated & ~kept
 
 
-def _replays(page: Page, before: Page, scope: Scope) -> Iterator[tuple[str, Mask]]:
+def _find_broken_replays(page: Page, before: Page, scope: Scope) -> Iterator[tuple[str, Mask]]:
     asked = page.mask(KEPT)
-    yield "was asked for, and the use before it never was kept", asked & ~before.mask(KEPT)
+    yield "is a replay, but the use before it was never kept", asked & ~before.mask(KEPT)
     if scope.drained:
         vanished = asked & page.mask(PASSED) & ~page.concluded
-        yield "was read by the trainer, and then neither trained nor evicted", vanished
+        yield "was read by the trainer, but neither trained nor evicted", vanished
 
 
 def describe_open(bits: int) -> str:
-    """Return what is wrong with a number that is open although nothing more can conclude."""
+    """Return what is wrong with a number that is still open when nothing more can conclude."""
     if bits & KEPT:
-        return "was kept, and then neither trained nor evicted"
+        return "was kept, but neither trained nor evicted"
     if bits & PRODUCED:
-        return "was produced, and nothing says what became of it"
-    return "was issued, and never concluded"
+        return "was produced, but has no outcome and no dead letter"
+    return "was issued, but never concluded"

@@ -18,7 +18,7 @@ from headrace.schemas.topics import eval_stream, variant_of
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer group: what it reads, and, of curators, the component whose snapshots are in `state`."""
+    """A consumer group: its topics, and for curators the component whose snapshots are in `state`."""
 
     name: str
     topic: str
@@ -47,7 +47,7 @@ def evaluation_groups(run: Run) -> list[Group]:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """How far a group is, and the bounds of what it reads, asked for in this order: begin, commits, end."""
+    """The commits of a group, and the bounds of its partitions, asked for in this order: begin, commits, end."""
 
     begin: Mapping[PartitionId, int]
     commits: Mapping[PartitionId, Commit]
@@ -55,7 +55,7 @@ class Committed:
 
 
 def fetch_committed(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]:
-    """Ask the broker; groups continue meanwhile, so a commit lies between a begin before and an end after it."""
+    """Ask the broker for the commits of groups. Groups continue meanwhile, so bounds are asked before and after."""
     found = {}
     for group in groups:
         partition_ids = find_whole_topics(run.connection, [group.topic])
@@ -66,7 +66,7 @@ def fetch_committed(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]
 
 
 def problems(asked: Mapping[Group, Committed], snapshots: Mapping[bytes, Message], run_id: str) -> Iterator[str]:
-    """Yield what is wrong with commits; the snapshots were read before the commits were asked for."""
+    """Yield what is wrong with commits; `snapshots` were read before the commits were asked for."""
     for group, committed in asked.items():
         for (topic, partition), commit in sorted(committed.commits.items()):
             begin, end = committed.begin[topic, partition], committed.end[topic, partition]
@@ -87,9 +87,9 @@ def _compare_with_snapshots(
         newest = snapshots.get(f"{group.component}|{topic}|{partition}".encode())
         commit = committed.commits.get((topic, partition))
         if newest is None:
-            if commit is not None and _snapshot_offset(commit) >= 0:
-                offset = _snapshot_offset(commit)
-                yield f"group {group.name} restores {name} from snapshot {offset}, but `state` has no snapshot of it"
+            if commit is not None and _find_snapshot_offset(commit) >= 0:
+                offset = _find_snapshot_offset(commit)
+                yield f"group {group.name} restores {name} from snapshot {offset}, but `state` lacks that snapshot"
             continue
         try:
             snapshot = codec.decode(newest.value, Snapshot)
@@ -100,21 +100,21 @@ def _compare_with_snapshots(
         if snapshot.run_id != run_id:
             yield f"the snapshot {name_offset(newest)} of {name} is of run {snapshot.run_id!r:.60}"
         elif commit is None:
-            if committed.commits:  # of a group that rested for days Kafka forgets all of them
+            if committed.commits:  # Kafka forgets all commits of a group that was stopped for days
                 yield f"group {group.name} has no committed offset of {name}, but a snapshot of offset {position}"
         elif commit.offset < position:
             yield (
                 f"group {group.name} has committed offset {commit.offset} of {name}, but its "
                 f"snapshot {name_offset(newest)} is of the later offset {position}"
             )
-        elif _snapshot_offset(commit) < newest.offset:
+        elif _find_snapshot_offset(commit) < newest.offset:
             yield (
-                f"group {group.name} restores {name} from snapshot {_snapshot_offset(commit)}, but "
+                f"group {group.name} restores {name} from snapshot {_find_snapshot_offset(commit)}, but "
                 f"{name_offset(newest)} is newer: it was written without committing its offset"
             )
 
 
-def _snapshot_offset(commit: Commit) -> int:
+def _find_snapshot_offset(commit: Commit) -> int:
     """Return the offset, in `state`, of the snapshot that a commit names; -1 for none."""
     try:
         return int(json.loads(commit.metadata)["snapshot"])

@@ -1,4 +1,4 @@
-"""`headrace audit --deep`: the values of groups too, decoded, against their headers and the store."""
+"""`headrace audit --deep`: decodes the values of groups, and compares them with their headers and the store."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ GroupIdentity = tuple[str, str, int]
 
 
 class UnfitValue(Exception):
-    """A value is not what its headers and its schema promise."""
+    """A value does not fit its headers or its schema."""
 
 
 def check_trajectories(message: Message, store: ObjectStore | None) -> TrajectoryGroup:
-    """Return the group that a message holds, or that is behind its claim check; without a store as it is.
+    """Return the group that a message holds, or that its claim check names; without a store, as it is in the message.
 
     Raises UnfitValue, and what an unreachable store raises.
     """
-    stamp = _stamp(message)
-    group = _group(message.value, store)
+    stamp = _read_stamp(message)
+    group = _decode_group(message.value, store)
     _check_identity((group.run_id, group.stream, group.number), stamp)
     _check_versions(group.trajectories, stamp, has_all=group.claim is None)
     if group.policy != stamp.policy:
@@ -39,11 +39,11 @@ def check_trajectories(message: Message, store: ObjectStore | None) -> Trajector
 
 
 def check_curated(message: Message, store: ObjectStore | None) -> tuple[CuratedGroup, TrajectoryGroup]:
-    """Return a curated record and the group inside; a replay has none, and gives an empty one.
+    """Return a curated record and the group inside; a replay holds no group, and gives an empty one.
 
     Raises UnfitValue, and what an unreachable store raises.
     """
-    stamp = _stamp(message)
+    stamp = _read_stamp(message)
     try:
         curated = codec.decode(message.value, CuratedGroup)
     except SchemaError as error:
@@ -51,10 +51,10 @@ def check_curated(message: Message, store: ObjectStore | None) -> tuple[CuratedG
     _check_identity((curated.run_id, curated.stream, curated.number), stamp)
     said, headers = (curated.use, curated.revision, curated.min_version), (stamp.use, stamp.revision, stamp.min_version)
     if said != headers and not (curated.use and said[:2] == headers[:2]):
-        raise UnfitValue(f"its headers say use, recipe revision and oldest version {headers}, its value {said}")
+        raise UnfitValue(f"its headers give use, recipe revision and oldest version {headers}, its value gives {said}")
     if curated.use and not curated.group:
         return curated, TrajectoryGroup()
-    group = _group(curated.group, store)
+    group = _decode_group(curated.group, store)
     _check_identity((group.run_id, group.stream, group.number), stamp)
     if group.claim is None:
         _check_rewards(curated, group)
@@ -66,7 +66,7 @@ def _check_rewards(curated: CuratedGroup, group: TrajectoryGroup) -> None:
     members = len(group.trajectories)
     if len(curated.rewards) != members or any(not 0 <= index < members for index in curated.kept):
         raise UnfitValue(
-            f"it must have a reward for each of its {members} trajectories, and keep only such; it has "
+            f"it must have a reward for each of its {members} trajectories, and keep only these, but it has "
             f"{len(curated.rewards)} rewards and keeps {curated.kept}"
         )
     odd = [index for index in curated.kept if not math.isfinite(curated.rewards[index])]
@@ -75,8 +75,8 @@ def _check_rewards(curated: CuratedGroup, group: TrajectoryGroup) -> None:
 
 
 def check_task(message: Message) -> Task:
-    """Return a task. Raises UnfitValue where its value, headers and key do not name the same."""
-    stamp = _stamp(message)
+    """Return a task. Raises UnfitValue if its value, headers and key name different tasks."""
+    stamp = _read_stamp(message)
     try:
         task = codec.decode(message.value, Task)
     except SchemaError as error:
@@ -89,30 +89,30 @@ def check_task(message: Message) -> Task:
 
 
 def facts_of_outcome(outcome: Outcome) -> tuple[object, ...]:
-    """Return what an outcome says of a group, in the order of `outcome_facts_of_group`."""
+    """Return the facts about a group that an outcome holds, in the order of `outcome_facts_of_group`."""
     return tuple(outcome.rewards), tuple(outcome.lengths), outcome.n_asked, outcome.failures, outcome.task_id
 
 
 def outcome_facts_of_group(group: TrajectoryGroup) -> tuple[object, ...]:
-    """Return what an outcome says of a group: rewards, lengths, episodes asked for and failed, and its task."""
+    """Return the facts that an outcome must hold about a group: rewards, lengths, episodes and failures, task."""
     rewards = tuple(trajectory.reward for trajectory in group.trajectories)
     return rewards, tuple(generated_lengths(group)), group.n_asked, len(group.failures), group.task_id
 
 
 def _check_versions(trajectories: Sequence[Trajectory], stamp: Stamp, *, has_all: bool = True) -> None:
-    """Hold the versions of tokens against the headers, and their number against that of the tokens."""
+    """Compare the versions of tokens with the headers, and their number with that of the tokens."""
     if not has_all:
         return
     for trajectory in trajectories:
         for sequence in trajectory.sequences:
             if int(sequence.version_runs[1::2].sum()) != len(sequence.ids):
                 raise UnfitValue(
-                    f"a sequence has {len(sequence.ids)} tokens, but versions of {sequence.version_runs[1::2].sum()}"
+                    f"a sequence has {len(sequence.ids)} tokens, but versions for {sequence.version_runs[1::2].sum()}"
                 )
     found = find_version_range(trajectories)
     if found != (stamp.min_version, stamp.max_version):
         raise UnfitValue(
-            f"its tokens are of versions {found}, and its headers say {stamp.min_version, stamp.max_version}"
+            f"its tokens are of versions {found}, but its headers say {stamp.min_version, stamp.max_version}"
         )
 
 
@@ -132,14 +132,14 @@ def check_attachments(group: TrajectoryGroup, objects: ObjectChecks) -> None:
             raise UnfitValue(f"attachment {attachment.name}: {why}")
 
 
-def _stamp(message: Message) -> Stamp:
+def _read_stamp(message: Message) -> Stamp:
     try:
         return Stamp.from_headers(message.headers)
     except HeaderError as error:
         raise UnfitValue(str(error)) from error
 
 
-def _group(value: bytes, store: ObjectStore | None) -> TrajectoryGroup:
+def _decode_group(value: bytes, store: ObjectStore | None) -> TrajectoryGroup:
     try:
         group = codec.decode(value, TrajectoryGroup)
         if group.claim is None or store is None:

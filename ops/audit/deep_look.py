@@ -1,4 +1,4 @@
-"""What `headrace audit --deep` does with the value of a group: decoded, compared, timed."""
+"""How `headrace audit --deep` decodes, compares and times the values of groups."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from headrace.schemas.topics import policy_of, variant_of
 
 
 class DeepLook:
-    """Looks into groups, and adds what is wrong to the account.
+    """Checks the values of groups, and adds what is wrong to the account.
 
     Args:
         run: The run.
-        account: Has the batches already, and of a group its headers.
+        account: Holds the batches already, and the headers of each group.
         evaluations: Takes the values of answers.
-        objects: Reads attachments; None where the store is left out, or away.
+        objects: Reads attachments; None if the store is left out or unreachable.
     """
 
     def __init__(self, run: Run, account: RunAccount, evaluations: Evaluations, objects: ObjectChecks | None) -> None:
@@ -54,29 +54,29 @@ class DeepLook:
         self._of_groups = {topics.trajectories(policy) for policy in run.recipe.policies}
         self._of_groups |= {topics.curated(variant) for variant in run.recipe.policy_variants}
         self._dead: dict[RecordId, tuple[str, int]] = {}
-        """Record to where its dead letter is, and the digest of the bytes in there."""
+        """Record to the position of its dead letter, and the digest of the bytes in it."""
         self._replays = {variant: ReplayChecks(variant, run.revisions) for variant in run.recipe.policy_variants}
         self._tasks = Pages()
-        """What the first record of a number said of its task."""
+        """Number to the facts about its task in the first record that was read."""
         self._rejected = Counter[tuple[str, str, int]]()
-        """(variant, stream, number) to the single trajectories that outcomes reject."""
+        """(variant, stream, number) to the number of single trajectories that outcomes reject."""
 
     def look_at_group(self, message: Message, *, is_new: bool) -> None:
-        """Look into a record of trajectories or curated groups; one that is not as it should be needs a dead letter.
+        """Check a record of trajectories or curated groups; a record with a fault needs a dead letter.
 
         Args:
             message: The record.
-            is_new: Whether its number was not delivered before.
+            is_new: Whether this is the first record of its number.
 
         Raises StoreAway.
         """
         variant = self._account.variant_of_topic.get(message.topic)
         dead_letter, digest = self._dead.pop((message.topic, message.partition, message.offset), ("", 0))
-        if dead_letter and digest != _digest(message.value):
+        if dead_letter and digest != _compute_digest(message.value):
             where = name_offset(message)
             self._account.found.add_sentence(f"the dead letter {dead_letter} holds other bytes than {where}")
         if variant is None:
-            self._match(message)
+            self._match_bytes(message)
         if not (is_new or is_sent_back(message)):
             return
         with self._measure(message):
@@ -90,14 +90,14 @@ class DeepLook:
                     curated.stream, curated.number, curated.use, (message.partition, message.offset)
                 )
                 self._replays[variant].fold_group(curated, message.partition, sent_back=is_sent_back(message))
-                self._compare(variant, curated)
+                self._compare_with_batches(variant, curated)
                 if not is_sent_back(message):  # the same bytes as before
                     self._check_rejected(variant, curated, group)
             if self.objects:
                 check_attachments(group, self.objects)
 
     def look_at_record(self, message: Message) -> None:
-        """Look into a task, an outcome or a dead letter."""
+        """Check a task, an outcome or a dead letter."""
         kind = message.topic.split(".")[1]
         try:
             if kind == "tasks":
@@ -107,7 +107,7 @@ class DeepLook:
                 self._look_at_outcome(message, codec.decode(message.value, Outcome))
             elif kind == "dead-letters":
                 self._look_at_dead_letter(message, codec.decode(message.value, DeadLetter))
-        except SchemaError:  # the fold says so
+        except SchemaError:  # the fold reports it
             return
 
     def _look_at_outcome(self, message: Message, outcome: Outcome) -> None:
@@ -118,25 +118,27 @@ class DeepLook:
         if outcome.level == "trajectory":
             self._rejected[variant, *identity] += 1
         elif outcome.n_asked:
-            self._account.numbers[variant].expect_facts(*identity, _digest(repr(facts_of_outcome(outcome)).encode()))
+            self._account.numbers[variant].expect_facts(
+                *identity, _compute_digest(repr(facts_of_outcome(outcome)).encode())
+            )
 
     def _look_at_dead_letter(self, message: Message, dead_letter: DeadLetter) -> None:
         record_id = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
         is_ours = dead_letter.run_id == self._run.run_id and dead_letter.topic in self._of_groups
         if is_ours and dead_letter.reason != REDRIVEN and not dead_letter.cut_bytes:
-            self._dead[record_id] = name_offset(message), _digest(dead_letter.value)
+            self._dead[record_id] = name_offset(message), _compute_digest(dead_letter.value)
 
     def problems(self) -> Iterator[str]:
-        """Yield the dead letters whose record is not there, when all groups were read."""
+        """Yield the dead letters whose record does not exist, after all groups were read."""
         for (topic, partition, offset), (dead_letter, _) in self._dead.items():
-            yield f"the dead letter {dead_letter} is about {topic}[{partition}]@{offset}, where there is no record"
+            yield f"the dead letter {dead_letter} is about {topic}[{partition}]@{offset}, but there is no record there"
 
-    def answer(self, message: Message) -> None:
-        """Look into an answer of an evaluation as the evaluator took it in. Raises StoreAway."""
+    def look_at_answer(self, message: Message) -> None:
+        """Check an answer of an evaluation, as the evaluator read it. Raises StoreAway."""
         unanswered = self._evaluations.find_unanswered(message, self._run.run_id)
         with self._measure(message):
             store = self._run.store if self.objects else None
-            self._evaluations.look_into(unanswered or check_trajectories(message, store))
+            self._evaluations.look_at_value(unanswered or check_trajectories(message, store))
 
     @contextmanager
     def _measure(self, message: Message, groups: int = 1) -> Iterator[None]:
@@ -152,22 +154,22 @@ class DeepLook:
             self.rates.seconds += time.perf_counter() - begin
             self.rates.cpu_seconds += time.thread_time() - cpu
 
-    def _compare(self, policy_variant: str, curated: CuratedGroup) -> None:
-        """Hold a curated record against the batches, and note its bytes for when the trajectories are read."""
+    def _compare_with_batches(self, policy_variant: str, curated: CuratedGroup) -> None:
+        """Compare a curated record with the batches, and note its bytes for the comparison with the trajectories."""
         numbers, identity = self._account.numbers[policy_variant], (curated.stream, curated.number, curated.use)
         deadline = self._account.flights[policy_variant].deadline(curated.revision, curated.min_version)
         if not curated.use and deadline is not None and curated.deadline_version != deadline:
             raise UnfitValue(
                 f"its deadline must be version {deadline}, by its oldest token and the max_staleness of recipe "
-                f"revision {curated.revision}; it is {curated.deadline_version}"
+                f"revision {curated.revision}, but it is {curated.deadline_version}"
             )
         if not variant_of(policy_variant):
             numbers.check_deadline(*identity, curated.deadline_version)
         if not curated.use:
-            numbers.expect(curated.stream, curated.number, _digest(curated.group))
+            numbers.expect(curated.stream, curated.number, _compute_digest(curated.group))
 
     def _check_rejected(self, variant: str, curated: CuratedGroup, group: TrajectoryGroup) -> None:
-        """Hold what a curated record leaves out against the outcomes of single trajectories, which were read before."""
+        """Compare the left-out trajectories of a curated record with the outcomes of single trajectories."""
         identity = (curated.stream, curated.number)
         left_out, rejected = len(group.trajectories) - len(curated.kept), self._rejected.pop((variant, *identity), 0)
         is_known = bool(self._account.numbers[variant].pages.bits_of(*identity, 0)[curated.number & LOW] & KEPT)
@@ -175,7 +177,7 @@ class DeepLook:
             raise UnfitValue(f"it leaves out {left_out} trajectories, but outcomes say so of {rejected}")
 
     def _match_facts(self, group: TrajectoryGroup) -> None:
-        digest = _digest(repr(outcome_facts_of_group(group)).encode())
+        digest = _compute_digest(repr(outcome_facts_of_group(group)).encode())
         for variant in self._account.beside.get(group.policy, ()):
             if group.claim is None:
                 self._account.numbers[variant].match_facts(group.stream, group.number, digest)
@@ -183,27 +185,27 @@ class DeepLook:
                 self._account.numbers[variant].pages.clear(group.stream, group.number, 0, ODD_FACTS)
 
     def _match_task(self, one: Task | TrajectoryGroup) -> None:
-        """Hold what a record says of its task against what the first of that number said, of whichever policy."""
-        digest = _digest(repr((one.task_id, one.tier)).encode())
+        """Compare the task facts of a record with those of the first record of that number, of any policy."""
+        digest = _compute_digest(repr((one.task_id, one.tier)).encode())
         known = self._tasks.digest(one.stream, one.number)
         if not known:
             self._tasks.set_digest(one.stream, one.number, digest)
         elif known != digest:
             raise UnfitValue(
-                f"it is of task {one.task_id!r:.60}, but another record of {one.stream}:{one.number} names another task"
+                f"it names task {one.task_id!r:.60}, but another record of {one.stream}:{one.number} names another task"
             )
 
-    def _match(self, message: Message) -> None:
-        """Tell the numbers of a policy and its shadows which bytes a worker wrote."""
+    def _match_bytes(self, message: Message) -> None:
+        """Pass the digest of the bytes that a worker wrote to the numbers of a policy and its shadows."""
         try:
             stamp = Stamp.from_headers(message.headers)
-        except HeaderError:  # the fold says so
+        except HeaderError:  # the fold reports it
             return
-        digest = _digest(message.value)
+        digest = _compute_digest(message.value)
         for variant in self._account.beside.get(policy_of(stamp.policy), ()):
             self._account.numbers[variant].match_delivery(stamp.stream, stamp.number, digest)
 
 
-def _digest(value: bytes) -> int:
-    """Return eight bytes that stand for a value; never 0."""
+def _compute_digest(value: bytes) -> int:
+    """Return a digest of eight bytes of a value; never 0."""
     return int.from_bytes(blake3(value).digest(8), "little") or 1

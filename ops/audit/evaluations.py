@@ -1,6 +1,6 @@
-"""What became of the evaluations of a run: every number is answered for each policy, and each result is there once.
+"""The audit of evaluations: every number is answered for each policy, and every result exists exactly once.
 
-No I/O. Four bytes are kept for a number and policy, and in a deep audit the answers of evaluations that are not whole.
+No I/O. Memory: four bytes for a number and policy, and in a deep audit the answers of incomplete evaluations.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ WAITS = REACHED
 EvaluationKey = tuple[str, str, int]
 """(workflow, policy, version)."""
 OF_ANY, OF_ANSWERS = ("problems", "samples"), ("avg_at_k", "pass_at_k", "mean_length", "failures")
-"""Fields of a result that any answers of its version determine, and fields that only its own answers determine."""
+"""Fields of a result that depend only on its version's answers, and fields that depend on its own answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationCounts:
-    """The problems that were asked of one policy on one workflow."""
+    """Counts of the evaluation tasks of one policy on one workflow."""
 
     issued: int
     answered: int
@@ -54,7 +54,7 @@ class EvaluationCounts:
 
 
 class Evaluations:
-    """Takes in what the topics say of evaluations.
+    """Takes in the records of evaluations.
 
     Args:
         revisions: All recipes of the run, by revision.
@@ -64,7 +64,7 @@ class Evaluations:
         self._recipe, self._revisions = revisions[-1], revisions
         sizes = {one.evaluate.problems for one in revisions}
         self._size = sizes.pop() if len(sizes) == 1 else 0
-        """Problems of each evaluation; 0 where they differ by revision."""
+        """Number of problems of each evaluation; 0 if it differs between revisions."""
         self._issued: dict[str, int] = {}
         self._seen: Counter[str] = Counter()
         self._pages = {policy: Pages() for policy in self._recipe.policies}
@@ -74,23 +74,23 @@ class Evaluations:
         """The evaluator's positions, as `topic[partition]`."""
         self._results: dict[EvaluationKey, EvalResult] = {}
         self._expected: dict[EvaluationKey, tuple[EvalResult, dict[str, int]]] = {}
-        """Deep audit only: the result that the answers give, and the offsets to which they must be read for it."""
+        """Deep audit only: the result that the answers give, and the offsets that the evaluator must reach for it."""
         self._expected_cut: dict[EvaluationKey, EvalResult] = {}
-        """Deep audit only: what older builds, which cut rewards off to 0 to 1, made of the same answers."""
+        """Deep audit only: the results of older releases, which clipped rewards to 0 to 1, from the same answers."""
         self._spans: dict[EvaluationKey, tuple[int, int]] = {}
         """Deep audit only: the lowest and the highest number that was answered."""
         self._unread: set[tuple[str, int, int]] = set()
-        """Deep audit only: (topic, partition, offset) of answers of which there is a dead letter."""
+        """Deep audit only: (topic, partition, offset) of answers that have a dead letter."""
         self._unseen: set[EvaluationKey] = set()
-        """Deep audit only: what was answered by groups in a store that is left out."""
+        """Deep audit only: evaluations with answers in a store that is left out."""
         self._fold, self._fold_cut = EvaluationFold("", self._size), EvaluationFold("", self._size)
         self._found = Problems()
 
     # --------------------------------------------------------------------------------------------------------- records
 
     def take_task(self, message: Message, run_id: str, passed: Mapping[PartitionId, int]) -> None:
-        """Take in a task; `passed` are the next offsets of the workers, asked before."""
-        stamp, partition_id = _stamp(message, run_id), (message.topic, message.partition)
+        """Take in a task; `passed` are the next offsets of the workers, from before the tasks were read."""
+        stamp, partition_id = _read_stamp(message, run_id), (message.topic, message.partition)
         if stamp is None:
             return
         workflow = workflow_of(stamp.stream)
@@ -101,11 +101,11 @@ class Evaluations:
                 self._pages[policy].mark(workflow, stamp.number, 0, bits)
 
     def fold_answer(self, message: Message, run_id: str) -> bool:
-        """Take in a group; False for one that names no evaluation of this run, which is a dead letter.
+        """Take in a group; return False if it names no evaluation of this run, and so must be a dead letter.
 
-        Raises HeaderError for one that is on the topic of another policy.
+        Raises HeaderError for a group on the topic of another policy.
         """
-        stamp, partition_id = _stamp(message, run_id), (message.topic, message.partition)
+        stamp, partition_id = _read_stamp(message, run_id), (message.topic, message.partition)
         self._ends[partition_id] = message.offset + 1
         if stamp is None or stamp.policy not in self._pages:
             return False
@@ -120,16 +120,16 @@ class Evaluations:
         try:
             result = codec.decode(message.value, EvalResult)
         except SchemaError as error:
-            self._found.add_sentence(f"{where} is not a result: {error}")
+            self._found.add_sentence(f"{where} cannot be read as a result: {error}")
             return
         key = (result.workflow, result.policy, result.version)
         if result.run_id == run_id and key in self._results:
-            self._found.add_sentence(f"{_name(key)} has more than one result: {where}")
+            self._found.add_sentence(f"{_name_evaluation(key)} has more than one result: {where}")
         elif result.run_id == run_id:
             self._results[key] = result
 
     def take_snapshots(self, feeder: Message | None, evaluator: Message | None) -> None:
-        """Take in the newest snapshots; of the feeder's the fold says whether it can be read."""
+        """Take in the newest snapshots; the fold reports a feeder's snapshot that cannot be read."""
         with suppress(SchemaError, *NO_SNAPSHOT):
             if feeder is not None:
                 state = json.loads(codec.decode(feeder.value, Snapshot).body)
@@ -138,8 +138,8 @@ class Evaluations:
             if evaluator is not None:
                 self._read = dict(codec.decode(evaluator.value, Snapshot).positions)
 
-    def look_into(self, group: TrajectoryGroup) -> None:
-        """Take in the value of an answer, which was taken in just before; those of a partition come in order."""
+    def look_at_value(self, group: TrajectoryGroup) -> None:
+        """Take in the value of the answer that was just taken in; the answers of a partition come in order."""
         if not self._size or not is_eval(group.stream):
             return
         key = (workflow_of(group.stream), group.policy, group.asked_version)
@@ -155,14 +155,14 @@ class Evaluations:
             self._expected[key], self._expected_cut[key] = (result, ends), cut
 
     def find_unanswered(self, message: Message, run_id: str) -> TrajectoryGroup | None:
-        """Return what the evaluator took in for an answer that it could not read; None for one that it could."""
+        """Return the group that the evaluator counted in place of an unreadable answer; None for a readable answer."""
         if (message.topic, message.partition, message.offset) not in self._unread:
             return None
         stamp = read_lost_stamp(message.headers, run_id)
         return build_unanswered(stamp, stamp.policy, self._revisions) if stamp is not None else None
 
     def mark_dead(self, dead_letter: DeadLetter) -> None:
-        """Take in a dead letter about an evaluation, or that one was sent back."""
+        """Take in a dead letter about an evaluation, or its redrive."""
         if dead_letter.component == EVALUATOR and dead_letter.reason != "other_run":
             self._unread.add((dead_letter.topic, dead_letter.partition, dead_letter.offset))
         workflow = workflow_of(dead_letter.stream)
@@ -177,14 +177,14 @@ class Evaluations:
     # ---------------------------------------------------------------------------------------------------------- result
 
     def counts(self, *, drained: bool) -> dict[str, EvaluationCounts]:
-        """Return the counts by `workflow.policy` of what was evaluated."""
+        """Return the counts of evaluations by `workflow.policy`."""
         found = {}
         for workflow, issued in self._issued.items():
             for policy in self._recipe.policies_of(workflow) if issued and workflow in self._recipe.workflows else ():
-                pages = list(self._pages_of(workflow, policy, issued))
-                answered = sum(_sum(page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
-                dead = sum(_sum(page.died & ~page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
-                lost = sum(_sum(_mask_lost(page, issued)) for page in pages) if drained else 0
+                pages = list(self._iterate_pages(workflow, policy, issued))
+                answered = sum(_count_true(page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
+                dead = sum(_count_true(page.died & ~page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
+                lost = sum(_count_true(_mask_lost(page, issued)) for page in pages) if drained else 0
                 results = sum(key[:2] == (workflow, policy) for key in self._results)
                 in_flight = issued - answered - dead - lost
                 found[f"{workflow}.{policy}"] = EvaluationCounts(issued, answered, dead, in_flight, lost, results)
@@ -205,29 +205,30 @@ class Evaluations:
             found.add_sentence(what)
         return found
 
-    def _pages_of(self, workflow: str, policy: str, issued: int) -> Iterator[Page]:
+    def _iterate_pages(self, workflow: str, policy: str, issued: int) -> Iterator[Page]:
         for index in range(-(-issued // PAGE_NUMBERS)):
             yield self._pages[policy].page(workflow, 0, index)
 
     def _find_foreign(self) -> Iterator[str]:
         for workflow, end in sorted(self._seen.items()):
             if end > self._issued.get(workflow, 0):
-                yield f"eval.{workflow}:{end - 1} is a task, and the feeder does not know that it was issued"
+                yield f"eval.{workflow}:{end - 1} is a task, but the feeder's snapshot does not count it as issued"
         for policy, pages in self._pages.items():
             for page in pages.iterate():
                 foreign = (page.mask(PRODUCED) | page.died) & ~page.is_below(self._issued.get(page.stream, 0))
                 for at in np.flatnonzero(foreign):
-                    yield f"eval.{page.stream}:{page.first + at} of {policy} was answered or is dead, but never issued"
+                    name = f"eval.{page.stream}:{page.first + at} of {policy}"
+                    yield f"{name} was answered or is a dead letter, but was never issued"
 
     def _find_lost(self, *, drained: bool) -> Iterator[str]:
         for workflow, issued in self._issued.items():
             for policy in self._recipe.policies_of(workflow) if workflow in self._recipe.workflows else ():
-                for page in self._pages_of(workflow, policy, issued):
+                for page in self._iterate_pages(workflow, policy, issued):
                     for at in np.flatnonzero(_mask_lost(page, issued) if drained else _mask_unanswered(page)):
-                        yield f"eval.{workflow}:{page.first + at} of {policy} was issued, and never answered"
+                        yield f"eval.{workflow}:{page.first + at} of {policy} was issued, but never answered"
 
     def _find_missing(self) -> Iterator[str]:
-        """Results that the evaluator has read all answers for."""
+        """Yield the missing results for which the evaluator has read all answers."""
         if any(end > self._read.get(name_partition(partition_id), 0) for partition_id, end in self._ends.items()):
             return
         counts = self.counts(drained=True)
@@ -238,7 +239,7 @@ class Evaluations:
             asked = issued // self._size if self._size else 0
             there = sum(one.results for one in own)
             if there < asked and all(one.answered == issued for one in own):
-                yield f"{asked} evaluations of {workflow} are answered, but only {there} have a result"
+                yield f"{asked} evaluations of {workflow} have all answers, but only {there} of them have a result"
 
     def _is_another_now(self, workflow: str) -> bool:
         """Return whether the newest recipe lacks a workflow, or a policy of it, so that a result may be missing."""
@@ -247,42 +248,43 @@ class Evaluations:
         return any(not known.issuperset(one.policies_of(workflow)) for one in having)
 
     def _find_wrong(self, *, still: bool) -> Iterator[str]:
-        """In a deep audit, results that are not what the answers give."""
+        """Yield, in a deep audit, the results that differ from their answers."""
         for key, (expected, ends) in sorted(self._expected.items()):
             found = self._results.get(key)
             if key in self._unseen or (found is None and self._is_another_now(key[0])):
                 continue
             if found is None and all(end <= self._read.get(name, 0) for name, end in ends.items()):
-                yield f"{_name(key)} is answered, but has no result"
+                yield f"{_name_evaluation(key)} has all answers, but no result"
             elif found is not None and (differing := self._find_differences(key, expected, found)):
-                yield f"{_name(key)} has a result that differs from its answers (answers -> result): {differing}"
+                name = _name_evaluation(key)
+                yield f"{name} has a result that differs from its answers (answers -> result): {differing}"
         if still and self._expected:
             for key in sorted(self._results.keys() - self._expected.keys() - self._unseen):
-                yield f"{_name(key)} has a result, but not all its answers are there"
+                yield f"{_name_evaluation(key)} has a result, but some of its answers are missing"
 
     def _find_differences(self, key: EvaluationKey, expected: EvalResult, found: EvalResult) -> str:
-        """Return how a result differs from its answers, in words; a result of an older build may have them cut."""
+        """Return how a result differs from its answers, in words. An older release may have clipped the rewards."""
         names = self._fields_to_compare(key, found)
         is_as_cut = not _describe_differences(self._expected_cut[key], found, names)
         return "" if is_as_cut else _describe_differences(expected, found, names)
 
     def _fields_to_compare(self, key: EvaluationKey, found: EvalResult) -> tuple[str, ...]:
-        """Return the fields in which a result must be what the answers give.
+        """Return the fields in which a result must agree with its answers.
 
-        A version that also played along in the evaluation of another policy has more answers than one evaluation: which
-        of them the evaluator read first is not recorded. A result of an older build counts failed episodes as wrong.
+        A version that also played in the evaluation of another policy has more answers than one evaluation, and no
+        record says which of them the evaluator read first. An older release counted failed episodes as wrong answers.
         """
         low, high = self._spans[key]
         if high - low >= self._size:
             return OF_ANY
         if found.played < 0 and found.failures:
             return (*OF_ANY, "mean_length", "failures")
-        tiers = ("tiers",) if found.tiers else ()  # builds before these two fields gave none
+        tiers = ("tiers",) if found.tiers else ()  # releases before these two fields gave none
         error = ("standard_error",) if found.standard_error >= 0 else ()
         return (*OF_ANY, *OF_ANSWERS, *tiers, *error)
 
 
-def _stamp(message: Message, run_id: str) -> Stamp | None:
+def _read_stamp(message: Message, run_id: str) -> Stamp | None:
     """Return the stamp of an evaluation of this run; None for anything else."""
     try:
         stamp = Stamp.from_headers(message.headers)
@@ -297,7 +299,7 @@ def _mask_lost(page: Page, issued: int) -> Mask:
 
 
 def _mask_unanswered(page: Page) -> Mask:
-    """Return what the workers are done with and have not answered."""
+    """Return the numbers that the workers have read past and not answered."""
     return page.mask(ANSWER_DUE) & ~page.mask(PRODUCED | WAITS) & ~page.died
 
 
@@ -309,10 +311,10 @@ def _describe_differences(expected: EvalResult, found: EvalResult, names: tuple[
     )
 
 
-def _name(key: EvaluationKey) -> str:
+def _name_evaluation(key: EvaluationKey) -> str:
     workflow, policy, version = key
     return f"the evaluation of version {version} of {policy} on {workflow}"
 
 
-def _sum(mask: Mask) -> int:
+def _count_true(mask: Mask) -> int:
     return int(np.count_nonzero(mask))

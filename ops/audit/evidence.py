@@ -1,4 +1,4 @@
-"""Where the records are that name a number: read a second time, only when something is wrong with one."""
+"""Finds the records that name a number with a problem. The topics are read a second time for this."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from headrace.schemas.topics import policy_of
 Mention = tuple[str, GroupId]
 """Policy variant and group."""
 MOST_RECORDS = 8
-"""Most records that are named for one number."""
+"""Largest number of records that are named for one number."""
 
 
-def with_record_names(run: Run, problems: Problems, messages: Iterable[Message]) -> Problems:
-    """Return the problems with the names of the records that name their numbers."""
+def add_record_names(run: Run, problems: Problems, messages: Iterable[Message]) -> Problems:
+    """Return the problems, each with the positions of the records that name its number."""
     wanted: dict[Mention, list[str]] = {(p.policy, GroupId.of(p)): [] for p in problems.listed if p.stream}
     if wanted:
         for message in messages:
-            _look(run, message, wanted)
+            _note_mentions(run, message, wanted)
     return Problems([_add_records(problem, wanted) for problem in problems.listed], problems.total)
 
 
@@ -38,17 +38,17 @@ def _add_records(problem: AuditProblem, records: dict[Mention, list[str]]) -> Au
     return replace(problem, records=(*found[:MOST_RECORDS], *more)) if problem.stream else problem
 
 
-def _look(run: Run, message: Message, wanted: dict[Mention, list[str]]) -> None:
+def _note_mentions(run: Run, message: Message, wanted: dict[Mention, list[str]]) -> None:
     try:
-        for key, word in _mentions(run, message):
+        for key, word in _find_mentions(run, message):
             if key in wanted:
                 wanted[key].append(f"{name_offset(message)}{word}")
     except (SchemaError, HeaderError):
         return
 
 
-def _mentions(run: Run, message: Message) -> list[tuple[Mention, str]]:
-    """Return the numbers that a message names, and what it says of each."""
+def _find_mentions(run: Run, message: Message) -> list[tuple[Mention, str]]:
+    """Return the numbers that a message names, each with a word on what the message says of it."""
     kind, _, policy_variant = message.topic.removeprefix(f"{run.address.run}.").partition(".")
     if kind == "batches":
         batch: dict[str, Any] = codec.decode_plain(message.value, BatchTrained)

@@ -1,4 +1,4 @@
-"""What `headrace audit` found, field by field as `--json` prints it."""
+"""The result of `headrace audit`, field by field as `--json` prints it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.ops.audit.results import GroupTotals, TaskCounts
 
 @dataclass(slots=True)
 class Deep:
-    """What was decoded beside the fold."""
+    """How many groups a deep audit decoded, and in what time."""
 
     records: int = 0
     seconds: float = 0.0
@@ -21,7 +21,7 @@ class Deep:
 
 @dataclass(frozen=True, slots=True)
 class DeepRates:
-    """What was decoded, and how fast."""
+    """How many groups were decoded, and how fast."""
 
     records: int
     seconds: float
@@ -30,7 +30,7 @@ class DeepRates:
 
     @classmethod
     def of(cls, deep: Deep) -> DeepRates:
-        """Return those of what was decoded."""
+        """Return the rates of a deep audit."""
         rate = round(deep.records / max(deep.seconds, 1e-9))
         return cls(deep.records, deep.seconds, deep.cpu_seconds, rate)
 
@@ -40,16 +40,16 @@ class CuratedCounts:
     """The curated records of one policy or shadow."""
 
     n: int
-    """First uses."""
+    """Number of first uses."""
     again: int
     """Replays."""
     sha256: str
-    """Hash of all of them, as `CuratedDigest` computes it."""
+    """Hash of all curated records, as `CuratedDigest` computes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The verdict on a run, and what was read for it."""
+    """The verdict on a run, and how much was read for it."""
 
     ok: bool
     run: str
@@ -61,17 +61,17 @@ class AuditReport:
     doubled: int
     weights_chain_ok: bool
     unreadable_letters: int
-    """Records on `dead-letters` that are not dead letters."""
+    """Number of records on `dead-letters` that are not dead letters."""
     unnumbered_letters: Mapping[str, int]
-    """Dead letters by reason that name no training number."""
+    """Number of dead letters that name no training number, by reason."""
     problems: tuple[str, ...]
     more_problems: int
-    """Beyond those that are listed."""
+    """Number of problems that are not listed."""
     policies: Mapping[str, PolicyAudit]
     shadows: Mapping[str, PolicyAudit]
     """`policy.variant` to its counts."""
     curated: Mapping[str, CuratedCounts]
-    """Results by policy or shadow."""
+    """Counts and hash of the curated records, by policy or shadow."""
     evaluations: Mapping[str, EvaluationCounts]
     """`workflow.policy` to its counts."""
     revisions: Mapping[str, Sequence[Sequence[int]]]
@@ -79,10 +79,10 @@ class AuditReport:
     store: str
     """checked | left out | away."""
     objects: int
-    """Those that were looked at."""
+    """Number of objects that were checked."""
     objects_seconds: float
     records: int
-    """Read from the topics, in so many seconds without objects and decoding."""
+    """Number of records read from the topics; the seconds do not include objects and decoding."""
     seconds: float
     records_per_s: int
     deep: DeepRates | None

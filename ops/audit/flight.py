@@ -1,4 +1,4 @@
-"""What is between a curator and its trainer, by the headers and offsets of curated records. No I/O."""
+"""The groups between a curator and its trainer, from the headers and offsets of curated records. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.schemas.topics import variant_of
 
 
 class GroupStamp(NamedTuple):
-    """What the headers of a group's record say."""
+    """The facts in the headers of a group's record."""
 
     stream: str
     number: int
@@ -23,13 +23,13 @@ class GroupStamp(NamedTuple):
 
 
 class Flight:
-    """The curated groups of one policy or shadow that are under way. Batches are taken in before curated records.
+    """The curated groups of one policy or shadow that are in flight. Batches are taken in before curated records.
 
     Args:
         policy_variant: Policy or shadow.
-        numbers: Its numbers; what is found out goes there.
+        numbers: Its numbers; results are written there.
         chain: Its versions, with the trainer's positions.
-        bounds: What may be under way.
+        bounds: How much may be in flight.
     """
 
     def __init__(self, policy_variant: str, numbers: PolicyNumbers, chain: WeightsChain, bounds: Bounds) -> None:
@@ -37,7 +37,7 @@ class Flight:
         self._ends: dict[int, int] = {}
         """Partition to the offset after its last first use."""
 
-    def curate(self, curated: GroupStamp, partition: int, offset: int, *, sent_back: bool) -> None:
+    def fold_curated(self, curated: GroupStamp, partition: int, offset: int, *, sent_back: bool) -> None:
         """Take in a curated record and its position."""
         identity, bits = (curated.stream, curated.number, curated.use), 0
         if curated.use:
@@ -48,47 +48,47 @@ class Flight:
         deadline = self.deadline(curated.revision, curated.min_version)
         if (
             curated.use == 0 and deadline is not None and not variant_of(self._policy_variant)
-        ):  # a shadow's clock is another
+        ):  # a shadow has another clock
             version = self._numbers.pages.version(*identity)
             if version != NEVER_TRAINED:
                 bits |= LATE if version - 1 > deadline else 0
                 bits |= EARLY if curated.max_version >= version else 0
             elif offset < self._chain.aged_positions.get(partition, 0) and deadline < self._chain.newest - 1:
                 bits |= OVERDUE
-        self._numbers.curate(*identity, bits, sent_back=sent_back)
+        self._numbers.mark_curated(*identity, bits, sent_back=sent_back)
 
     def deadline(self, revision: int, min_version: int) -> int | None:
-        """Return the last version at which a first use may be trained on; None where nothing says so."""
+        """Return the last version at which a first use may be trained on; None if no recipe gives it."""
         return self._bounds.deadline(self._policy_variant, revision, min_version)
 
     def find_overflow(self, issued: dict[str, int]) -> list[tuple[int, str]]:
-        """Return how many more are under way than fit there, and what to say: they are lost, and nothing tells which.
+        """Return how many more are in flight than possible, with a sentence. They are lost; which ones is not known.
 
         Args:
-            issued: Next number of every stream of this policy, from before anything else was read.
+            issued: Next number of every stream of this policy, read before anything else.
         """
         found, numbers, most, policy_variant = [], self._numbers, self._bounds, self._policy_variant
         waiting, room = numbers.count_waiting(), most.waiting[policy_variant]
         if waiting > room:
             what = (
                 f"{waiting} groups of {policy_variant} were read by its trainer and neither trained nor evicted, but "
-                f"its window and the batches under way hold at most {room}: {waiting - room} are lost"
+                f"its window and unfinished batches hold at most {room}: {waiting - room} groups are lost"
             )
             found.append((waiting - room, what))
         room = most.open.get(policy_variant, 0) + numbers.reopened + numbers.count_played_though_dead()
-        flying = numbers.open_below(issued) if policy_variant in most.open else 0
+        flying = numbers.count_open_below(issued) if policy_variant in most.open else 0
         if flying > room:
             what = (
-                f"{flying} numbers of {policy_variant} are in flight, but the feeder lets at most {room} be open: "
+                f"{flying} tasks of {policy_variant} are in flight, but the feeder allows at most {room} open tasks: "
                 f"{flying - room} are lost"
             )
             found.append((flying - room, what))
         return found
 
-    def has_let_go(self) -> bool:
+    def has_released_all(self) -> bool:
         """Return whether, at the end of a run, no kept group waits for the trainer any more.
 
-        That is so if every kept first use is trained on or evicted. It is also so if the trainer has read the whole
-        curated topic, and has written after the end of the run what became of all it held: it concludes nothing more.
+        This is true if every kept first use is trained on or evicted. It is also true if the trainer has read the whole
+        curated topic and, after the end of the run, has written what happened to all groups that it held.
         """
-        return self._chain.has_let_go(self._ends) or not self._numbers.count_kept_and_open()
+        return self._chain.has_released_all(self._ends) or not self._numbers.count_kept_and_open()

@@ -1,12 +1,12 @@
 """The audit of a run as a fold over the messages of its topics, the partitions in any order. No I/O.
 
-What groups are read after says more of them: batches before curated groups, dead letters before trajectories.
+The order of topics matters: batches are read before curated groups, and dead letters before trajectories.
 
-Per policy: numbers issued = trained (first use) + discarded (whole groups) + dead + in flight. Evaluations close by
-themselves and are left out; replays and discarded single trajectories are counted apart. The same holds for a shadow,
-which reads every number of its policy; only what a worker could not read is dead for it: it writes no dead letters.
+Per policy: numbers issued = trained (first use) + discarded (whole groups) + dead + in flight. Evaluations are audited
+apart and are left out; replays and discarded single trajectories are counted apart. The same holds for a shadow, which
+reads every number of its policy. A shadow writes no dead letters, so only tasks that no worker could read are dead.
 
-What it holds is its account, and the newest snapshot of every component.
+It keeps its account, and the newest snapshot of every component.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from headrace.schemas.records import BatchTrained, CheckpointPointer, DeadLetter
 from headrace.schemas.topics import checkpoint_prefix, is_eval, policy_of, policy_variant_of
 
 FEEDER_KEY = b"feed"
-"""Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream, and, as
-`revisions`, from which number on it issued under which recipe revision."""
+"""Key of the feeder's snapshots. In their JSON, `next` is the next training number of every stream, and `revisions`
+gives the first number of every recipe revision."""
 EVALUATOR_KEY = b"evaluate"
 """Key of the evaluator's snapshots."""
 CURATOR_KEY = b"curate."
@@ -41,12 +41,12 @@ CURATOR_KEY = b"curate."
 
 
 class AuditFold:
-    """Takes in messages, and counts what they say in its account.
+    """Takes in messages, and counts their facts in its account.
 
     Args:
-        run_id: Records of other runs are skipped; their consumers made them dead letters.
+        run_id: Id of the run; records of other runs are skipped, because their consumers made them dead letters.
         recipe: The newest revision.
-        revisions: All its revisions, by number; left out, this recipe is the only one.
+        revisions: All its revisions, by number; if empty, this recipe is the only one.
     """
 
     def __init__(self, run_id: str, recipe: Recipe, revisions: Sequence[Recipe] = ()) -> None:
@@ -54,22 +54,22 @@ class AuditFold:
         self.recipe = recipe
         self.account = RunAccount(recipe, revisions)
         self.snapshots: dict[bytes, Message] = {}
-        """The newest of every component, by key."""
+        """The newest snapshot of every component, by key."""
         self.curated = frozenset(recipe.topics.curated(variant) for variant in recipe.policy_variants)
         """Topics of curated groups."""
         self.groups = self.curated | {recipe.topics.trajectories(policy) for policy in recipe.policies}
         """Topics of groups."""
         self.evaluations: Evaluations | None = None
-        """Takes in dead letters about evaluations; None where evaluations are not audited."""
+        """Takes in dead letters about evaluations; None if evaluations are not audited."""
         self.schemas: dict[bytes, str] = {}
         """Fingerprints of the schemas that records are written in, with the position of the first record of each."""
         self._run_header = run_id.encode()
         self._policies = {topic: policy_of(variant) for topic, variant in self.account.variant_of_topic.items()}
         """Policy of each topic."""
         self._policies |= {recipe.topics.trajectories(policy): policy for policy in recipe.policies}
-        self._takers = self._by_topic()
+        self._takers = self._map_topics_to_folds()
 
-    def _by_topic(self) -> dict[str, Callable[[Message], bool]]:
+    def _map_topics_to_folds(self) -> dict[str, Callable[[Message], bool]]:
         topics = self.recipe.topics
         takers: dict[str, Callable[[Message], bool]] = {
             topics.dead_letters: self._fold_dead_letter,
@@ -92,8 +92,8 @@ class AuditFold:
     def fold_message(self, message: Message) -> bool:
         """Take in a message of any of the run's topics; return whether it counts.
 
-        One that cannot be read does not, nor one of another run, nor a group that was delivered before. Of groups and
-        tasks the headers are read, never the value.
+        An unreadable message does not count, nor a record of another run, nor a group that was delivered before. For
+        groups and tasks only the headers are read, never the value.
         """
         taker = self._takers.get(message.topic)
         if taker is None:
@@ -110,24 +110,24 @@ class AuditFold:
         if record.run_id != self.run_id:
             return
         if isinstance(record, Snapshot):
-            self.account.issue(record)
+            self.account.take_issued(record)
         elif isinstance(record, DeadLetter):
             self.account.mark_dead(record, record_id[2])
-        elif variant := self._owner(record_id[0], record.policy, getattr(record, "variant", None)):
+        elif variant := self._find_owner(record_id[0], record.policy, getattr(record, "variant", None)):
             if isinstance(record, BatchTrained):
-                self.account.train(variant, record, OF_RECORD, record_id)
+                self.account.count_batch(variant, record, OF_RECORD, record_id)
             else:
-                self.account.conclude(variant, record, OF_RECORD)
+                self.account.count_outcome(variant, record, OF_RECORD)
 
-    def _owner(self, topic: str, policy: str, variant: str | None = None) -> str:
-        """Return whose a topic is, if a record on it names that policy, and that variant if any; else an empty word."""
+    def _find_owner(self, topic: str, policy: str, variant: str | None = None) -> str:
+        """Return the policy variant that owns a topic if the record's policy and variant fit it; else an empty word."""
         owner = self.account.variant_of_topic.get(topic, "")
         named = policy_of(owner) == policy if variant is None else owner == policy_variant_of(policy, variant)
         return owner if named else ""
 
     def _require_owner(self, topic: str, policy: str, variant: str | None = None) -> str:
-        """`_owner`. Raises HeaderError for a record of this run that is on the topic of another policy or shadow."""
-        owner = self._owner(topic, policy, variant)
+        """Like `_find_owner`, but raise HeaderError for a record on the topic of another policy or shadow."""
+        owner = self._find_owner(topic, policy, variant)
         if not owner:
             raise HeaderError(
                 f"it is of policy {policy_variant_of(policy, variant or ''):.60}, but on the topic of another policy"
@@ -138,7 +138,7 @@ class AuditFold:
         plain = codec.decode_plain(message.value, Outcome)
         if plain["run_id"] != self.run_id:
             return False
-        self.account.conclude(self._require_owner(message.topic, plain["policy"]), plain, OF_PLAIN)
+        self.account.count_outcome(self._require_owner(message.topic, plain["policy"]), plain, OF_PLAIN)
         return True
 
     def _fold_batch(self, message: Message) -> bool:
@@ -146,14 +146,14 @@ class AuditFold:
         if plain["run_id"] != self.run_id:
             return False
         variant = self._require_owner(message.topic, plain["policy"], plain["variant"])
-        self.account.train(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
+        self.account.count_batch(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
         return True
 
     def _fold_dead_letter(self, message: Message) -> bool:
         try:
             dead_letter = codec.decode(message.value, DeadLetter)
         except SchemaError:
-            self.account.unreadable_letters += 1  # a dead letter about it would be read here again
+            self.account.unreadable_letters += 1  # it gets no dead letter, which would be read here again
             return False
         if dead_letter.run_id != self.run_id:
             return False
@@ -190,21 +190,21 @@ class AuditFold:
             return False
         if message.topic != self.recipe.topics.tasks(stream):
             raise HeaderError(f"it is a task of stream {stream!r:.60}, but on the topic of another stream")
-        self.account.task(stream, number, (message.topic, message.partition, message.offset))
+        self.account.count_task(stream, number, (message.topic, message.partition, message.offset))
         self.account.revisions.see(message.topic, stream, number, revision)
         return True
 
     def _fold_trajectories(self, message: Message) -> bool:
         policy, group = self._read_checked_headers(message)
         if group.number % self.recipe.kafka.partitions != message.partition:
-            raise HeaderError(f"number {group.number} does not belong on this partition")
+            raise HeaderError(f"number {group.number} does not belong to this partition")
         record_id = (message.topic, message.partition, message.offset)
-        return self.account.produce(policy, group.stream, group.number, record_id)
+        return self.account.fold_produced(policy, group.stream, group.number, record_id)
 
     def _fold_curated(self, message: Message) -> bool:
         _, curated = self._read_checked_headers(message)
         flight = self.account.flights[self.account.variant_of_topic[message.topic]]
-        flight.curate(curated, message.partition, message.offset, sent_back=is_sent_back(message))
+        flight.fold_curated(curated, message.partition, message.offset, sent_back=is_sent_back(message))
         return True
 
     def _read_checked_headers(self, message: Message) -> tuple[str, GroupStamp]:
@@ -214,26 +214,26 @@ class AuditFold:
             raise HeaderError(f"it is of run id {run_id!r:.60}, not of this run")
         if policy != self._policies[message.topic]:
             raise HeaderError(f"it is of policy {policy!r:.60}, but on the topic of another policy")
-        if message.topic in self.curated:  # of trajectories a copy may be anybody's, and the curator's word is judged
+        if message.topic in self.curated:  # anybody may copy trajectories: there the curator's decision is checked
             self.account.revisions.see(message.topic, group.stream, group.number, group.revision)
         return policy, group
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
     def begin(self, message: Message) -> None:
-        """Take the feeder's newest snapshot before all other messages, of a running run."""
-        with suppress(SchemaError, *NO_SNAPSHOT):  # `close` says so
+        """Take in the feeder's newest snapshot of a running run, before all other messages."""
+        with suppress(SchemaError, *NO_SNAPSHOT):  # `close` reports it
             snapshot = codec.decode(message.value, Snapshot)
             self.account.known.issued_before = read_issued(json.loads(snapshot.body))
 
     def close(self) -> None:
-        """Read the feeder's newest snapshot, when all messages were taken in."""
+        """Read the feeder's newest snapshot, after all messages were taken in."""
         message = self.snapshots.get(FEEDER_KEY)
         if message is None:
             return
         try:
             snapshot = codec.decode(message.value, Snapshot)
             if snapshot.run_id == self.run_id:
-                self.account.issue(snapshot)
+                self.account.take_issued(snapshot)
         except (SchemaError, *NO_SNAPSHOT) as error:
             self.account.found.add_sentence(f"the feeder's snapshot {name_offset(message)} cannot be read: {error}")

@@ -1,4 +1,4 @@
-"""What became of every number of a policy, whatever the order of the records. No I/O."""
+"""Follows every task number of a policy to its conclusion; the records may come in any order. No I/O."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from headrace.ops.audit.pages import (
 from headrace.ops.audit.problems import AuditProblem, Problems
 
 MOST_REASONS_KEPT = 127
-"""Further reasons count as OTHER_CONCLUSION."""
+"""Largest number of different reasons; further reasons count as OTHER_CONCLUSION."""
 OTHER_CONCLUSION = ("", "", "other")
 
 VERDICTS = ("expired", "surplus", "run_end", "missing")
@@ -59,48 +59,48 @@ Conclusion = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class PolicyAudit:
-    """Training numbers of one policy."""
+    """Counts of the training numbers of one policy."""
 
     issued: int = 0
-    """Without those that nobody had played when a later recipe dropped their workflow."""
+    """Number of issued tasks, without those that nobody had played when a later recipe dropped their workflow."""
     produced: int = 0
-    """Groups that workers delivered, each counted once; 0 where trajectories were not read."""
+    """Groups that workers delivered, each counted once; 0 if trajectories were not read."""
     duplicates: int = 0
-    """Further deliveries of the same groups: workers are at-least-once."""
+    """Repeated deliveries of the same groups, because workers deliver at least once."""
     kept: int = 0
-    """Groups that the chain let through."""
+    """Groups that the chain kept."""
     trained: int = 0
-    """First uses."""
+    """First uses that were trained."""
     discarded: dict[str, int] = field(default_factory=dict)
-    """Whole groups by reason."""
+    """Discarded whole groups by reason."""
     dead: int = 0
     in_flight: int = 0
     lost: int = 0
-    """Numbers that can no longer conclude, and numbers that concluded without having been issued."""
+    """Numbers that cannot conclude any more, and numbers that concluded but were never issued."""
     doubled: int = 0
     """Uses trained twice, trained and discarded, or discarded in two ways."""
     replays: int = 0
-    """Uses after the first that the chain asked for; at the end of a run some are left that the trainer never read."""
+    """Replays that the chain asked for; at the end of a run the trainer may not have read all of them."""
     replayed: int = 0
     """Replays that were trained."""
     replays_discarded: int = 0
-    """Replays that the trainer evicted, or that are dead."""
+    """Replays that the trainer evicted, or that became dead letters."""
     trajectories_discarded: int = 0
-    """Single trajectories of groups that were kept."""
+    """Single trajectories that were left out of kept groups."""
 
 
 class PolicyNumbers:
-    """What the topics say of one policy's numbers."""
+    """The facts about one policy's numbers, from the topics."""
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
         self.pages = Pages()
         self.named_positions: dict[tuple[str, int, int], tuple[int, int]] = {}
-        """Use to the position that its batch names, until its curated record was read."""
+        """Use to the position that its batch gives, until its curated record is read."""
         self.reopened = 0
-        """Dead letters that were sent back: each may open a number beyond those that the feeder had open."""
+        """Number of dead letters that were sent back. Each may open one task more than the feeder had open."""
         self.forgettable: dict[str, int] = {}
-        """Stream to the number below which the feeder may have forgotten what is open: see `TrainedStreams`."""
+        """Stream to the number below which the feeder may have forgotten open tasks: see `TrainedStreams`."""
         self._reasons: list[Conclusion] = [("", "", "")]
         self._reason_numbers: dict[Conclusion, int] = {}
         self._duplicates = 0
@@ -108,28 +108,28 @@ class PolicyNumbers:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def produce(self, stream: str, number: int, bits: int = REACHED) -> bool:
-        """Take in a delivery; False when it is not the first of its number.
+    def note_produced(self, stream: str, number: int, bits: int = REACHED) -> bool:
+        """Take in a delivery; return False if it is not the first of its number.
 
         Args:
             stream: Stream of the task.
             number: Number of the task.
-            bits: REACHED when no curator may have it before it, ANSWER_DUE when one is known to have read it.
+            bits: REACHED if the curators may not have read it yet, ANSWER_DUE if they are known to have read it.
         """
         bits |= PRODUCED
         first = not self.pages.mark(stream, number, 0, bits) & PRODUCED
         self._duplicates += not first
         return first
 
-    def curate(self, stream: str, number: int, use: int, bits: int = 0, *, sent_back: bool = False) -> None:
+    def mark_curated(self, stream: str, number: int, use: int, bits: int = 0, *, sent_back: bool = False) -> None:
         """Take in a curated record.
 
         Args:
             stream: Stream of the task.
             number: Number of the task.
             use: Use of the group, 0 for the first.
-            bits: What else is known of it.
-            sent_back: Whether `headrace redrive` wrote it: then the one before counts no more.
+            bits: Further facts about it.
+            sent_back: Whether `headrace redrive` wrote it: then the earlier record does not count any more.
         """
         before = self.pages.mark(stream, number, use, CURATED)
         if sent_back:
@@ -140,7 +140,7 @@ class PolicyNumbers:
             self.pages.mark(stream, number, use, bits)
 
     def expect(self, stream: str, number: int, digest: int) -> None:
-        """Note the digest of the group in a curated record: one of its deliveries must have it too."""
+        """Note the digest of the group in a curated record: one of its deliveries must have the same."""
         self.pages.set_digest(stream, number, digest)
         self.pages.mark(stream, number, 0, UNMATCHED)
 
@@ -150,7 +150,7 @@ class PolicyNumbers:
             self.pages.clear(stream, number, 0, UNMATCHED)
 
     def check_position(self, stream: str, number: int, use: int, position: tuple[int, int]) -> None:
-        """Take in the position of a curated record: (partition, offset). One that is there twice was sent back."""
+        """Take in the position (partition, offset) of a curated record. A second record of a use was sent back."""
         expected = self.named_positions.get((stream, number, use), position)
         if expected not in (position, (-1, -1)):
             self.pages.mark(stream, number, use, MISPLACED)
@@ -159,43 +159,43 @@ class PolicyNumbers:
         self.pages.clear(stream, number, use, MISPLACED)
 
     def expect_facts(self, stream: str, number: int, digest: int) -> None:
-        """Note the digest of what an outcome says of a group: one of its deliveries must say it too."""
+        """Note the digest of an outcome's facts about a group: one of its deliveries must have the same."""
         self.pages.set_facts(stream, number, digest)
         self.pages.mark(stream, number, 0, ODD_FACTS)
 
     def match_facts(self, stream: str, number: int, digest: int) -> None:
-        """Take in the digest of what a delivery says."""
+        """Take in the digest of a delivery's facts."""
         if self.pages.facts(stream, number) == digest:
             self.pages.clear(stream, number, 0, ODD_FACTS)
 
     def check_deadline(self, stream: str, number: int, use: int, deadline: int) -> None:
-        """Take in the deadline of a curated record: it may have been trained up to that version."""
+        """Take in the deadline of a curated record: the last version that may be trained on it."""
         if self.pages.version(stream, number, use) - 1 > deadline:
             self.pages.mark(stream, number, use, LATE)
 
-    def keep(self, stream: str, number: int, use: int) -> None:
+    def mark_kept(self, stream: str, number: int, use: int) -> None:
         """Record that a group was kept."""
         if self.pages.mark(stream, number, use, KEPT) & KEPT:
             self.pages.mark(stream, number, use, KEPT_TWICE)
 
-    def train(self, stream: str, number: int, use: int, version: int) -> None:
+    def mark_trained(self, stream: str, number: int, use: int, version: int) -> None:
         """Take in one mention of a group in the batch of a version."""
         self.pages.set_version(stream, number, use, version)
         if self.pages.mark(stream, number, use, TRAINED) & CONCLUDED:
             self.pages.mark(stream, number, use, TWICE)
 
-    def evict(self, stream: str, number: int, use: int, verdict: str) -> None:
+    def mark_evicted(self, stream: str, number: int, use: int, verdict: str) -> None:
         """Record from a batch that a group left the window untrained."""
-        if verdict != "dead":  # what became of that a dead letter says, or a shadow's outcome with the reason
+        if verdict != "dead":  # a dead letter reports it, or for a shadow an outcome with the reason
             self.pages.set_verdict(stream, number, use, code_of(verdict))
         if self.pages.mark(stream, number, use, EVICTED) & EVICTED:
             self.pages.mark(stream, number, use, EVICTED_TWICE)
 
-    def discard(self, stream: str, number: int, use: int, conclusion: Conclusion) -> None:
-        """Record that a group was not trained; of several, the first in the alphabet is shown."""
+    def mark_discarded(self, stream: str, number: int, use: int, conclusion: Conclusion) -> None:
+        """Record that a group was not trained; of several reasons, the first in the alphabet is shown."""
         page, at = self.pages.bits_of(stream, number, use), number & LOW
         before = page[at]
-        known, code = before >> REASON_BITS, self._reason(conclusion)
+        known, code = before >> REASON_BITS, self._encode_reason(conclusion)
         if known and self._reasons[known] <= self._reasons[code]:
             code = known
         flags = (before & FLAGS) | DISCARDED
@@ -206,7 +206,7 @@ class PolicyNumbers:
         flags |= ODD_VERDICT if conclusion[0] == "train" and evicted not in (0, code_of(conclusion[1])) else 0
         page[at] = flags | code << REASON_BITS
 
-    def _reason(self, conclusion: Conclusion) -> int:
+    def _encode_reason(self, conclusion: Conclusion) -> int:
         code = self._reason_numbers.get(conclusion)
         if code is None:
             conclusion = conclusion if len(self._reasons) < MOST_REASONS_KEPT else OTHER_CONCLUSION
@@ -223,7 +223,7 @@ class PolicyNumbers:
     def mark_dead(
         self, stream: str, number: int, use: int = 0, dead_letters: int = 1, *, of_task: bool = False
     ) -> None:
-        """Count a dead letter that concludes a number, or one use of it; -1 for one that opens it again.
+        """Count a dead letter that concludes a number, or one use of it; -1 if it opens the number again.
 
         Args:
             stream: Stream of the task.
@@ -240,11 +240,11 @@ class PolicyNumbers:
     # ---------------------------------------------------------------------------------------------------------- counts
 
     def audit(self, issued: Mapping[str, int], seen: Mapping[str, int], *, drained: bool) -> PolicyAudit:
-        """Count.
+        """Return the counts.
 
         Args:
-            issued: Next number of every stream that trains this policy, as the feeder keeps it.
-            seen: The same as the tasks topics show it; smaller where tasks were deleted.
+            issued: Next number of every stream that trains this policy, from the feeder.
+            seen: The same from the tasks topics; smaller if tasks were deleted.
             drained: Whether nothing more can conclude.
         """
         count: Counter[str] = Counter()
@@ -272,7 +272,7 @@ class PolicyNumbers:
         unknown = sum(max(seen[s] - issued.get(s, 0), 0) for s in seen)
         words: Counter[str] = Counter()
         for code, times in reasons.items():
-            words[_in_words(self._reasons[code])] += times
+            words[_describe_conclusion(self._reasons[code])] += times
         return PolicyAudit(
             issued=total,
             produced=count["produced"],
@@ -292,8 +292,8 @@ class PolicyNumbers:
 
     # -------------------------------------------------------------------------------------------------------- problems
 
-    def open_below(self, issued: Mapping[str, int]) -> int:
-        """Count the numbers of all streams that were issued up to there, may not be forgotten and are not concluded."""
+    def count_open_below(self, issued: Mapping[str, int]) -> int:
+        """Count the open tasks below `issued`, over all streams, that the feeder may not have forgotten."""
         known = sum(
             _sum(p.concluded & p.is_below(issued.get(p.stream, 0)) & ~p.is_below(self.forgettable.get(p.stream, 0)))
             for p in self.pages.iterate()
@@ -302,7 +302,7 @@ class PolicyNumbers:
         return sum(max(end - self.forgettable.get(stream, 0), 0) for stream, end in issued.items()) - known
 
     def _count_forgotten(self, issued: Mapping[str, int]) -> int:
-        """Count the numbers that the feeder may have forgotten, and that nobody has played or concluded."""
+        """Count the tasks that the feeder may have forgotten, and that nobody has played or concluded."""
         count = 0
         for stream, end in issued.items():
             for index in range(-(-min(end, self.forgettable.get(stream, 0)) // PAGE_NUMBERS)):
@@ -315,7 +315,7 @@ class PolicyNumbers:
         return found
 
     def count_waiting(self) -> int:
-        """Count the first uses that the trainer had read at its newest record, and neither trained nor evicted."""
+        """Count the first uses that the trainer had read by its newest record, but neither trained nor evicted."""
         return sum(
             _sum(page.mask(IN_WINDOW) & ~page.concluded & ~page.mask(EVICTED))
             for page in self.pages.iterate()
@@ -327,13 +327,13 @@ class PolicyNumbers:
         return sum(_sum(page.mask(KEPT) & ~page.concluded) for page in self.pages.iterate() if not page.use)
 
     def count_played_though_dead(self) -> int:
-        """Count the numbers whose task is a dead letter of one worker, and was played by another."""
+        """Count the tasks that are a dead letter of one worker, but were played by another."""
         return sum(_sum((page.task_deaths > 0) & page.mask(PLAYED)) for page in self.pages.iterate() if not page.use)
 
     def find_vanished(self, issued: Mapping[str, int]) -> Problems:
-        """Return the numbers below these that are open, and of which there is neither a task to be played nor a group.
+        """Return the open numbers below `issued` that have neither a task that waits for a worker nor a group.
 
-        Tasks were read after that and before the groups, and how far the workers were was asked before.
+        `issued` and the workers' positions were read before the tasks, and the tasks before the groups.
         """
         found = Problems()
         for stream, end in issued.items():
@@ -342,13 +342,13 @@ class PolicyNumbers:
                 lost = page.is_below(end) & ~page.concluded & ~page.mask(PLAYED | TASK_WAITS)
                 lost &= ~self._mask_forgotten(page)
                 found.add(
-                    self._list_problems_at(page, lost, "is in flight, but has neither a task to be played nor a group"),
+                    self._list_problems_at(page, lost, "is in flight, but has neither a waiting task nor a group"),
                     _sum(lost),
                 )
         return found
 
     def problems(self, issued: Mapping[str, int], seen: Mapping[str, int], scope: Scope) -> Problems:
-        """Return every number that is not as it should be."""
+        """Return every number with a problem."""
         found = Problems()
         for page in self.pages.iterate():
             before = self.pages.page(page.stream, page.use - 1, page.first // PAGE_NUMBERS) if page.use else None
@@ -357,23 +357,23 @@ class PolicyNumbers:
                     found.add(self._list_problems_at(page, mask, what), count)
         for stream, next_number in seen.items():
             first = issued.get(stream, 0)
-            what = "is a task, and the feeder does not know that it was issued"
+            what = "is a task, but the feeder's snapshot does not count it as issued"
             unknown = (AuditProblem(what, self.policy, stream, number) for number in range(first, next_number))
             found.add(unknown, max(next_number - first, 0))
         if scope.drained:
             left = self.audit(issued, {}, drained=True).in_flight
-            found.add(self._open(issued), left)
+            found.add(self._find_open(issued), left)
         return found
 
     def _list_problems_at(self, page: Page, mask: Mask, what: str) -> Iterator[AuditProblem]:
         use = f", use {page.use}," if page.use else ""
         for at in np.flatnonzero(mask):
             conclusion = self._reasons[int(page.bits[at]) >> REASON_BITS]
-            words = what.format(reason=_in_words(conclusion))
+            words = what.format(reason=_describe_conclusion(conclusion))
             yield AuditProblem(f"{use} {words}".strip(), self.policy, page.stream, page.first + int(at))
 
-    def _open(self, issued: Mapping[str, int]) -> Iterator[AuditProblem]:
-        """Yield numbers that were issued and are not concluded, though nothing moves any more."""
+    def _find_open(self, issued: Mapping[str, int]) -> Iterator[AuditProblem]:
+        """Yield numbers that were issued and not concluded, although nothing more can conclude."""
         for stream, end in issued.items():
             for index in range(-(-end // PAGE_NUMBERS)):
                 page = self.pages.page(stream, 0, index)
@@ -382,7 +382,7 @@ class PolicyNumbers:
 
 
 def code_of(verdict: str) -> int:
-    """Return a number above 0 that stands for the verdict of an eviction."""
+    """Return a number above 0 that encodes the verdict of an eviction."""
     return VERDICTS.index(verdict) + 1 if verdict in VERDICTS else len(VERDICTS) + 1
 
 
@@ -390,6 +390,6 @@ def _sum(mask: Mask) -> int:
     return int(np.count_nonzero(mask))
 
 
-def _in_words(conclusion: Conclusion) -> str:
+def _describe_conclusion(conclusion: Conclusion) -> str:
     _, verdict, reason = conclusion
     return reason or verdict

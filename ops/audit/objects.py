@@ -1,4 +1,4 @@
-"""Whether the objects that records name are in the store, and hold what the records say."""
+"""Checks that the objects that records name are in the store, and have the recorded content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headrace.schemas.topics import policy_variant_of
 VersionObjects = tuple[str, str, int]
 """(policy, weights | checkpoints, version)."""
 WAY_NAMES = {MERGED: "the merged delta of versions {} to", WHOLE: "the whole weights of version"}
-"""What to call what further ways lead by; the number of a version follows."""
+"""Names of the objects that are further ways to a version; the number of the version follows."""
 CHECKPOINT_KEY = "headrace.checkpoint"
 """Key of the metadata in a checkpoint, as `trainers.learner.checkpoint` writes it."""
 CHECKPOINT_HEADER_BYTES = 16 << 20
@@ -39,7 +39,7 @@ CHECKPOINT_HEADER_BYTES = 16 << 20
 NEEDED = frozenset({"config.json", TOKENIZER_FILE})
 """Files that an anchor with files must have; a hand-made anchor may have none."""
 LAST_SEEN = 64
-"""Objects that are named again and again, as the files beside every anchor are, are read once."""
+"""Number of objects whose check is remembered: the files of an anchor, for example, are named by many records."""
 
 
 class StoreAway(Exception):
@@ -47,7 +47,7 @@ class StoreAway(Exception):
 
 
 class ObjectChecks:
-    """Checks objects one by one, in files on disk: an anchor may be larger than memory."""
+    """Checks objects one by one, in files on disk, because an anchor may be larger than memory."""
 
     def __init__(self, store: ObjectStore, folder: Path, *, deep: bool) -> None:
         self._store = store
@@ -59,10 +59,10 @@ class ObjectChecks:
         self._files: dict[str, set[str]] = {}
         """Policy or shadow to the names of the files beside its newest whole weights."""
         self._lost: set[str] = set()
-        """Policies whose weights are not available until the next anchor: a delta could not be applied."""
+        """Policies whose weights are not known until the next anchor, because a delta could not be applied."""
         self._deep = deep
         self._of_versions: list[tuple[VersionObjects, str]] = []
-        """What is wrong with objects that may have been retired."""
+        """Problems of objects that may have been retired."""
         self._seen: dict[ClaimCheck, None] = {}
         self.count = 0
         self.seconds = 0.0
@@ -72,15 +72,15 @@ class ObjectChecks:
         begin = time.perf_counter()
         try:
             record = codec.decode(message.value, kind)
-        except SchemaError:  # the fold says so
+        except SchemaError:  # the fold reports it
             return
         if isinstance(record, WeightsPublished):
-            yield from self._weights(record, name_offset(message))
+            yield from self._check_weights(record, name_offset(message))
         elif isinstance(record, CheckpointPointer):
-            yield from self._checkpoint(record, name_offset(message))
+            yield from self._check_checkpoint(record, name_offset(message))
         self.seconds += time.perf_counter() - begin
 
-    def _weights(self, event: WeightsPublished, where: str) -> Iterator[str]:
+    def _check_weights(self, event: WeightsPublished, where: str) -> Iterator[str]:
         policy_variant = _policy_variant(event)
         what = WAY_NAMES.get(event.kind, "version").format(event.base_version)
         name = f"{what} {event.version} of {policy_variant}, announced by {where}:"
@@ -95,7 +95,7 @@ class ObjectChecks:
             self._lost.discard(policy_variant)
         was_lost = policy_variant in self._lost
         try:
-            found = self._hash_of(event, event.weights)
+            found = self._compute_hash(event, event.weights)
         except (StoreUnavailable, StoreDenied) as error:
             raise StoreAway(str(error)) from error
         except (StoreError, WeightsError) as error:
@@ -108,13 +108,13 @@ class ObjectChecks:
             )
         if policy_variant in self._lost and not was_lost:
             why = (
-                "its delta cannot be applied, nor can those after it up to the next anchor: the weights before it are "
-                "not available"
+                "its delta and the deltas after it, up to the next anchor, cannot be applied: the weights before it "
+                "are missing"
             )
             self._of_versions.append(((policy_variant, WEIGHTS, event.base_version), f"{name} {why}"))
 
     def _compare_files(self, event: WeightsPublished) -> Iterator[str]:
-        """Yield what differs where whole weights have other files beside them than those before."""
+        """Yield the differences between the files of these whole weights and those of the whole weights before."""
         names = {file.name for file in event.files}
         if names and (missing := sorted(NEEDED - names)):
             yield f"it lacks {', '.join(missing)}, which workers need to serve it"
@@ -124,31 +124,35 @@ class ObjectChecks:
             yield f"its files are {here}, but the whole weights before it have {there}"
         self._files[_policy_variant(event)] = names
 
-    def _hash_of(self, event: WeightsPublished, claim: ClaimCheck) -> str:
-        """Return the `weights_hash` of what an object gives; its sha256 is checked on the way.
+    def _compute_hash(self, event: WeightsPublished, claim: ClaimCheck) -> str:
+        """Return the `weights_hash` of the weights that an object gives, and check its sha256.
 
-        A delta is applied to the weights before it. If an object is missing and these are not available, its policy is
-        `_lost` until the next anchor.
+        A delta is applied to the weights before it. If an object or those weights are missing, the policy is in `_lost`
+        until the next anchor.
         """
         self.count += len(list_claims(event))
         name = blake3(_policy_variant(event).encode()).hexdigest()
         path = self._folder / f"{name}.new"
         if is_whole(event):
-            held = self._anchor(event, self._folder / f"{name}.anchor")
+            held = self._fetch_anchor(event, self._folder / f"{name}.anchor")
             self._anchors[_policy_variant(event)], self._held[_policy_variant(event)] = event, held
             return held.weights_hash
         self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
-        return self._hash_of_merged(event, path) if event.kind == MERGED else self._hash_of_delta(event, path)
+        return (
+            self._compute_hash_of_merged(event, path)
+            if event.kind == MERGED
+            else self._compute_hash_of_delta(event, path)
+        )
 
-    def _anchor(self, event: WeightsPublished, folder: Path) -> HeldWeights:
-        """Fetch an anchor's objects into a folder of their own; return its weights, mapped from there."""
-        shutil.rmtree(folder, ignore_errors=True)  # what is mapped from there stays
+    def _fetch_anchor(self, event: WeightsPublished, folder: Path) -> HeldWeights:
+        """Fetch an anchor's objects into a folder of their own; return its weights as mapped files."""
+        shutil.rmtree(folder, ignore_errors=True)  # files that are still mapped stay readable
         folder.mkdir()
         for name, claim in list_anchor_files(event):
             self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, folder / name)
         return HeldWeights(open_weights(folder, writable=True).tensors, copy=False)
 
-    def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
+    def _compute_hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
         delta = _open_labelled(event, path)
         header, held = delta.header, self._held.get(_policy_variant(event))
         if held is not None and held.weights_hash == header.base_hash:
@@ -157,24 +161,24 @@ class ObjectChecks:
         self._lost.add(_policy_variant(event))
         return header.weights_hash
 
-    def _hash_of_merged(self, event: WeightsPublished, path: Path) -> str:
-        """Return what a merged delta gives by its header; in a deep audit what it makes of its anchor."""
+    def _compute_hash_of_merged(self, event: WeightsPublished, path: Path) -> str:
+        """Return the hash in a merged delta's header; in a deep audit, the hash of the delta applied to its anchor."""
         delta = _open_labelled(event, path)
         anchor = self._anchors.get(_policy_variant(event))
         if not self._deep or anchor is None or anchor.weights_hash != event.base_hash:
             return delta.header.weights_hash
-        held = self._anchor(anchor, path.with_suffix(".base"))
+        held = self._fetch_anchor(anchor, path.with_suffix(".base"))
         held.apply(delta)
         return held.weights_hash
 
-    def _checkpoint(self, pointer: CheckpointPointer, where: str) -> Iterator[str]:
+    def _check_checkpoint(self, pointer: CheckpointPointer, where: str) -> Iterator[str]:
         name = f"the checkpoint of version {pointer.version} of {_policy_variant(pointer)}, named by {where}:"
         version = (_policy_variant(pointer), CHECKPOINTS, pointer.version)
         for claim in (pointer.checkpoint, *(part.claim for part in pointer.parts)):
             if self._deep or claim is None:
                 wrong = [*self.claim(claim)]
                 if claim is not None and claim is pointer.checkpoint and not pointer.parts and not wrong:
-                    wrong = [*self._of_another(claim, pointer.version)]
+                    wrong = [*self._find_other_version(claim, pointer.version)]
                 self._of_versions += [(version, f"{name} {why}") for why in wrong]
                 continue
             self.count += 1
@@ -186,8 +190,8 @@ class ObjectChecks:
             except StoreError as error:
                 yield f"{name} {error}"
 
-    def _of_another(self, claim: ClaimCheck, version: int) -> Iterator[str]:
-        """Yield what a checkpoint says, where it is another version's; what no trainer of ours wrote says nothing."""
+    def _find_other_version(self, claim: ClaimCheck, version: int) -> Iterator[str]:
+        """Yield the version in a checkpoint if it is not the expected one; a foreign file gives no version."""
         path = self._folder / "checkpoint"
         try:
             self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
@@ -203,10 +207,10 @@ class ObjectChecks:
             yield f"it holds version {found} instead"
 
     def find_unretired(self, read_retired: Callable[[], Retired]) -> Iterator[str]:
-        """Yield what is wrong with objects of versions, when all were checked, but for those that were retired.
+        """Yield the problems of versions' objects, after all were checked, without retired versions.
 
         Args:
-            read_retired: Asked only if something is wrong, and only now: `gc` says what it retires before it deletes.
+            read_retired: Called only if there are problems, and only now, because `gc` announces before it deletes.
         """
         retired = read_retired() if self._of_versions else None
         for version, what in self._of_versions:
@@ -214,7 +218,7 @@ class ObjectChecks:
                 yield what
 
     def claim(self, claim: ClaimCheck | None) -> Iterator[str]:
-        """Yield what is wrong with the bytes behind a claim check. Raises StoreAway."""
+        """Yield what is wrong with the object that a claim check names. Raises StoreAway."""
         if claim is None:
             yield "the record names no object"
             return
@@ -240,5 +244,5 @@ def _policy_variant(record: WeightsPublished | CheckpointPointer) -> str:
 def _open_labelled(event: WeightsPublished, path: Path) -> Delta:
     delta = open_delta(path)
     if not is_labelled(delta.header, event):
-        raise WeightsError(f"its delta is labelled {delta.header.label}, which differs from its record")
+        raise WeightsError(f"its delta has the label {delta.header.label}, which differs from its record")
     return delta

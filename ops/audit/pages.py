@@ -1,7 +1,7 @@
-"""What the records say of every number, as bits in pages of consecutive numbers. No I/O.
+"""The facts about every task number, as bits in pages of consecutive numbers. No I/O.
 
-Bits are only ever set, so it does not matter in which order the partitions of a topic are read. A number that is far
-away costs a page, not all that lies before it.
+Bits are set and hardly ever cleared, so the order in which the partitions of a topic are read does not matter. A large
+number costs one page, not memory for all numbers before it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LOW = PAGE_NUMBERS - 1
 ) = (1 << bit for bit in range(24))
 CONCLUDED = TRAINED | DISCARDED
 PASSED = PRODUCED
-"""Bit of a replay, which no worker produces: its trainer has read past it."""
+"""Bit that means for a replay that its trainer has read past it: no worker produces a replay."""
 PLAYED = PRODUCED | KEPT | CURATED | CONCLUDED
 """Bits that prove that a worker could read the task."""
 REASON_BITS = 24
@@ -68,9 +68,9 @@ class Page:
     first: int
     bits: Bits
     deaths: npt.NDArray[np.int8]
-    """Dead letters about groups that concluded a number, less those that opened it again."""
+    """Number of dead letters about groups that concluded a number, minus redrives that opened it again."""
     task_deaths: npt.NDArray[np.int8]
-    """The same about tasks: void where a worker played the task all the same."""
+    """The same for dead letters about tasks; they do not count if another worker played the task."""
 
     def mask(self, bits: int) -> Mask:
         """Return which numbers have at least one of these bits."""
@@ -81,24 +81,24 @@ class Page:
     def died(self) -> Mask:
         """Numbers that a dead letter concludes.
 
-        That of a task does not where the task was played: a worker of an older recipe may have written it, and been
-        killed before it committed.
+        A dead letter about a task does not conclude it if the task was played: a worker of an older recipe may have
+        written the dead letter, and been killed before its commit.
         """
         found: Mask = (self.deaths > 0) | ((self.task_deaths > 0) & ~self.mask(PLAYED))
         return found
 
     @property
     def dead(self) -> Mask:
-        """Numbers that are dead and nothing else."""
+        """Numbers that a dead letter concludes, and that were neither trained nor discarded."""
         return self.died & ~self.mask(CONCLUDED)
 
     @property
     def concluded(self) -> Mask:
-        """Numbers that are open no more."""
+        """Numbers that are not open any more."""
         return self.mask(CONCLUDED) | self.died
 
     def is_below(self, number: int) -> Mask:
-        """Return which numbers are less than this one, and no negative ones."""
+        """Return which numbers are less than this one, and not negative."""
         found: Mask = np.arange(PAGE_NUMBERS) < (number - self.first if self.first >= 0 else 0)
         return found
 
@@ -121,18 +121,18 @@ class Pages:
         self._verdicts: dict[PageKey, array[int]] = {}
 
     def mark(self, stream: str, number: int, use: int, bits: int) -> int:
-        """Set bits and return those that stood before."""
+        """Set bits, and return the bits that were set before."""
         page = self.bits_of(stream, number, use)
         before = page[number & LOW]
         page[number & LOW] = before | bits
         return before
 
     def clear(self, stream: str, number: int, use: int, bits: int) -> None:
-        """Take bits back."""
+        """Clear bits."""
         self.bits_of(stream, number, use)[number & LOW] &= ~bits
 
     def bits_of(self, stream: str, number: int, use: int) -> array[int]:
-        """Return the page of a number, to be written."""
+        """Return the bits of the page of a number, for writing."""
         key = (stream, use, number >> PAGE_BITS)
         page = self._bits.get(key)
         if page is None:
@@ -140,14 +140,14 @@ class Pages:
         return page
 
     def count_death(self, stream: str, number: int, use: int, dead_letters: int, *, of_task: bool) -> None:
-        """Count a dead letter, or with -1 one that opens its number again."""
+        """Count a dead letter; -1 for a redrive, which opens its number again."""
         self.bits_of(stream, number, use)
         pages = self._task_deaths if of_task else self._deaths
         page = pages.setdefault((stream, use, number >> PAGE_BITS), array("b", bytes(PAGE_NUMBERS)))
         page[number & LOW] = max(-MOST_DEATHS, min(MOST_DEATHS, page[number & LOW] + dead_letters))
 
     def set_version(self, stream: str, number: int, use: int, version: int) -> None:
-        """Note into which version a use was trained."""
+        """Note the version that was trained on a use."""
         key = (stream, use, number >> PAGE_BITS)
         page = self._versions.get(key)
         if page is None:
@@ -155,12 +155,12 @@ class Pages:
         page[number & LOW] = max(NEVER_TRAINED, min(version, 2**31 - 1))
 
     def version(self, stream: str, number: int, use: int) -> int:
-        """Return the version into which a use was trained; NEVER_TRAINED for none."""
+        """Return the version that was trained on a use; NEVER_TRAINED for none."""
         page = self._versions.get((stream, use, number >> PAGE_BITS))
         return NEVER_TRAINED if page is None else page[number & LOW]
 
     def set_digest(self, stream: str, number: int, digest: int) -> None:
-        """Note the digest of the group that was curated as a number."""
+        """Note the digest of a number's curated group."""
         page = self._digests.setdefault((stream, 0, number >> PAGE_BITS), array("Q", bytes(8 * PAGE_NUMBERS)))
         page[number & LOW] = digest
 
@@ -170,12 +170,12 @@ class Pages:
         return 0 if page is None else page[number & LOW]
 
     def set_facts(self, stream: str, number: int, digest: int) -> None:
-        """Note the digest of what an outcome says of a number's group."""
+        """Note the digest of an outcome's facts about a number's group."""
         page = self._facts.setdefault((stream, 0, number >> PAGE_BITS), array("Q", bytes(8 * PAGE_NUMBERS)))
         page[number & LOW] = digest
 
     def facts(self, stream: str, number: int) -> int:
-        """Return the digest of what an outcome says of a number's group; 0 for none."""
+        """Return the digest of an outcome's facts about a number's group; 0 for none."""
         page = self._facts.get((stream, 0, number >> PAGE_BITS))
         return 0 if page is None else page[number & LOW]
 
@@ -194,11 +194,11 @@ class Pages:
         return (self.page(*key) for key in self._bits)
 
     def indices(self, stream: str) -> list[int]:
-        """Return the pages of first uses of a stream."""
+        """Return the indices of the pages of a stream's first uses."""
         return [index for name, use, index in self._bits if name == stream and not use]
 
     def page(self, stream: str, use: int, index: int) -> Page:
-        """Return a page; one that was never written is empty."""
+        """Return a page; a page that was never written is empty."""
         key = (stream, use, index)
         bits, deaths, of_tasks = self._bits.get(key), self._deaths.get(key), self._task_deaths.get(key)
         return Page(

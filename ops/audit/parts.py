@@ -1,4 +1,4 @@
-"""A run's topics by what an audit takes from them."""
+"""A run's topics by their kind, for an audit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headrace.schemas.topics import eval_stream
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A run's topics by what they hold, in the order of reading."""
+    """A run's topics by kind, in the order of reading."""
 
     batches: list[str]
     outcomes: list[str]
-    """And dead letters."""
+    """Outcomes, and dead letters."""
     curated: list[str]
     trajectories: list[str]
     tasks: list[str]
@@ -26,7 +26,7 @@ class Parts:
 
     @classmethod
     def of(cls, run: Run) -> Parts:
-        """Return those of a run."""
+        """Return the topics of a run."""
         topics, policy_variants = run.topics, run.recipe.policy_variants
         return cls(
             batches=[topics.batches(policy_variant) for policy_variant in policy_variants],
@@ -43,20 +43,20 @@ class Parts:
 
     @property
     def groups(self) -> list[str]:
-        """Both kinds."""
+        """Topics of groups: trajectories and curated groups."""
         return [*self.curated, *self.trajectories]
 
     @property
     def training_topics_without_groups(self) -> tuple[list[str], ...]:
-        """Topics of training whose records are small: all but those of groups, by kind."""
+        """Training topics with small records, by kind: all but the topics of groups."""
         return (self.batches, self.outcomes, self.tasks, self.weights, self.state)
 
     @property
     def kept(self) -> list[str]:
-        """Those that are kept whole for ever."""
+        """Topics that keep all records for ever."""
         return [*self.batches, *self.outcomes, *self.groups, *self.weights]
 
     @property
     def evaluations(self) -> list[str]:
-        """Those of evaluations."""
+        """Topics of evaluations."""
         return [*self.eval_groups, *self.eval_tasks, *self.evals]

@@ -10,10 +10,10 @@ MOST_LISTED = 100
 
 @dataclass(frozen=True, slots=True)
 class AuditProblem:
-    """One thing that is wrong."""
+    """A problem that an audit found."""
 
     what: str
-    """The sentence; of a number, all that follows its name."""
+    """The sentence; for a number, the part after its name."""
     policy: str = ""
     stream: str = ""
     number: int = -1
@@ -43,7 +43,7 @@ class Problems:
         self.add([AuditProblem(what)], 1)
 
     def add(self, found: Iterable[AuditProblem], count: int) -> None:
-        """Add `count` problems, of which `found` yields at least as many as are listed; no more are drawn from it."""
+        """Add `count` problems, and list the first of them from `found`; no more are drawn than can be listed."""
         room = min(count, MOST_LISTED - len(self.listed))
         draw: Iterator[AuditProblem] = iter(found)
         for _ in range(room):
@@ -51,7 +51,7 @@ class Problems:
         self.total += count
 
     def extend(self, other: Problems) -> None:
-        """Take over the problems that another one found."""
+        """Add all problems of another list."""
         before = len(self.listed)
         self.listed += other.listed[: MOST_LISTED - before]
         self.total += other.total

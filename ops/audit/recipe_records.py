@@ -1,4 +1,4 @@
-"""Whether the recipe topic says one thing: a revision has one content, and none is left out. No I/O."""
+"""Checks the recipe topic: every revision has one content, and no revision is missing. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import RecipeRevision
 
 MOST_KEYS_NAMED = 3
-"""Keys of two contents that are named."""
+"""Largest number of differing keys that are named."""
 
 
 def recipe_problems(
@@ -23,18 +23,19 @@ def recipe_problems(
 ) -> Iterator[str]:
     """Yield what is wrong with the revisions of a run.
 
-    The mark of the end, another store and sources that had no record are written as the same revision once more.
+    The end of a run, another store address, and sources without a record are written as a repetition of the revision.
 
     Args:
         records: Position and revision of each record, oldest first.
-        begins: Stream to [revision, the first number issued under it], by the feeder.
+        begins: Stream to [revision, the first number issued under it], from the feeder.
     """
     first: dict[int, tuple[str, RecipeRevision]] = {}
     for where, revision in records:
         number = revision.revision
         if number not in first:
             if number != len(first):
-                yield f"recipe revision {number} follows {len(first) - 1}, so those between are missing: {where}"
+                found = f"recipe revision {number} follows {len(first) - 1}"
+                yield f"{found}, so the revisions between are missing: {where}"
             first[number] = where, revision
             continue
         before, known = first[number]
@@ -43,7 +44,7 @@ def recipe_problems(
         first[number] = before, _with_sources(known, revision)
     for stream, spans in begins.items():
         for number in sorted({number for number, _ in spans} - first.keys()):
-            yield f"numbers of {stream} were issued under recipe revision {number}, which the recipe topic lacks"
+            yield f"tasks of {stream} were issued under recipe revision {number}, which the recipe topic lacks"
 
 
 def run_end_problems(
@@ -53,7 +54,7 @@ def run_end_problems(
 
     Args:
         records: Positions and revisions, as `recipe_problems` takes them.
-        newest: Policy to its newest version and its last one, read afterwards.
+        newest: Policy to its newest version and its last one by the recipe, read afterwards.
     """
     marks = {revision.revision: (where, revision.ended) for where, revision in reversed(records) if revision.ended}
     for where, revision in records:
@@ -64,15 +65,15 @@ def run_end_problems(
     if last.ended == "steps" and not last.source:
         for policy, (version, steps) in newest.items():
             if version < steps:
-                yield f"the run is marked as done with all steps, but {policy} is at {version} of {steps}: {where}"
+                yield f"the run is marked as finished, but {policy} is at version {version} of {steps}: {where}"
 
 
 def schema_problems(revisions: Iterable[RecipeRevision], seen: Mapping[bytes, str]) -> Iterator[str]:
-    """Yield the schemas that records are written in and no revision holds: later builds could not read them.
+    """Yield the schemas of records that no revision holds: later releases could not read these records.
 
     Args:
-        revisions: All that is on the recipe topic.
-        seen: Fingerprints of schemas, and the position of the first record of each.
+        revisions: All records of the recipe topic.
+        seen: Fingerprints of schemas, each with the position of its first record.
     """
     texts = {text for revision in revisions for text in revision.schemas.values()}
     known = set()
@@ -82,7 +83,7 @@ def schema_problems(revisions: Iterable[RecipeRevision], seen: Mapping[bytes, st
     own = {codec.fingerprint_of(json.loads(text)) for text in codec.schema_texts().values()}
     for fingerprint, where in seen.items():
         if fingerprint in own and fingerprint not in known:
-            yield f"{where} is written in a schema that no record of the recipe topic holds"
+            yield f"{where} is written with a schema that no record of the recipe topic holds"
 
 
 def _describe_differences(one: RecipeRevision, other: RecipeRevision) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What curated records say of their use, held against the first use of the group and the chain that kept it. No I/O."""
+"""Compares replays in curated records with the first use of the group and the chain's limits. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.schemas.records import CuratedGroup
 
 
 class ReplayLimits(NamedTuple):
-    """How often a chain has a group trained on, the first time included, and how old a replay may be."""
+    """The limits of a chain: uses of a group, including the first, and the age of a replay."""
 
     max_uses: int
     max_staleness: int
@@ -25,7 +25,7 @@ class ReplayLimits(NamedTuple):
 class ReplayChecks:
     """Takes in the curated records of one policy or shadow, one partition after the other.
 
-    Eight bytes are kept for a number where a chain replays.
+    Eight bytes are kept for every number if a chain has replays.
 
     Args:
         variant: Policy or shadow.
@@ -33,7 +33,7 @@ class ReplayChecks:
     """
 
     def __init__(self, variant: str, revisions: Sequence[Recipe]) -> None:
-        self._limits = [_limits(one, variant) if variant in one.policy_variants else None for one in revisions]
+        self._limits = [_find_limits(one, variant) if variant in one.policy_variants else None for one in revisions]
         self._has_replays = any(limits is None or limits.max_uses > 1 for limits in self._limits)
         self._counts = Counter[int]()
         """Partition to the number of records that its curator has written so far."""
@@ -41,47 +41,45 @@ class ReplayChecks:
         """(stream, partition, page) to how many records a first use had before it, -1 for none, and its min_version."""
 
     def fold_group(self, curated: CuratedGroup, partition: int, *, sent_back: bool) -> None:
-        """Take in a record. Raises UnfitValue for one that is not as its chain had written it."""
-        if sent_back:  # it stands for one that was counted where that stands
+        """Take in a record. Raises UnfitValue for a record that its chain cannot have written."""
+        if sent_back:  # it replaces a record that was counted at its old position
             return
         count = self._counts[partition]
         self._counts[partition] = count + 1
         if curated.use:
-            self._check(curated, partition, count)
+            self._check_replay(curated, partition, count)
             return
         if self._has_replays:
-            counts, oldest = self._page(curated, partition)
+            counts, oldest = self._find_page(curated, partition)
             counts[curated.number & LOW], oldest[curated.number & LOW] = count, curated.min_version
         if curated.weight != 1 or curated.first_back:
             raise UnfitValue(
-                "it is a first use, so its weight must be 1 and its first_back 0; they are "
+                "it is a first use, so its weight must be 1 and its first_back 0, but they are "
                 f"{curated.weight} and {curated.first_back}"
             )
 
-    def _page(self, curated: CuratedGroup, partition: int) -> tuple[array[int], array[int]]:
+    def _find_page(self, curated: CuratedGroup, partition: int) -> tuple[array[int], array[int]]:
         key = (curated.stream, partition, curated.number >> PAGE_BITS)
         if key not in self._firsts:
             self._firsts[key] = (array("i", [-1]) * PAGE_NUMBERS, array("i", [-1]) * PAGE_NUMBERS)
         return self._firsts[key]
 
-    def _check(self, curated: CuratedGroup, partition: int, count: int) -> None:
+    def _check_replay(self, curated: CuratedGroup, partition: int, count: int) -> None:
         if not 0 < curated.weight <= 1:
             raise UnfitValue(f"the weight of a replay must be above 0 and at most 1; it is {curated.weight}")
         if curated.group or curated.kept or curated.rewards:
-            raise UnfitValue(
-                "it is a replay, so `group`, `rewards` and `kept` must be empty: those of its first use count"
-            )
+            raise UnfitValue("it is a replay, so `group`, `rewards` and `kept` must be empty: its first use holds them")
         self._check_limits(curated)
-        counts, oldest = self._page(curated, partition)
+        counts, oldest = self._find_page(curated, partition)
         first, min_version = counts[curated.number & LOW], oldest[curated.number & LOW]
         if first < 0:
-            raise UnfitValue("it is a replay, but no first use comes before it on its partition")
+            raise UnfitValue("it is a replay, but its first use is not before it on its partition")
         if curated.min_version != min_version:
             raise UnfitValue(f"its oldest version is {curated.min_version}, but that of its first use is {min_version}")
         if curated.first_back not in (0, count - first):
             raise UnfitValue(
-                f"it says that its first use is {curated.first_back} curated records before it, but that is "
-                f"{count - first} before it"
+                f"its first_back says that its first use is {curated.first_back} curated records before it, but it is "
+                f"{count - first} records before it"
             )
 
     def _check_limits(self, curated: CuratedGroup) -> None:
@@ -97,12 +95,12 @@ class ReplayChecks:
         if curated.deadline_version != curated.min_version + limits.max_staleness:
             raise UnfitValue(
                 f"its deadline must be version {curated.min_version + limits.max_staleness}, by its oldest token and "
-                f"the replay of recipe revision {curated.revision}; it is {curated.deadline_version}"
+                f"the replay of recipe revision {curated.revision}, but it is {curated.deadline_version}"
             )
 
 
-def _limits(recipe: Recipe, variant: str) -> ReplayLimits | None:
-    """Return those of a chain; None where only an algorithm of the user's own, or one that is not here, knows."""
+def _find_limits(recipe: Recipe, variant: str) -> ReplayLimits | None:
+    """Return the limits of a chain; None if they depend on a user's algorithm, or on one that is not installed."""
     try:
         found = load_policy_chain(recipe, variant).replay_limits
     except HeadraceError:

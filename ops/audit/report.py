@@ -1,4 +1,4 @@
-"""`headrace audit`: is anything lost, trained twice, or broken? The whole chain, from the topics and the store."""
+"""`headrace audit`: checks from the topics and the store that nothing was lost, trained twice or broken."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from headrace.ops.audit.whole_audit import AuditRequest, WholeAudit, begin
 
 
 def audit(run: Run, *, drained: bool) -> Audit:
-    """Audit the numbers and the chain of a run from its small records alone, live or stopped.
+    """Audit the numbers and the chain of weights of a run, running or stopped, from its small records alone.
 
     Args:
         run: The run.
-        drained: Whether nothing more can conclude, so that what is in flight is lost.
+        drained: Whether nothing more can conclude, so that groups in flight are lost.
     """
     fold = AuditFold(run.run_id, run.recipe, run.revisions)
     begin(AuditedLog(run), fold, run.topics.state)
@@ -39,13 +39,13 @@ def report(
 
     Args:
         run: The run.
-        rests: Whether no launcher holds it. Where its recipe names a Kafka, components may run anywhere all the same.
-        deep: Decode the values of groups too, and read every object.
-        use_store: Whether to look at objects.
-        log: Where to read it; left out, on its cluster.
+        rests: Whether no launcher holds it. If its recipe names a Kafka, components may still run on other machines.
+        deep: Also decode the values of groups, and read every object.
+        use_store: Whether to check objects.
+        log: Log to read; None for the run's cluster.
 
     Raises:
-        KafkaAway, KafkaRefused: The topics cannot be read; a store that cannot be asked is a problem of the report.
+        KafkaAway, KafkaRefused: The topics cannot be read. An unreachable store is only a problem in the report.
     """
     with TemporaryDirectory(prefix="headrace-audit-") as folder:
         request = AuditRequest(rests and not run.recipe.kafka.bootstrap, deep, use_store)

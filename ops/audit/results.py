@@ -1,4 +1,4 @@
-"""What an audit says of a run."""
+"""The counts and the verdict of an audit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headrace.ops.audit.problems import Problems
 
 @dataclass(frozen=True, slots=True)
 class TaskCounts:
-    """Training tasks of the run; one may train several policies."""
+    """Training tasks of the run; a task may train several policies."""
 
     issued: int = 0
     concluded: int = 0
-    """Concluded for every policy that they train."""
+    """Tasks that are concluded for every policy that they train."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTotals:
-    """Groups of all policies together: one of each task for every policy that it trains. See `PolicyAudit`."""
+    """Groups of all policies together: each task has one for every policy that it trains. See `PolicyAudit`."""
 
     produced: int = 0
     duplicates: int = 0
@@ -44,8 +44,8 @@ class Audit:
     groups: GroupTotals = GroupTotals()
     weights_chain_ok: bool = True
     unreadable_letters: int = 0
-    """Records on `dead-letters` that are not dead letters; they conclude nothing."""
+    """Number of records on `dead-letters` that are not dead letters; they conclude nothing."""
     unnumbered_letters: dict[str, int] = field(default_factory=dict)
-    """Dead letters by reason that no count of `groups` holds: they name no training number of the run, as where the
-    headers could not be read either, or where the groups themselves concluded it (poison). Without those sent back."""
+    """Number of dead letters, by reason, that `groups` does not count, without those sent back. They name no training
+    task of the run (for example if the headers were unreadable), or groups have concluded the task (poison)."""
     problems: Problems = field(default_factory=Problems)

@@ -1,7 +1,7 @@
-"""Whether every record of a number carries the recipe revision that the number was issued under. No I/O.
+"""Checks that every record of a task carries the recipe revision under which the task was issued. No I/O.
 
-The feeder says from which number on a stream's numbers are of a revision. Of the records only the lowest and the
-highest number of each kind, stream and revision are kept: a record of any other revision lies outside.
+The feeder's snapshot gives the first number of each revision. Only the lowest and the highest number of each topic,
+stream and revision are kept: they show whether a record has a wrong revision.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ class RevisionSpans:
             span[1] = number
 
     def problems(self, begins: Begins) -> Iterator[str]:
-        """Yield what is wrong; numbers from before the first that the feeder names are not judged."""
+        """Yield what is wrong; numbers before the first that the feeder names are not checked."""
         for (topic, stream, revision), (low, high) in sorted(self._spans.items()):
             known = begins.get(stream, ())
             if not known:
                 continue
-            begin, end = _span_of(revision, known)
+            begin, end = _find_span(revision, known)
             first = known[0][1]
             for number in dict.fromkeys((max(low, first), high)):
                 if number >= first and not begin <= number < end:
                     yield (
-                        f"{topic}: number {number} of {stream} is of recipe revision {revision}, and was issued under "
-                        f"{_revision_of(number, known)}"
+                        f"{topic}: a record of {stream}:{number} has recipe revision {revision}, but the task was "
+                        f"issued under revision {_find_revision(number, known)}"
                     )
 
 
-def _span_of(revision: int, begins: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Return the first number of a revision and the one after its last; an empty span where it has none."""
+def _find_span(revision: int, begins: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Return the first number of a revision and the number after its last; an empty span if it has none."""
     for at, (known, first) in enumerate(begins):
         if known == revision:
             return first, begins[at + 1][1] if at + 1 < len(begins) else float("inf")
     return float("inf"), float("inf")
 
 
-def _revision_of(number: int, begins: Sequence[Sequence[int]]) -> int:
+def _find_revision(number: int, begins: Sequence[Sequence[int]]) -> int:
     return next(revision for revision, first in reversed(begins) if number >= first)

@@ -1,7 +1,7 @@
-"""Which policies a run's streams train, by all its recipes, and which numbers a later recipe gave up. No I/O.
+"""Which policies a run's streams train, by all its recipes, and which tasks a later recipe abandons. No I/O.
 
-A recipe may drop a workflow, rename it or give it another policy. What is in flight then still concludes where a worker
-has played it. What nobody has played is played no more: the feeder forgets it.
+A recipe may drop a workflow, rename it or give it another policy. Tasks in flight that a worker has played still
+conclude. The feeder forgets tasks that nobody has played.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class TrainedStreams:
         self._revisions = revisions
         newest = revisions[-1]
         self.workflows = tuple(dict.fromkeys(name for recipe in (newest, *revisions) for name in recipe.workflows))
-        """Those of all recipes."""
+        """Streams of all recipes."""
         self._policies_of = {
             name: tuple(
                 dict.fromkeys(
                     policy
                     for recipe in (newest, *revisions)
-                    for policy in _policies_of(recipe, name)
+                    for policy in _find_policies(recipe, name)
                     if policy in newest.policies
                 )
             )
@@ -37,25 +37,25 @@ class TrainedStreams:
         }
 
     def policies_of(self, stream: str) -> tuple[str, ...]:
-        """Return the newest recipe's policies that a stream trains, or trained once; none for one that never was."""
-        return self._policies_of.get(_workflow_of(stream), ())
+        """Return the newest recipe's policies that a stream trains or trained before; none for an unknown stream."""
+        return self._policies_of.get(_find_workflow(stream), ())
 
     def find_forgettable(self, policy: str, issued: Mapping[str, int], begins: Begins) -> dict[str, int]:
-        """Return streams and the numbers below which the feeder may have forgotten what was open for a policy.
+        """Return for each stream the number below which the feeder may have forgotten a policy's open tasks.
 
-        Those are the numbers from before the last recipe that did not train the policy by the stream.
+        These are the numbers issued before the last recipe in which the stream did not train the policy.
 
         Args:
-            policy: One of the newest recipe.
+            policy: A policy of the newest recipe.
             issued: Next number of every stream.
-            begins: Under which recipe each was issued.
+            begins: First number of each stream under each revision.
         """
         found = {}
         for stream, end in issued.items():
             without = [
                 number
                 for number, recipe in enumerate(self._revisions)
-                if policy not in _policies_of(recipe, _workflow_of(stream))
+                if policy not in _find_policies(recipe, _find_workflow(stream))
             ]
             if without and policy in self.policies_of(stream):
                 later = [first for revision, first in begins.get(stream, ()) if revision > without[-1]]
@@ -64,9 +64,9 @@ class TrainedStreams:
         return {stream: number for stream, number in found.items() if number}
 
 
-def _policies_of(recipe: Recipe, workflow: str) -> tuple[str, ...]:
+def _find_policies(recipe: Recipe, workflow: str) -> tuple[str, ...]:
     return recipe.policies_of(workflow) if workflow in recipe.workflows else ()
 
 
-def _workflow_of(stream: str) -> str:
+def _find_workflow(stream: str) -> str:
     return stream.partition(".")[0]

@@ -11,12 +11,12 @@ UNREAD_PAGE_BITS = 12
 UNREAD, DEAD_LETTER, VOID = 1, 2, 4
 SENT_BACK = 0x80
 MOST_REASONS, REASON_LENGTH = SENT_BACK - 1, 40
-"""Dead letters of further reasons, and of longer ones, count as OTHER_REASON."""
+"""Largest number of reasons, and length of a reason; other dead letters count as OTHER_REASON."""
 OTHER_REASON = "other"
 
 
 class Unread:
-    """One byte for every offset, in pages that exist only where something could not be read."""
+    """Offsets of unreadable records: one byte for every offset, in pages that exist only near such records."""
 
     def __init__(self) -> None:
         self._pages: dict[tuple[str, int, int], bytearray] = {}
@@ -29,14 +29,14 @@ class Unread:
             self._whys[topic, partition, offset] = why
 
     def fold_dead_letter(self, topic: str, partition: int, offset: int, *, is_void: bool = False) -> None:
-        """Take in a dead letter, by the record that it is about, and whether it concludes no number.
+        """Take in a dead letter, by the record that it is about. With `is_void` it concludes no number.
 
-        Then its number was never issued, or the curator could not read its headers.
+        That is so if its number was never issued, or the curator could not read its headers.
         """
         self._mark(topic, partition, offset, DEAD_LETTER | (VOID if is_void else 0))
 
     def is_refused(self, topic: str, partition: int, offset: int) -> bool:
-        """Return whether a dead letter says of a record that it delivers no number."""
+        """Return whether a record has a dead letter that concludes no number."""
         page = self._pages.get((topic, partition, offset >> UNREAD_PAGE_BITS))
         return page is not None and bool(page[offset & ((1 << UNREAD_PAGE_BITS) - 1)] & VOID)
 
@@ -47,10 +47,10 @@ class Unread:
         page[offset & ((1 << UNREAD_PAGE_BITS) - 1)] |= bit
 
     def problems(self, positions: Mapping[PartitionId, int]) -> Problems:
-        """Return what could not be read and has no dead letter.
+        """Return the unreadable records without a dead letter.
 
         Args:
-            positions: How far the readers of a topic are; what is behind that may still become a dead letter.
+            positions: Offsets that the readers have reached; records after them may still become dead letters.
         """
         found = Problems()
         for (topic, partition, index), page in sorted(self._pages.items()):
@@ -67,7 +67,7 @@ class Unread:
 
 
 class Unnumbered:
-    """Dead letters that conclude no number, so that no count of numbers has them. One byte for every dead letter."""
+    """Dead letters that conclude no number, and so are in no other count. One byte for every dead letter."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -80,7 +80,7 @@ class Unnumbered:
         self._mark(offset, self._codes.setdefault(reason, len(self._codes) + 1))
 
     def fold_redriven(self, offset: int) -> None:
-        """Record that a dead letter's message was sent back, whatever dead letter it is."""
+        """Record that the message of a dead letter was sent back."""
         self._mark(offset, SENT_BACK)
 
     def _mark(self, offset: int, bits: int) -> None:

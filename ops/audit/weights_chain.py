@@ -1,10 +1,10 @@
-"""Whether the versions of a policy hang together: hashes, epochs, events, checkpoints, positions. No I/O.
+"""Checks that the versions of a policy form a chain: hashes, epochs, events, checkpoints, positions. No I/O.
 
-A batch begins from the weights that the batch before it gave: `base_hash` of version k is `weights_hash` of k - 1.
-Where a trainer could not come back to those weights (other hardware) the chain is cut, and `epoch` grows by one.
-Mostly a batch begins the epoch. Where no worker could play on, as the store has lost what led to the newest version,
-an anchor of that version does, under the new epoch; the next batch begins from its weights.
-Some hundred bytes are kept of every version, of which there is one to many groups.
+A batch begins from the weights that the batch before it made: `base_hash` of version k is `weights_hash` of k - 1. If a
+trainer could not make those weights again (on other hardware), the chain is cut, and `epoch` grows by one. Usually a
+batch begins the new epoch. If the store has lost the objects of the newest version, so that no worker could play, an
+anchor of that version begins it, and the next batch begins from its weights. Some hundred bytes are kept for every
+version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.ops.audit.problems import Problems
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """What a record says of a version's weights, and its position."""
+    """The facts about a version's weights in one record, and the record's position."""
 
     epoch: int
     base: str
@@ -31,8 +31,8 @@ class WeightsChain:
     """The versions of one policy; records of one topic come in its order.
 
     Args:
-        policy: Whose, or the shadow's, `policy.variant`.
-        curated: Name of the curated topic, whose positions the batches tell.
+        policy: Name of the policy, or of the shadow as `policy.variant`.
+        curated: Name of the curated topic; batches give the trainer's positions on it.
         steps: Its last version.
     """
 
@@ -40,18 +40,18 @@ class WeightsChain:
         self.policy = policy
         self.steps = steps
         self.broken = Problems()
-        """What is wrong with the chain, as far as it shows while the records come."""
+        """Problems of the chain that are found while the records are read."""
         self.backwards = Problems()
-        """Positions that went back."""
+        """Problems with positions that went back."""
         self._curated = curated
         self._batches: dict[int, ChainLink] = {}
         self._unmarked = ""
-        """Position of the newest version if it is the recipe's last one and is not marked so."""
+        """Position of the newest event if it is the recipe's last version, but not marked as final."""
         self._events: dict[int, ChainLink] = {}
         self._bases: dict[int, int] = {}
         """Version that is published as a delta to the version that the delta is based on."""
         self._begun: dict[int, ChainLink] = {}
-        """Anchors of versions that were published before, under the epoch after."""
+        """Anchors that publish an earlier version again, under the next epoch."""
         self._checkpoints: dict[int, ChainLink] = {}
         self._positions: dict[int, int] = {}
         self._settled: dict[int, int] = {}
@@ -61,14 +61,14 @@ class WeightsChain:
         self._anchors: dict[int, int] = {}
         """Published version to the offset of the newest whole weights at its event."""
         self._ages: deque[dict[int, int]] = deque(maxlen=MOST_AHEAD + 2)
-        """Positions at the newest versions, oldest first."""
+        """The trainer's positions at the newest versions, oldest first."""
 
     def fold_batch(self, version: int, link: ChainLink) -> None:
         """Take in a record that made a version."""
         self._add_link(self._batches, version, link, "was trained")
 
     def fold_event(self, version: int, link: ChainLink, base_version: int = -1, *, final: bool = False) -> None:
-        """Record that a version is published: as a delta when `base_version` is one, `final` when it is marked so."""
+        """Record that a version is published: as a delta if `base_version` is a version; `final` if it is the last."""
         self._unmarked = link.where if version == self.steps and not final else ""
         self._anchors[version] = self._anchor
         before = self._begun.get(version) or self._events.get(version)
@@ -81,22 +81,22 @@ class WeightsChain:
             self._bases[version] = base_version
 
     def fold_merged(self, version: int, link: ChainLink, base_version: int, *, final: bool = False) -> None:
-        """Record that the deltas between two versions are there as one, which is reported after both are published."""
+        """Record a merged delta between two versions; its event comes after both versions are published."""
         if final:
             self.broken.add_sentence(
-                f"{link.where} is a merged delta of {self.policy}, so it must not be marked as the last version"
+                f"{link.where} is a merged delta of {self.policy}, so it must not be marked as final"
             )
         for which, weights in ((base_version, link.base), (version, link.result)):
-            event = self._event(which)
+            event = self._find_event(which)
             if event is None or (event.result, event.epoch) != (weights, link.epoch):
                 found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
                 self.broken.add_sentence(
-                    f"the merged delta of versions {base_version} to {version} of {self.policy} takes version {which} "
-                    f"for {_shorten(weights)} of epoch {link.epoch}, but that {found}: {link.where}"
+                    f"the merged delta of versions {base_version} to {version} of {self.policy} has version {which} as "
+                    f"{_shorten(weights)} of epoch {link.epoch}, but that version {found}: {link.where}"
                 )
 
     def find_positions_past_end(self, ends: Mapping[tuple[str, int], int]) -> Iterator[str]:
-        """Yield the trainer's positions that are past the end of what it reads; the ends were asked for afterwards."""
+        """Yield the trainer's positions that are past the end of the curated topic; the ends were read later."""
         for partition, offset in self._positions.items():
             end = ends.get((self._curated, partition), offset)
             if offset > end:
@@ -107,9 +107,9 @@ class WeightsChain:
         self._anchor = offset
 
     def check_anchor(self, offset: int, where: str, version: int | None = None) -> None:
-        """Take in the offset that a delta names for the nearest whole weights; -1 where it names none.
+        """Take in the offset of the nearest whole weights that a delta names; -1 if it names none.
 
-        Of a merged one those are meant that were the nearest when its version was published.
+        A merged delta names the whole weights that were the nearest when its version was published.
         """
         nearest = self._anchor if version is None else self._anchors.get(version, -1)
         if 0 <= offset != nearest >= 0:
@@ -118,8 +118,8 @@ class WeightsChain:
             )
 
     def fold_whole(self, version: int, link: ChainLink) -> None:
-        """Record that a version's weights are there once more, whole, which comes after the version."""
-        event = self._event(version)
+        """Record that a version's weights were published again, whole; this comes after the version's event."""
+        event = self._find_event(version)
         if event is None or (event.result, event.epoch) != (link.result, link.epoch):
             found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
             self.broken.add_sentence(
@@ -142,13 +142,14 @@ class WeightsChain:
         links[version] = link
 
     def fold_positions(self, positions: Iterable[tuple[int, int]], where: str, *, version: int, settles: bool) -> None:
-        """Take in how far the trainer had read the curated topic.
+        """Take in the trainer's positions on the curated topic.
 
         Args:
             positions: (partition, offset).
-            where: Position of the record.
-            version: Version that it made; -1 for none.
-            settles: Whether it names all that had left the window untrained, as each does but the one of a dead letter.
+            where: Position of the record that gives them.
+            version: Version of the record; -1 for none.
+            settles: Whether the record names all groups that had left the window untrained. Every record does, except
+                that of a dead letter.
         """
         for partition, offset in positions:
             before = self._positions.get(partition, 0)
@@ -163,17 +164,17 @@ class WeightsChain:
         if version >= 0:
             self._ages.append(dict(self._positions))
 
-    def let_go(self) -> None:
-        """Record that the trainer has reported what became of all that it held, because the run is over."""
+    def release_all(self) -> None:
+        """Record that the trainer has reported what happened to all groups that it held, because the run is over."""
         self._let_go = dict(self._positions)
 
-    def has_let_go(self, ends: Mapping[int, int]) -> bool:
-        """Return whether the trainer had read all up to these offsets, by partition, when it let go of all."""
+    def has_released_all(self, ends: Mapping[int, int]) -> bool:
+        """Return whether the trainer had read up to these offsets, by partition, when it reported all its groups."""
         return all(self._let_go.get(partition, 0) >= end for partition, end in ends.items())
 
     @property
     def checkpoints(self) -> Iterable[int]:
-        """Versions that have a pointer to a checkpoint."""
+        """Versions that have a checkpoint pointer."""
         return self._checkpoints.keys()
 
     @property
@@ -188,27 +189,27 @@ class WeightsChain:
 
     @property
     def settled_positions(self) -> Mapping[int, int]:
-        """The same at the newest record that names all that had left the window untrained until then."""
+        """The last positions from a record that names all groups that had left the window untrained."""
         return self._settled
 
     @property
     def aged_positions(self) -> Mapping[int, int]:
-        """The same so many versions ago that the newest batch was cut after it; what expired before that is evicted."""
+        """The positions at a version so early that all groups that expired by then must have been evicted since."""
         return self._ages[0] if len(self._ages) == self._ages.maxlen else {}
 
     def problems(self, *, still: bool, over: bool = False) -> Problems:
-        """Return what is wrong with the chain of all that was taken in.
+        """Return all problems of the chain.
 
         Args:
             still: Whether no process writes now; else events and checkpoints may be newer than the batches read.
-            over: Whether no version comes any more, so that the newest is published.
+            over: Whether no more versions will be made, so that the newest must be published.
         """
         found = Problems()
         found.extend(self.broken)
         if self._unmarked:
             found.add_sentence(f"the last version of {self.policy} is not marked as final: {self._unmarked}")
-        here = (*self._find_gaps(), *self._find_cuts(), *self._find_loose())
-        for what in (*here, *self._disagreements(still=still), *self._find_left_out(still=still, over=over)):
+        here = (*self._find_gaps(), *self._find_cuts(), *self._find_wrong_bases())
+        for what in (*here, *self._find_disagreements(still=still), *self._find_left_out(still=still, over=over)):
             found.add_sentence(what)
         return found
 
@@ -222,7 +223,7 @@ class WeightsChain:
 
     def _find_cuts(self) -> Iterator[str]:
         for version in sorted(self._batches):
-            link, before = self._batches[version], self._link_before(version)
+            link, before = self._batches[version], self._find_link_before(version)
             if before is None:
                 continue
             name = f"version {version} of {self.policy}"
@@ -232,12 +233,12 @@ class WeightsChain:
                     f"{_shorten(before.result)}: {before.where} and {link.where}"
                 )
             elif link.epoch not in (before.epoch, before.epoch + 1):
-                yield f"{name} is of epoch {link.epoch}, but the version before of {before.epoch}: {link.where}"
+                yield f"{name} is of epoch {link.epoch}, but the version before is of {before.epoch}: {link.where}"
 
-    def _find_loose(self) -> Iterator[str]:
-        """Deltas on other weights than those of the version that they name."""
+    def _find_wrong_bases(self) -> Iterator[str]:
+        """Yield the deltas whose base weights are not those of the version that they name."""
         for version, base in self._bases.items():
-            link, before = self._events[version], self._event(base)
+            link, before = self._events[version], self._find_event(base)
             if before is None or (before.result, before.epoch) != (link.base, link.epoch):
                 found = (
                     "is not published" if before is None else f"is {_shorten(before.result)} of epoch {before.epoch}"
@@ -248,7 +249,7 @@ class WeightsChain:
                 )
 
     def _find_left_out(self, *, still: bool, over: bool) -> Iterator[str]:
-        """Versions that are not published and had to be: those with a checkpoint, and the last."""
+        """Yield the unpublished versions that must be published: those with a checkpoint, and the last."""
         published, newest = max(self._events, default=-1), max(self._batches, default=-1)
         for version, link in sorted(self._checkpoints.items()):
             if version not in self._events and (still or version < published):
@@ -257,24 +258,24 @@ class WeightsChain:
             where = self._batches[newest].where
             yield f"version {newest} of {self.policy} is the last one, but is not published: {where}"
 
-    def _event(self, version: int) -> ChainLink | None:
-        """Return what a version was published as last; None for one that is not."""
+    def _find_event(self, version: int) -> ChainLink | None:
+        """Return the newest event of a version; None if it is not published."""
         return self._begun.get(version) or self._events.get(version)
 
-    def _begins_epoch(self, version: int) -> ChainLink | None:
-        """Return the anchor by which a new epoch begins at a version that was trained in the one before."""
+    def _find_epoch_anchor(self, version: int) -> ChainLink | None:
+        """Return the anchor that begins a new epoch at a version of the epoch before."""
         event, batch = self._events.get(version), self._batches.get(version)
         if version in self._begun or event is None or batch is None or version in self._bases:
             return self._begun.get(version)
         return event if event.epoch == batch.epoch + 1 else None
 
-    def _link_before(self, version: int) -> ChainLink | None:
-        """Return what the batch of a version began from."""
+    def _find_link_before(self, version: int) -> ChainLink | None:
+        """Return the version from which the batch of a version began."""
         before = version - 1
-        found = self._begins_epoch(before) or self._batches.get(before) or self._events.get(before)
+        found = self._find_epoch_anchor(before) or self._batches.get(before) or self._events.get(before)
         return found or self._checkpoints.get(before)
 
-    def _disagreements(self, *, still: bool) -> Iterator[str]:
+    def _find_disagreements(self, *, still: bool) -> Iterator[str]:
         first, newest = min(self._events, default=0), max(self._batches, default=-1)
         for what, links in (("event", self._events), ("checkpoint", self._checkpoints)):
             for version, link in sorted(links.items()):
@@ -282,7 +283,9 @@ class WeightsChain:
                 if batch is None:
                     if still or version <= newest:
                         yield f"no batch record names version {version} of {self.policy}: {link.where} does"
-                elif (batch.result, batch.epoch) != (link.result, link.epoch) and self._begins_epoch(version) != link:
+                elif (batch.result, batch.epoch) != (link.result, link.epoch) and self._find_epoch_anchor(
+                    version
+                ) != link:
                     yield (
                         f"version {version} of {self.policy} is {_shorten(batch.result)} of epoch {batch.epoch} by "
                         f"{batch.where}, and {_shorten(link.result)} of epoch {link.epoch} by the {what} {link.where}"

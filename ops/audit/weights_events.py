@@ -1,4 +1,4 @@
-"""Takes the events of a policy's weights topic into the account of its versions."""
+"""Passes the events of a policy's weights topic to the chain of its versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.schemas.records import WeightsPublished
 
 
 def fold_event(chain: WeightsChain, event: WeightsPublished, message: Message) -> None:
-    """Take in the event that a message holds: a version, or a further path to one."""
+    """Take in the event that a message holds: a version, or a further way to a version."""
     link = ChainLink(event.epoch, event.base_hash, event.weights_hash, name_offset(message))
     if is_whole(event):
         chain.fold_anchor(message.offset)

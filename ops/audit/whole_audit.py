@@ -1,8 +1,8 @@
 """The audit of a whole run, step by step.
 
-Topics are read in the order in which a running run cannot mislead: what concludes a number before what keeps it, that
-before tasks, which are deleted once their groups are there, and these groups after them. What the feeder wrote about
-what was issued is read last of all.
+The order of reading avoids false problems in a running run. First come the records that conclude a number, then those
+that keep it, then tasks (which are deleted once their groups exist), and then the groups. The feeder's snapshot, which
+says what was issued, is read last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.ops.audit.audited_log import AuditedLog
 from headrace.ops.audit.broken_numbers import Scope
 from headrace.ops.audit.deep_look import DeepLook
 from headrace.ops.audit.evaluations import Evaluations
-from headrace.ops.audit.evidence import with_record_names
+from headrace.ops.audit.evidence import add_record_names
 from headrace.ops.audit.findings import AuditReport, CuratedCounts, DeepRates
 from headrace.ops.audit.fold import CURATOR_KEY, EVALUATOR_KEY, FEEDER_KEY, AuditFold
 from headrace.ops.audit.objects import ObjectChecks, StoreAway
@@ -35,18 +35,18 @@ from headrace.schemas.records import CheckpointPointer, RecipeRevision, WeightsP
 from headrace.schemas.topics import checkpoint_prefix
 
 AskedGroups: TypeAlias = Mapping[commits.Group, commits.Committed]
-"""Consumer groups and how far each was."""
+"""Consumer groups to their committed offsets."""
 
 
 def begin(log: AuditedLog, fold: AuditFold, state: str) -> None:
-    """Take in what was issued before anything else is read: all that is found open later was open then, or is newer."""
+    """Take in the issued numbers before anything else is read, so that numbers issued later are not judged."""
     for message in deque((message for message in log.read_uncounted([state]) if message.key == FEEDER_KEY), maxlen=1):
         fold.begin(message)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRequest:
-    """What the command line asked for."""
+    """The options of `headrace audit`."""
 
     rests: bool = False
     """Whether the run is stopped."""
@@ -68,20 +68,20 @@ class WholeAudit:
     evaluations: Evaluations
     objects: ObjectChecks | None
     curated: dict[str, CuratedDigest]
-    """Topic to the digest of its curated records."""
+    """Curated topic to the digest of its records."""
     deep: DeepLook | None
     """Decodes every group; None without --deep."""
     ends: dict[PartitionId, int] = field(default_factory=dict)
     """Partition of tasks or trajectories to the offset after its last record."""
     broken: Problems = field(default_factory=Problems)
-    """About objects: they break the chain of weights."""
+    """Problems of objects, which break the chain of weights."""
     other: Problems = field(default_factory=Problems)
     store: str = "left out"
     """checked | left out | away."""
 
     @classmethod
     def of(cls, run: Run, request: AuditRequest, folder: Path, log: AuditedLog) -> WholeAudit:
-        """Return an audit that has not begun, and puts objects into a folder meanwhile."""
+        """Return an audit that has not begun; it will store objects in `folder` meanwhile."""
         objects = ObjectChecks(run.store, folder, deep=request.deep) if request.use_store else None
         fold, evaluations = AuditFold(run.run_id, run.recipe, run.revisions), Evaluations(run.revisions)
         curated = {topic: CuratedDigest() for topic in Parts.of(run).curated}
@@ -122,15 +122,15 @@ class WholeAudit:
             self._check_commits(there)
         found = self.fold.account.audit(scope, self._find_reader_positions(asked, there))
         again = [*parts.batches, *parts.outcomes, *parts.groups, *parts.tasks]
-        named = with_record_names(self.run, found.problems, self.log.read_uncounted(_select_existing(again, there)))
+        named = add_record_names(self.run, found.problems, self.log.read_uncounted(_select_existing(again, there)))
         return _build_report(self, found, named, drained=drained)
 
     def _read_groups(self, parts: Parts, there: set[str]) -> AskedGroups:
-        """Read all about groups, and return how far their readers were before."""
+        """Read all topics about groups; return the positions of their readers from before."""
         if not self.request.rests and self.run.topics.state in there:
             begin(self.log, self.fold, self.run.topics.state)
         asked = self.log.ask(
-            [*self._groups(there), *(g for g in commits.evaluation_groups(self.run) if g.topic in there)]
+            [*self._list_groups(there), *(g for g in commits.evaluation_groups(self.run) if g.topic in there)]
         )
         self._fold_messages(self.log.read(_select_existing(parts.batches, there), "batches"))
         self.fold.account.known.reached = self._find_reader_positions(asked, there)
@@ -163,23 +163,23 @@ class WholeAudit:
         return there
 
     def _is_drained(self, asked: AskedGroups) -> bool:
-        """Return whether nothing of a run that has ended can conclude any more.
+        """Return whether, in a run that has ended, nothing more can conclude.
 
-        All tasks are played and all groups curated, and the trainers have let go of all that was kept. No clock
-        decides it.
+        This is so if all tasks are played, all groups are curated, and the trainers hold no kept group any more. It
+        does not depend on a clock.
         """
         main = [one for group, one in asked.items() if not group.is_shadow]
         done = {partition_id: commit.offset for one in main for partition_id, commit in one.commits.items()}
         if any(done.get(partition_id, 0) < end for partition_id, end in self.ends.items()):
             return False
-        return self.fold.account.has_let_go()
+        return self.fold.account.has_released_all()
 
     # ------------------------------------------------------------------------------------------------------- messages
 
     def _fold_messages(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self.fold.fold_message(message)
-            self._try_look(lambda deep, message=message: deep.look_at_record(message))  # type: ignore[misc]
+            self._run_deep_check(lambda deep, message=message: deep.look_at_record(message))  # type: ignore[misc]
 
     def _fold_to_the_end(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -189,7 +189,7 @@ class WholeAudit:
     def _fold_group(self, message: Message) -> None:
         is_new = self.fold.fold_message(message)
         is_group = message.topic in self.fold.groups
-        self._try_look(
+        self._run_deep_check(
             lambda deep: deep.look_at_group(message, is_new=is_new) if is_group else deep.look_at_record(message)
         )
 
@@ -198,49 +198,49 @@ class WholeAudit:
             self.curated[message.topic].add_record(message.value, message.headers)
             self._fold_group(message)
 
-    def _try_look(self, look: Callable[[DeepLook], object]) -> None:
+    def _run_deep_check(self, look: Callable[[DeepLook], object]) -> None:
         if self.deep is not None:
             try:
                 look(self.deep)
             except StoreAway as error:
-                self._lose_store(str(error))
+                self._stop_checking_objects(str(error))
 
     def _fold_named(self, messages: Iterable[Message]) -> None:
-        """Take in messages that name objects, and look at those of this run."""
+        """Take in messages that name objects, and check the objects of this run."""
         for message in messages:
-            counts, kind = self.fold.fold_message(message), self._names_objects(message)
+            counts, kind = self.fold.fold_message(message), self._find_kind_with_objects(message)
             if not counts or kind is None or self.objects is None:
                 continue
             try:
                 for what in self.objects.check(message, kind):
                     self.broken.add_sentence(what)
             except StoreAway as error:
-                self._lose_store(str(error))
+                self._stop_checking_objects(str(error))
 
-    def _names_objects(self, message: Message) -> type[WeightsPublished | CheckpointPointer] | None:
+    def _find_kind_with_objects(self, message: Message) -> type[WeightsPublished | CheckpointPointer] | None:
         if message.topic != self.run.topics.state:
             return WeightsPublished
         pointers = (checkpoint_prefix(policy) for policy in self.run.recipe.policy_variants)
         return CheckpointPointer if any(message.key.startswith(prefix) for prefix in pointers) else None
 
-    def _lose_store(self, why: str) -> None:
+    def _stop_checking_objects(self, why: str) -> None:
         self.objects, self.store = None, "away"
         if self.deep is not None:
             self.deep.objects = None
         self.broken.add_sentence(
-            f"the object store cannot be read, so no further object is checked (--no-store leaves it out): {why}"
+            f"the object store cannot be read, so no further objects are checked (--no-store skips it): {why}"
         )
 
     # ------------------------------------------------------------------------------------------------------- positions
 
     def _find_reader_positions(self, asked: AskedGroups, there: set[str]) -> dict[PartitionId, int]:
-        """Return how far the readers of groups were: curators by their commits, trainers by their batches."""
+        """Return the positions of the readers of groups: of curators by their commits, of trainers by batches."""
         topics, positions = self.run.topics, {}
         if asked:
             read = [topics.trajectories(policy) for policy in self.run.recipe.policies]
             curated = {topics.curated(variant): variant for variant in self.run.recipe.policy_variants}
             positions = dict.fromkeys(self.log.partitions(_select_existing([*read, *curated], there)), 0)
-            # A shadow writes no dead letters, so how far its curators are does not matter here.
+            # A shadow writes no dead letters, so the positions of its curators do not matter here.
             for group, one in asked.items():
                 if not group.is_shadow:
                     positions |= {
@@ -254,16 +254,16 @@ class WholeAudit:
         return positions
 
     def _check_commits(self, there: set[str]) -> None:
-        for what in commits.problems(self.log.ask(self._groups(there)), self.fold.snapshots, self.run.run_id):
+        for what in commits.problems(self.log.ask(self._list_groups(there)), self.fold.snapshots, self.run.run_id):
             self.other.add_sentence(what)
 
-    def _groups(self, there: set[str]) -> list[commits.Group]:
+    def _list_groups(self, there: set[str]) -> list[commits.Group]:
         return [group for group in commits.training_groups(self.run) if group.topic in there]
 
     # ----------------------------------------------------------------------------------------------------- evaluations
 
     def _begin_evaluations(self, parts: Parts, there: set[str], asked: AskedGroups) -> None:
-        """Read answers, and tasks; `asked` was before."""
+        """Read answers and tasks; `asked` are positions from before."""
         for message in self.log.read(_select_existing(parts.eval_groups, there), "answers"):
             try:
                 counts = self.evaluations.fold_answer(message, self.run.run_id)
@@ -271,13 +271,13 @@ class WholeAudit:
                 self.fold.account.unread.record(message.topic, message.partition, message.offset, str(error))
                 continue
             if counts:
-                self._try_look(lambda deep, message=message: deep.answer(message))  # type: ignore[misc]
+                self._run_deep_check(lambda deep, message=message: deep.look_at_answer(message))  # type: ignore[misc]
         passed = {partition_id: commit.offset for one in asked.values() for partition_id, commit in one.commits.items()}
         for message in self.log.read(_select_existing(parts.eval_tasks, there), "evaluations"):
             self.evaluations.take_task(message, self.run.run_id, passed)
 
     def _end_evaluations(self, parts: Parts, there: set[str], scope: Scope) -> None:
-        """Read results: the state was read before, so all are there that the evaluator had written by then."""
+        """Read results. The evaluator's state was read before, so all results that it counts must be there."""
         for message in self.log.read(_select_existing(parts.evals, there), "results"):
             self.evaluations.fold_result(message, self.run.run_id)
         self.evaluations.take_snapshots(self.fold.snapshots.get(FEEDER_KEY), self.fold.snapshots.get(EVALUATOR_KEY))
@@ -319,7 +319,7 @@ def _build_report(one: WholeAudit, found: Audit, named: Problems, *, drained: bo
 
 
 def _check_recipe_and_checkpoints(one: WholeAudit, *, offline: bool) -> Iterator[str]:
-    """Yield what is wrong with the recipe topic, and with checkpoints."""
+    """Yield the problems of the recipe topic and of checkpoints."""
     account = one.fold.account
     chains = {policy: account.chains[policy] for policy in one.run.recipe.policies}
     yield from recipe_problems(one.revisions, account.begins)

@@ -1,9 +1,9 @@
 """Which deltas of a policy are due to be merged: a fold over its WeightsPublished, in the order of the topic. No I/O.
 
-What follows the newest anchor is one stretch: deltas, each on the one before. Merged deltas lead from the anchor to one
-of its versions; the next is made of the last and of the deltas after it, so that each object is read once. Where the
-chain has a hole, or an object turns out bad, the stretch is left out: a joining worker cannot get past it either
-before the next anchor.
+The deltas after the newest anchor are one stretch; each is based on the one before. A merged delta leads from the
+anchor to a version of the stretch. The next merged delta is made of the last one and of the deltas after it, so that
+each object is read once. If the chain has a gap, or an object is bad, nothing is merged until the next anchor: a
+joining worker cannot get past that place either.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from headrace.infra.weights.paths import DELTA, MERGED, is_whole
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 
 EVERY = 16
-"""Deltas that a joiner takes one by one, at most."""
+"""Largest number of deltas that a joining worker takes one by one."""
 
 
 class Compaction:
-    """One policy's stretch.
+    """The stretch of deltas after one policy's newest anchor.
 
     Args:
-        every: More deltas than these, which no merged one covers, are merged.
+        every: Deltas are merged as soon as more than this number are in no merged delta.
     """
 
     def __init__(self, every: int = EVERY) -> None:
         self.left_out = ""
-        """Why nothing is merged before the next anchor; empty when something may be."""
+        """Why nothing is merged before the next anchor; empty if merging is possible."""
         self._every = every
         self._anchor: WeightsPublished | None = None
         self._deltas: list[WeightsPublished] = []
@@ -32,7 +32,7 @@ class Compaction:
         self._refused: set[ClaimCheck] = set()
 
     def fold_event(self, event: WeightsPublished) -> None:
-        """Take in what the policy's topic says next; twice counts as once."""
+        """Take in the next event of the policy's topic; a repeated event counts once."""
         if is_whole(event):
             self._anchor, self._deltas, self._merged, self.left_out = event, [], None, ""
         elif self._anchor is not None and event.kind == DELTA:
@@ -61,7 +61,7 @@ class Compaction:
             self._merged = event
 
     def deltas_to_merge(self) -> tuple[WeightsPublished, ...]:
-        """Return what is to be merged now, in order: the last merged delta, if there is one, and those after it."""
+        """Return the objects to merge now, in order: the last merged delta, if there is one, and later deltas."""
         covered = self._merged.version if self._merged else -1
         rest = tuple(delta for delta in self._deltas if delta.version > covered)
         if len(rest) <= self._every:
@@ -69,9 +69,9 @@ class Compaction:
         return (self._merged, *rest) if self._merged else rest
 
     def explain_nothing(self) -> str:
-        """Explain why nothing is due."""
+        """Return why nothing is to be merged now."""
         if self.left_out:
-            return f"left out until the next anchor: {self.left_out}"
+            return f"no merging before the next anchor: {self.left_out}"
         if self._anchor is None:
             return "no version is published yet"
         since = self._merged or self._anchor
@@ -81,7 +81,7 @@ class Compaction:
         return f"{what} version {since.version}, {which}, and up to {self._every} may stay unmerged (--every)"
 
     def refuse(self, event: WeightsPublished, why: str) -> None:
-        """Record that an object of `deltas_to_merge` is bad. A merged delta still has its parts, a delta has none."""
+        """Record that an object of `deltas_to_merge` is bad. A bad merged delta can be replaced by its parts."""
         if event.kind == MERGED and event.weights is not None:
             self._merged = None
             self._refused.add(event.weights)

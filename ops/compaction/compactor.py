@@ -1,9 +1,9 @@
 """The compactor, `headrace compact`: merges many deltas into one, for a worker that joins far behind.
 
-It merges, uploads, and announces by a WeightsPublished of kind `merged`, which names a further way between two versions
-and publishes none. Nobody waits for it, and it holds nothing that the topics do not: killed anywhere, it begins from
-what is announced. An upload without an announcement is an object of the same name the next time, and two compactors at
-once make the same bytes and say the same twice.
+It merges deltas, uploads the result, and publishes a WeightsPublished of kind `merged`: a further way between two
+versions, not a new version. No process waits for it. Its whole state is in the topics, so after a crash it continues
+from what is published. Two compactors at once make the same bytes and the same records, and an object that was
+uploaded but not published gets the same name again.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Compactor:
     """Follows the weights of some policies from their beginning, and merges what is due.
 
     Args:
-        run: Whose topics and store.
+        run: The run.
         policies: Policies to compact.
-        every: Deltas that may go unmerged; see `Compaction`.
+        every: Number of deltas that may stay unmerged; see `Compaction`.
         stop: When it is set, an upload is given up while the store is unreachable.
     """
 
@@ -65,12 +65,12 @@ class Compactor:
         self._reader = TopicReader(run.connection, find_whole_topics(run.connection, self._chains), COMPACTOR)
 
     def catch_up(self) -> None:
-        """Read all that is announced until now."""
+        """Read all events that are published until now."""
         for message in self._reader.catch_up():
             self._fold_event(message)
 
     def follow(self, timeout_s: float) -> None:
-        """Read what is new, waiting that long for it."""
+        """Read new events, waiting at most that long for one."""
         found = self._reader.poll(256, timeout_s)
         while found:
             for message in found:
@@ -87,10 +87,10 @@ class Compactor:
             log.warning("deltas.left_out", policy=event.policy, until="the next anchor", why=chain.left_out)
 
     def merge_due(self) -> list[WeightsPublished]:
-        """Merge, upload and announce what is due of every policy; return what was announced.
+        """Merge, upload and publish the due deltas of every policy; return the published events.
 
-        An object that is missing, torn or mislabelled is reported and left out. Raises Unavailable when the store or
-        Kafka is unreachable: what was announced until then holds.
+        An object that is missing, damaged or mislabelled is logged and left out. Raises Unavailable if the store or
+        Kafka is unreachable; events that were published before stay valid.
         """
         announced = []
         for topic, chain in self._chains.items():
@@ -103,7 +103,7 @@ class Compactor:
         return announced
 
     def explain_nothing(self) -> dict[str, str]:
-        """Return policy to why nothing is due."""
+        """Return policy to why nothing is to be merged."""
         return {policy: self._chains[topic].explain_nothing() for topic, policy in self._policies.items()}
 
     def _merge_and_upload(self, chain: Compaction, parts: tuple[WeightsPublished, ...]) -> WeightsPublished | None:
@@ -160,14 +160,14 @@ class Compactor:
     def _fetch(self, event: WeightsPublished) -> Delta:
         try:
             return fetch_delta(self._objects, event)
-        except WeightsError:  # what this machine kept of it may be altered: it is fetched once more
+        except WeightsError:  # this machine's copy may be damaged: fetch the object again
             self._objects.drop(claim_of(event))
             return fetch_delta(self._objects, event)
 
     def _announce(self, topic: str, event: WeightsPublished) -> None:
         """Write the event and return when the cluster has it.
 
-        It is one record, true for good and harmless twice, so it takes no transaction.
+        It needs no transaction: it is a single record that stays true, and a second copy does no harm.
         """
         failed: list[KafkaError] = []
         self._producer.produce(
@@ -177,7 +177,7 @@ class Compactor:
             partition=0,
             on_delivery=lambda error, _message: failed.append(error) if error is not None else None,
         )
-        doing = f"announcing {name_of(event)}"
+        doing = f"publishing {name_of(event)}"
         if self._producer.flush(ANNOUNCE_S):
             raise KafkaAway(f"{doing}: Kafka did not confirm it within {ANNOUNCE_S:.0f} s")
         if failed:
@@ -185,18 +185,18 @@ class Compactor:
         reach("compact.announced")
 
     def close(self) -> None:
-        """Leave; what was not delivered is dropped, and made again."""
+        """Close the connections; an event that was not delivered is lost, and will be made again."""
         self._producer.purge()
         self._reader.close()
 
 
 def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.Event, *, once: bool) -> list[str]:
-    """Merge what is due until asked to stop, or `once` and then say stop. Raises as `Compactor.merge_due`.
+    """Merge what is due until `stop` is set, or only `once`. Raises what `Compactor.merge_due` raises.
 
-    Returns the result of each policy, as lines of text; none where it was asked to stop.
+    Returns the result of each policy, as lines of text; none if `stop` was set.
     """
     run = join_to_write(opened.run.address, JOIN_PATIENCE_S, stop)
-    if opened.rests:  # its store was started for this, maybe at another address than its recipe names
+    if opened.rests:  # its store was started for this command, and its address may differ from the recipe's
         run = replace(run, store_address=opened.run.store_address)
     policies = [run.resolve(policy)] if policy else list(run.recipe.policies)
     with closing(Compactor(run, policies, every, stop)) as compactor:
@@ -205,13 +205,13 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
             announced = compactor.merge_due()
             if once:
                 stop.set()
-                return in_lines(announced, compactor.explain_nothing())
+                return describe_merges(announced, compactor.explain_nothing())
             compactor.follow(COMPACTOR_TURN_S)
     return []
 
 
-def in_lines(announced: Sequence[WeightsPublished], why_nothing: Mapping[str, str]) -> list[str]:
-    """Show what was merged, and why nothing was for the other policies."""
+def describe_merges(announced: Sequence[WeightsPublished], why_nothing: Mapping[str, str]) -> list[str]:
+    """Return a line for every merged delta, and for every other policy the reason why nothing was merged."""
     lines = [
         f"{one.policy}: merged versions {one.base_version} to {one.version} into {claim_of(one).size_bytes:,} bytes"
         for one in announced

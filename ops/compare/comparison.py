@@ -1,6 +1,6 @@
-"""`headrace compare`: the result of the variants of a sweep, means and intervals over seeds. Numbers in, numbers out.
+"""`headrace compare`: means and intervals of the variants of a sweep, over seeds. No I/O.
 
-An interval is the 95 % one of a mean by Student's t, over seeds: with few of them it is wide, with one there is none.
+An interval is the 95 % interval of a mean over seeds, by Student's t. It is wide for few seeds, and missing for one.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from headrace.ops.compare.run_result import PolicyResult, RunResult
 Point = tuple[float, float]
 
 GRID = 61
-"""Points at which a curve against trajectories or time is reported."""
+"""Number of points of a curve against trajectories or time."""
 DIGITS = 5
 CURVE_AXES = ("version", "trajectories", "seconds")
-"""Axes of curves: fields of `progress` in a summary."""
+"""Axes of curves, which are fields of `progress` in a summary."""
 CURVES: Mapping[str, Callable[[PolicyResult], Sequence[Point]]] = {
     "reward": lambda block: block.reward_curve,
     "held_out": lambda block: block.eval_curve,
 }
-"""Name of each curve, and how a policy's result gives it by version."""
+"""Name of each curve, and the function that takes it, by version, from a policy's result."""
 AT_THE_END: Mapping[str, Callable[[PolicyResult], float | None]] = {
     "reward": lambda block: block.reward_last,
     "held_out": lambda block: block.eval_last,
 }
-"""Name of each value at a run's end, and how a policy's result gives it."""
+"""Name of each value at a run's end, and the function that takes it from a policy's result."""
 TRAILING = {"reward": 5}
-"""Versions whose mean a point is, the version's own and those before it: few groups were played by a single one."""
+"""Number of versions that are averaged for a point, its own and earlier ones: one version plays only few groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds and its 95 % interval: none for fewer than two values, and no mean for none."""
+    """A mean over seeds and its 95 % interval. No interval for fewer than two values, no mean for none."""
 
     mean: float | None
     low: float | None
     high: float | None
     n: int
-    """Values that are known."""
+    """Number of known values."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeanCurve:
-    """The mean of curves and its interval at points that all of them have; empty where there are none."""
+    """The mean of curves and its interval, at points that all curves have; empty if they have none in common."""
 
     x: list[float | None]
     mean: list[float | None]
@@ -58,12 +58,12 @@ class MeanCurve:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPolicy:
-    """A policy of a variant, over the runs that were done."""
+    """A policy of a variant, over its finished runs."""
 
     versions: Interval
     reward: Interval
     held_out_first: Interval
-    """Of the first evaluation; `held_out` is of the last one."""
+    """Held-out reward of the first evaluation; `held_out` is that of the last one."""
     held_out: Interval
     trajectories: Interval
     trained_share: Interval
@@ -87,7 +87,7 @@ class ComparedVariant:
     runs: int
     """Number of runs that finished."""
     failed: list[int]
-    """Seeds of those that were not."""
+    """Seeds of the runs that did not finish."""
     wall_s: Interval
     skipped: Interval
     policies: dict[str, ComparedPolicy]
@@ -100,14 +100,14 @@ class PlayedRun:
     variant: str
     seed: int
     summary: RunResult | None
-    """None of one that failed."""
+    """None if the run failed."""
     failed: str
-    """The last words of one that failed."""
+    """The last lines that a failed run printed; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `headrace compare` prints."""
+    """The result of `headrace compare`."""
 
     sweep: str
     about: str
@@ -121,7 +121,7 @@ class Comparison:
 
     @property
     def warnings(self) -> list[str]:
-        """What is wrong with single runs, a line each."""
+        """Problems of single runs, a line each."""
         failed = [f"run {name} failed: {run.failed}" for name, run in self.runs.items() if run.summary is None]
         audits = {name: run.summary.audit for name, run in self.runs.items() if run.summary is not None}
         return failed + [
@@ -136,60 +136,62 @@ def build_comparison(name: str, about: str, runs: Mapping[str, PlayedRun]) -> Co
 
     Args:
         name: Name of the sweep.
-        about: One sentence for people.
+        about: One sentence that describes the sweep.
         runs: Name to run.
     """
     variants: dict[str, list[PlayedRun]] = {}
     for run in runs.values():
         variants.setdefault(run.variant, []).append(run)
     first = next(iter(variants.values()), [])
-    found = {variant: _variant(some, [] if some is first else first) for variant, some in variants.items()}
+    found = {variant: _compare_variant(some, [] if some is first else first) for variant, some in variants.items()}
     return Comparison(name, about, found, dict(runs))
 
 
-def _variant(runs: Sequence[PlayedRun], first: Sequence[PlayedRun]) -> ComparedVariant:
+def _compare_variant(runs: Sequence[PlayedRun], first: Sequence[PlayedRun]) -> ComparedVariant:
     summaries = [run.summary for run in runs if run.summary is not None]
     policies = dict.fromkeys(policy for summary in summaries for policy in summary.policies)
     return ComparedVariant(
         runs=len(summaries),
         failed=[run.seed for run in runs if run.summary is None],
-        wall_s=interval([summary.wall_s for summary in summaries]),
-        skipped=interval([sum(one.rejected for one in summary.selection.values()) for summary in summaries]),
+        wall_s=compute_interval([summary.wall_s for summary in summaries]),
+        skipped=compute_interval([sum(one.rejected for one in summary.selection.values()) for summary in summaries]),
         policies={
-            policy: _policy(
+            policy: _compare_policy(
                 [summary.policies[policy] for summary in summaries if policy in summary.policies],
-                {what: interval(_differences(runs, first, policy, what)) for what in AT_THE_END},
+                {what: compute_interval(_compute_differences(runs, first, policy, what)) for what in AT_THE_END},
             )
             for policy in policies
         },
     )
 
 
-def _policy(blocks: Sequence[PolicyResult], over_first: dict[str, Interval]) -> ComparedPolicy:
+def _compare_policy(blocks: Sequence[PolicyResult], over_first: dict[str, Interval]) -> ComparedPolicy:
     groups = [block.groups for block in blocks]
     reasons = sorted({reason for one in groups for reason in one.discarded})
     lengths = [block.lengths for block in blocks]
-    discarded = {reason: interval([one.discarded.get(reason, 0) for one in groups]) for reason in reasons}
+    discarded = {reason: compute_interval([one.discarded.get(reason, 0) for one in groups]) for reason in reasons}
     return ComparedPolicy(
-        versions=interval([block.versions for block in blocks]),
-        reward=interval([block.reward_last for block in blocks]),
-        held_out_first=interval([block.eval_first for block in blocks]),
-        held_out=interval([block.eval_last for block in blocks]),
-        trajectories=interval([block.trajectories for block in blocks]),
-        trained_share=interval([one.trained_share for one in groups]),
-        discarded_share=interval([one.discarded_share for one in groups]),
-        length_trained=interval([one.trained for one in lengths]),
-        length_discarded=interval([one.discarded for one in lengths]),
-        length_bias=interval([one.bias.ratio if one.bias else None for one in lengths]),
-        replayed=interval([one.replayed for one in groups]),
+        versions=compute_interval([block.versions for block in blocks]),
+        reward=compute_interval([block.reward_last for block in blocks]),
+        held_out_first=compute_interval([block.eval_first for block in blocks]),
+        held_out=compute_interval([block.eval_last for block in blocks]),
+        trajectories=compute_interval([block.trajectories for block in blocks]),
+        trained_share=compute_interval([one.trained_share for one in groups]),
+        discarded_share=compute_interval([one.discarded_share for one in groups]),
+        length_trained=compute_interval([one.trained for one in lengths]),
+        length_discarded=compute_interval([one.discarded for one in lengths]),
+        length_bias=compute_interval([one.bias.ratio if one.bias else None for one in lengths]),
+        replayed=compute_interval([one.replayed for one in groups]),
         discarded=dict(sorted(discarded.items(), key=lambda item: -(item[1].mean or 0))),
-        curves={what: {axis: _curve(blocks, what, axis) for axis in CURVE_AXES} for what in CURVES},
+        curves={what: {axis: _compute_curve(blocks, what, axis) for axis in CURVE_AXES} for what in CURVES},
         over_first=over_first,
     )
 
 
-def _differences(runs: Sequence[PlayedRun], first: Sequence[PlayedRun], policy: str, what: str) -> Sequence[float]:
-    """Return by how much runs differ from those of the first variant that have the same seed."""
+def _compute_differences(
+    runs: Sequence[PlayedRun], first: Sequence[PlayedRun], policy: str, what: str
+) -> Sequence[float]:
+    """Return the differences of runs from the first variant's runs with the same seed."""
 
     def ends(some: Sequence[PlayedRun]) -> dict[int, float]:
         blocks = {run.seed: run.summary.policies.get(policy) for run in some if run.summary is not None}
@@ -200,22 +202,22 @@ def _differences(runs: Sequence[PlayedRun], first: Sequence[PlayedRun], policy: 
     return [value - other[seed] for seed, value in ends(runs).items() if seed in other]
 
 
-def _curve(blocks: Sequence[PolicyResult], what: str, axis: str) -> MeanCurve:
-    return mean_curve([points_of(block, what, axis) for block in blocks], axis)
+def _compute_curve(blocks: Sequence[PolicyResult], what: str, axis: str) -> MeanCurve:
+    return compute_mean_curve([list_points(block, what, axis) for block in blocks], axis)
 
 
-def points_of(block: PolicyResult, what: str, axis: str) -> list[Point]:
+def list_points(block: PolicyResult, what: str, axis: str) -> list[Point]:
     """Return a curve of a policy's result against versions, trajectories or seconds.
 
-    A point is the mean of its version and of those before it, TRAILING in all. A version whose evaluation lacks a
-    workflow is left out, as means over others cannot be compared.
+    A point is the mean over TRAILING versions: its own and those before it. A version whose evaluation lacks a
+    workflow is left out, because means over different workflows cannot be compared.
     """
     column, trailing = CURVE_AXES.index(axis), TRAILING.get(what, 1)
     at = {row[0]: row[column] for row in block.progress}
     values: dict[float, list[float]] = {}
-    for version, value in CURVES[what](block):  # an evaluation has one for each workflow
+    for version, value in CURVES[what](block):  # an evaluation has one value for each workflow
         values.setdefault(version, []).append(value)
-    workflows = max(map(len, values.values()), default=0)  # all that the recipe has: a sweep's never changes
+    workflows = max(map(len, values.values()), default=0)  # all workflows of the recipe, which a sweep never changes
     versions = sorted(version for version in values.keys() & at.keys() if len(values[version]) == workflows)
     means = [fmean(values[version]) for version in versions]
     return [
@@ -223,18 +225,18 @@ def points_of(block: PolicyResult, what: str, axis: str) -> list[Point]:
     ]
 
 
-def seed_curves(found: Comparison, variant: str, policy: str, what: str, axis: str) -> list[list[Point]]:
-    """Return the curves whose mean is a variant's, one for each seed that has any point."""
+def list_seed_curves(found: Comparison, variant: str, policy: str, what: str, axis: str) -> list[list[Point]]:
+    """Return the curves of a variant's seeds, without seeds that have no point."""
     summaries = (run.summary for run in found.runs.values() if run.variant == variant)
     blocks = (summary.policies.get(policy) for summary in summaries if summary is not None)
-    curves = (points_of(block, what, axis) for block in blocks if block is not None)
+    curves = (list_points(block, what, axis) for block in blocks if block is not None)
     return [curve for curve in curves if curve]
 
 
-def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurve:
-    """Return the mean of curves and its interval, where all of them are known.
+def compute_mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurve:
+    """Return the mean of curves and its interval, on the part of the axis where all curves are known.
 
-    Between its points a curve is a straight line. Empty where they have no stretch in common.
+    Between its points a curve is a straight line. The result is empty if the curves have no part in common.
     """
     drawn = [np.array(curve, np.float64) for curve in curves if curve]
     begin = max((curve[0, 0] for curve in drawn), default=0.0)
@@ -243,7 +245,7 @@ def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurve:
         return MeanCurve([], [], [], [])
     grid = np.arange(begin, end + 1) if axis == "version" else np.unique(np.linspace(begin, end, GRID))
     values = np.array([np.interp(grid, curve[:, 0], curve[:, 1]) for curve in drawn])
-    means = [interval(column) for column in values.T.tolist()]
+    means = [compute_interval(column) for column in values.T.tolist()]
     return MeanCurve(
         x=_round_values(grid.tolist()),
         mean=_round_values([one.mean for one in means]),
@@ -252,8 +254,8 @@ def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurve:
     )
 
 
-def interval(values: Sequence[float | None]) -> Interval:
-    """Return the mean and interval of what is known of the values."""
+def compute_interval(values: Sequence[float | None]) -> Interval:
+    """Return the mean and interval of the known values."""
     known = [value for value in values if value is not None]
     if not known:
         return Interval(None, None, None, 0)
@@ -273,11 +275,11 @@ def student_t(freedom: int, share: float = 0.95) -> float:
     """
     if freedom < 1:
         raise ValueError(f"degrees of freedom are 1 or more, got {freedom}")
-    mass = _mass_of_odd if freedom % 2 else _mass_of_even
-    return math.sqrt(freedom) * math.tan(_inverse(lambda theta: mass(theta, freedom), share))
+    mass = _compute_mass_of_odd if freedom % 2 else _compute_mass_of_even
+    return math.sqrt(freedom) * math.tan(_invert(lambda theta: mass(theta, freedom), share))
 
 
-def _mass_of_odd(theta: float, freedom: int) -> float:
+def _compute_mass_of_odd(theta: float, freedom: int) -> float:
     total, term = 0.0, math.cos(theta)
     for n in range(3, freedom + 1, 2):
         total += term
@@ -285,7 +287,7 @@ def _mass_of_odd(theta: float, freedom: int) -> float:
     return 2 / math.pi * (theta + math.sin(theta) * total)
 
 
-def _mass_of_even(theta: float, freedom: int) -> float:
+def _compute_mass_of_even(theta: float, freedom: int) -> float:
     total, term = 0.0, 1.0
     for n in range(2, freedom + 1, 2):
         total += term
@@ -293,7 +295,7 @@ def _mass_of_even(theta: float, freedom: int) -> float:
     return math.sin(theta) * total
 
 
-def _inverse(mass: Callable[[float], float], share: float) -> float:
+def _invert(mass: Callable[[float], float], share: float) -> float:
     low, high = 0.0, math.pi / 2
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if mass(middle) < share else (low, middle)

@@ -1,4 +1,4 @@
-"""The result of one run of a sweep: what `headrace compare` goes by in the summary that `headrace up` wrote."""
+"""The result of one run of a sweep: the part of the summary of `headrace up` that `headrace compare` uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.ops.discards import RUN_END
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What the audit of numbers says."""
+    """The result of the audit of task numbers."""
 
     ok: bool
     lost: int = 0
@@ -23,7 +23,7 @@ class AuditResult:
 
 @dataclass(frozen=True, slots=True)
 class GroupsResult:
-    """What became of a policy's groups."""
+    """How many of a policy's groups were trained or discarded."""
 
     trained: int
     discarded: dict[str, int]
@@ -33,13 +33,13 @@ class GroupsResult:
 
     @property
     def trained_share(self) -> float | None:
-        """Share of the concluded groups that was trained on, replays not counted; None where none did."""
+        """Share of the concluded groups that was trained on, without replays; None if no group concluded."""
         concluded = self.trained + sum(self.discarded.values()) + self.dead
         return self.trained / concluded if concluded else None
 
     @property
     def discarded_share(self) -> float | None:
-        """Share of the groups concluded before the run's end that was discarded; None where none did."""
+        """Share of discarded groups among those that concluded before the run's end; None if none concluded."""
         discarded = sum(count for reason, count in self.discarded.items() if reason != RUN_END)
         concluded = self.trained + discarded + self.dead
         return discarded / concluded if concluded else None
@@ -47,14 +47,14 @@ class GroupsResult:
 
 @dataclass(frozen=True, slots=True)
 class BiasResult:
-    """Length of what was discarded over that of what was trained."""
+    """Mean length of discarded groups over that of trained groups."""
 
     ratio: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class LengthsResult:
-    """Mean lengths of groups; None where there are none."""
+    """Mean lengths of groups; None if there are none."""
 
     trained: float | None
     discarded: float | None
@@ -76,21 +76,21 @@ class PolicyResult:
     eval_curve: tuple[tuple[float, float], ...]
     """(version, held-out reward), one for each workflow."""
     progress: tuple[tuple[float, float, float], ...]
-    """(version, trajectories, seconds): what it had taken until it was made."""
+    """(version, trajectories, seconds): the effort until the version was made."""
     reward_first: float | None = None
     eval_first: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionResult:
-    """What became of the problems of a stream."""
+    """How many problems of a stream its selector took or rejected."""
 
     rejected: int
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of a run. Its JSON is the summary as it was read, of which the other fields are a part."""
+    """The result of a run. Its JSON is the whole summary as it was read; the other fields are parts of it."""
 
     wall_s: float
     reward_first: float | None
@@ -98,12 +98,12 @@ class RunResult:
     eval_first: float | None
     eval_last: float | None
     audit: AuditResult | None
-    """None where nothing was played."""
+    """None if nothing was played."""
     selection: dict[str, SelectionResult]
     policies: dict[str, PolicyResult]
     run_id: str = ""
     rest: str = ""
-    """What is still to come of it, in words; empty of a run that is done."""
+    """What is still missing of the run, in words; empty if it is finished."""
     summary: dict[str, Any] = field(default_factory=dict, compare=False)
     """The whole file."""
 

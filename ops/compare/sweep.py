@@ -1,7 +1,7 @@
 """`headrace compare`: the runs of a sweep, one `headrace up` each, on one Kafka and one object store.
 
-A run is done when its summary is there and says of nothing that it is still to come; what is missing is played, or gone
-on with. A run that fails says why and keeps none of the others from being played.
+A run is finished when its summary exists and names nothing that is still missing. Other runs are played or resumed. If
+a run fails, its error is shown, and the other runs continue.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from headrace.infra.run.revisions import find_differences
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import RunResult, read_result
-from headrace.ops.compare.sweep_file import Sweep, SweepRun, without_addresses
+from headrace.ops.compare.sweep_file import Sweep, SweepRun, remove_addresses
 from headrace.ops.compare.swept_data import SweptData
-from headrace.ops.offline.offline_run import identity
+from headrace.ops.offline.offline_run import identify_archive
 
 RUNS_POLL_S = 0.25
 LAST_OUTPUT_LINES = 6
-"""Lines of a failed run's output that are reported, at most."""
+"""Largest number of lines that are shown of a failed run's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +60,21 @@ class RunFolder:
 
     @property
     def recipe(self) -> Path:
-        """What it was asked for."""
+        """The recipe that the run was started with."""
         return self.folder / SWEPT
 
     @property
     def source(self) -> Path:
-        """The archive that it learnt from."""
+        """File that names the archive that the run was trained on."""
         return self.folder / "archive.txt"
 
     @property
     def output(self) -> Path:
-        """What `headrace up` printed."""
+        """File with the output of `headrace up`."""
         return self.folder / "output.txt"
 
     def result(self) -> RunResult | None:
-        """Return the result of a run that is done. Raises UsageError when it cannot be read."""
+        """Return the result of a finished run. Raises UsageError if it cannot be read."""
         found = self._read()
         return None if found is None or found.rest else found
 
@@ -89,40 +89,40 @@ class RunFolder:
             ) from error
 
     def tail_of_output(self) -> str:
-        """Return the end of what it printed."""
+        """Return the last lines of the run's output."""
         return "\n".join(read_last_lines(self.output, LAST_OUTPUT_LINES)) or "it printed nothing"
 
     def describe_failure(self) -> str:
-        """Return why a run is not done: what is still to come of it, or the end of what it printed."""
+        """Return why a run is not finished: what is still missing, or the end of its output."""
         return self.rest() or self.tail_of_output()
 
     def rest(self) -> str:
-        """Return what is still to come of a run that has ended, in words; empty for any other."""
+        """Return what is still missing of a run that has ended, in words; empty for any other run."""
         found = self._read()
         return "" if found is None else found.rest
 
 
-def run_folder_of(data: Path, run: SweepRun) -> RunFolder:
-    """Return where a run lies below the sweep's data folder."""
+def find_run_folder(data: Path, run: SweepRun) -> RunFolder:
+    """Return the folder of a run below the sweep's data folder."""
     return RunFolder(DataFolder(data).root / run.name)
 
 
 def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) -> dict[str, PlayedRun]:
-    """Play what is missing of a sweep; return its runs by name.
+    """Play the missing runs of a sweep; return all runs by name.
 
-    Raises UsageError for recipes that cannot be, and for results of other ones in the folder; OtherData when the data
-    of a variant has changed since the sweep began; KeyboardInterrupt when it was stopped. All runs are then stopped in
-    order.
+    Raises UsageError for recipes that cannot run, and if the folder holds results of other recipes; OtherData if the
+    data of a variant has changed since the sweep began; KeyboardInterrupt if it was stopped. All runs are then stopped
+    in order.
     """
     folder = DataFolder(data)
-    run_folders = {run.name: run_folder_of(data, run) for run in runs}
+    run_folders = {run.name: find_run_folder(data, run) for run in runs}
     with folder.hold("`headrace compare`"), interrupt_on_signals():
         _check_folder(sweep, folder)
         source = _identify_archive(sweep)
         _check_same(runs, run_folders, source)
         missing = [run for run in runs if run_folders[run.name].result() is None]
         if len(missing) < len(runs):
-            say(escape(f"{len(runs) - len(missing)} of {len(runs)} runs are there already, in {folder.root}"))
+            say(escape(f"{len(runs) - len(missing)} of {len(runs)} runs are finished already, in {folder.root}"))
         if missing:
             data_read = _check_first(
                 missing, folder, has_begun=any(one.recipe.exists() for one in run_folders.values())
@@ -140,27 +140,27 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
     }
 
 
-def command_of(run: SweepRun, run_folder: RunFolder, shared: Sequence[str], archive: str = "") -> list[str]:
-    """Return the words of the `headrace up` that makes a run, over an archive if there is one.
+def build_up_command(run: SweepRun, run_folder: RunFolder, shared: Sequence[str], archive: str = "") -> list[str]:
+    """Return the words of the `headrace up` command that makes a run, on an archive if one is given.
 
     Args:
         run: The run to make.
         run_folder: Where its files go.
         shared: Settings of the servers, as `--set` takes them.
-        archive: Archive to learn from; empty to play.
+        archive: Archive to train on; empty to play.
     """
     sets = [word for setting in (*run.sets, *shared) for word in ("--set", setting)]
     where = ["--data", str(run_folder.folder), "--summary", str(run_folder.summary)]
     if archive:
         return [*PYTHON, "-m", "headrace", "offline", "up", run.source, "--from", archive, *sets, *where]
     where.append("--plain")
-    # Of a running run only the servers' addresses may have changed: `play` has looked.
+    # `play` has checked that only the servers' addresses differ from an existing run's recipe.
     where += ["--new-recipe"] if (run_folder.folder / "run.json").exists() else []
     return [*PYTHON, "-m", "headrace", "up", run.source, *sets, *where]
 
 
 def _check_folder(sweep: Sweep, folder: DataFolder) -> None:
-    """Refuse the data folder of a run, or of another sweep: its servers hold what is not ours."""
+    """Refuse the data folder of a run, or of another sweep, because its servers hold other runs."""
     notes = folder.read()
     if notes is not None and not notes.run.startswith(f"{sweep.name}-"):
         raise UsageError(
@@ -170,12 +170,12 @@ def _check_folder(sweep: Sweep, folder: DataFolder) -> None:
 
 
 def _identify_archive(sweep: Sweep) -> str:
-    """Return which archive a sweep takes its trajectories from, as it is now; empty where runs are played."""
-    return identity(Archive(sweep.archive)) if sweep.archive else ""
+    """Return the identity of the archive that a sweep trains on, as it is now; empty if runs are played."""
+    return identify_archive(Archive(sweep.archive)) if sweep.archive else ""
 
 
 def _check_same(runs: Sequence[SweepRun], run_folders: dict[str, RunFolder], source: str) -> None:
-    """Refuse a folder that holds a run of the same name and another recipe: it would be compared with the others."""
+    """Refuse a folder that holds a run of the same name with another recipe: its result would be compared too."""
     for run in runs:
         path = run_folders[run.name].recipe
         source_file = run_folders[run.name].source
@@ -186,7 +186,7 @@ def _check_same(runs: Sequence[SweepRun], run_folders: dict[str, RunFolder], sou
                 "another folder by --data, or another name, or remove that folder to make the run again"
             )
         if path.exists():
-            before, now = Recipe.from_json(path.read_text()), without_addresses(run.recipe)
+            before, now = Recipe.from_json(path.read_text()), remove_addresses(run.recipe)
             if changed := find_differences(before, now):
                 raise UsageError(
                     f"{path.parent} holds run {run.name} of another recipe:\n"
@@ -197,16 +197,16 @@ def _check_same(runs: Sequence[SweepRun], run_folders: dict[str, RunFolder], sou
 
 
 def _compare_sources(before: str, now: str) -> str:
-    """Return how a run that is there took its trajectories, where the sweep file says otherwise now."""
+    """Return in words how the source of an existing run's trajectories differs from the sweep file."""
     if not before:
-        return "it was played, and the sweep file has an `archive` now"
+        return "it was played, while the sweep file now has an `archive`"
     if not now:
-        return "its trajectories came from an archive, and the sweep file has no `archive` now"
-    return "the `archive` of the sweep file is another one now, or it has changed"
+        return "its trajectories came from an archive, while the sweep file now has no `archive`"
+    return "the sweep file now names another `archive`, or the archive has changed"
 
 
 def _check_first(missing: Sequence[SweepRun], folder: DataFolder, *, has_begun: bool) -> SweptData:
-    """Refuse what a recipe names and what is not there, or is other data than before, before the first of many runs."""
+    """Refuse recipes with missing names, and data that has changed, before the first of many runs."""
     found = SweptData(folder.root, has_begun=has_begun)
     for run in {run.variant: run for run in missing}.values():
         found.check(run)
@@ -223,17 +223,17 @@ class _Playing:
         self._total, self._done, self._source = len(runs), 0, _identify_archive(sweep)
         self._runs = runs
         self._servers = None if sweep.archive else Servers(sweep.kafka, sweep.store, folder, say)
-        """None where nothing is played."""
+        """None if nothing is played."""
         self._stopping = threading.Event()
         self._telling = threading.Lock()
 
     def play(self, missing: Sequence[SweepRun]) -> None:
-        """Play them in order, that many at once. Raises ServerError, KafkaAway, StoreError and KeyboardInterrupt."""
+        """Play runs in order, several at once. Raises ServerError, KafkaAway, StoreError and KeyboardInterrupt."""
         self._done = self._total - len(missing)
         try:
             self._start()
             for run in self._runs:  # a sweep that was killed may have left them
-                self._forget(run)
+                self._delete_topics_and_objects(run)
             # The threads live as long as their children, which the kernel ends with the thread that started them.
             with ThreadPoolExecutor(self._sweep.side_by_side) as threads:
                 try:
@@ -263,27 +263,27 @@ class _Playing:
         self._folder.write(notes)
 
     def _play(self, run: SweepRun) -> None:
-        run_folder = run_folder_of(self._folder.root, run)
+        run_folder = find_run_folder(self._folder.root, run)
         if self._data.has_data(run.variant):
             self._data.check(run)
         if _identify_archive(self._sweep) != self._source:
             raise UsageError(
                 f"the archive {self._sweep.archive} has changed since the sweep began, so run {run.name} could not be "
-                "compared with those before it: let nothing be archived into it, and give the sweep another folder by "
-                "--data"
+                "compared with the earlier runs: archive nothing into it during a sweep, and give the sweep another "
+                "folder by --data"
             )
         run_folder.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(run_folder.recipe, without_addresses(run.recipe).to_json().encode())
+        write_atomically(run_folder.recipe, remove_addresses(run.recipe).to_json().encode())
         write_atomically(run_folder.source, self._source.encode())
-        run_folder.summary.unlink(missing_ok=True)  # that of a run that had a rest
-        child = spawn(ChildCommand(self._command(run, run_folder), self._environment(), run_folder.output))
+        run_folder.summary.unlink(missing_ok=True)  # an earlier summary of a run that was not finished
+        child = spawn(ChildCommand(self._build_command(run, run_folder), self._build_environment(), run_folder.output))
         code = self._wait_for(child)
         if self._stopping.is_set():
             return
-        self._tell(run, run_folder, code)
-        self._forget(run)
+        self._report_run(run, run_folder, code)
+        self._delete_topics_and_objects(run)
 
-    def _tell(self, run: SweepRun, run_folder: RunFolder, code: int) -> None:
+    def _report_run(self, run: SweepRun, run_folder: RunFolder, code: int) -> None:
         summary = run_folder.result()
         with self._telling:
             self._done += 1
@@ -292,7 +292,7 @@ class _Playing:
                 self._say(f"{what}: {escape(rest)}")
             elif summary is None:
                 self._say(
-                    f"{what}: failed with exit code {code}; the other runs go on. "
+                    f"{what}: failed with exit code {code}; the other runs continue. "
                     f"{escape(str(run_folder.output))} ends with"
                 )
                 self._say(escape("\n".join(f"    {line}" for line in run_folder.tail_of_output().splitlines())))
@@ -300,7 +300,7 @@ class _Playing:
                 self._say(f"{what}: {describe_result(summary)}")
 
     def _wait_for(self, child: subprocess.Popen[bytes]) -> int:
-        """Return a child's exit code; it is ended when the sweep is stopped."""
+        """Return a child's exit code; end the child if the sweep is stopped."""
         while True:
             try:
                 return child.wait(RUNS_POLL_S)
@@ -309,11 +309,11 @@ class _Playing:
                     end_all([child.pid], 2 * STOP_WITHIN_S)
                     return child.wait()
 
-    def _command(self, run: SweepRun, run_folder: RunFolder) -> list[str]:
-        return command_of(run, run_folder, self._server_settings(), self._sweep.archive)
+    def _build_command(self, run: SweepRun, run_folder: RunFolder) -> list[str]:
+        return build_up_command(run, run_folder, self._build_server_settings(), self._sweep.archive)
 
-    def _server_settings(self) -> list[str]:
-        """Return the settings that say where the servers are."""
+    def _build_server_settings(self) -> list[str]:
+        """Return the settings with the addresses of the servers."""
         if self._servers is None:
             return []
         store = self._servers.store_address
@@ -324,8 +324,8 @@ class _Playing:
             *(f"store.{key}={json.dumps(value)}" for key, value in settings.items()),
         ]
 
-    def _environment(self) -> dict[str, str]:
-        """Return a child's environment; secrets go there, as every user of the machine can read a command line."""
+    def _build_environment(self) -> dict[str, str]:
+        """Return a child's environment with the secrets: every user of the machine could read a command line."""
         environment = dict(os.environ)
         if self._servers is None:
             return environment
@@ -338,9 +338,9 @@ class _Playing:
             environment[KEYS_FILE_VARIABLE] = store.keys_file
         return environment
 
-    def _forget(self, run: SweepRun) -> None:
-        """Delete topics and objects of a run if it is done: a broker gets slow with many partitions."""
-        summary = run_folder_of(self._folder.root, run).result()
+    def _delete_topics_and_objects(self, run: SweepRun) -> None:
+        """Delete topics and objects of a finished run, because a broker gets slow with many partitions."""
+        summary = find_run_folder(self._folder.root, run).result()
         if summary is None or self._sweep.keep or self._servers is None:
             return
         recipe = run.recipe
@@ -354,7 +354,7 @@ class _Playing:
 
 
 def describe_result(summary: RunResult) -> str:
-    """Return the result of a run, in a line."""
+    """Return the result of a run in one line."""
     changes = []
     for policy, block in summary.policies.items():
         whose = f"{policy} " if len(summary.policies) > 1 else ""

@@ -1,4 +1,4 @@
-"""Sweep files: which recipes are compared, under which changes, over which seeds; each a run with a name of its own."""
+"""Sweep files: which recipes are compared, with which changes and seeds. Each combination is a run."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from headrace.schemas.topics import check_name
 
 OWN = ("seed", "name")
 SHARED_KEYS = ("kafka.bootstrap", "kafka.client", "store")
-"""Keys of a recipe that all runs of a sweep have from its [kafka] and [store]."""
+"""Keys of a recipe that all runs of a sweep take from [kafka] and [store] of the sweep file."""
 
 
 class Variant(Settings):
-    """One of the things compared."""
+    """One recipe of a comparison, with its changes."""
 
     recipe: str
-    """A shipped recipe by name, or the path of a TOML file, from the sweep file or from here."""
+    """A shipped recipe by name, or the path of a TOML file, relative to the sweep file or the working directory."""
     name: str = ""
     """Name in tables; by default the last part of the recipe's name."""
     sets: tuple[str, ...] = Field((), alias="set")
-    """Changes of the recipe, as `["trainer.steps=40"]`."""
+    """Changes of the recipe, as in `["trainer.steps=40"]`."""
 
 
 class Sweep(Settings):
     """Variants and seeds; every pair is a run."""
 
     name: str
-    """The runs' names begin with it."""
+    """Name of the sweep; the runs' names begin with it."""
     about: str = ""
-    """One sentence for people."""
+    """One sentence that describes the sweep."""
     seeds: tuple[int, ...] = Field(min_length=1)
-    """The recipe's `seed` of each run of a variant."""
+    """Value of the recipe's `seed` for each run of a variant."""
     side_by_side: int = Field(1, ge=1)
-    """Runs at once."""
+    """Number of runs that are played at once."""
     keep: bool = False
-    """Keep topics and objects of runs that are done."""
+    """Keep topics and objects of finished runs."""
     archive: str = ""
-    """An archive made with weights, from the sweep file or from here: instead of being played, every run takes its
-    trajectories, as `headrace offline up` does."""
+    """An archive made with weights, relative to the sweep file or the working directory. Every run takes its
+    trajectories, as `headrace offline up` does, and plays nothing."""
     sets: tuple[str, ...] = Field((), alias="set")
-    """Changes of every recipe; a variant's own come after them."""
+    """Changes of every recipe; a variant's own changes are applied after them."""
     kafka: Kafka = Kafka()
-    """Kafka settings that replace those of the recipes; without a bootstrap all runs share an embedded Kafka."""
+    """Kafka settings that replace those of the recipes. Without `bootstrap` all runs share an embedded Kafka."""
     store: Store = Store()
-    """The same of the object store."""
+    """Store settings that replace those of the recipes. Without `endpoint` all runs share an embedded store."""
     variants: tuple[Variant, ...] = Field(min_length=1)
-    """What is compared."""
+    """The recipes that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class SweepRun:
     source: str
     """The recipe as `headrace up` takes it."""
     sets: tuple[str, ...]
-    """All changes but for the addresses of the servers."""
+    """All changes except the addresses of the servers."""
     recipe: Recipe
     """The recipe with these changes."""
 
@@ -80,53 +80,53 @@ class SweepRun:
 def load_sweep(name_or_path: str) -> tuple[Sweep, list[SweepRun]]:
     """Read a sweep file, and every recipe that it names; return its runs, seed by seed.
 
-    Raises UsageError that names file and key, says what is wrong and what is allowed.
+    Raises UsageError that names file and key, the error, and the allowed values.
     """
-    path, text = _text_of(name_or_path)
+    path, text = _read_sweep_text(name_or_path)
     try:
         sweep = Sweep.model_validate(tomllib.loads(text))
     except ValidationError as error:
-        lines = [f"  {sentence}" for sentence in _faults(error)]
+        lines = [f"  {sentence}" for sentence in _describe_faults(error)]
         raise UsageError("\n".join([f"sweep {name_or_path} is not valid:", *lines])) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name_or_path} is not TOML: {error}") from error
     try:
         if sweep.archive and path is not None and (path.parent / sweep.archive).exists():
             sweep = sweep.model_copy(update={"archive": str(path.parent / sweep.archive)})
-        return sweep, list(_runs(sweep, path.parent if path else Path()))
+        return sweep, list(_list_runs(sweep, path.parent if path else Path()))
     except UsageError as error:
         raise UsageError(f"sweep {name_or_path}: {error}") from error
 
 
 def name_of(variant: Variant) -> str:
-    """Return what a variant is called in tables."""
+    """Return the name of a variant in tables."""
     return variant.name or variant.recipe.removesuffix(".toml").rpartition("/")[2]
 
 
-def _runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
+def _list_runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
     for what, values in (("seed", sweep.seeds), ("variant", [name_of(variant) for variant in sweep.variants])):
         twice = [value for value, count in Counter(values).items() if count > 1]
         if twice:
             remedy = "remove one of them" if what == "seed" else "give each variant a `name` of its own"
             raise UsageError(f"{what} {twice[0]} is given more than once: {remedy}")
-    shared, taken = _words_of_tables(sweep), dict[str, str]()
+    shared, taken = _list_table_settings(sweep), dict[str, str]()
     for seed in sweep.seeds:
         for variant in sweep.variants:
-            name = _run_name(sweep, variant, seed)
+            name = _make_run_name(sweep, variant, seed)
             if name in taken:
                 raise UsageError(
-                    f"variants {taken[name]} and {name_of(variant)} would both be run {name}, as signs other than "
-                    "letters, digits, - and _ become _ there: rename one of them"
+                    f"variants {taken[name]} and {name_of(variant)} would both have the run name {name}, because "
+                    "characters other than letters, digits, - and _ become _: rename one of the variants"
                 )
             taken[name] = name_of(variant)
-            source = _source(variant.recipe, beside)
+            source = _find_recipe(variant.recipe, beside)
             own = (*_refuse_reserved(sweep.sets), *_refuse_reserved(variant.sets))
             words = (*own, *shared, f"seed={seed}", f"name={json.dumps(name)}")
             yield SweepRun(name, name_of(variant), seed, source, words, load_recipe(source, words))
 
 
-def _run_name(sweep: Sweep, variant: Variant, seed: int) -> str:
-    """Return SWEEP-VARIANT-SEED; it becomes part of topic names, where dots separate."""
+def _make_run_name(sweep: Sweep, variant: Variant, seed: int) -> str:
+    """Return SWEEP-VARIANT-SEED without dots, because topic names use dots as separators."""
     name = f"{sweep.name}-{re.sub(r'[^A-Za-z0-9_-]', '_', name_of(variant))}-{seed}"
     try:
         return check_name("run", name)
@@ -134,13 +134,13 @@ def _run_name(sweep: Sweep, variant: Variant, seed: int) -> str:
         raise UsageError(f"variant {name_of(variant)}: {error}: rename the sweep or the variant") from error
 
 
-def _source(recipe: str, beside: Path) -> str:
+def _find_recipe(recipe: str, beside: Path) -> str:
     path = beside / recipe
     return str(path.resolve()) if path.is_file() else recipe
 
 
 def _refuse_reserved(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse changes of what the sweep itself sets: they would be without effect."""
+    """Refuse changes of keys that the sweep itself sets, because they would have no effect."""
     for word in words:
         key = word.partition("=")[0].strip()
         if key in OWN:
@@ -149,13 +149,13 @@ def _refuse_reserved(words: tuple[str, ...]) -> tuple[str, ...]:
         if any(key == shared or key.startswith(f"{shared}.") for shared in SHARED_KEYS):
             table = key.partition(".")[0]
             raise UsageError(
-                f"`set` must not set {key}, as all runs share it: write it into [{table}] of the sweep file"
+                f"`set` must not set {key}, because all runs share it: write it into [{table}] of the sweep file"
             )
     return words
 
 
-def _words_of_tables(sweep: Sweep) -> tuple[str, ...]:
-    """Return the changes that [kafka] and [store] are, without those that say where the servers are."""
+def _list_table_settings(sweep: Sweep) -> tuple[str, ...]:
+    """Return the settings of [kafka] and [store] as changes of a recipe, without the addresses of the servers."""
     kafka = sweep.kafka.model_dump(mode="json", exclude={"bootstrap", "client"}, exclude_unset=True)
     store = sweep.store.model_dump(mode="json", include={"cache_gib"}, exclude_unset=True)
     return (
@@ -164,7 +164,7 @@ def _words_of_tables(sweep: Sweep) -> tuple[str, ...]:
     )
 
 
-def _text_of(name: str) -> tuple[Path | None, str]:
+def _read_sweep_text(name: str) -> tuple[Path | None, str]:
     """Return the path of a sweep file, None for a shipped one, and its text."""
     path, shipped = expand_user(Path(name), "the sweep"), list_shipped_sweeps()
     try:
@@ -175,25 +175,25 @@ def _text_of(name: str) -> tuple[Path | None, str]:
     if name in shipped:
         return None, shipped[name].read_text(encoding="utf-8")
     raise UsageError(
-        f"there is no sweep {name!r}: no file {path.absolute()}, and none of that name is shipped "
-        f"({', '.join(shipped) or 'none at all'})"
+        f"there is no sweep {name!r}: the file {path.absolute()} does not exist, and the shipped sweeps are "
+        f"{', '.join(shipped) or 'none'}"
     )
 
 
-def _faults(error: ValidationError) -> Iterator[str]:
+def _describe_faults(error: ValidationError) -> Iterator[str]:
     for fault in error.errors():
         where = ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
             table: Any = {"variants": Variant, "kafka": Kafka, "store": Store}.get(str(fault["loc"][0]), Sweep)
             known = (field.alias or name for name, field in table.model_fields.items())
-            yield f"`{where}` is not known: the keys there are {', '.join(sorted(known))}"
+            yield f"`{where}` is not a known key: the keys there are {', '.join(sorted(known))}"
         elif fault["type"] == "missing":
             yield f"`{where}` is missing"
         else:
             yield f"`{where}` {describe_value(fault)}"
 
 
-def without_addresses(recipe: Recipe) -> Recipe:
-    """Return a recipe as it would be on any Kafka and any store: two runs of equal ones compare."""
+def remove_addresses(recipe: Recipe) -> Recipe:
+    """Return a recipe without the addresses of Kafka and store, to compare it with that of another run."""
     kafka = recipe.kafka.model_copy(update={"bootstrap": "", "client": {}})
     return recipe.model_copy(update={"kafka": kafka, "store": Store()})

@@ -1,4 +1,4 @@
-"""Which data the runs of a sweep go by: as it was when the first of them began, against what each run would read."""
+"""Checks that all runs of a sweep read the same data as its first run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SweptData:
 
     Args:
         folder: The sweep's data folder.
-        has_begun: Whether a run of the sweep has begun there; else what the file says counts no more.
+        has_begun: Whether a run of the sweep has begun there; if not, an existing file is ignored.
 
-    Raises UsageError for a file that cannot be read. A sweep that began before these records has none.
+    Raises UsageError for a file that cannot be read. A sweep of an older release has no such file.
     """
 
     def __init__(self, folder: Path, *, has_begun: bool) -> None:
@@ -39,13 +39,13 @@ class SweptData:
             ) from error
 
     def has_data(self, variant: str) -> bool:
-        """Return whether a variant reads data; others make their problems."""
+        """Return whether a variant reads data; other variants generate their problems."""
         return any(environment.data for environment in self._known.get(variant, ()))
 
     def check(self, run: SweepRun) -> None:
-        """Find all that a run's recipe names, and its data as other runs of the variant have it; the first tells which.
+        """Check that all names of a run's recipe exist, and that its data is that of the variant's first run.
 
-        Raises UsageError for what is not there, OtherData for data that has another content.
+        Raises UsageError for a missing name, OtherData if the data has other content.
         """
         with self._checking:
             try:
@@ -59,6 +59,6 @@ class SweptData:
                 raise OtherData(
                     f"variant {run.variant}: its data has changed since the sweep began:\n"
                     + "\n".join(f"  {line}" for line in differing)
-                    + "\nIts runs could not be compared. Restore the data, or give the sweep another folder by --data; "
-                    f"it has {self._path.parent} now"
+                    + "\nIts runs could not be compared. Restore the data, or give the sweep a folder other than "
+                    f"{self._path.parent} by --data"
                 )

@@ -28,7 +28,7 @@ LetterSource = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ListedDeadLetter:
-    """A dead letter without the bytes of its record; those of a topic may not fit into memory."""
+    """A dead letter without the bytes of its record: the bytes of all dead letters may not fit into memory."""
 
     offset: int
     """Offset of the dead letter."""
@@ -37,7 +37,7 @@ class ListedDeadLetter:
     reason: str
     detail: str
     topic: str
-    """This and the next two: the record that it is about; with reason `redriven`, where it is now."""
+    """This and the next two: position of the record that it is about; with reason `redriven`, its new position."""
     partition: int
     source_offset: int
     policy: str
@@ -47,30 +47,30 @@ class ListedDeadLetter:
     cut_bytes: int = 0
     """Bytes of the message that the dead letter lacks."""
     is_counted: bool = False
-    """True for a group of an evaluation that counted it as unanswered at once."""
+    """True for a group of an evaluation, which has counted the group as unanswered."""
     redriven: int | None = None
     """Offset of the dead letter of reason `redriven` that says that the message was sent back."""
     failed_again: int | None = None
-    """Offset of the dead letter about the message that was sent back: it could not be read then either."""
+    """Offset of the newer dead letter about the message, which was sent back and could not be read again."""
     copy_of: int | None = None
-    """Offset of the dead letter whose message was sent back, could not be read again, and so became this one."""
+    """Offset of the older dead letter whose message was sent back and could not be read again: this one followed."""
     redrives: int | None = None
-    """Offset of the dead letter whose message was sent back, for reason `redriven`; else None."""
+    """With reason `redriven`, offset of the dead letter whose message was sent back; else None."""
 
     @property
     def source(self) -> LetterSource:
-        """The record that it is about; a worker that was killed may have written two dead letters about one."""
+        """The record that it is about. A killed worker may have written two dead letters about the same record."""
         return self.topic, self.partition, self.source_offset
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedRecord:
-    """What can be read of a value that one of the schemas made."""
+    """The readable part of a value that was written with one of the schemas."""
 
     record: str
     """Its name."""
     fields: dict[str, object]
-    """The first of its fields, cut where they are long."""
+    """The first of its fields; long values are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class DecodedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterDetail(ListedDeadLetter):
-    """A dead letter with what it is about."""
+    """A dead letter with the record that it is about."""
 
     key: str
     headers: dict[str, str]
@@ -98,7 +98,7 @@ class DeadLetterList:
     run_id: str
     _found: dict[int, ListedDeadLetter] = field(default_factory=dict)
     _notices: dict[int, ListedDeadLetter] = field(default_factory=dict)
-    """Dead letters of reason `redriven`: another one's message was sent back, and where it is now."""
+    """Dead letters of reason `redriven`: each says where the message of another dead letter was sent back to."""
 
     def fold_message(self, message: Message) -> None:
         """Take in a message; unreadable ones and those of other runs are skipped."""
@@ -115,7 +115,7 @@ class DeadLetterList:
             self._found[message.offset] = dead_letter
 
     def list_all(self) -> list[ListedDeadLetter]:
-        """Return the dead letters, oldest first; where one about a record was sent back, all about that record were."""
+        """Return the dead letters, oldest first. If one of a record was sent back, all of that record were."""
         notices = {notice.redrives: notice for notice in self._notices.values()}
         sent = [
             (dead_letter, notices[dead_letter.offset])
@@ -166,7 +166,7 @@ def _summarize(offset: int, record: DeadLetter) -> ListedDeadLetter:
 
 
 def kind_of(topic: str) -> str:
-    """Return which kind of topic it is: the word after the run's name."""
+    """Return the kind of a topic: the word after the run's name."""
     return topic.split(".")[1] if "." in topic else ""
 
 
@@ -178,15 +178,15 @@ def _read(run: Run) -> DeadLetterList:
 
 
 def read_dead_letters(run: Run) -> list[ListedDeadLetter]:
-    """Return a run's dead letters up to the end of this moment, oldest first. Raises KafkaAway or KafkaRefused.
+    """Return a run's dead letters up to the present end, oldest first. Raises KafkaAway or KafkaRefused.
 
-    Those of reason `redriven` are not among them.
+    Dead letters of reason `redriven` are left out.
     """
     return _read(run).list_all()
 
 
-def of_reason(dead_letters: list[ListedDeadLetter], reason: str | None) -> list[ListedDeadLetter]:
-    """Return the dead letters of a reason, or all. Raises UsageError for a reason that none has or can have."""
+def select_by_reason(dead_letters: list[ListedDeadLetter], reason: str | None) -> list[ListedDeadLetter]:
+    """Return the dead letters of a reason, or all. Raises UsageError for an unknown reason."""
     chosen = [dead_letter for dead_letter in dead_letters if reason in (None, dead_letter.reason)]
     if reason is not None and not chosen and reason not in REASONS:
         raise UsageError(f"no dead letter has reason {reason!r}; the reasons are {', '.join(REASONS)}")
@@ -199,13 +199,13 @@ def listing(run: Run, reason: str | None = None) -> list[ListedDeadLetter]:
     Raises UsageError for an unknown reason.
     """
     found = _read(run)
-    return of_reason(found.notices() if reason == REDRIVEN else found.list_all(), reason)
+    return select_by_reason(found.notices() if reason == REDRIVEN else found.list_all(), reason)
 
 
 def read_detail(run: Run, offset: int) -> DeadLetterDetail:
-    """Return one dead letter with what it is about: key, headers, the value's beginning in hex and decoded.
+    """Return one dead letter with its record: key, headers, and the beginning of the value, in hex and decoded.
 
-    Raises UsageError when there is no dead letter at the offset.
+    Raises UsageError if there is no dead letter at the offset.
     """
     found = _read(run)
     for dead_letter in chain(found.list_all(), found.notices()):
@@ -216,8 +216,8 @@ def read_detail(run: Run, offset: int) -> DeadLetterDetail:
     [record] = read_full_records(run, {offset}).values()
     return DeadLetterDetail(
         **{one.name: getattr(dead_letter, one.name) for one in fields(dead_letter)},
-        key=_text(record.key),
-        headers={name: _text(value) for name, value in record.headers.items()},
+        key=_decode_text(record.key),
+        headers={name: _decode_text(value) for name, value in record.headers.items()},
         hex=record.value[:SHOWN_BYTES].hex(" "),
         decoded=decode_value(record.value),
     )
@@ -236,16 +236,16 @@ def iterate_full_records(run: Run, offsets: set[int]) -> Iterator[tuple[int, Dea
 
 
 def decode_value(value: bytes) -> DecodedRecord | DecodedText:
-    """Return what can be read of a value: the record's name and its first fields, else its text."""
+    """Return the readable part of a value: the record's name and its first fields, else its text."""
     try:
         name, found = codec.decode_prefix(value)
     except SchemaError:
-        return DecodedText(_text(value[: 2 * SHOWN_LENGTH]))
+        return DecodedText(_decode_text(value[: 2 * SHOWN_LENGTH]))
     return DecodedRecord(name, {key: _shorten(one) for key, one in found.items()})
 
 
-def _text(value: bytes) -> str:
-    """Return bytes as text, with an escape for what is not printable."""
+def _decode_text(value: bytes) -> str:
+    """Return bytes as text, with escapes for unprintable characters."""
     return value.decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")[: 4 * SHOWN_LENGTH]
 
 

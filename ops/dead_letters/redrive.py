@@ -1,10 +1,9 @@
-"""`headrace redrive`: sends what could not be read back to where it came from, after a fix, each dead letter once.
+"""`headrace redrive`: sends the messages of dead letters back to their partitions after a fix, each dead letter once.
 
-What cannot be read at its new offset either becomes a dead letter of its own there, which can be sent back once in its
-turn. The message goes to the partition that it was read from, as it was, with a header that names its dead letter; in
-the same transaction a dead letter of reason `redriven` opens its number again. The transactional id is the run's, so of
-two at once
-the second fences the first, and reads what that one did before it begins.
+The message is sent unchanged, with a header that names its dead letter. In the same transaction, a dead letter of
+reason `redriven` opens its task again. If the message cannot be read at its new offset either, it becomes a new dead
+letter, which can be sent back once. The transactional id is the run's: if two redrives run at once, the second fences
+the first, and reads what the first did before it begins.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from headrace.ops.dead_letters.listing import (
     ListedDeadLetter,
     iterate_full_records,
     kind_of,
-    of_reason,
     read_dead_letters,
+    select_by_reason,
 )
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
@@ -40,20 +39,20 @@ MOST_MESSAGES_A_TRANSACTION = 100
 """Messages in one transaction, at most."""
 
 INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
-"""Kinds of topics that are consumed once; the others are records of what happened, always read from the beginning."""
+"""Kinds of topics that are consumed once. All other topics are always read from the beginning."""
 FOR_GOOD = {
-    "other_run": "it is of another run",
-    "misrouted": "it is on a wrong partition, and a copy would be on it too",
-    "not_issued": "its number was not issued when it arrived, so no worker of this run made it",
-    "poison": "its number has concluded with reason poison, so a copy would be a duplicate",
-    "forgotten": "it was sent back before, but its curator no longer remembers its number: it had too many dead ones",
+    "other_run": "its record belongs to another run",
+    "misrouted": "its record is on a wrong partition, and a copy would be there too",
+    "not_issued": "its task was not issued when the record arrived, so no worker of this run wrote the record",
+    "poison": "its task has concluded with reason poison, so a copy would be a duplicate",
+    "forgotten": "it was sent back before, but its curator had too many dead letters and has forgotten its task",
 }
 """Reasons of dead letters that can never be sent back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The plan for the dead letters that were asked for."""
+    """The plan for the dead letters that the user chose."""
 
     send: dict[LetterSource, list[ListedDeadLetter]] = field(default_factory=dict)
     """The dead letters about each record that is to be sent back."""
@@ -88,22 +87,22 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """The results for the dead letters that were asked for."""
+    """The results for the dead letters that the user chose."""
 
     run: str
     dry_run: bool
     redriven: tuple[SentBack, ...]
     already: tuple[int, ...]
-    """Offsets of those that had been sent back before."""
+    """Offsets of the dead letters that had been sent back before."""
     refused: tuple[Refused, ...]
 
 
 def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bool = False) -> Redriven:
-    """Send back the dead letters at these offsets and of this reason; all when neither is given. Return what was done.
+    """Send back the dead letters at these offsets and of this reason, or all if neither is given; return the results.
 
-    Raises UsageError for an offset without a dead letter and for an unknown reason, RunEnded when there is something
-    to send, Fenced when another redrive took over, and Aborted, whereupon it is to be asked for again:
-    what was sent back until then is not sent twice. A dry run raises the first two as well.
+    Raises UsageError for an offset without a dead letter and for an unknown reason; RunEnded if there is something to
+    send, but the run has ended; Fenced if another redrive took over; and Aborted. After Aborted, call it again: it
+    sends nothing twice. A dry run raises the first two as well.
     """
     wanted = set(offsets)
     if dry_run or run.ended:
@@ -113,7 +112,7 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
                 f"run {run.address.run} has ended ({run.ended}), so nothing would process the records that are sent "
                 "back: resume it first, for instance with `headrace up … --set trainer.steps=N --new-recipe`"
             )
-        return _report(run, choice, {}, dry_run=dry_run)
+        return _build_report(run, choice, {}, dry_run=dry_run)
     sent: dict[LetterSource, int] = {}
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{REDRIVER}", run.topic_names)) as writer:
         choice = choose(read_dead_letters(run), wanted, reason)
@@ -121,13 +120,13 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
         records = (record for _, record in iterate_full_records(run, one_about_each))
         for batch in split_into_transactions(records, MOST_MESSAGES_A_TRANSACTION):
             sent |= _send(run, writer, batch, choice)
-    return _report(run, choice, sent, dry_run=False)
+    return _build_report(run, choice, sent, dry_run=False)
 
 
 def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str | None) -> Choice:
-    """Show what becomes of the dead letters asked for.
+    """Decide which of the dead letters that the user chose are sent back.
 
-    Raises UsageError for an offset at which there is none, and for an unknown reason.
+    Raises UsageError for an offset without a dead letter, and for an unknown reason.
     """
     if unknown := offsets - {dead_letter.offset for dead_letter in dead_letters}:
         raise UsageError(
@@ -138,7 +137,7 @@ def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str 
     for dead_letter in dead_letters:
         about[dead_letter.source].append(dead_letter)
     choice = Choice()
-    for dead_letter in of_reason(dead_letters, reason):
+    for dead_letter in select_by_reason(dead_letters, reason):
         if offsets and dead_letter.offset not in offsets:
             continue
         if dead_letter.redriven is not None:
@@ -157,38 +156,38 @@ def explain_refusal(dead_letter: ListedDeadLetter) -> str:
     if kind_of(dead_letter.topic) not in INPUTS:
         return f"{dead_letter.topic} is always read from its beginning, and a copy would count twice"
     if dead_letter.is_counted:
-        return "its evaluation has counted it as unanswered and does not accept another answer"
+        return "its evaluation has counted the task as unanswered, and accepts no further answer"
     if dead_letter.cut_bytes:
         return (
-            f"its dead letter lacks {dead_letter.cut_bytes} of its bytes, as a dead letter holds 7 MiB at most; "
-            f"the whole record was read at {dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
+            f"it lacks {dead_letter.cut_bytes} bytes of its record, because a dead letter holds 7 MiB at most; the "
+            f"whole record was read at {dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
         )
     return ""
 
 
 def _send(run: Run, writer: TransactionalWriter, batch: list[DeadLetter], choice: Choice) -> dict[LetterSource, int]:
-    """Send a batch back in one transaction; return where each message is now."""
+    """Send a batch back in one transaction; return the new offset of each message."""
     sources = [(record.topic, record.partition, record.offset) for record in batch]
     writer.begin()
     first = [choice.send[source][0].offset for source in sources]
-    tickets = writer.produce(_message(record, offset) for record, offset in zip(batch, first, strict=True))
+    tickets = writer.produce(_build_message(record, offset) for record, offset in zip(batch, first, strict=True))
     writer.flush()
     for record, source, ticket in zip(batch, sources, tickets, strict=True):
-        writer.produce([_redriven(run, record, dead_letter.offset, ticket) for dead_letter in choice.send[source]])
+        writer.produce([_build_notice(run, record, dead_letter.offset, ticket) for dead_letter in choice.send[source]])
     writer.commit()
     log.info("letters.redriven", count=len(batch))
     return {source: ticket.offset for source, ticket in zip(sources, tickets, strict=True)}
 
 
-def _message(record: DeadLetter, offset: int) -> Outgoing:
-    # What a replay says of a message was decided for its old position: it is decided again now.
+def _build_message(record: DeadLetter, offset: int) -> Outgoing:
+    # The header of `headrace replay` was decided for the old position: the curator must decide again.
     stale = (REDRIVE_HEADER, VERDICT_HEADER)
     headers = [(name, value) for name, value in record.headers.items() if name not in stale]
     headers.append((REDRIVE_HEADER, str(offset).encode()))
     return Outgoing(record.topic, record.value, record.key, headers, record.partition)
 
 
-def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outgoing:
+def _build_notice(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outgoing:
     dead_letter = DeadLetter(
         run_id=run.run_id,
         component=REDRIVER,
@@ -208,7 +207,7 @@ def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outg
     return Outgoing(run.topics.dead_letters, codec.encode(dead_letter), dead_letter.key)
 
 
-def _report(run: Run, choice: Choice, sent: dict[LetterSource, int], *, dry_run: bool) -> Redriven:
+def _build_report(run: Run, choice: Choice, sent: dict[LetterSource, int], *, dry_run: bool) -> Redriven:
     return Redriven(
         run=run.address.run,
         dry_run=dry_run,

@@ -1,7 +1,7 @@
-"""What an engine promises, checked one promise after the other on the engine that a recipe names.
+"""The checks of `headrace check-engine`: one for each promise of an engine.
 
-Every log-probability is recomputed by a plain forward pass with the weights of the version that the token names. So
-a wrong convention, a prefix cache that outlived its weights and a token with another version's name are all seen.
+Every log-probability is recomputed by a plain forward pass with the weights of the version that the token names. This
+finds a wrong convention, a prefix cache that was kept after a swap, and a token with a wrong version.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Answered: TypeAlias = tuple[list[int], Generation]
 """A prompt and what was generated."""
 SWAPS = 6
 SOON_S = 1.0
-"""A server may read an order to end a request that late."""
+"""A server may take this many seconds to read the order that ends a request."""
 REQUESTS = 8
-"""Requests that run while weights are swapped."""
+"""Number of requests that run while weights are swapped."""
 
 
 async def check_logprobs(subject: Subject) -> str:
@@ -39,15 +39,15 @@ async def check_logprobs(subject: Subject) -> str:
     own, other = (float(np.mean(one)) for one in zip(*((gap.own, gap.other) for gap in gaps), strict=True))
     if other < SURE_GAP * subject.tolerance:
         raise Broken(
-            f"the two sets of weights differ by only {other:.2g} in the mean log-probability; to tell versions apart, "
-            f"{SURE_GAP * subject.tolerance:.2g} is needed ({SURE_GAP} times --tolerance): lower --tolerance"
+            f"the two sets of weights differ by only {other:.2g} in the mean log-probability, but telling versions "
+            f"apart needs {SURE_GAP * subject.tolerance:.2g} ({SURE_GAP} times --tolerance): lower --tolerance"
         )
     convention = subject.engine.logprob_convention
     return f"{tokens} tokens at temperatures 1, 0.6 and 0 ({convention}) differ by {own:.1e} in the mean"
 
 
 async def check_seeds(subject: Subject) -> str:
-    """Check that the same seed gives the same tokens, and another seed others."""
+    """Check that the same seed gives the same tokens, and another seed gives other tokens."""
     if not capabilities_of(subject.engine).is_seeded:
         raise Skipped("the engine has capabilities.is_seeded = False")
     prompt, sampling = subject.draw_prompt(0), Sampling(max_tokens=32)
@@ -59,7 +59,7 @@ async def check_seeds(subject: Subject) -> str:
         )
     if one == other:
         raise Broken(f"seeds 1 and 2 gave the same {len(one)} tokens at temperature 1")
-    return "32 tokens twice from seed 1, others from seed 2"
+    return "seed 1 gave the same 32 tokens twice, seed 2 gave others"
 
 
 async def check_ends(subject: Subject) -> str:
@@ -79,7 +79,7 @@ async def check_ends(subject: Subject) -> str:
             f"with stop id {stop} it must make the tokens {expected} and end as 'stop'; it made {cut.ids.tolist()} and "
             f"ended as {cut.finish_reason!r}"
         )
-    return "at 24 tokens as 'length', at a stop id as 'stop'"
+    return "ended at 24 tokens as 'length', and at a stop id as 'stop'"
 
 
 async def check_refusals(subject: Subject) -> str:
@@ -103,26 +103,28 @@ async def check_refusals(subject: Subject) -> str:
     await good
     if answered:
         raise Broken(f"a request must raise EngineError for each of these, but was answered: {'; '.join(answered)}")
-    return f"{len(wrong)} wrong requests, each with EngineError; one beside them was answered"
+    return f"{len(wrong)} wrong requests raised EngineError; a correct one at the same time was answered"
 
 
 async def check_context(subject: Subject) -> str:
-    """Check that a generation ends where the context does."""
+    """Check that a generation ends at the end of the context."""
     context = subject.weights.context
     if context is None:
         raise Skipped("the model's config gives no context length")
     if context > LONGEST:
-        raise Skipped(f"the model's context of {context} tokens is longer than {LONGEST}, the most that is filled here")
+        raise Skipped(
+            f"the model's context of {context} tokens is longer than {LONGEST}, which this check fills at most"
+        )
     made = await subject.generate(subject.draw_prompt(4, context - 3), Sampling(max_tokens=100))
     if len(made.ids) > 3:
         raise Broken(
             f"after a prompt of {context - 3} tokens the context of {context} leaves 3, but {len(made.ids)} were made"
         )
-    return f"{len(made.ids)} tokens where 3 are left of {context}"
+    return f"{len(made.ids)} tokens were made where the context of {context} had room for 3"
 
 
 async def check_deadline(subject: Subject) -> str:
-    """Check that a request whose deadline passes ends as cancelled, with what it has."""
+    """Check that a request whose deadline passes ends as cancelled, with the tokens made so far."""
     most = Sampling(max_tokens=subject.most_tokens)
     prompt = subject.draw_prompt(5)
     began = time.monotonic()
@@ -140,7 +142,7 @@ async def check_deadline(subject: Subject) -> str:
         )
     if len(made.ids):
         subject.compare(prompt, made)
-    return f"{len(made.ids)} tokens, as 'cancelled'"
+    return f"ended as 'cancelled' after {len(made.ids)} tokens"
 
 
 async def check_cancelling(subject: Subject) -> str:
@@ -152,11 +154,11 @@ async def check_cancelling(subject: Subject) -> str:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await subject.wait_until(lambda now: now.running + now.waiting <= before.running + before.waiting)
-    return "nothing runs afterwards"
+    return "no request was running afterwards"
 
 
 async def check_swaps(subject: Subject) -> str:
-    """Check that every token names the version by which it was made, while weights are swapped."""
+    """Check that every token names the version that made it, while weights are swapped."""
     begin = subject.version
     swapping = asyncio.create_task(_swap_and_ask(subject))
     playing = (_ask_until(subject, number, swapping.done) for number in range(REQUESTS))
@@ -187,7 +189,7 @@ async def check_swaps(subject: Subject) -> str:
 
 
 async def _swap_and_ask(subject: Subject) -> list[Answered]:
-    """Load versions, and ask each: what is asked after a load is answered by that version alone."""
+    """Load versions one by one, and check that a request after a load is answered by that version alone."""
     found = []
     for number in range(SWAPS):
         await subject.load()
@@ -211,18 +213,18 @@ async def _ask_until(subject: Subject, number: int, is_over: Callable[[], bool])
 
 
 async def check_prefix_cache(subject: Subject) -> str:
-    """Check that what was cached of a prompt is not used after a swap."""
+    """Check that the cache of a prompt is not used after a swap."""
     prompt, sampling = subject.draw_prompt(7) * 2, Sampling(max_tokens=16)
     for _ in range(2):
         for seed in range(2):
             subject.compare(prompt, await subject.generate(prompt, sampling, seed))
         await subject.load()
     subject.compare(prompt, await subject.generate(prompt, sampling))
-    return f"a prompt of {len(prompt)} tokens before and after 2 swaps"
+    return f"a prompt of {len(prompt)} tokens gave correct answers before and after 2 swaps"
 
 
 async def check_held_versions(subject: Subject) -> str:
-    """Check that an exact version is played beside the served one until it is released."""
+    """Check that a held version answers beside the served version until it is released."""
     if not capabilities_of(subject.engine).held_versions:
         raise Skipped("the engine has capabilities.held_versions = 0, so evaluations go to other workers")
     held, prompt, sampling = subject.version, subject.draw_prompt(8), Sampling(max_tokens=24)
@@ -238,19 +240,19 @@ async def check_held_versions(subject: Subject) -> str:
     try:
         await subject.generate(prompt, sampling, version=held)
     except VersionGone:
-        return f"version {held} beside {subject.version}, VersionGone after its release"
+        return f"version {held} answered beside version {subject.version}, and raised VersionGone after its release"
     raise Broken(f"a request for version {held} after its release must raise VersionGone; it was answered")
 
 
 async def check_counters(subject: Subject) -> str:
-    """Check that counters count what was made."""
+    """Check that the counters count all generated tokens."""
     stats = subject.engine.stats()
     if stats.generated_tokens < subject.returned:
         raise Broken(
-            f"stats().generated_tokens must be {subject.returned} or more, the number of tokens that were returned; it "
-            f"is {stats.generated_tokens}"
+            f"stats().generated_tokens must be {subject.returned} or more, the number of returned tokens; it is "
+            f"{stats.generated_tokens}"
         )
-    return f"{stats.generated_tokens:,} tokens generated, {subject.returned:,} of them came back"
+    return f"{stats.generated_tokens:,} tokens were generated, {subject.returned:,} of them returned"
 
 
 async def check_closing(subject: Subject) -> str:
@@ -265,7 +267,7 @@ async def check_closing(subject: Subject) -> str:
     try:
         await subject.generate(subject.draw_prompt(9), most)
     except EngineError:
-        return "an open request and a later one got EngineError" if open_one else "a later request got EngineError"
+        return "an open and a later request raised EngineError" if open_one else "a later request raised EngineError"
     raise Broken("a request after close() must raise EngineError; it was answered")
 
 
@@ -284,4 +286,4 @@ CHECKS: dict[str, Check] = {
     "counters": check_counters,
     "closing": check_closing,
 }
-"""By name, in the order in which they run; the last one closes the engine."""
+"""The checks by name, in the order in which they run; the last one closes the engine."""

@@ -22,12 +22,12 @@ from headrace.ops.offline.archived_start import start_from_model
 from headrace.producers.engines.registry import open_engine
 
 LIMIT_S = 300.0
-"""For one check. Loading a large model into a server takes minutes; a limit only ends what would never end."""
+"""Longest time of one check. Loading a large model takes minutes, so the limit only ends a check that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What became of one promise."""
+    """The result of the check of one promise."""
 
     what: str
     verdict: Literal["kept", "broken", "skipped"]
@@ -37,19 +37,19 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class EngineCheckRequest:
-    """What `headrace check-engine` was asked for."""
+    """The options of `headrace check-engine`."""
 
     recipe: Recipe
     policy: str | None
-    """The only one if None."""
+    """Policy to check; None for the only one."""
     tolerance: float
     """Largest mean difference of log-probabilities."""
 
 
 def check_engine(request: EngineCheckRequest) -> Iterator[Checked]:
-    """Open the engine with version 0 of a policy, and yield what becomes of each promise, as it is known.
+    """Open the engine with version 0 of a policy, and yield the result of each check as soon as it is known.
 
-    Raises UsageError for an engine without a model, and what opening the engine and loading version 0 raise.
+    Raises UsageError for an engine without a model, and errors from opening the engine and loading version 0.
     """
     with open_subject(request) as subject:
         loop = asyncio.new_event_loop()
@@ -93,7 +93,7 @@ def _choose_policy(request: EngineCheckRequest) -> str:
 
 
 async def run_check(what: str, check: Check, subject: Subject) -> Checked:
-    """Return what becomes of one promise."""
+    """Run the check of one promise, and return its result."""
     began = time.monotonic()
     verdict: Literal["kept", "broken", "skipped"] = "broken"
     try:
@@ -105,6 +105,6 @@ async def run_check(what: str, check: Check, subject: Subject) -> Checked:
         detail = str(why)
     except TimeoutError:
         detail = f"no result within {LIMIT_S:.0f} s"
-    except Exception as error:  # noqa: BLE001 - an engine's own, of any kind: it is the finding
+    except Exception as error:  # noqa: BLE001 - an engine may raise any error, and the error is the result
         detail = describe_with_location(error)
     return Checked(what, verdict, detail, time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""Two sets of weights of one model, and what a plain forward pass by each of them says of tokens."""
+"""Two sets of weights of one model, and the log-probabilities that a plain forward pass gives with each of them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from headrace.producers.engines.contract import Generation
 from headrace.trainers.learner.logprobs import compute_answer_logprobs
 
 NOISE = 0.25
-"""Of the second set, in standard deviations of each matrix: it speaks otherwise, and its numbers stay finite."""
+"""Noise of the second set, in standard deviations of each matrix: it changes tokens, and all numbers stay finite."""
 LEAST_NOISE = 0.02
-"""For a matrix of zeros, such as the B of a new adapter."""
+"""Noise for a matrix of zeros, such as the B of a new adapter."""
 
 
 class WeightPair:
-    """Even versions have a model's own weights, odd ones the same with noise.
+    """Even versions have a model's own weights, odd versions have the same weights with noise.
 
-    So a token that names the version before or after its own is seen by its log-probability, and however many versions
-    are loaded, only two sets are in memory.
+    So the log-probability of a token shows if it names the version before or after the true one. Only two sets are in
+    memory, for any number of versions.
     """
 
     def __init__(self, start: Start, seed: int) -> None:
@@ -45,24 +45,24 @@ class WeightPair:
 
     @property
     def context(self) -> int | None:
-        """Most tokens of a sequence; None for any number."""
+        """Largest number of tokens of a sequence; None if there is no limit."""
         return self._learner.limits.positions
 
     def weights_of(self, version: int) -> Mapping[str, Any]:
-        """Return a version's weights as a worker gives them to its engine."""
+        """Return a version's weights in the form in which a worker passes them to its engine."""
         return self._published[version % 2]
 
     def compute_gaps(
         self, prompt: Sequence[int], made: Generation, temperature: float
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return by how much log-probabilities differ from those of plain forward passes, twice float32[T].
+        """Return how much log-probabilities differ from those of plain forward passes, twice float32[T].
 
-        The first is by the version that each token names, the second by the other set of weights.
+        The first pass uses the version that each token names, the second the other set of weights.
 
         Args:
             prompt: Token ids before the generation.
             made: T tokens.
-            temperature: By which logits are divided.
+            temperature: Temperature of the sampling; logits are divided by it.
         """
         names_odd = np.repeat(
             [version % 2 == 1 for version, _ in made.version_runs], [length for _, length in made.version_runs]

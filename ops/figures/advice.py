@@ -1,6 +1,6 @@
-"""What looks wrong with a run before its metrics say so, or that they cannot say, and what to do. No I/O, no clock.
+"""Finds what looks wrong in a run but does not show in a version's metrics, and says what to do. No I/O, no clock.
 
-What the metrics of a version say is judged in `headrace.trainers.health`.
+The metrics of a version are judged in `headrace.trainers.health`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from headrace.ops.first_word import is_first_word_of_training
 from headrace.schemas.records import EvalResult, Outcome
 
 ADVICE_GROUPS = 64
-"""Groups of a policy that are looked at."""
+"""Number of the newest groups of a policy that are checked."""
 ENOUGH_GROUPS, ENOUGH_TRAJECTORIES = 16, 64
 ADVICE_EDGE = 5
-"""Versions at either end of a run."""
+"""Number of versions at each end of a run that are averaged."""
 REWARD_MATTERS = 0.05
-"""A reward that changes by less means nothing."""
+"""A smaller change of the reward is ignored."""
 SIGMAS = 3.0
-"""A held-out reward that falls by less, in standard errors, may only be noise."""
+"""A smaller fall of the held-out reward, in standard errors, may be only noise."""
 LONG, LEFT = 16, 1 / 3
-"""Mean tokens of the first versions from which lengths can collapse, and the share of it that is left then."""
+"""Lengths collapse if the first versions have at least LONG mean tokens, and the last at most the share LEFT of it."""
 OTHERWISE_ADVISED = frozenset({"failed", "run_end"})
-"""Reasons of a discard that other advice covers."""
+"""Reasons of a discard for which there is other advice."""
 
 
 class _Seen(NamedTuple):
@@ -38,7 +38,7 @@ class _Seen(NamedTuple):
     rewards: tuple[float, ...]
     lengths: tuple[int, ...]
     discarded: str
-    """Why; empty of a group that was kept."""
+    """Reason of the discard; empty for a kept group."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class _Lengths:
 
 
 class AdviceFold:
-    """Takes in what curators wrote of groups."""
+    """Takes in the outcomes of curators, and finds what looks wrong."""
 
     def __init__(self) -> None:
         self._newest: defaultdict[str, list[_Seen]] = defaultdict(list)
@@ -60,7 +60,7 @@ class AdviceFold:
         """Policy to its lowest and highest reward; at least 0 to 1, as most scorers have them."""
 
     def fold_outcome(self, outcome: Outcome, at_ms: int) -> None:
-        """Take in an outcome of that time, in whatever order; only a curator's of the first use of a group counts."""
+        """Take in an outcome of that time, in any order; only a curator's outcome of a group's first use counts."""
         if not is_first_word_of_training(outcome):
             return
         discarded = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
@@ -77,10 +77,10 @@ class AdviceFold:
     def advice(
         self, max_tokens: int, curves: Mapping[str, Sequence[RewardPoint]], evals: Sequence[EvalResult]
     ) -> tuple[Advice, ...]:
-        """Return what looks wrong, of each policy worst first.
+        """Return what looks wrong; for each policy the worst comes first.
 
         Args:
-            max_tokens: Most tokens of a generation.
+            max_tokens: Largest number of tokens of a generation.
             curves: Policy to its training rewards by version.
             evals: Results of all evaluations.
         """
@@ -108,7 +108,7 @@ class AdviceFold:
         if len(means) < 2 * ADVICE_EDGE or len(curve) < 2 * ADVICE_EDGE:
             return
         first, last = fmean(means[:ADVICE_EDGE]), fmean(means[-ADVICE_EDGE:])
-        low, high = _ends(curve)
+        low, high = _find_ends(curve)
         if first < LONG or last > LEFT * first or high - low < REWARD_MATTERS:
             return
         words = (
@@ -120,8 +120,8 @@ class AdviceFold:
 
 
 LOOK_AT_ANSWERS = (
-    "Read some answers with `headrace inspect --step VERSION`, and fix the scorer; until then, trainer.kl keeps the "
-    "policy near its start."
+    "Read some answers with `headrace inspect --step VERSION`, and fix the scorer. Until then, set trainer.kl to "
+    "keep the policy near its start."
 )
 
 
@@ -132,7 +132,7 @@ def _look_at_rewards(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
     words = (
         f"All {len(rewards)} trajectories of the newest {len(newest)} groups have reward {rewards[0]:g}: nothing "
         "can be learnt from that. Check with `headrace inspect --trajectory` whether the scorer judges the answers "
-        "correctly. If it does: with a low reward, use easier tasks, a warm start or more tokens; with a high one, use "
+        "correctly. If it does: for a low reward, use easier tasks, a warm start or more tokens; for a high one, use "
         "harder tasks."
     )
     yield "one_reward", words
@@ -148,7 +148,7 @@ def _look_at_reasons(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
     ):
         return
     itself, to_do = ADVICE_BY_REASON.get(reason, OTHER_ADVICE)
-    words = f"All of the newest {len(newest)} groups were discarded as {reason}. By itself: {itself}."
+    words = f"All of the newest {len(newest)} groups were discarded as {reason}. What happens next: {itself}."
     yield "one_reason", f"{words} What you can do: {to_do}."
 
 
@@ -158,8 +158,8 @@ def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple
         return
     words = (
         f"All {len(lengths)} trajectories of the newest {len(newest)} groups have exactly rollout.max_tokens "
-        f"({max_tokens}) tokens. If they were cut off, raise it, or the `max_tokens` that the workflow passes to "
-        "`generate`, or check that the policy ever makes an end token."
+        f"({max_tokens}) tokens. If they were cut off, raise rollout.max_tokens, or the `max_tokens` that the workflow "
+        "passes to `generate`, or check that the policy ever generates an end token."
     )
     yield "all_cut_off", words
 
@@ -167,9 +167,9 @@ def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple
 def _look_at_held_out(
     curve: Sequence[RewardPoint], evals: Sequence[EvalResult], reward_range: tuple[float, float]
 ) -> Iterator[tuple[str, str]]:
-    """Report that training reward rises from the version of the best evaluation on, while held-out reward falls.
+    """Report that training reward has risen since the best evaluation, while held-out reward has fallen.
 
-    Noise is taken to be as great as it can be of a mean in this range of rewards: as if there were none between.
+    The noise is estimated by its largest possible value: as if every reward were the lowest or the highest.
     """
     ordered = sorted((one for one in evals if one.has_reward), key=lambda one: one.version)
     if len(ordered) < 2 or len(curve) < 2 * ADVICE_EDGE:
@@ -194,5 +194,5 @@ def _look_at_held_out(
     yield "held_out_falls", words
 
 
-def _ends(curve: Sequence[RewardPoint]) -> tuple[float, float]:
+def _find_ends(curve: Sequence[RewardPoint]) -> tuple[float, float]:
     return fmean(point.reward for point in curve[:ADVICE_EDGE]), fmean(point.reward for point in curve[-ADVICE_EDGE:])

@@ -13,7 +13,7 @@ from headrace.schemas.records import EvalResult
 
 @dataclass(frozen=True, slots=True)
 class BestVersion:
-    """A version, and what it was seen to be worth."""
+    """A version, and its held-out reward."""
 
     version: int
     reward: float
@@ -21,10 +21,10 @@ class BestVersion:
 
 
 def average_over_workflows(results: Iterable[EvalResult]) -> dict[int, float]:
-    """Return, by version of one policy and in their order, the mean of its held-out rewards over workflows.
+    """Return, by version of one policy in ascending order, the mean of its held-out rewards over workflows.
 
-    Only versions count that were evaluated in every workflow of the two newest that were, and only in those: means over
-    others cannot be compared. A later recipe may have left a workflow out.
+    The workflows are those of the two newest evaluated versions, as a later recipe may have dropped a workflow. Only
+    versions count that were evaluated in all of them: means over different workflows cannot be compared.
     """
     rewards: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for result in results:
@@ -39,9 +39,9 @@ def average_over_workflows(results: Iterable[EvalResult]) -> dict[int, float]:
 
 
 def find_best_version(results: Iterable[EvalResult]) -> BestVersion | None:
-    """Return the version of one policy that was best in evaluations; None if none was evaluated.
+    """Return the version of one policy with the highest held-out reward; None if none was evaluated.
 
-    Of equally good ones it is the earliest, which has moved the least from its start.
+    Of equally good versions it is the earliest, which has moved the least from its start.
     """
     means = average_over_workflows(results)
     if not means:

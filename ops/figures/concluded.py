@@ -1,4 +1,4 @@
-"""The newest groups of each policy, and why those of them were discarded that were. No I/O, no clock."""
+"""The newest groups of each policy, and why some of them were discarded. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.schemas.records import BatchTrained, DeadLetter, Outcome
 from headrace.schemas.topics import is_eval
 
 RECENT_GROUPS = 256
-"""Newest groups of a policy that are looked at."""
+"""Number of the newest groups of a policy that are kept."""
 
 
 class ConcludedFold:
@@ -17,12 +17,12 @@ class ConcludedFold:
 
     def __init__(self) -> None:
         self._newest: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-        """(ms since the epoch, why it was discarded, or nothing of a trained one): heaps, the oldest first."""
+        """(ms since the epoch, reason of the discard, empty for a trained group): heaps, the oldest first."""
         self.curated_ms: defaultdict[str, int] = defaultdict(int)
-        """When a curator wrote the newest outcome."""
+        """Time of a curator's newest outcome."""
 
     def fold_record(self, variant: str, record: Outcome | BatchTrained | DeadLetter, at_ms: int) -> None:
-        """Take in what was written at that time."""
+        """Take in a record that was written at that time."""
         if isinstance(record, BatchTrained):
             for _ in record.groups:
                 self._add(variant, at_ms, "")
@@ -42,10 +42,10 @@ class ConcludedFold:
             heapq.heapreplace(newest, (at_ms, why))
 
     def count_since(self, variant: str, at_ms: int) -> tuple[int, Counter[str]]:
-        """Return how many of the newest groups concluded after that time, and of those discarded how many by reason."""
+        """Return how many of the newest groups concluded after that time, and the discarded of them by reason."""
         found = [why for when, why in self._newest[variant] if when > at_ms]
         return len(found), Counter(why for why in found if why)
 
     def begin_ms(self, variant: str) -> int:
-        """Return when the oldest of the newest groups concluded."""
+        """Return when the oldest of the kept groups concluded."""
         return self._newest[variant][0][0]

@@ -10,43 +10,43 @@ from headrace.schemas.episode_errors import RAISED, kind_of
 from headrace.schemas.records import EpisodeError, Outcome
 
 ENOUGH = 32
-"""Episodes that must have failed in a row: of an environment in which one of five succeeds, one time in a thousand."""
+"""Episodes that must have failed in a row. If one in five episodes succeeds, this happens one time in a thousand."""
 ENOUGH_TASKS = 8
-"""Tasks that they must be of: where half of the tasks fail, all of so many do one time in 256."""
+"""Number of tasks that these episodes must come from. If half of all tasks fail, this happens one time in 256."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """Every episode failed since the last that succeeded."""
+    """The failures since the last episode that succeeded."""
 
     episodes: int
     first_ms: int
     """Wall time of the first report, in ms since the epoch."""
     last_ms: int
     error: EpisodeError
-    """The most frequent one; `episodes` says how frequent."""
+    """The most frequent error; its `episodes` says how frequent."""
 
 
 class FailingFold:
-    """Counts the failed episodes of each policy variant since one succeeded last."""
+    """Counts the failed episodes of each policy variant since its last success."""
 
     def __init__(self) -> None:
         self._succeeded_ms: defaultdict[str, int] = defaultdict(int)
         self._failed: defaultdict[str, defaultdict[int, Counter[tuple[str, ...]]]] = defaultdict(
             lambda: defaultdict(Counter)
         )
-        """Second since the epoch to errors, to episodes that failed by them in it; of those after the last success."""
+        """Second since the epoch to error to the number of its failed episodes, since the last success."""
         self._tasks: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        """The same to tasks that they were of."""
+        """Second since the epoch to the tasks of these episodes."""
         self._errors: defaultdict[str, dict[tuple[str, ...], EpisodeError]] = defaultdict(dict)
 
     @property
     def has_success(self) -> bool:
-        """Whether an episode has ever succeeded, of any policy."""
+        """Whether an episode of any policy has ever succeeded."""
         return bool(self._succeeded_ms)
 
     def fold_outcome(self, variant: str, outcome: Outcome, at_ms: int) -> None:
-        """Take in what a curator wrote of a group at that time, in whatever order."""
+        """Take in a curator's outcome of that time, in any order."""
         if not is_first_word_of_training(outcome):
             return
         if outcome.rewards:
@@ -69,7 +69,7 @@ class FailingFold:
             self._errors[variant].clear()
 
     def find_failing(self, variant: str, since_ms: int) -> Failing | None:
-        """Return how many episodes failed after that time, if there are enough and none has succeeded since."""
+        """Return the failures after that time, if they are enough and no episode has succeeded since."""
         seconds = [second for second in self._failed[variant] if second >= since_ms // 1000]
         failed = Counter[tuple[str, ...]]()
         for second in seconds:

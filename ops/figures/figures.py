@@ -1,4 +1,4 @@
-"""The figures of a run, from its topics alone: for `status`, the summary, and anything that shows a run live."""
+"""The figures of a run, from its topics alone: for `status`, the summary, and the live page."""
 
 from __future__ import annotations
 
@@ -51,30 +51,30 @@ from headrace.schemas.records import (
 from headrace.schemas.topics import eval_stream, policy_of, policy_variant_of
 
 MOST_ENTRIES_SHOWN = 16
-"""Entries of a selector's list or table that are reported one by one; of a longer one the number is reported."""
+"""Longest list or table of a selector that is reported in full; of a longer one only the length is reported."""
 
 
 class Figures:
-    """Follows a run: give it every message of `topics`, in each partition's order; a repeated one is skipped.
+    """Follows a run: give it every message of `topics`, in each partition's order; repeated messages are skipped.
 
     Args:
-        run_id: Records of other runs are skipped.
+        run_id: Id of the run; records of other runs are skipped.
         recipe: The newest revision.
-        revisions: All its revisions, by number; left out, this recipe is the only one.
+        revisions: All its revisions, by number; if empty, this recipe is the only one.
     """
 
     def __init__(self, run_id: str, recipe: Recipe, revisions: Sequence[Recipe] = ()) -> None:
         self.recipe = recipe
         self._audit = AuditFold(run_id, recipe, revisions)
         self._run_id = run_id
-        self._kinds = _kinds_of(recipe)
+        self._kinds = _list_kinds(recipe)
         self._of_shadows = {recipe.topics.outcomes(variant) for variant in recipe.shadow_variants}
         self._read: dict[PartitionId, int] = {}
         self._versions = VersionsFold()
         self._weights = WeightsFold(recipe.policies)
         self._workers: dict[bytes, WorkerStatus] = {}
         self._tokens: dict[tuple[str, int], tuple[int, int]] = {}
-        """(worker, start) to (generated, wasted) tokens of that life."""
+        """(worker, start time) to (generated, wasted) tokens since that start."""
         self._rewards = RewardsFold(recipe.policies)
         self._groups = ConcludedFold()
         self._trouble = Trouble()
@@ -84,12 +84,12 @@ class Figures:
         self._began_ms = 0
         self._newest_ms = 0
         self._feeder: tuple[Snapshot, tuple[str, int, int]] | None = None
-        """Its newest state and the position of that; read when it is asked for, as there are many and they are long."""
+        """The feeder's newest snapshot and its position; it is decoded only on demand, as there are many long ones."""
         self._selection: dict[str, Selection] = {}
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What it is to be given."""
+        """Topics whose messages it needs."""
         return tuple(self._kinds)
 
     @property
@@ -109,8 +109,8 @@ class Figures:
 
         Args:
             message: The message.
-            arrived_ms: When it came, by the clock here, if it was written since. A worker is there by that time and
-                not by its own clock, which may go otherwise.
+            arrived_ms: Time of arrival by this machine's clock, if the message is new. It is used to tell whether a
+                worker is alive, because the worker's own clock may be wrong.
         """
         partition_id = (message.topic, message.partition)
         kind = self._kinds.get(message.topic)
@@ -142,7 +142,7 @@ class Figures:
             self._trouble.errors.fold_evaluation(record)
         elif isinstance(record, RecipeRevision):
             self._revisions.fold_revision(record)
-            self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
+            self._ended = record.ended if record.recipe or record.ended else self._ended  # others hold only schemas
             self._began_ms = self._began_ms or record.created_ms
         elif isinstance(record, WeightsPublished):
             self._fold_event(record)
@@ -151,12 +151,12 @@ class Figures:
         else:
             self._audit.fold_record(record, (message.topic, message.partition, message.offset))
         if isinstance(record, Outcome):
-            self._groups.fold_record(self._variant_of(message), record, message.timestamp_ms)
+            self._groups.fold_record(self._find_variant(message), record, message.timestamp_ms)
             if message.topic not in self._of_shadows:
-                self._reward(record)
+                self._fold_reward(record)
                 self._trouble.fold_outcome(record, message.timestamp_ms)
         elif isinstance(record, BatchTrained):
-            self._groups.fold_record(self._variant_of(message), record, message.timestamp_ms)
+            self._groups.fold_record(self._find_variant(message), record, message.timestamp_ms)
             self._fold_batch(record)
         elif isinstance(record, DeadLetter):
             self._fold_dead_letter(record, message.timestamp_ms)
@@ -166,7 +166,7 @@ class Figures:
         if record.policy and record.reason != REDRIVEN:
             self._groups.fold_record(record.policy, record, at_ms)
 
-    def _variant_of(self, message: Message) -> str:
+    def _find_variant(self, message: Message) -> str:
         """Return the policy or shadow whose topic holds a record."""
         return self._audit.account.variant_of_topic[message.topic]
 
@@ -186,7 +186,7 @@ class Figures:
         topic = self.recipe.topics.curated(variant)
         self._positions[variant] = {(topic, p.partition): p.offset for p in batch.positions}
 
-    def _reward(self, outcome: Outcome) -> None:
+    def _fold_reward(self, outcome: Outcome) -> None:
         if outcome.component == "train":
             self._rewards.fold_left_window(outcome)
         if not is_first_word(outcome):
@@ -195,16 +195,16 @@ class Figures:
         self._rewards.fold_outcome(outcome)
 
     def seconds_to_versions(self, policy: str) -> dict[int, float]:
-        """Return by version how many seconds of wall time after the run began it was made, pauses counted in."""
+        """Return version to the seconds of wall time from the run's beginning until it was made, with pauses."""
         made = sorted(self._versions.made_ms[policy].items())
         return {version: (at_ms - self._began_ms) / 1000 for version, at_ms in made}
 
     def compute_figures(self, lag: Mapping[str, int], now_ms: int) -> RunFigures:
-        """Return the figures of what was taken in so far.
+        """Return the figures of all messages taken in so far.
 
         Args:
-            lag: Topic to unread records; it is asked of the broker.
-            now_ms: Wall time in ms since the epoch, for which workers are still there.
+            lag: Topic to unread records, as the broker reports it.
+            now_ms: Wall time in ms since the epoch, to tell which workers are alive.
         """
         self._fold_feeder()
         policies = {
@@ -214,10 +214,10 @@ class Figures:
         versions, curves = self._versions.newest, self._rewards.points()
         return RunFigures(
             run=self.recipe.name,
-            state=self._state(now_ms),
+            state=self._find_state(now_ms),
             ended=self._ended,
             versions={policy: versions[policy] for policy in self.recipe.policies if policy in versions},
-            groups=_sum(policies.values()),
+            groups=_sum_counts(policies.values()),
             policies=policies,
             lag=dict(lag),
             workers=tuple(sorted(self._workers.values(), key=lambda worker: worker.worker)),
@@ -232,7 +232,7 @@ class Figures:
             weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
             revisions=self._revisions.figures(self._audit.account.begins),
             selection=self._selection,
-            shadows={name: self._shadow(name, counts) for name, counts in self._audit.account.shadows().items()},
+            shadows={name: self._find_shadow(name, counts) for name, counts in self._audit.account.shadows().items()},
             errors=self._trouble.errors.errors(),
             advice=()
             if self._ended
@@ -240,13 +240,13 @@ class Figures:
         )
 
     def _fold_feeder(self) -> None:
-        """Take in the feeder's newest state; one that cannot be read changes nothing, and the audit says what it is."""
+        """Take in the feeder's newest state. An unreadable one changes nothing; the audit reports it."""
         if self._feeder is None:
             return
         snapshot, record_id = self._feeder
         with suppress(*NO_SNAPSHOT):
             sources = json.loads(snapshot.body).get("sources", {})
-            selection = {stream: _selection(source) for stream, source in sources.items()}
+            selection = {stream: _read_selection(source) for stream, source in sources.items()}
             self._audit.fold_record(snapshot, record_id)
             self._selection = selection
 
@@ -256,10 +256,10 @@ class Figures:
         """Return what keeps the run from its next version; None while versions come, and once it has ended.
 
         Args:
-            found: What `figures` returned.
+            found: The result of `compute_figures`.
             around: What is known of the run beside its topics.
             now_ms: Wall time in ms since the epoch.
-            at_once: Ask before a version is overdue, of a run that is given up.
+            at_once: Whether to answer before a version is overdue, because the run is given up.
         """
         if found.ended:
             return None
@@ -277,17 +277,17 @@ class Figures:
         return standstill(seen, around, now_ms, at_once=at_once)
 
     def describe_standstills(self, found: RunFigures) -> tuple[str, ...]:
-        """Return, of a run that is over, sentences on what made no version for too long, or learnt of hardly any group.
+        """Return, for a finished run, sentences on policies with too long pauses, or with hardly any trained group.
 
         Args:
-            found: What `figures` returned.
+            found: The result of `compute_figures`.
         """
         counted = {**found.policies, **{name: shadow.groups for name, shadow in found.shadows.items()}}
         late = [describe_standstill(variant, self._versions.made_ms[variant]) for variant in counted]
         dry = [describe_discards(variant, counts.trained, counts.discarded) for variant, counts in counted.items()]
         return tuple(filter(None, (*late, *dry)))
 
-    def _shadow(self, variant: str, counts: PolicyAudit) -> ShadowFigures:
+    def _find_shadow(self, variant: str, counts: PolicyAudit) -> ShadowFigures:
         gaps, beside = self._versions.gaps(variant), self._versions.gaps(policy_of(variant))
         return ShadowFigures(
             version=self._versions.newest.get(variant, -1),
@@ -297,7 +297,7 @@ class Figures:
             gaps=gaps,
         )
 
-    def _state(self, now_ms: int) -> RunState:
+    def _find_state(self, now_ms: int) -> RunState:
         here = [worker for worker in self._workers.values() if is_there(worker, now_ms)]
         starting = not self._workers and is_fresh(self._newest_ms, now_ms)
         if self._ended:
@@ -308,14 +308,14 @@ class Figures:
         return "running" if here or starting else "stopped"
 
 
-def _selection(source: Mapping[str, Any]) -> Selection:
+def _read_selection(source: Mapping[str, Any]) -> Selection:
     counts = {name: int(source.get(name, 0)) for name in ("selected", "rejected", "forced")}
-    state = {name: _brief(state) for name, state in source.get("selector", {}).items()}
+    state = {name: _shorten(state) for name, state in source.get("selector", {}).items()}
     return Selection(**counts, state=state, unbuilt=int(source.get("skipped", 0)))
 
 
-def _brief(state: Any) -> Any:
-    """Return what is short of a selector's state, and how long the rest is."""
+def _shorten(state: Any) -> Any:
+    """Return the short values of a selector's state, and the lengths of the long ones."""
     if not isinstance(state, dict):
         return state
     return {
@@ -324,7 +324,7 @@ def _brief(state: Any) -> Any:
     }
 
 
-def _sum(policies: Iterable[PolicyAudit]) -> GroupCounts:
+def _sum_counts(policies: Iterable[PolicyAudit]) -> GroupCounts:
     total: Counter[str] = Counter()
     discarded: Counter[str] = Counter()
     for policy in policies:
@@ -333,7 +333,7 @@ def _sum(policies: Iterable[PolicyAudit]) -> GroupCounts:
     return GroupCounts(total["issued"], total["trained"], dict(discarded), total["dead"], total["in_flight"])
 
 
-def _kinds_of(recipe: Recipe) -> dict[str, type[Any]]:
+def _list_kinds(recipe: Recipe) -> dict[str, type[Any]]:
     topics = recipe.topics
     kinds: dict[str, type[Any]] = {topics.recipe: RecipeRevision, topics.workers: WorkerStatus}
     for policy in recipe.policies:
@@ -346,18 +346,18 @@ def _kinds_of(recipe: Recipe) -> dict[str, type[Any]]:
 
 
 def figures(run: Run) -> tuple[Figures, RunFigures]:
-    """Read a run's topics from the beginning; return them, and its figures. Raises KafkaAway or KafkaRefused."""
+    """Read a run's topics from the beginning; return the fold and the figures. Raises KafkaAway or KafkaRefused."""
     fold = Figures(run.run_id, run.recipe, run.revisions)
     for message in read_all(run.connection, fold.topics):
         fold.fold_message(message)
-    return fold, fold.compute_figures(lags(run, fold.trainer_positions), now_ms())
+    return fold, fold.compute_figures(measure_lags(run, fold.trainer_positions), now_ms())
 
 
-def lags(run: Run, trainer_positions: Mapping[PartitionId, int]) -> dict[str, int]:
-    """Return topic to unread records, of the topics that the flow waits on.
+def measure_lags(run: Run, trainer_positions: Mapping[PartitionId, int]) -> dict[str, int]:
+    """Return topic to unread records, for the topics whose readers can hold up the run.
 
-    Unread tasks are counted. The rest are differences of offsets; those of the curated topics, which are written in
-    transactions, count the transactions' markers too.
+    Unread tasks are counted one by one. The other values are differences of offsets; for curated topics, they also
+    count the markers of transactions.
     """
     recipe = run.recipe
     found: dict[str, int] = {}

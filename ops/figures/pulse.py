@@ -1,4 +1,4 @@
-"""What a live view shows beside the run's figures: rates, the newest step, published weights. A pure fold."""
+"""The figures that only a live view shows: rates, the newest step, published weights. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, WeightsP
 from headrace.trainers.health import HEALTH_LOOK_BACK
 
 WINDOW_MS = 10_000
-"""Rates are taken over this much of the newest past."""
+"""Rates are means over this many of the newest seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Rates:
 
 @dataclass(slots=True)
 class PolicyPulse:
-    """Pulse of one policy."""
+    """The live figures of one policy."""
 
     recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=HEALTH_LOOK_BACK))
     """Metrics of its newest steps."""
     published: int = 0
-    """Weights records."""
+    """Number of published versions."""
     newest_published: int = -1
 
     @property
@@ -55,7 +55,7 @@ class PolicyPulse:
 
 
 class Pulse:
-    """Follows outcomes, batches, weights and dead letters; a message that comes again is skipped."""
+    """Follows outcomes, batches, weights and dead letters; repeated messages are skipped."""
 
     def __init__(self, run_id: str, recipe: Recipe) -> None:
         topics = recipe.topics
@@ -119,7 +119,7 @@ class Pulse:
         )
 
     def mean_rates(self, wall_s: float) -> Rates:
-        """Return the rates over the seconds that a run has taken; none where nobody knows how many these are."""
+        """Return the rates over the seconds that a run has taken; zeros if these are not known."""
         if wall_s <= 0:
             return Rates()
         return Rates(self._total.samples / wall_s, self._total.tokens / wall_s)

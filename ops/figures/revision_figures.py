@@ -1,4 +1,4 @@
-"""The revisions of a run's recipe: which chain each has, from which task on, and how many groups went through it."""
+"""The revisions of a run's recipe: the chain of each, its first task, and how many groups went through it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class RevisionFigures:
     swapped: bool
     """Whether `headrace swap` made it."""
     groups: int
-    """Groups, of all policies, that curators put through its chain."""
+    """Number of groups, of all policies, that curators put through its chain."""
     kept: int
-    """Groups that were kept."""
+    """Number of groups that its chain kept."""
     begins: dict[str, int] = field(default_factory=dict)
-    """Stream to the first number that was issued under it; empty while none is, or where the feeder does not tell."""
+    """Stream to the first number issued under it; empty if there is none, or if the feeder does not record it."""
     in_force: bool = False
-    """Whether the feeder issues under it now."""
+    """Whether the feeder issues tasks under it now."""
 
 
 class RevisionsFold:
-    """What was taken in so far."""
+    """Takes in the records about revisions."""
 
     def __init__(self) -> None:
         self._chains: dict[int, tuple[tuple[str, ...], bool]] = {}
@@ -44,16 +44,16 @@ class RevisionsFold:
             try:
                 chain = Recipe.from_json(record.recipe).curate.chain
             except UsageError:
-                return  # a build that knows other keys wrote it
+                return  # another release wrote it, with keys that are not known here
             self._chains[record.revision] = tuple(algorithm.describe() for algorithm in chain), record.swapped
 
     def fold_outcome(self, outcome: Outcome) -> None:
-        """Take in what a curator said of a group's first use."""
+        """Take in a curator's outcome of a group's first use."""
         self._groups[outcome.revision] += 1
         self._kept[outcome.revision] += outcome.verdict == "kept"
 
     def figures(self, begins: Mapping[str, Iterable[Sequence[int]]]) -> tuple[RevisionFigures, ...]:
-        """Return one for each revision, in order.
+        """Return the figures of every revision, in order.
 
         Args:
             begins: Stream to (revision, the first number issued under it), according to the feeder's snapshot.

@@ -12,9 +12,9 @@ from headrace.schemas.records import EvalResult, Outcome
 
 LATE = frozenset({"expired", "surplus"})
 REWARD_EDGE = 5
-"""Versions at either end of a run whose rewards are averaged."""
+"""Number of versions at each end of a run whose rewards are averaged."""
 MOST_EVALUATION_TOKENS = 2**53
-"""Tokens of one evaluation, at most; a result with more is not believed."""
+"""Largest number of tokens of one evaluation; a result with more is skipped as wrong."""
 
 
 class RewardsFold:
@@ -22,34 +22,34 @@ class RewardsFold:
 
     def __init__(self, policies: Iterable[str]) -> None:
         self.curated: Counter[str] = Counter()
-        """Policy to groups that curators saw."""
+        """Policy to the groups that curators read."""
         self.evals: list[EvalResult] = []
         self._curves: dict[str, defaultdict[int, _Mean]] = {policy: defaultdict(_Mean) for policy in policies}
         self._curated_tokens = 0
         self.late_tokens = 0
-        """Tokens of groups that left the trainer's window because they were too old or it was full."""
+        """Tokens of groups that left the trainer's window because they were too old or the window was full."""
 
     def fold_left_window(self, outcome: Outcome) -> None:
-        """Take in what a trainer said of a group that it did not train; of a replay nothing is lost."""
+        """Take in a trainer's outcome of an untrained group; an evicted replay wastes no tokens."""
         if outcome.verdict in LATE and not outcome.use:
             self.late_tokens += sum(outcome.lengths)
 
     def fold_outcome(self, outcome: Outcome) -> None:
-        """Take in what a curator said of a group, at its first use."""
+        """Take in a curator's outcome of a group's first use."""
         self.curated[outcome.policy] += 1
         self._curated_tokens += sum(outcome.lengths)
         if outcome.rewards and outcome.policy in self._curves:
             self._curves[outcome.policy][outcome.head_version].add(outcome.rewards)
 
     def fold_evaluation(self, result: EvalResult) -> None:
-        """Take in a result; one whose figures are not numbers is skipped."""
+        """Take in a result; a result with figures that are not numbers is skipped."""
         if _is_believable(result):
             self.evals.append(result)
 
     @property
     def tokens(self) -> int:
-        """Tokens that a group brought to a curator, and not too late to the trainer, or to the evaluator."""
-        return self._curated_tokens - self.late_tokens + round(sum(map(_tokens_of, self.evals)))
+        """Tokens of groups that reached a curator and were not too late for the trainer, or reached the evaluator."""
+        return self._curated_tokens - self.late_tokens + round(sum(map(_count_tokens, self.evals)))
 
     def points(self) -> dict[str, tuple[RewardPoint, ...]]:
         """Return policy to its curve."""
@@ -59,7 +59,7 @@ class RewardsFold:
         }
 
     def means_at_start(self) -> dict[str, float]:
-        """Return policy to the mean over its first versions; one that has but the last ones is left out."""
+        """Return policy to the mean over its first versions; a policy with only as many as the last is left out."""
         curves = self._sort_curves().items()
         return {
             p: _pool(list(curve.values())[:-REWARD_EDGE][:REWARD_EDGE])
@@ -85,7 +85,7 @@ class _Mean:
     count: int = 0
     groups: int = 0
     trajectories: int = 0
-    """Those without a finite reward too."""
+    """Number of trajectories, including those without a finite reward."""
 
     def add(self, rewards: tuple[float, ...]) -> None:
         finite = [reward for reward in rewards if math.isfinite(reward)]
@@ -100,12 +100,12 @@ class _Mean:
 
 
 def _is_believable(result: EvalResult) -> bool:
-    """Return whether a result's figures are numbers; any other would spoil the sums that all results share."""
+    """Return whether a result's figures are numbers: other values would make the sums over all results useless."""
     shares = (*((result.avg_at_k,) if result.has_reward else ()), *result.pass_at_k.values())
-    return all(math.isfinite(share) for share in shares) and 0 <= _tokens_of(result) < MOST_EVALUATION_TOKENS
+    return all(math.isfinite(share) for share in shares) and 0 <= _count_tokens(result) < MOST_EVALUATION_TOKENS
 
 
-def _tokens_of(result: EvalResult) -> float:
+def _count_tokens(result: EvalResult) -> float:
     """Return how many tokens were generated for an evaluation."""
     played = result.problems * result.samples - result.failures if result.played < 0 else result.played
     return result.mean_length * played

@@ -1,4 +1,4 @@
-"""Figures of a run at one moment, as pages and JSON show them."""
+"""The figures of a run at one moment, as pages and JSON show them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class GroupCounts:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a stream's selector has said."""
+    """Counts of a selector's decisions for one stream."""
 
     selected: int = 0
-    """Problems that it took."""
+    """Problems that the selector took."""
     rejected: int = 0
     forced: int = 0
-    """Taken against it, after too many rejections in a row."""
+    """Problems that the feeder took against the selector, after too many rejections in a row."""
     state: dict[str, Any] = field(default_factory=dict)
-    """Selector to what it remembers; where there are many entries, to their number."""
+    """Selector to its state; a long list or table is replaced by its length."""
     unbuilt: int = 0
-    """Passed over, because the environment could not build them."""
+    """Problems that were skipped because the environment could not build them."""
 
     def __str__(self) -> str:
-        """Return it in words; empty where every problem was taken."""
+        """Return the counts in words; empty if every problem was taken."""
         if not self.rejected and not self.forced and not self.unbuilt:
             return ""
         unbuilt = f" · {self.unbuilt} cannot be built" if self.unbuilt else ""
@@ -50,13 +50,13 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class RewardPoint:
-    """Mean reward of all groups that workers finished while one version was the newest they knew."""
+    """Mean reward of all groups that workers finished while they knew this version as the newest."""
 
     version: int
     reward: float
     groups: int
     trajectories: int = 0
-    """Trajectories of these groups."""
+    """Number of trajectories of these groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,15 @@ class ShadowFigures:
     """A shadow at one moment."""
 
     version: int
-    """Its newest; -1 before the first."""
+    """Its newest version; -1 before the first."""
     groups: PolicyAudit
-    """What became of the policy's numbers in the shadow."""
+    """Counts of the policy's groups in the shadow."""
     off_policy_gap: float | None
-    """Gap to the sampling policy at its newest version, by `step_metrics.ratio_sums`; None before the first."""
+    """Off-policy gap at its newest version, by `step_metrics.ratio_sums`; None before the first."""
     off_policy_gap_beside: float | None
-    """The same gap at the newest version of its policy."""
+    """Off-policy gap of its policy at the policy's newest version."""
     gaps: tuple[tuple[int, float], ...]
-    """(version, off-policy gap) of each."""
+    """(version, off-policy gap) of each version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class Advice:
 
     policy: str
     name: str
-    """One word for it, the same whatever the figures."""
+    """A short name of the kind of advice, such as `one_reward`."""
     sentence: str
-    """What was seen, what it means, and what to do."""
+    """Sentences that say what was seen, what it means, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,54 +98,54 @@ class RunFigures:
     """Policy to its newest version."""
     groups: GroupCounts
     policies: dict[str, PolicyAudit]
-    """Trajectories are not read for these, so produced groups are those that a curator has seen."""
+    """Counts without reading trajectories, so `produced` counts the groups that a curator has read."""
     lag: dict[str, int]
-    """Topic to records that its reader has yet to read."""
+    """Topic to the number of unread records."""
     workers: tuple[WorkerStatus, ...]
     rewards: dict[str, tuple[RewardPoint, ...]]
-    """Policy to its reward curve, over every group that a curator saw, before any filter."""
+    """Policy to its reward curve, over every group that a curator read, before any filter."""
     reward_first: dict[str, float]
-    """Policy to the mean over the first five versions of its curve, every trajectory counting alike. The last five are
-    left out: a policy that has no others is not in here."""
+    """Policy to the mean over the first five versions of its curve, with equal weight for every trajectory. The last
+    five versions are left out, so a policy with five or fewer versions is missing here."""
     reward_last: dict[str, float]
-    """The same over the last five, or over those there are."""
+    """The same over the last five versions, or over fewer if there are not so many."""
     evals: tuple[EvalResult, ...]
     tokens: int
-    """Tokens that all workers generated, restarted ones included, as far as `workers` still holds them."""
+    """Tokens that all workers generated, also before a restart, as far as `workers` still holds them."""
     wasted_tokens: int
-    """Tokens of them that are known to be wasted: of failed or cancelled episodes, and of groups that reached the
-    trainer too late. A lower bound: what a killed worker was generating is not reported."""
+    """Generated tokens that are known to be wasted: in failed or cancelled episodes, and in groups that reached the
+    trainer too late. This is a lower bound, because a killed worker does not report its last tokens."""
     delivered_tokens: int = 0
-    """Tokens of them that a group brought to a curator, and in time to the trainer, or to the evaluator."""
+    """Generated tokens of groups that reached a curator, and were in time for the trainer, or reached the evaluator."""
     unnumbered_letters: dict[str, int] = field(default_factory=dict)
-    """Dead letters by reason that `groups` does not count, as they name no training number; without those sent back."""
+    """Number of dead letters, by reason, that name no training task and are not in `groups`; not those sent back."""
     weights: dict[str, WeightsFigures] = field(default_factory=dict)
-    """Policy to how its versions get to the workers."""
+    """Policy to the figures of how its versions get to the workers."""
     revisions: tuple[RevisionFigures, ...] = ()
     """Revisions of the recipe, in order."""
     selection: dict[str, Selection] = field(default_factory=dict)
-    """Stream to what became of the problems that were drawn for it, as of the feeder's newest snapshot."""
+    """Stream to the counts of its selector's decisions, from the feeder's newest snapshot."""
     shadows: dict[str, ShadowFigures] = field(default_factory=dict)
-    """`policy.variant` to its figures; of the other figures only `lag` includes shadows."""
+    """`policy.variant` to its figures; apart from this, only `lag` includes shadows."""
     errors: tuple[ErrorSeen, ...] = ()
     """Errors of training episodes: each error once, the most frequent first."""
     advice: tuple[Advice, ...] = ()
-    """Observations that something looks wrong, although the run continues; empty once it has ended."""
+    """Things that look wrong, although the run continues; empty once it has ended."""
     parent: str = ""
-    """Of a branch: run id and versions that it began with, `RUN-ID solver@40`; only `headrace status` has it."""
+    """For a branch: run id and versions that it began with, `RUN-ID solver@40`; only `headrace status` sets it."""
     environments: tuple[UsedEnvironment, ...] = ()
-    """Environment and data of each workflow, as the newest revision records them; only `headrace status` has them."""
+    """Environment and data of each workflow, as the newest revision records them; only `headrace status` sets it."""
     standstill: Standstill | None = None
-    """Cause that prevents the next version; None while versions come, and once the run has ended."""
+    """Why the run makes no further version; None while versions come, and once the run has ended."""
 
     @property
     def in_force(self) -> RevisionFigures | None:
-        """The revision that the feeder issues under; None before its first snapshot."""
+        """The revision under which the feeder issues tasks; None before its first snapshot."""
         return next((one for one in self.revisions if one.in_force), None)
 
     @property
     def in_flight(self) -> int:
-        """Numbers that are issued and not concluded, over all policies and shadows."""
+        """Number of tasks that are issued and not concluded, over all policies and shadows."""
         return self.groups.in_flight + sum(shadow.groups.in_flight for shadow in self.shadows.values())
 
     @property
@@ -154,10 +154,9 @@ class RunFigures:
         return bool(self.ended) and not self.groups.in_flight
 
     def count_wasted_tokens(self) -> int:
-        """Return how many generated tokens were for nothing, killed work and repetitions included.
+        """Return how many generated tokens were wasted, including killed work and repetitions.
 
-        It is what no group brought to a curator or the evaluator, or too late to the trainer. Of a run that has not
-        drained, and where the generated ones are not all known any more, it is what is known to be wasted: a lower
-        bound.
+        These are the tokens of groups that reached neither a curator nor the evaluator, or the trainer too late. If the
+        run has not drained, or not all generated tokens are known any more, it is a lower bound: the known waste.
         """
         return max(self.wasted_tokens, self.tokens - self.delivered_tokens if self.is_drained else 0)

@@ -22,22 +22,22 @@ class Status:
     """A run at one moment, as `headrace status` reports it."""
 
     figures: RunFigures
-    """`wasted_tokens` are all that were for nothing where `wasted_is_all` says so, else those that are known."""
+    """The figures; `wasted_tokens` counts all wasted tokens if `wasted_is_all`, else only the known ones."""
     gone: tuple[bool, ...]
-    """Whether each worker of the figures is silent without having stopped."""
+    """For each worker of the figures, whether it is silent without having stopped."""
     wasted_is_all: bool
 
     def to_json(self) -> Mapping[str, object]:
-        """Return the figures, of every worker also whether it is `gone`, and `wasted_is_all`."""
+        """Return the figures with `wasted_is_all`, and for every worker whether it is `gone`."""
         found = plain(self.figures)
         found["workers"] = [{**worker, "gone": gone} for worker, gone in zip(found["workers"], self.gone, strict=True)]
         for counts in (*found["policies"].values(), *(shadow["groups"] for shadow in found["shadows"].values())):
-            del counts["duplicates"]  # only the audit reads what was delivered twice
+            del counts["duplicates"]  # only the audit counts repeated deliveries
         return {**found, "wasted_is_all": self.wasted_is_all}
 
 
 def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
-    """Return the figures of a run, and of every worker whether it is gone. Raises KafkaAway or KafkaRefused.
+    """Return the figures of a run, and for every worker whether it is gone. Raises KafkaAway or KafkaRefused.
 
     Args:
         run: The run.
@@ -53,23 +53,23 @@ def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
         found = replace(found, state="stopped")
     gone = [(rests or not is_there(worker, now)) and worker.state != "stopped" for worker in found.workers]
     at_work = not rests and any(is_there(worker, now) for worker in found.workers)
-    wasted_is_all = found.is_drained and not at_work  # until then an evaluation may be under way
+    wasted_is_all = found.is_drained and not at_work  # before that an evaluation may still run
     if wasted_is_all:
         found = replace(found, wasted_tokens=found.count_wasted_tokens())
     return Status(found, tuple(gone), wasted_is_all)
 
 
 def _find_standstill(run: Run, fold: Figures, found: RunFigures, around: Surroundings, now: int) -> Standstill | None:
-    """Return what keeps a run from its next version; only where something does, the store is asked."""
+    """Return what keeps a run from its next version. The store is asked only if something does."""
     standstill = fold.standstill(found, around, now)
     if standstill is None:
         return None
-    from headrace.infra.embedded.server_probe import Silence, is_store_answering  # for a running run, in vain
+    from headrace.infra.embedded.server_probe import Silence, is_store_answering  # not needed while versions come
 
     if is_store_answering(run.store_address, STORE_SILENT_S):
         return standstill
     server = f"the object store at {run.store_address.endpoint}"
     silence = Silence(
-        server, standstill.since_ms, "check that it runs and is not frozen, and that this machine reaches it"
+        server, standstill.since_ms, "check that it runs and is not frozen, and that this machine can reach it"
     )
     return fold.standstill(found, replace(around, silent=(silence,)), now)

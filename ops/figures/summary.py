@@ -24,13 +24,13 @@ from headrace.schemas.ids import now_ms
 from headrace.schemas.records import EvalResult
 
 LOG_PROCESSES = ("broker", "feed", "curate")
-"""Whose CPU time counts whole as the log's; of the others, that of librdkafka's threads."""
+"""Processes whose whole CPU time counts as Kafka's; for other processes only librdkafka's threads count."""
 SECONDS_PREFIX = "seconds_"
 
 
 @dataclass(frozen=True, slots=True)
 class FeedSettings:
-    """What of the recipe's `[feed]` says how a run may end."""
+    """The settings of the recipe's `[feed]` that decide how a run may end."""
 
     solved_share: float
     raise_tier: bool
@@ -38,7 +38,7 @@ class FeedSettings:
 
 @dataclass(frozen=True, slots=True)
 class AuditVerdict:
-    """What the audit of numbers says."""
+    """The result of the audit of task numbers."""
 
     ok: bool
     lost: int
@@ -55,7 +55,7 @@ class DataUsed:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Mean lengths of groups that were trained, and discarded before the end, and their ratio."""
+    """Mean lengths of trained groups and of groups discarded before the run's end, and their ratio."""
 
     trained: float | None
     discarded: float | None
@@ -64,7 +64,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class PolicySummary:
-    """The result of one policy; None for what was never measured."""
+    """The result of one policy; None for values that were never measured."""
 
     versions: int
     reward_first: float | None
@@ -74,7 +74,7 @@ class PolicySummary:
     eval_last_error: float | None
     """Standard error of `eval_last` over the problems."""
     eval_tiers: dict[str, tuple[float | None, float | None]]
-    """Tier to its held-out reward at the first and the last version that was evaluated; empty for fewer than two."""
+    """Tier to its held-out reward at the first and the last evaluated version; empty for fewer than two tiers."""
     eval_workflows: dict[str, tuple[float | None, float | None]]
     """The same by workflow; empty for fewer than two workflows."""
     best: BestVersion | None
@@ -84,12 +84,12 @@ class PolicySummary:
     reward_curve: tuple[tuple[int, float], ...]
     """(version, reward)."""
     eval_curve: tuple[tuple[int, float], ...]
-    """(version, held-out reward); an evaluation of which no episode played has none."""
+    """(version, held-out reward), without evaluations of which all episodes failed."""
     eval_failures: int
-    """Episodes of all evaluations that failed; no reward includes them."""
+    """Number of failed episodes in all evaluations; no reward includes them."""
     trajectories: int
     progress: tuple[tuple[int, int, float], ...]
-    """(version, trajectories, seconds): what it had taken until it was made."""
+    """(version, trajectories, seconds): the effort until the version was made."""
     lengths: Lengths
 
 
@@ -102,10 +102,10 @@ class Summary:
     ended: str
     feed: FeedSettings
     versions: int
-    """Version of the slowest policy."""
+    """Newest version of the slowest policy."""
     wall_s: float
     reward_first: float | None
-    """This and the next three are those of the only policy; None for several, whose rewards have no mean."""
+    """This field and the next three are those of the only policy; None for several policies."""
     reward_last: float | None
     eval_first: float | None
     eval_last: float | None
@@ -113,18 +113,18 @@ class Summary:
     selection: dict[str, Selection]
     audit: AuditVerdict
     log_share: float
-    """Kafka's share in what workers' and trainers' loops did."""
+    """Kafka's share of the time of workers' and trainers' loops."""
     log_cpu_share: float
     """Kafka's share of all CPU seconds."""
     tokens_per_s: float
-    """Of the groups that came to a curator, per second of `wall_s`."""
+    """Tokens of the groups that reached a curator, per second of `wall_s`."""
     samples_per_s: float
     """Trajectories of these groups, per second of `wall_s`."""
     tokens: int
     wasted_tokens: int
     dead_letters: int
     unnumbered_letters: dict[str, int]
-    """Reason to the number of dead letters that name no training number."""
+    """Reason to the number of dead letters that name no training task."""
     cpu_s: dict[str, float]
     """Process to its CPU seconds."""
     data: DataUsed
@@ -135,32 +135,32 @@ class Summary:
     stood_still: tuple[str, ...] = ()
     """Sentences: which policies and shadows made no version for too long, or were trained on hardly any group."""
     rest: str = ""
-    """What is still to come of the run, in words; empty once it has drained, and where the audit does not close."""
+    """What is still missing of the run, in words; empty if it has drained, or if the audit does not close."""
 
     @property
     def in_flight(self) -> int:
-        """Numbers that are issued and not concluded, over all policies and shadows."""
+        """Number of tasks that are issued and not concluded, over all policies and shadows."""
         return self.groups.in_flight + sum(shadow.groups.in_flight for shadow in self.shadows.values())
 
 
 def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> Summary:
-    """Return the summary of a run that has ended, and that nothing works on. Raises KafkaAway or KafkaRefused.
+    """Return the summary of a run that has ended, and whose processes have stopped. Raises KafkaAway or KafkaRefused.
 
     Args:
         run: The run.
-        effort: What it has cost.
+        effort: Wall time and CPU time that it has taken.
         folder: Its data folder.
-        rest: What was waited for in vain, in words; empty where it has drained.
+        rest: What is still missing of it, in words; empty if it has drained.
     """
     fold, pulse = Figures(run.run_id, run.recipe, run.revisions), Pulse(run.run_id, run.recipe)
     for message in read_all(run.connection, fold.topics):
         fold.fold_message(message)
         pulse.fold_message(message)
     figures = fold.compute_figures({}, now_ms())
-    proof, rates, feed = _audit(run, figures), pulse.mean_rates(effort.wall_s), run.recipe.feed
+    proof, rates, feed = _audit_end(run, figures), pulse.mean_rates(effort.wall_s), run.recipe.feed
     fates = discards(run, None).policies
     policies = {
-        policy: policy_summary(figures, policy, fold.seconds_to_versions(policy), fates[policy])
+        policy: summarize_policy(figures, policy, fold.seconds_to_versions(policy), fates[policy])
         for policy in run.recipe.policies
     }
     only = next(iter(policies.values())) if len(policies) == 1 else None
@@ -196,12 +196,12 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
     )
 
 
-def _audit(run: Run, figures: RunFigures) -> Audit | AuditReport:
-    """Return what the audit says. Whether what is in flight is lost or may still come, the readers' commits say."""
+def _audit_end(run: Run, figures: RunFigures) -> Audit | AuditReport:
+    """Return the result of the audit. The readers' commits decide whether groups in flight are lost."""
     return report(run, rests=True, use_store=False) if figures.in_flight else audit(run, drained=True)
 
 
-def policy_summary(
+def summarize_policy(
     figures: RunFigures, policy: str, seconds: Mapping[int, float], groups: PolicyDiscards
 ) -> PolicySummary:
     """Return the result of one policy.
@@ -210,10 +210,10 @@ def policy_summary(
         figures: Figures of the run.
         policy: Policy of the summary.
         seconds: Version to the seconds after which it was made.
-        groups: What became of its groups.
+        groups: Trained and discarded groups of the policy.
     """
     evals = sorted((one for one in figures.evals if one.policy == policy), key=lambda one: one.version)
-    first, last = eval_ends(evals)
+    first, last = find_eval_ends(evals)
     rewards = figures.rewards.get(policy, ())
     return PolicySummary(
         versions=max(0, figures.versions.get(policy, 0)),
@@ -222,8 +222,8 @@ def policy_summary(
         eval_first=first,
         eval_last=last,
         eval_last_error=estimate_last_error(evals),
-        eval_tiers=eval_tier_ends(evals),
-        eval_workflows=eval_workflow_ends(evals),
+        eval_tiers=find_eval_tier_ends(evals),
+        eval_workflows=find_eval_workflow_ends(evals),
         best=find_best_version(evals),
         groups=figures.policies[policy],
         weights=figures.weights[policy],
@@ -231,20 +231,20 @@ def policy_summary(
         eval_curve=tuple((one.version, round(one.avg_at_k, 4)) for one in evals if one.has_reward),
         eval_failures=sum(one.failures for one in evals),
         trajectories=sum(point.trajectories for point in rewards),
-        progress=progress_of(rewards, seconds),
-        lengths=lengths_of(groups),
+        progress=compute_progress(rewards, seconds),
+        lengths=compute_lengths(groups),
     )
 
 
-def lengths_of(groups: PolicyDiscards) -> Lengths:
-    """Return mean lengths of groups that were trained, and discarded before the end, and their ratio."""
+def compute_lengths(groups: PolicyDiscards) -> Lengths:
+    """Return mean lengths of trained groups and of groups discarded before the run's end, and their ratio."""
     return Lengths(groups.trained.length, groups.before_end.length, groups.before_end.bias)
 
 
-def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> tuple[tuple[int, int, float], ...]:
-    """Return for every version (version, trajectories, seconds): what it had taken until it was made.
+def compute_progress(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> tuple[tuple[int, int, float], ...]:
+    """Return for every version (version, trajectories, seconds): the effort until it was made.
 
-    Trajectories are those of groups that workers finished before they knew the version, however many were trained on.
+    The trajectories are those of all groups that workers finished before they knew the version, trained or not.
     """
     counts = {point.version: point.trajectories for point in points}
     found: list[tuple[int, int, float]] = []
@@ -256,38 +256,38 @@ def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> 
     return tuple(found)
 
 
-def eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:
-    """Return avg@k of the first and the last version that was evaluated in all workflows; of one only the last."""
+def find_eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:
+    """Return avg@k of the first and the last version evaluated in all workflows; for a single version only the last."""
     means = list(average_over_workflows(evals).values())
     return (means[0] if len(means) > 1 else None), (means[-1] if means else None)
 
 
 def estimate_last_error(evals: Sequence[EvalResult]) -> float | None:
-    """Return the standard error of the last of `eval_ends`; None where that of one of its workflows is not known."""
+    """Return the standard error of the last value of `find_eval_ends`; None if the error of a workflow is not known."""
     version = max(average_over_workflows(evals), default=None)
     errors = [one.standard_error for one in evals if one.version == version and one.has_reward]
     return math.hypot(*errors) / len(errors) if errors and min(errors) >= 0 else None
 
 
-def eval_workflow_ends(evals: Sequence[EvalResult]) -> dict[str, tuple[float | None, float | None]]:
+def find_eval_workflow_ends(evals: Sequence[EvalResult]) -> dict[str, tuple[float | None, float | None]]:
     """Return, by workflow, avg@k of the first and the last version that was evaluated; empty for one workflow."""
     workflows = sorted({one.workflow for one in evals})
-    ends = {name: eval_ends([one for one in evals if one.workflow == name]) for name in workflows}
+    ends = {name: find_eval_ends([one for one in evals if one.workflow == name]) for name in workflows}
     return ends if len(ends) > 1 else {}
 
 
-def eval_tier_ends(evals: Sequence[EvalResult]) -> dict[str, tuple[float | None, float | None]]:
-    """Return, by tier, avg@k of the first and the last version that was evaluated, as `eval_ends`."""
+def find_eval_tier_ends(evals: Sequence[EvalResult]) -> dict[str, tuple[float | None, float | None]]:
+    """Return, by tier, avg@k of the first and the last evaluated version, as `find_eval_ends` does."""
     tiers = sorted({tier.tier for one in evals for tier in one.tiers})
     of_tier = {
         name: [replace(one, avg_at_k=t.avg_at_k, played=t.played) for one in evals for t in one.tiers if t.tier == name]
         for name in tiers
     }
-    return {name: eval_ends(found) for name, found in of_tier.items()}
+    return {name: find_eval_ends(found) for name, found in of_tier.items()}
 
 
 def log_share_of(figures: RunFigures, pulse: Pulse) -> float:
-    """Return Kafka's share in what workers' and trainers' loops did, waiting apart."""
+    """Return Kafka's share of the time of workers' and trainers' loops, without waiting."""
     total: dict[str, float] = {}
     parts: list[Mapping[str, float]] = [worker.seconds for worker in figures.workers]
     parts += [

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, by outcomes and dead letters: errors, whether all episodes fail, and advice."""
+"""The troubles of a run, from outcomes and dead letters: errors, whether all episodes fail, and advice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.schemas.records import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Takes in what became of the groups of all policies; shadows see the same episodes."""
+    """Takes in the outcomes of all policies, but not of shadows, which have the same episodes."""
 
     errors: ErrorsFold = field(default_factory=ErrorsFold)
     failing: FailingFold = field(default_factory=FailingFold)

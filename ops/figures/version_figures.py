@@ -1,4 +1,4 @@
-"""Versions of policies and shadows: the newest, when each was made, how far off policy it was."""
+"""Versions of policies and shadows: the newest, when each was made, and its off-policy gap."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class VersionsFold:
     def __init__(self) -> None:
         self.newest: dict[str, int] = {}
         self.made_ms: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        """When versions were made; version 0 when it was published."""
+        """Time when each version was made; for version 0, when it was published."""
         self._gaps: defaultdict[str, dict[int, float]] = defaultdict(dict)
 
     def see(self, variant: str, version: int) -> None:
-        """Take in that a version is there."""
+        """Take in that a version exists."""
         self.newest[variant] = max(version, self.newest.get(variant, -1))
 
     def fold_batch(self, variant: str, batch: BatchTrained) -> None:
@@ -30,5 +30,5 @@ class VersionsFold:
                 self._gaps[variant][batch.version] = gap
 
     def gaps(self, variant: str) -> tuple[tuple[int, float], ...]:
-        """Return (version, off-policy gap) of each version of which that is known."""
+        """Return (version, off-policy gap) of each version whose gap is known."""
         return tuple(sorted(self._gaps[variant].items()))

@@ -1,4 +1,4 @@
-"""How a policy's versions get to its workers: sizes, times, and how far the workers are apart. A pure fold."""
+"""How a policy's versions get to its workers: sizes, times, and how far the workers' versions differ. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.infra.weights.paths import ANCHOR, size_of
 from headrace.schemas.records import TakenWeights, WeightsPublished, WorkerStatus
 
 MEDIAN_VERSIONS = 64
-"""Versions that medians are over."""
+"""Number of versions over which medians are taken."""
 FRESH_MS = 15_000
 """A worker without a heartbeat for that long is gone."""
 
@@ -22,7 +22,7 @@ class WeightsFigures:
 
     published: int = 0
     left_out: int = 0
-    """Versions between the oldest and the newest published one that were not published themselves."""
+    """Number of unpublished versions between the oldest and the newest published version."""
     anchor_bytes: int = 0
     delta_bytes: int = 0
     """Bytes of all delta objects together."""
@@ -38,22 +38,22 @@ class WeightsFigures:
     pause_s: float | None = None
     """Seconds in which an engine generated nothing."""
     behind: int = 0
-    """Versions from the newest published one back to the oldest that a worker serves now."""
+    """Number of versions from the oldest that a worker serves now to the newest published one."""
     skew: int = 0
-    """Versions from the newest to the oldest that workers serve now."""
+    """Number of versions from the oldest to the newest that workers serve now."""
     greatest_skew: int = 0
-    """Greatest difference since the run began, as workers reported once a second."""
+    """Largest value of `skew` since the run began; workers report once a second."""
 
 
 @dataclass(slots=True)
 class _Versions:
-    """What is kept of a policy."""
+    """The facts that are kept of a policy."""
 
     versions: int = 0
     published: int = 0
     newest: int = -1
     oldest: int = -1
-    """Version that was published first: not 0 of an offline experiment."""
+    """Version that was published first: 0, except in an offline experiment."""
     bytes: defaultdict[bool, int] = field(default_factory=lambda: defaultdict(int))
     """Bytes of anchors (True) and of other objects (False)."""
     recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=MEDIAN_VERSIONS))
@@ -86,7 +86,7 @@ class WeightsFold:
         of.recent.append(found)
 
     def fold_status(self, status: WorkerStatus) -> None:
-        """Take in what a worker says of itself."""
+        """Take in a worker's status."""
         before = self._workers.get(status.worker)
         self._workers[status.worker] = status
         for taken in status.taken:
@@ -96,16 +96,18 @@ class WeightsFold:
                     del of.taken[next(iter(of.taken))]
         if before is None or before.versions != status.versions:
             for policy, of in self._of.items():
-                of.greatest_skew = max(of.greatest_skew, _spread(self._versions_in_service(policy, status.updated_ms)))
+                of.greatest_skew = max(
+                    of.greatest_skew, _find_spread(self._find_served_versions(policy, status.updated_ms))
+                )
 
-    def _versions_in_service(self, policy: str, now_ms: int) -> list[int]:
-        """Return the versions that workers serve who are there."""
+    def _find_served_versions(self, policy: str, now_ms: int) -> list[int]:
+        """Return the versions that live workers serve."""
         there = (one for one in self._workers.values() if is_there(one, now_ms))
         return [one.versions[policy] for one in there if policy in one.versions]
 
     def figures(self, policy: str, now_ms: int) -> WeightsFigures:
-        """Return a policy's figures; `now_ms` is wall time in ms since the epoch, for which workers are there."""
-        of, served = self._of[policy], self._versions_in_service(policy, now_ms)
+        """Return a policy's figures; `now_ms` is wall time in ms since the epoch, to tell which workers are alive."""
+        of, served = self._of[policy], self._find_served_versions(policy, now_ms)
         taken = list(of.taken.values())
         return WeightsFigures(
             published=of.published,
@@ -121,26 +123,26 @@ class WeightsFold:
             apply_s=median_of(one.apply_s for one in taken),
             pause_s=median_of(one.pause_s for one in taken),
             behind=max(0, of.newest - min(served, default=of.newest)),
-            skew=_spread(served),
+            skew=_find_spread(served),
             greatest_skew=of.greatest_skew,
         )
 
 
 def is_there(worker: WorkerStatus, now_ms: int) -> bool:
-    """Return whether a worker runs, by its newest status. One from the future is of a clock that was set back since."""
+    """Return whether a worker runs, by its newest status. A status from the future means a clock that was set back."""
     return worker.state != "stopped" and is_fresh(worker.updated_ms, now_ms)
 
 
 def is_fresh(at_ms: int, now_ms: int) -> bool:
-    """Return whether something was said within the time between two heartbeats, as the two clocks go."""
+    """Return whether two times differ by less than the time between two heartbeats."""
     return abs(now_ms - at_ms) < FRESH_MS
 
 
 def median_of(values: Iterable[float]) -> float | None:
-    """Return the median; None of nothing."""
+    """Return the median; None if there are no values."""
     known = list(values)
     return median(known) if known else None
 
 
-def _spread(versions: list[int]) -> int:
+def _find_spread(versions: list[int]) -> int:
     return max(versions, default=0) - min(versions, default=0)

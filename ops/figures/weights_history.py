@@ -1,4 +1,4 @@
-"""Every published version of a policy, from its events and what workers reported of it: `headrace weights`.
+"""Every published version of a policy, from its events and the reports of workers: `headrace weights`.
 
 `WeightsHistory` is what `--json` prints, field by field.
 """
@@ -52,14 +52,14 @@ class VersionWeights:
     bytes: int
     """Bytes of the object."""
     full_bytes: int
-    """Bytes of the weights themselves; 0 where the event does not say."""
+    """Bytes of the weights themselves; 0 if the event does not give them."""
     density: float | None
     """Share of the values that changed since the base."""
     encode_s: float | None
-    """Hash, delta and layout."""
+    """Seconds to make hash, delta and layout."""
     upload_s: float | None
     workers: int
-    """Workers that reported how they took it. The seconds below are medians over them; None if none reported."""
+    """Number of workers that reported how they took it. The seconds below are medians over them; None for none."""
     fetch_s: float | None
     verify_s: float | None
     apply_s: float | None
@@ -76,7 +76,7 @@ class VersionWeights:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What a worker that holds nothing fetches to be at the newest version."""
+    """The objects that a worker without weights fetches to get to the newest version."""
 
     objects: int
     bytes: int
@@ -90,7 +90,7 @@ class WeightsHistory:
     policy: str
     versions: tuple[VersionWeights, ...]
     left_out: tuple[int, ...]
-    """Versions that were made and not published."""
+    """Number of versions that were made and not published."""
     merged: tuple[MergedDelta, ...]
     bytes: dict[str, int]
     """Kind of object (anchor, delta, merged, whole) to bytes."""
@@ -106,15 +106,18 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
     events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
     retired = read_retired(run)
     statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
-    reported = _reports_by_version(statuses, name)
+    reported = _collect_reports(statuses, name)
     versions = [
-        _of(event, list(reported[event.version].values()), retired=retired.has_version(name, WEIGHTS, event.version))
+        _describe_version(
+            event, list(reported[event.version].values()), retired=retired.has_version(name, WEIGHTS, event.version)
+        )
         for event in events
         if is_version(event)
     ]
     merged = [_describe_merged(event) for event in events if event.kind == MERGED]
     way = (
-        find_cheapest([link for event in events if (link := link_of(event))], NO_BASE, _hash_of_newest(versions)) or []
+        find_cheapest([link for event in events if (link := link_of(event))], NO_BASE, _find_newest_hash(versions))
+        or []
     )
     published = {one.version for one in versions}
     return WeightsHistory(
@@ -138,8 +141,8 @@ def versions_by_worker(statuses: Iterable[WorkerStatus], policy: str, now_ms: in
     return {name: one.versions[policy] for name, one in there.items() if policy in one.versions}
 
 
-def _reports_by_version(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
-    """Return version to worker to how it took that."""
+def _collect_reports(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
+    """Return version to worker to the worker's report of how it took the version."""
     reported: defaultdict[int, dict[str, TakenWeights]] = defaultdict(dict)
     for one in statuses:
         for taken in one.taken:
@@ -148,7 +151,7 @@ def _reports_by_version(statuses: Iterable[WorkerStatus], policy: str) -> defaul
     return reported
 
 
-def _hash_of_newest(versions: Sequence[VersionWeights]) -> str:
+def _find_newest_hash(versions: Sequence[VersionWeights]) -> str:
     return versions[-1].weights_hash if versions else NO_BASE
 
 
@@ -156,7 +159,7 @@ def _describe_merged(event: WeightsPublished) -> MergedDelta:
     return MergedDelta(event.base_version, event.version, size_of(event), event.created_ms)
 
 
-def _of(event: WeightsPublished, taken: list[TakenWeights], *, retired: bool) -> VersionWeights:
+def _describe_version(event: WeightsPublished, taken: list[TakenWeights], *, retired: bool) -> VersionWeights:
     size, full = size_of(event), int(event.metrics.get("full_bytes", 0))
     return VersionWeights(
         version=event.version,

@@ -1,7 +1,7 @@
-"""What became of a group: `headrace lineage --group`, from the topics alone.
+"""`headrace lineage --group`: follows one group through the topics of a run, from its task to its conclusion.
 
-It is looked for on its own partition of `outcomes` and `trajectories`, as nothing hints at where it is there; only its
-own records are decoded. The classes below are what `--json` prints, field by field.
+The group's partitions of `outcomes` and `trajectories` are searched, because no record gives its offsets there; only
+records of the group are decoded. The classes below are what `--json` prints, field by field.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from headrace.schemas.topics import FEEDER, is_eval, policy_of, variant_of
 
 @dataclass(frozen=True, slots=True)
 class PlayAttempt:
-    """A record on `trajectories`: workers may repeat one, and the first that can be read counts."""
+    """A record on `trajectories`. Workers may repeat a record; the first readable one counts."""
 
     partition: int
     offset: int
     attempt: int
-    """Number of times that the number had been issued again when this was played."""
+    """How often the task had been issued again when this attempt was played."""
     counts: bool
-    """False for a repetition, which the curator skipped, and for a dead letter's message."""
+    """False for a repeated record, which the curator skipped, and for the message of a dead letter."""
     worker: str
     region: str
     trajectories: int
     failures: tuple[str, ...]
     """Reasons of the episodes that failed."""
     reason: str
-    """Why there is no trajectory; empty when there are some."""
+    """Why there is no trajectory; empty if there are any."""
     head_version: int
     min_version: int
     max_version: int
     started_ms: int
     finished_ms: int
     object_key: str
-    """Key of the group in the store; empty when it is in the record."""
+    """Key of the group in the store; empty if the group is in the record."""
     errors: tuple[EpisodeError, ...] = ()
     """Errors of its failed episodes, the most frequent first."""
     traceback: str = ""
-    """Traceback of the first error that was new to the worker; empty where none was."""
+    """Traceback of the first error that the worker had not seen before; empty if there was none."""
     unreadable: str = ""
-    """Why its value cannot be read."""
+    """Why its value cannot be read; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class TrainedUse:
     version: int
     use: int
     place: int
-    """Its index in the batch, from 0; named as in the JSON."""
+    """Its index in the batch, from 0."""
     of: int
-    """Groups of that batch."""
+    """Number of groups in that batch."""
     partition: int
     """Partition of the curated topic."""
     offset: int
@@ -105,26 +105,26 @@ class GroupDeadLetter:
     message_partition: int
     message_offset: int
     redriven: bool
-    """True when its message was sent back, which opened the number again."""
+    """True if its message was sent back, which opened the task again."""
     use: int = 0
-    """Use of the group; a replay's dead letter concludes that use alone."""
+    """Use of the group; the dead letter of a replay concludes only that use."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLineage:
-    """What became of one group, for one policy."""
+    """The records and the conclusion of one group, for one policy."""
 
     run: str
     policy: str
     stream: str
     number: int
     fate: str
-    """Of its first use: trained | dropped | expired | surplus | run_end | dead | kept (waits for the trainer) |
+    """State of its first use: trained | dropped | expired | surplus | run_end | dead | kept (waits for the trainer) |
     produced (waits for the curator) | issued (waits for a worker) | never_issued."""
     reason: str
-    """Rule by which it was dropped, or why it is dead."""
+    """Reason for which it was dropped, or became a dead letter."""
     issued_next: int
-    """The stream's next number: those below it were issued."""
+    """The stream's next number: all lower numbers were issued."""
     on_tasks: tuple[int, ...]
     """Attempts whose task is still on the tasks topic."""
     attempts: tuple[PlayAttempt, ...]
@@ -134,13 +134,13 @@ class GroupLineage:
 
     @property
     def is_known(self) -> bool:
-        """Whether any topic holds a record of it, which may be so of a number that was never issued."""
+        """Whether any topic holds a record of it. Even a task that was never issued may have a record."""
         return self.fate != "never_issued" or bool(self.on_tasks or self.attempts or self.letters)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFate:
-    """What became of a group, for each policy that was asked for."""
+    """The records and the conclusion of one group, for each requested policy."""
 
     run: str
     group: str
@@ -149,13 +149,13 @@ class GroupFate:
 
 
 def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLineage:
-    """Return what became of a group, for one of the policies that its stream trains."""
+    """Return what happened to a group, for one of the policies that its stream trains."""
     dead_letters = _find_dead_letters(run, policy, stream, number)
     attempts = _find_attempts(run, policy, stream, number, dead_letters)
     concluded = _find_conclusions(run, policy, stream, number)
-    trained = uses_of(read_batches(run, policy), stream, number)
+    trained = find_uses(read_batches(run, policy), stream, number)
     issued = _read_issued(run).get(stream, 0)
-    fate, reason = fate_of(trained, concluded, dead_letters)
+    fate, reason = find_fate(trained, concluded, dead_letters)
     if not fate:
         fate = "produced" if any(attempt.counts for attempt in attempts) else "issued"
         fate = fate if number < issued else "never_issued"
@@ -175,10 +175,10 @@ def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLinea
     )
 
 
-def fate_of(
+def find_fate(
     trained: Iterable[TrainedUse], concluded: Iterable[Concluded], dead_letters: Iterable[GroupDeadLetter]
 ) -> tuple[str, str]:
-    """Return the fate of a number and the reason of it, as far as something concluded it; else two empty words."""
+    """Return how a task was concluded, and the reason; two empty words if nothing concluded it."""
     if any(use.use == 0 for use in trained):
         return "trained", ""
     firsts = [one for one in concluded if one.use == 0]
@@ -191,7 +191,7 @@ def fate_of(
     return ("kept", "") if firsts else ("", "")
 
 
-def uses_of(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[TrainedUse, ...]:
+def find_uses(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[TrainedUse, ...]:
     """Return the versions that a group trained, oldest first."""
     return tuple(
         TrainedUse(batch.version, group.use, index, len(batch.groups), group.partition, group.offset)
@@ -202,14 +202,14 @@ def uses_of(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[
 
 
 def parse_group(run: Run, text: str) -> GroupId:
-    """Read STREAM:NUMBER. Raises UsageError, with the streams of the run, when it names no training task."""
+    """Read STREAM:NUMBER. Raises UsageError if it names no training task; the error names the streams of the run."""
     stream, _, digits = text.rpartition(":")
     if not stream or not digits.isdecimal():
         raise UsageError(f"{text!r} is not a group: write STREAM:NUMBER, as in {next(iter(run.recipe.workflows))}:12")
     if is_eval(stream):
         raise UsageError(
-            f"{text} is a task of an evaluation, and nothing is trained on it: `headrace inspect --trajectory "
-            f"{text}:0` shows it"
+            f"{text} is a task of an evaluation, so no version is trained on it: `headrace inspect --trajectory "
+            f"{text}:0` shows its first trajectory"
         )
     find_trained_policies(run, stream)
     return GroupId(stream, int(digits))
@@ -243,14 +243,14 @@ def _find_attempts(
     }
     attempts: list[PlayAttempt] = []
     for message in _find_records(run, topic, stream, number):
-        attempt = _attempt(message, run.run_id)
+        attempt = _describe_attempt(message, run.run_id)
         counted = any(before.counts for before in attempts)
         counts = not counted and not attempt.unreadable and (message.partition, message.offset) not in dead
         attempts.append(replace(attempt, counts=counts))
     return tuple(attempts)
 
 
-def _attempt(message: Message, run_id: str) -> PlayAttempt:
+def _describe_attempt(message: Message, run_id: str) -> PlayAttempt:
     group, stamp, unreadable = TrajectoryGroup(), Stamp("", "", -1), ""
     try:
         stamp = Stamp.from_headers(message.headers)
@@ -306,7 +306,7 @@ def _find_conclusions(run: Run, policy: str, stream: str, number: int) -> tuple[
 
 def _find_dead_letters(run: Run, policy: str, stream: str, number: int) -> tuple[GroupDeadLetter, ...]:
     found: dict[int, DeadLetter] = {}
-    tasks = run.topics.tasks(stream)  # of what a curator or a trainer could not read a shadow has outcomes of its own
+    tasks = run.topics.tasks(stream)  # a shadow's own outcomes report what its curator or trainer could not read
     for message, dead_letter in decode_readable(run, read_all(run.connection, [run.topics.dead_letters]), DeadLetter):
         concerns = dead_letter.policy in {"", policy_of(policy)} and not (
             variant_of(policy) and dead_letter.topic != tasks
@@ -331,14 +331,14 @@ def _find_dead_letters(run: Run, policy: str, stream: str, number: int) -> tuple
 
 
 def report_group(run: Run, policy: str | None, group: str) -> GroupFate:
-    """Return what became of a group that a user names: for one policy, or for all that its stream trains if None.
+    """Return what happened to a group that a user names: for one policy, or for all that its stream trains if None.
 
     Raises UsageError, also for a group that was never issued.
     """
     if run.source:
         raise UsageError(
-            f"run {run.address.run} is an offline experiment, and its groups are those of run {run.source}: give that "
-            "run"
+            f"run {run.address.run} is an offline experiment, trained on the groups of run {run.source}: give --run "
+            f"{run.source}"
         )
     stream, number = parse_group(run, group)
     trained = find_trained_policies(run, stream)

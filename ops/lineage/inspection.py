@@ -1,6 +1,6 @@
-"""Opens what a trainer saw: the groups of a step, or one trajectory token by token (`headrace inspect`). No torch.
+"""`headrace inspect`: shows what a trainer saw, the groups of a step, or one trajectory token by token. No torch.
 
-Texts are decoded with the tokenizer published beside the weights, and advantages are taken as the trainer took them.
+Texts are decoded with the tokenizer published with the weights, and advantages are computed as the trainer did.
 `--json` prints the classes below and those of `seen.py`, field by field.
 """
 
@@ -13,7 +13,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.topic_reader import name_offset, read_key
 from headrace.infra.run.run import Run, find_groups_run
 from headrace.ops.lineage.lineage import find_trained_policies
-from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, advantages_of, see_group
+from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, compute_shown_advantages, see_group
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.episode_errors import describe_error
@@ -35,14 +35,14 @@ class StepSeen:
     run: str
     policy: str
     version: int
-    """The version that came out."""
+    """The version that the step made."""
     epoch: int
     revision: int
     base_hash: str
     weights_hash: str
     metrics: dict[str, float]
     groups_trained: int
-    """Groups of the whole step; those asked for are in `groups`."""
+    """Number of groups of the whole step; `groups` holds the requested ones."""
     groups: tuple[GroupSeen, ...]
 
 
@@ -53,20 +53,20 @@ class TrajectoryFound:
     run: str
     policy: str
     version: int | None
-    """Version that it was trained into; None for one that was not."""
+    """Version that was trained on it; None if none was."""
     found_on: str
     """`topic[partition]@offset`."""
     group: GroupSeen
-    """The group with only this trajectory."""
+    """The group, with only this trajectory in it."""
 
 
 # ------------------------------------------------------------------------------------------------------------ one step
 
 
 def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
-    """Return a step with some of its groups: those of a slice of the batch, or the one that a word names.
+    """Return a step with some of its groups: those of a slice of the batch, or the group that a word names.
 
-    Raises UsageError when there is no such step or group, LineageBroken when a group is gone.
+    Raises UsageError if there is no such step or group, LineageBroken if a group is gone.
     """
     history = read_history(run, policy)
     batch = next((batch for batch in history.batches if batch.version == version), None)
@@ -98,12 +98,12 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
 def _add_advantages(
     run: Run, policy: str, batch: BatchTrained, indices: Sequence[int]
 ) -> list[tuple[DecodedGroup, AdvantagesBySequence]]:
-    """Return some groups of a batch with the advantages that they had; the others are read only if these need them."""
+    """Return some groups of a batch with their advantages. Other groups are read only if the advantages need them."""
     settings = run.revisions[batch.revision].trainer_of(policy)
     needed = range(len(batch.groups)) if load_estimator(settings).whole_batch else indices
     part = replace(batch, groups=tuple(batch.groups[index] for index in needed))
     [(_, wholes)] = read_trained_groups(find_groups_run(run), policy, [part])
-    found = dict(zip(needed, zip(wholes, advantages_of(wholes, settings), strict=True), strict=True))
+    found = dict(zip(needed, zip(wholes, compute_shown_advantages(wholes, settings), strict=True), strict=True))
     return [found[index] for index in indices]
 
 
@@ -115,7 +115,7 @@ def _explain_missing_step(version: int, batches: Sequence[BatchTrained]) -> str:
 
 
 def _find_index(batch: BatchTrained, word: str) -> int:
-    """Return which group a word names: its index in the batch, or STREAM:NUMBER, the first of several uses.
+    """Return the index in the batch of the group that a word names: an index, or STREAM:NUMBER (its first use).
 
     Raises UsageError.
     """
@@ -134,8 +134,8 @@ def _find_index(batch: BatchTrained, word: str) -> int:
 
 
 def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
-    """Return a trajectory with every token, trained or not. Raises UsageError when there is none of that name."""
-    stream, number, sample = _parse(run, name)
+    """Return a trajectory with every token, trained or not. Raises UsageError if no trajectory has that name."""
+    stream, number, sample = _parse_trajectory_name(run, name)
     policies = find_trained_policies(run, stream.removeprefix("eval."))
     if policy is None and len(policies) > 1:
         raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: choose one by --policy")
@@ -145,11 +145,11 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
         find_groups_run(run), acted, stream, number
     )
     if found is None:
-        raise UsageError(f"no worker has produced a group {stream}:{number} for {acted} that can be read")
+        raise UsageError(f"no worker has produced a readable group {stream}:{number} for policy {acted}")
     group, members = found.group, found.group.trajectory_group.trajectories
     chosen = [index for index, member in enumerate(members) if member.id == f"{stream}:{number}:{sample}"]
     if not chosen:
-        raise UsageError(f"group {stream}:{number} has {_members(group.trajectory_group)}, none of them {name}")
+        raise UsageError(f"group {stream}:{number} has {_describe_members(group.trajectory_group)}, but no {name}")
     texts = token_texts(run, acted, history.files)
     seen = see_group(group, found.advantages, texts, index=found.index, only=chosen[0])
     return TrajectoryFound(run.address.run, acted, found.version, found.where, seen)
@@ -182,7 +182,7 @@ def _find_trained(run: Run, policy: str, history: History, group: GroupId) -> _F
 
 
 def _find_produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:
-    """Return the group as a worker produced it: the first record of it that can be read."""
+    """Return the group as a worker produced it, from its first readable record."""
     topics = run.topics
     topic = topics.eval_groups(policy) if is_eval(stream) else topics.trajectories(policy)
     partition_id = (topic, number % run.partitions)
@@ -198,7 +198,7 @@ def _find_produced(run: Run, policy: str, stream: str, number: int) -> _Found | 
     return None
 
 
-def _parse(run: Run, name: str) -> tuple[str, int, int]:
+def _parse_trajectory_name(run: Run, name: str) -> tuple[str, int, int]:
     stream, _, rest = name.partition(":")
     number, _, sample = rest.partition(":")
     if not (stream and number.isdecimal() and sample.isdecimal()):
@@ -208,7 +208,7 @@ def _parse(run: Run, name: str) -> tuple[str, int, int]:
     return stream, int(number), int(sample)
 
 
-def _members(group: TrajectoryGroup) -> str:
+def _describe_members(group: TrajectoryGroup) -> str:
     ids = ", ".join(member.id for member in group.trajectories) or "no trajectory"
     failed = ", ".join(
         f"sample {failure.sample} failed ({failure.reason}{f': {describe_error(failure)}' if failure.detail else ''})"
@@ -225,9 +225,9 @@ def report_step(run: Run, policy: str | None, version: int, group: str | None, l
 
     Args:
         run: The run.
-        policy: Whose step; the only policy's if None.
-        version: The version that came out of it.
-        group: The only group to show, by its index in the batch or as STREAM:NUMBER; the first ones if None.
-        limit: How many of them; 0 for all.
+        policy: Policy of the step; None for the only one.
+        version: The version that the step made.
+        group: The only group to show, by its index in the batch or as STREAM:NUMBER; the first groups if None.
+        limit: How many groups to show; 0 for all.
     """
     return step(run, run.resolve(policy), version, group if group is not None else slice(limit or None))

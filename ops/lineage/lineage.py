@@ -1,7 +1,7 @@
-"""Which groups made a version: `headrace lineage --version`, from the topics alone.
+"""Which groups a version was trained on: `headrace lineage --version`, from the topics alone.
 
-The groups are read at the positions that BatchTrained hints at; only those that are not there are looked for in the
-whole topic. The classes below are what `--json` prints, field by field.
+The groups are read at the positions that BatchTrained gives; if a group is not there, the whole topic is searched. The
+classes below are what `--json` prints, field by field.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from headrace.schemas.records import (
 
 @dataclass(frozen=True, slots=True)
 class MadeOf:
-    """A group that made a version, in the words of its records; only the first five are known where it is missing."""
+    """A group that a version was trained on. If its record is missing, only the first five fields are known."""
 
     stream: str
     number: int
@@ -46,7 +46,7 @@ class MadeOf:
     """Partition of the curated topic."""
     offset: int
     missing: bool = False
-    """True when the curated topic does not hold it, or its first use, any more, or it cannot be read."""
+    """True if the curated topic no longer holds the group or its first use, or if the record cannot be read."""
     task_id: str = ""
     tier: str = ""
     attempt: int = 0
@@ -54,18 +54,18 @@ class MadeOf:
     region: str = ""
     revision: int = 0
     head_version: int = -1
-    """Newest version that the worker knew when it finished."""
+    """Newest version that the worker knew when it finished the group."""
     min_version: int = -1
-    """Oldest version among the generated tokens of what was kept."""
+    """Oldest version among the generated tokens of its kept trajectories."""
     max_version: int = -1
     version_shares: dict[str, float] = field(default_factory=dict)
-    """Version to its share of the group's generated tokens; empty when its object cannot be fetched."""
+    """Version to its share of the group's generated tokens; empty if the group's object cannot be fetched."""
     rewards: tuple[float | None, ...] = ()
-    """Shaped reward of each member, as the advantages use it; None for a malformed one."""
+    """Shaped reward of each member, as the advantages use it; None for a malformed member."""
     reward_mean: float | None = None
     """Mean over members that are not malformed."""
     kept: tuple[int, ...] = ()
-    """Members that were trained on."""
+    """Number of members that were trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +77,32 @@ class VersionLineage:
     policy: str
     version: int
     epoch: int
-    """Counts how often the hash chain was cut."""
+    """Number of times that the hash chain was cut before this version."""
     revision: int
-    """Recipe revision that it was trained under."""
+    """Recipe revision of the version."""
     base_version: int
-    """Version that training began from; -1 for version 0, which no group made."""
+    """Version that the batch began from; -1 for version 0, which has no batch."""
     base_hash: str
-    """`weights_hash` of it."""
+    """`weights_hash` of the base version."""
     weights_hash: str
     object_key: str
-    """Key of the weights in the store; empty when this version was not published."""
+    """Key of the weights in the store; empty if this version was not published."""
     object_sha256: str
     object_bytes: int
     fingerprint: dict[str, str]
-    """Software and hardware that the numbers depend on, besides batch and settings."""
+    """The software and hardware that, besides batch and settings, decide the bits of the weights."""
     metrics: dict[str, float]
     created_ms: int
     groups: tuple[MadeOf, ...]
     """Groups in the order in which they were trained."""
     parent: str = ""
-    """Of version 0 of a branch: run id and versions that the run began with, `RUN-ID solver@40`."""
+    """For version 0 of a branch: run id and versions that the run began with, `RUN-ID solver@40`."""
     environments: tuple[UsedEnvironment, ...] = ()
     """Environment and data of each workflow under that revision."""
 
 
 def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
-    """Return what made a version. Raises UsageError when there is none of that number."""
+    """Return the groups and facts of a version. Raises UsageError if there is no such version."""
     batches = {batch.version: batch for batch in read_batches(run, policy) if batch.version >= 0}
     events = read_records(run, run.topics.weights(policy), WeightsPublished)
     published = find_newest_events(events)
@@ -134,15 +134,15 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
 
 
 def name_versions(version: int, *known: Iterable[int]) -> str:
-    """Return the end of a sentence that says which versions there are instead."""
+    """Return the end of a sentence: that a version does not exist, and which versions do."""
     there = sorted({one for some in known for one in some})
     if not there:
-        return f"no version {version}: none is published yet"
+        return f"no version {version}: no version is published yet"
     return f"no version {version}: there are {there[0]} to {there[-1]}"
 
 
 def read_batches(run: Run, policy: str) -> list[BatchTrained]:
-    """Return all of a policy's BatchTrained of this run, oldest first; they are small."""
+    """Return all of a policy's BatchTrained records of this run, oldest first; they are small."""
     return read_records(run, run.topics.batches(policy), BatchTrained)
 
 
@@ -156,11 +156,11 @@ def _describe_groups(run: Run, policy: str, uses: tuple[GroupUse, ...]) -> Itera
         if message is None or first is None:
             yield replace(blank, missing=True)
         else:
-            yield _describe(run, blank, message, first)
+            yield _describe_group(run, blank, message, first)
 
 
 def _find_curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[UseId, Message]:
-    """Return the curated records of these uses, by the hints, then by looking everywhere for the rest."""
+    """Return the curated records of these uses, from their given positions, else from a search of the topic."""
     topic = run.topics.curated(policy)
     wanted = {UseId.of(use) for use in uses}
     hints: dict[int, set[int]] = {}
@@ -171,12 +171,12 @@ def _find_curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[UseId
     for some in (read_offsets(run.connection, topic, hints), read_all(run.connection, [topic])):
         if len(found) == len(wanted):
             break
-        found |= {key: message for message in some if (key := _use_of(message)) in wanted}
+        found |= {key: message for message in some if (key := _read_use(message)) in wanted}
     return found
 
 
 def _find_first_uses(run: Run, policy: str, found: Mapping[UseId, Message]) -> dict[UseId, Message]:
-    """Return the records that the replays among these are of; one that is gone is left out."""
+    """Return the first-use records of the replays among these; a record that is gone is left out."""
     replays = {
         key: CuratedReplay(message.partition, message.offset, key.stream, key.number, _read_first_back(message))
         for key, message in found.items()
@@ -193,7 +193,7 @@ def _read_first_back(message: Message) -> int:
         return 0
 
 
-def _use_of(message: Message) -> UseId | None:
+def _read_use(message: Message) -> UseId | None:
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError:
@@ -201,8 +201,8 @@ def _use_of(message: Message) -> UseId | None:
     return UseId.of(stamp)
 
 
-def _describe(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:
-    """Describe a group by its curated record and that of its first use, which may be the same."""
+def _describe_group(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:
+    """Describe a group by its curated record and the record of its first use, which may be the same."""
     try:
         curated = complete_replay(codec.decode(message.value, CuratedGroup), codec.decode(first.value, CuratedGroup))
         group = codec.decode(curated.group, TrajectoryGroup)
@@ -222,15 +222,15 @@ def _describe(run: Run, blank: MadeOf, message: Message, first: Message) -> Made
         head_version=group.head_version,
         min_version=stamp.min_version,
         max_version=stamp.max_version,
-        version_shares=version_shares(_trajectories(run, group)),
+        version_shares=version_shares(_fetch_trajectories(run, group)),
         rewards=rewards,
         reward_mean=sum(good) / len(good) if good else None,
         kept=curated.kept,
     )
 
 
-def _trajectories(run: Run, group: TrajectoryGroup) -> tuple[Trajectory, ...]:
-    """Return a group's trajectories, fetched where they are in the store; none when they cannot be had."""
+def _fetch_trajectories(run: Run, group: TrajectoryGroup) -> tuple[Trajectory, ...]:
+    """Return a group's trajectories, fetched from the store if they are there; empty if they cannot be fetched."""
     if group.claim is None:
         return group.trajectories
     try:
@@ -257,7 +257,7 @@ def read_records(run: Run, topic: str, kind: type[Any]) -> list[Any]:
 
 
 def decode_readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> Iterator[tuple[Message, Any]]:
-    """Yield the messages that hold a record of this run, with it; their consumers reported the others."""
+    """Yield the messages that hold a record of this run, each with its record; other messages are skipped."""
     for message in messages:
         try:
             record = codec.decode(message.value, kind)
@@ -268,14 +268,14 @@ def decode_readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> I
 
 
 def report_version(run: Run, policy: str | None, version: int) -> VersionLineage:
-    """Return what made a version; of the only policy if none is named. Raises UsageError."""
+    """Return the groups and facts of a version of a policy, by default the only one. Raises UsageError."""
     return version_lineage(run, run.resolve(policy), version)
 
 
 def find_trained_policies(run: Run, stream: str) -> tuple[str, ...]:
-    """Return the policies that a stream of training trains, or trained under an earlier recipe.
+    """Return the policies that a training stream trains, or trained under an earlier recipe.
 
-    Raises UsageError, with the streams of the run, for one that it never had, or that trains no policy any more.
+    Raises UsageError for a stream that the run never had, or that no longer trains a policy.
     """
     streams = TrainedStreams(run.revisions)
     if stream.partition(".")[0] not in streams.workflows:

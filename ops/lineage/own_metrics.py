@@ -1,4 +1,4 @@
-"""Which metrics of a version are a loss's own: all but those that trainers, learners and shipped losses measure."""
+"""Which metrics of a version come from a user's own loss: all but those of trainers, learners and shipped losses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FAMILIES = re.compile(
     r"ratio_share_\S+_to_\S+|staleness_(share_)?\d+|staleness_(mean|max)|seconds_\w+"
     r"|weight_(mean|max|used_mean|square_mean|ess|chi2|kl_k1|kl_k3|perplexity_ratio)"
 )
-"""Names of which there are several."""
+"""Beginnings of metric names, each of which stands for several metrics."""
 
 
 def select_own_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return those that only a user's own loss can have given, in the order of their names."""
+    """Return the metrics that only a user's own loss can have measured, sorted by name."""
     return {name: metrics[name] for name in sorted(metrics) if name not in SHIPPED and not FAMILIES.fullmatch(name)}

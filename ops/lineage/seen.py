@@ -1,4 +1,4 @@
-"""A group as people see it: rewards, advantages, texts and tokens side by side. Pure, and without torch.
+"""A group in readable form: rewards, advantages, texts and tokens side by side. No I/O, no torch.
 
 The classes are what `headrace inspect --json` prints, field by field.
 """
@@ -55,17 +55,17 @@ class TokenSeen:
 
     id: int
     text: str
-    """Empty where several tokens make a character: the last of them has it."""
+    """Text of the token. If several tokens make a character, the last has it, and the others are empty."""
     special: bool
     kind: str
-    """Kind of its span."""
+    """Kind of the span that it is in."""
     turn: int
     version: int | None
-    """Weights that generated it; None where it was not generated."""
+    """Version of the weights that generated it; None if it was not generated."""
     logprob: float | None
     """Log-probability that the engine recorded."""
     advantage: float | None
-    """Advantage that the trainer used; None where it was not generated, or not trained on."""
+    """Advantage that the trainer used; None if the token was not generated, or not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,15 @@ class SequenceSeen:
     advantage: float | None
     """Mean of the advantages that the trainer used, over generated tokens; None if it was not trained on."""
     tokens: int
-    """Generated ones."""
+    """Number of generated tokens."""
     logprob_mean: float | None
-    """Mean over the generated tokens; None when there are none."""
+    """Mean over the generated tokens; None if there are none."""
     logprob_min: float | None
     versions: dict[str, int]
     """Weight version to the number of tokens that it generated."""
     spans: tuple[SpanSeen, ...]
     each: tuple[TokenSeen, ...] = ()
-    """Every token; only where one trajectory is shown."""
+    """Every token; empty unless a single trajectory is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class TrajectorySeen:
     reward: float
     """Reward that the environment gave."""
     shaped_reward: float | None
-    """Reward that the advantages use; None where it was malformed, or was not curated."""
+    """Reward that the advantages use; None if the trajectory was malformed, or not curated."""
     reward_parts: dict[str, float]
     trained: bool
     sequences: tuple[SequenceSeen, ...]
@@ -104,13 +104,13 @@ class TrajectorySeen:
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """A group, as far as it is shown."""
+    """The shown part of a group."""
 
     stream: str
     number: int
     use: int
     place: int | None
-    """Its index in the batch, from 0, named as in the JSON; None where it was not trained."""
+    """Its index in the batch, from 0; None if it was not trained on."""
     task_id: str
     tier: str
     worker: str
@@ -123,10 +123,10 @@ class GroupSeen:
     """Errors of its failed episodes, the most frequent first."""
 
 
-def advantages_of(batch: Sequence[DecodedGroup], settings: TrainerSettings) -> list[AdvantagesBySequence]:
-    """Return, by group, the advantages of every sequence that was trained on, taken as the trainer took them.
+def compute_shown_advantages(batch: Sequence[DecodedGroup], settings: TrainerSettings) -> list[AdvantagesBySequence]:
+    """Return, by group, the advantages of every trained sequence, computed as the trainer did.
 
-    Where `Estimator.whole_batch` says so, that needs all groups of the batch, in their order.
+    If `Estimator.whole_batch` is true, `batch` must hold all groups of the batch, in their order.
     """
     trained = iter(build_batch_sequences(map(prepare_group, batch), settings))
     return [
@@ -149,7 +149,7 @@ def see_group(
     only: int | None = None,
     each: bool = False,
 ) -> GroupSeen:
-    """Return a group as it is shown; with `each`, every token of it; with `only`, that one member and its tokens."""
+    """Return a group in readable form; with `each`, every token of it; with `only`, one member and its tokens."""
     group, shaped = found.trajectory_group, found.curated.rewards
     members = range(len(group.trajectories)) if only is None else [only]
     return GroupSeen(
@@ -201,28 +201,28 @@ def _see_trajectory(
 def see_sequence(
     sequence: TokenSequence, advantages: TokenAdvantages | None, texts: TokenTexts, *, each: bool = False
 ) -> SequenceSeen:
-    """Return a sequence as it is shown; with `each`, every token of it. A malformed one is shown without its tokens."""
+    """Return a sequence in readable form; with `each`, every token of it. A malformed sequence gets no tokens."""
     if not _is_well_formed(sequence):
         return SequenceSeen(sequence.role, sequence.agent_id, None, 0, None, None, {}, ())
-    tokens = _tokens(sequence, advantages, texts)
+    tokens = _see_tokens(sequence, advantages, texts)
     mask = build_loss_mask(sequence)
     logprobs = sequence.logprobs[mask]
     versions = Counter(token.version for token in tokens if token.version is not None)
     return SequenceSeen(
         role=sequence.role,
         agent_id=sequence.agent_id,
-        advantage=None if advantages is None else _mean(advantages[mask]),
+        advantage=None if advantages is None else _compute_mean(advantages[mask]),
         tokens=int(logprobs.size),
         logprob_mean=float(logprobs.mean()) if logprobs.size else None,
         logprob_min=float(logprobs.min()) if logprobs.size else None,
         versions={str(version): count for version, count in sorted(versions.items())},
-        spans=tuple(_spans(sequence, tokens)),
+        spans=tuple(_split_into_spans(sequence, tokens)),
         each=tuple(tokens) if each else (),
     )
 
 
 def _is_well_formed(sequence: TokenSequence) -> bool:
-    """Tell whether the parts of a sequence fit one another: those of a group that the chain dropped may not."""
+    """Return whether the parts of a sequence fit together: in a group that the chain dropped they may not."""
     try:
         build_loss_mask(sequence)
         expand_token_versions(sequence)
@@ -231,11 +231,11 @@ def _is_well_formed(sequence: TokenSequence) -> bool:
     return sequence.logprobs.size == sequence.ids.size and bool((sequence.ids >= 0).all())
 
 
-def _mean(advantages: TokenAdvantages) -> float:
+def _compute_mean(advantages: TokenAdvantages) -> float:
     return float(advantages.mean(dtype=np.float64)) if advantages.size else 0.0
 
 
-def _tokens(sequence: TokenSequence, advantages: TokenAdvantages | None, texts: TokenTexts) -> list[TokenSeen]:
+def _see_tokens(sequence: TokenSequence, advantages: TokenAdvantages | None, texts: TokenTexts) -> list[TokenSeen]:
     ids: list[int] = sequence.ids.tolist()
     spans = [span for span in sequence.spans for _ in range(span.length)]
     each = zip(
@@ -262,7 +262,7 @@ def _tokens(sequence: TokenSequence, advantages: TokenAdvantages | None, texts: 
     ]
 
 
-def _spans(sequence: TokenSequence, tokens: Sequence[TokenSeen]) -> Iterator[SpanSeen]:
+def _split_into_spans(sequence: TokenSequence, tokens: Sequence[TokenSeen]) -> Iterator[SpanSeen]:
     begin = 0
     for span in sequence.spans:
         text = "".join(token.text for token in tokens[begin : begin + span.length] if not token.special)

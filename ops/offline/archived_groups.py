@@ -1,4 +1,4 @@
-"""Curated groups of an archive: in logical order to cut new batches, or as a run's own batches name them."""
+"""Curated groups of an archive: in logical order for new batches, or in the order of a run's own batches."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from headrace.trainers.versions.history import History, fold_history
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A curated record, and when it came as logical time goes."""
+    """A curated record, and its place in logical time."""
 
     message: Message
     clock: int
-    """Newest head_version on its partition so far; -1 before there is one."""
+    """Newest head_version on its partition so far; -1 before the first one."""
     index: int
-    """Number of records of its partition before it."""
+    """Number of records before it on its partition."""
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """What comes first has the lower one."""
+        """Sort key: the record that comes first has the lower rank."""
         return self.clock, self.index, self.message.partition
 
 
-def arrivals(archive: Archive, topic: str) -> Iterator[Arrived]:
-    """Yield a topic's records in an order that its records alone decide: partitions in turn, the oldest clock first.
+def iterate_arrivals(archive: Archive, topic: str) -> Iterator[Arrived]:
+    """Yield a topic's records in an order that only the records decide: the partition with the oldest clock first.
 
-    Of one partition all keep their order. Raises as `Archive.messages`.
+    Each partition keeps its order. Raises as `Archive.messages`.
     """
-    partitions = (_of_partition(archive, partition_id) for partition_id in archive.partitions(topic))
+    partitions = (_iterate_partition(archive, partition_id) for partition_id in archive.partitions(topic))
     return heapq.merge(*partitions, key=lambda one: one.rank)
 
 
-def _of_partition(archive: Archive, partition_id: PartitionId) -> Iterator[Arrived]:
+def _iterate_partition(archive: Archive, partition_id: PartitionId) -> Iterator[Arrived]:
     clock = -1
     for count, message in enumerate(archive.messages(partition_id)):
-        clock = max(clock, _head_version(message, archive.manifest.run_id))
+        clock = max(clock, _read_head_version(message, archive.manifest.run_id))
         yield Arrived(message, clock, count)
 
 
-def _head_version(message: Message, run_id: str) -> int:
+def _read_head_version(message: Message, run_id: str) -> int:
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError:
@@ -75,7 +75,7 @@ class ArchivedFirstUses:
         return None
 
     def of(self, replay: CuratedReplay) -> Message | None:
-        """Return the first use of a replay, looking at files backwards from where the replay says that it is."""
+        """Return the first use of a replay, searching files backwards from the position that the replay gives."""
         key, run_id = task_key(replay.stream, replay.number), self._archive.manifest.run_id
         partition_id = (self._topic, replay.partition)
         for messages in self._archive.read_backwards(partition_id, replay.offset - replay.back):
@@ -107,8 +107,8 @@ def iterate_batches(
 ) -> Iterator[tuple[BatchTrained, list[DecodedGroup]]]:
     """Yield a run's batches with their groups, in their order, as `trained_groups` does from the log.
 
-    Each partition is read once; what a later batch is to have waits in memory, which is no more than the run's trainer
-    held in its window. Raises LineageBroken for what is not archived, and as `Archive.messages`.
+    Each partition is read once. Groups of later batches wait in memory; they are no more than the window of the run's
+    trainer held. Raises LineageBroken for a group that is not archived, and as `Archive.messages`.
     """
     topic = archive.topics.curated(policy)
     archive.partitions(topic)
@@ -124,14 +124,14 @@ def iterate_batches(
         while position not in held:
             message = next(partitions[use.partition], None)
             if message is None or message.offset > use.offset:
-                raise LineageBroken(f"{topic}[{use.partition}] of {archive.root} holds no offset {use.offset}")
+                raise LineageBroken(f"{topic}[{use.partition}] of {archive.root} has no record at offset {use.offset}")
             if message.offset in wanted[use.partition]:
                 held[use.partition, message.offset] = (message, codec.decode(message.value, CuratedGroup))
         message, curated = held.pop(position)
         if UseId.of(curated) != UseId.of(use):
             raise LineageBroken(
                 f"{topic}[{use.partition}] of {archive.root} must hold group {use.stream}:{use.number} at offset "
-                f"{use.offset}, as its batch says; it holds {curated.stream}:{curated.number}"
+                f"{use.offset}, as its batch says, but it holds {curated.stream}:{curated.number}"
             )
         first = first_uses.complete(message, curated)
         if first is None:

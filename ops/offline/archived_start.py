@@ -1,4 +1,4 @@
-"""Where training over an archive begins: at the oldest checkpoint of an archive, or at a folder of weights."""
+"""The start of training on an archive: the oldest checkpoint of an archive, or a folder of weights."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from headrace.trainers.learner.model import load_model, save_model_files
 from headrace.trainers.start import build_first_model
 from headrace.trainers.versions.remake import load_learner_at
 
-HOW = "name by --start an archive made with weights, or a folder in Hugging Face's layout"
+HOW = "give by --start an archive made with weights, or a folder in Hugging Face's layout"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A learner that has trained nothing here yet, and what lies beside its weights."""
+    """A learner that has trained nothing here yet, and the files that belong to its weights."""
 
     learner: Learner
     files: Mapping[str, bytes]
@@ -40,12 +40,12 @@ class Start:
 
     @property
     def tokenizer_hash(self) -> str:
-        """BLAKE3 of the tokenizer; empty where there is none."""
+        """BLAKE3 of the tokenizer; empty if there is none."""
         return blake3(self.files[TOKENIZER_FILE]).hexdigest() if TOKENIZER_FILE in self.files else ""
 
     @property
     def is_adapter(self) -> bool:
-        """Whether the learner's weights are an adapter alone."""
+        """Whether the learner's weights are only an adapter."""
         return is_adapter(self._name_files())
 
     def files_to_serve(self) -> dict[str, bytes]:
@@ -57,9 +57,10 @@ class Start:
 
 
 def begin(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> Start:
-    """Return where to begin: at `folder`, an archive or a folder of weights; else at what the archive itself holds.
+    """Return the start: `folder`, which is an archive or a folder of weights, or by default the archive itself.
 
-    That is its oldest checkpoint, or, where it has none, the model that its recipe names, if that was not warmed up.
+    The start in an archive is its oldest checkpoint. If it has none, it is the model that its recipe names, unless that
+    was warmed up.
 
     Raises:
         UsageError: There is no such folder, or nothing to begin with.
@@ -71,7 +72,7 @@ def begin(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> 
         return found
     if source is not None and folder is not None:
         raise UsageError(f"--start {folder}: this archive holds no checkpoint of policy {policy}; {HOW}")
-    return _from_model(archive, policy, recipe, folder)
+    return _start_from_model(archive, policy, recipe, folder)
 
 
 def _start_at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start | None:
@@ -87,11 +88,11 @@ def _start_at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start 
     return Start(learner, files, f"the checkpoint of version {pointer.version} in {source.root}")
 
 
-def _from_model(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> Start:
+def _start_from_model(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> Start:
     if folder is None and recipe.policies[policy].warm_start is not None:
         raise UsageError(
-            f"the archive {archive.root} holds no checkpoint of policy {policy}, which was warmed up before version 0: "
-            f"{HOW}"
+            f"the archive {archive.root} holds no checkpoint of policy {policy}, and its warm start cannot be repeated "
+            f"here: {HOW}"
         )
     return start_from_model(recipe, policy, recipe.trainer_of(policy), folder)
 
@@ -110,9 +111,9 @@ def start_from_model(recipe: Recipe, policy: str, trainer: TrainerSettings, fold
         origin = f"the model {settings.path}" if settings.path else f"a new model, seed {recipe.seed}"
     adapter = Adapter(model, settings.lora, recipe.seed) if settings.lora is not None else None
     base = adapter.files() if adapter is not None else {}
-    files = {**save_model_files(model, tokenizer), **{name: _join(content) for name, content in base.items()}}
+    files = {**save_model_files(model, tokenizer), **{name: _join_parts(content) for name, content in base.items()}}
     return Start(build_learner(model, trainer, recipe.seed, adapter), files, origin)
 
 
-def _join(content: Content) -> bytes:
+def _join_parts(content: Content) -> bytes:
     return bytes(content) if isinstance(content, bytes | memoryview) else b"".join(content)

@@ -1,4 +1,4 @@
-"""`headrace archive`: moves topics of a run into an archive, and the next time what is new since."""
+"""`headrace archive`: copies topics of a run into an archive; a later call adds only new records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLAIM_FIELDS = {"store", "key", "sha256", "size_bytes"}
 GROUPS = {TrajectoryGroup.__name__, CuratedGroup.__name__}
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 WHOLE_BELOW_BYTES = 1 << 30
-"""Objects of weights and checkpoints with fewer bytes are archived without a question."""
+"""Objects of weights and checkpoints are archived without a question if they have fewer bytes in all."""
 COPIED_ANYWAY = "groups"
 """Kind of the objects that trajectories need."""
 
@@ -52,14 +52,14 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class TopicContents:
-    """What the archive holds of a topic."""
+    """The part of a topic that the archive holds."""
 
     partitions: int
     files: int
     records: int
     bytes: int
     new_records: int
-    """Records that are new since the last time, as `new_bytes` is for bytes."""
+    """Records that this call added; `new_bytes` are their bytes."""
     new_bytes: int
 
 
@@ -71,12 +71,12 @@ class ArchivedObjects:
     bytes: int
     new: int
     missing: dict[str, str]
-    """Key to why it could not be had."""
+    """Key of each object that could not be read, to the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What an archive holds, and what of it is new."""
+    """The contents of an archive, and which part of it is new."""
 
     archive: str
     run: str
@@ -92,23 +92,23 @@ class Archived:
 
 @dataclass(slots=True)
 class _Reading:
-    """What is to be read."""
+    """The partitions to read."""
 
     ends: dict[PartitionId, int]
-    """End of each partition, only for the progress: just after a broker's start it may be wrong."""
+    """End of each partition, used only for the progress: just after a broker's start it may be wrong."""
     gone: list[Gone] = field(default_factory=list)
 
 
-def claims_of_groups(name: str, fields: Plain) -> list[ClaimCheck]:
-    """Return the objects that a trajectories or curated record needs: what it was too large to carry, attachments."""
-    return claims_of_any(name, fields) if name in GROUPS else []
+def list_group_claims(name: str, fields: Plain) -> list[ClaimCheck]:
+    """Return the objects that a trajectories or curated record needs: a group in the store, and attachments."""
+    return list_all_claims(name, fields) if name in GROUPS else []
 
 
-def claims_of_any(name: str, fields: Plain) -> list[ClaimCheck]:
-    """Return the objects that a record names; those that the group inside a curated one names, too."""
+def list_all_claims(name: str, fields: Plain) -> list[ClaimCheck]:
+    """Return the objects that a record names, and for a curated record also those that its group names."""
     found = list(_claims_in(fields))
     if name == CuratedGroup.__name__ and fields["group"]:
-        with suppress(SchemaError):  # the reader of the record reports that
+        with suppress(SchemaError):  # whoever reads the record reports the error
             found += _claims_in(codec.decode_as_written(fields["group"])[1])
     return found
 
@@ -127,7 +127,7 @@ def _claims_in(value: Any) -> Iterator[ClaimCheck]:
 
 
 def refuse_to_choose(size_bytes: int) -> bool:
-    """Raise UsageError: nobody is there to be asked about so many bytes."""
+    """Raise UsageError, because nobody can be asked whether to copy so many bytes."""
     raise UsageError(
         f"weights and checkpoints of this run are {size_bytes / 1e9:.1f} GB: give --with-weights to copy them too, so "
         "that training can begin from the archive, or --without-weights"
@@ -142,21 +142,21 @@ def archive(
     with_weights: bool | None = None,
     ask: Callable[[int], bool] = refuse_to_choose,
 ) -> Archived:
-    """Archive what is new of a run's topics, up to their ends of this moment; return what there is now.
+    """Archive the new records of a run's topics, up to their present ends; return what the archive holds now.
 
     Args:
         run: The run.
-        out: Where the archive is to lie, as `location_of` takes it.
+        out: Location of the archive, as `location_of` takes it.
         topics: Names without the run's; by default all but the compacted ones, which hold offsets of this cluster.
-        with_weights: Whether to copy the objects of weights and checkpoints too, and `state`, which names the latter.
-            An archive that was begun without them gets those that it skipped. None: as the archive began; a new one
-            of all topics copies them if they have less than `WHOLE_BELOW_BYTES`.
-        ask: Decides for a new archive with more, given their bytes.
+        with_weights: Whether to copy the objects of weights and checkpoints too, and `state`, which names checkpoints.
+            An archive that was begun without them also gets those that it skipped. None: as the archive began; a new
+            archive of all topics copies them if they have less than `WHOLE_BELOW_BYTES`.
+        ask: Decides whether a new archive copies more bytes than that, given their number.
 
     Raises:
-        UsageError: A topic that is not there, a folder that cannot be used, nobody to ask.
+        UsageError: A topic that does not exist, a folder that cannot be used, nobody to ask.
         ArchiveBusy, ArchiveCorrupt: As `ArchiveWriter`.
-        NoRoom, KafkaAway, StoreUnavailable: What was archived before is complete; the next call continues from there.
+        NoRoom, KafkaAway, StoreUnavailable: The archive is complete up to that point; the next call continues there.
     """
     began = time.monotonic()
 
@@ -164,9 +164,9 @@ def archive(
         run.store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
 
     def claims(name: str, fields: Plain) -> list[ClaimCheck]:
-        return claims_of_any(name, fields) if writer.manifest.with_weights else claims_of_groups(name, fields)
+        return list_all_claims(name, fields) if writer.manifest.with_weights else list_group_claims(name, fields)
 
-    location = _location(run, out)
+    location = _find_location(run, out)
     try:
         with ArchiveWriter(location, run.address.run, run.run_id, fetch, claims) as writer:
             named = list(topics)
@@ -177,28 +177,28 @@ def archive(
             reading = _begin(run, writer, specs)
             writer.look_again()
             _read(run, writer, reading)
-            return _report(run, writer, reading, time.monotonic() - began)
+            return _build_report(run, writer, reading, time.monotonic() - began)
     except OSError as error:
         if error.errno in NO_ROOM:
             where = f"for the archive {out}"
             if isinstance(location, InStore):
                 where = f"in {gettempdir()}, where files of the archive {out} grow until they are sent"
             raise NoRoom(
-                f"no disk space or quota is left {where}: what its manifest lists is complete; "
-                "make room, and give the command again"
+                f"no disk space or quota is left {where}: free some space, and give the command again; the files "
+                "that the manifest lists are complete"
             ) from error
         raise
 
 
-def _location(run: Run, out: Path | str) -> Location:
-    """Return where the archive is to lie. Raises UsageError for a location among the run's own objects."""
+def _find_location(run: Run, out: Path | str) -> Location:
+    """Return the location of the archive. Raises UsageError for a location among the run's own objects."""
     found, own = location_of(out, run.store_address), run.store_address
     if isinstance(found, InStore) and found.address.bucket == own.bucket:
         prefix = found.address.prefix
         if prefix.startswith(own.prefix) or own.prefix.startswith(prefix):
             raise UsageError(
-                f"{found} overlaps the objects of run {run.address.run}: `headrace gc` deletes objects there that no "
-                "record names, so give another prefix"
+                f"{found} overlaps the objects of run {run.address.run}, where `headrace gc` deletes all objects that "
+                "no record names: give another prefix"
             )
     return found
 
@@ -211,7 +211,7 @@ def _can_copy_weights(run: Run, ask: Callable[[int], bool]) -> bool:
 
 
 def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool | None) -> None:
-    """Go on as the archive began, or with weights from now on. Raises UsageError for one that is to lose them."""
+    """Keep the archive's choice, or add weights from now on. Raises UsageError if an archive would lose its weights."""
     if with_weights is None or writer.manifest.with_weights == with_weights:
         return
     if not with_weights:
@@ -225,7 +225,7 @@ def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool | None) -> No
 
 
 def _note_skipped(writer: ArchiveWriter) -> None:
-    """Count the objects that archived records name, and that the archive was begun without, as missing."""
+    """Count as missing the objects that archived records name, and that the archive was begun without."""
     if not writer.manifest.topics:
         return
     # A writer's location that read another's manifest would have the writer's own take its place.
@@ -234,7 +234,7 @@ def _note_skipped(writer: ArchiveWriter) -> None:
         for message in (message for partition_id in held.partitions(topic) for message in held.messages(partition_id)):
             with suppress(SchemaError):  # kept as bytes
                 schema, fields = codec.decode_as_written(message.value)
-                for claim in claims_of_any(str(schema["name"]).rpartition(".")[2], fields):
+                for claim in list_all_claims(str(schema["name"]).rpartition(".")[2], fields):
                     if claim.key not in writer.manifest.objects and claim.store == STORE_NAME:
                         why = "the archive was begun without weights"
                         found = ArchivedObject(sha256=claim.sha256, size_bytes=claim.size_bytes, why=why)
@@ -242,10 +242,10 @@ def _note_skipped(writer: ArchiveWriter) -> None:
 
 
 def choose_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False) -> list[TopicSpec]:
-    """Return the topics to archive, as they should be. Raises UsageError for one that is not there.
+    """Return the topics to archive, with their settings. Raises UsageError for a topic that does not exist.
 
-    The recipe topic is always among them: it holds the recipe and the schemas that the others are read with. So are the
-    topics of policies and workflows that a later revision has dropped.
+    The recipe topic is always included: it holds the recipe, and the schemas of all other records. The topics of
+    policies and workflows that a later revision has dropped are included too.
     """
     by_name = {spec.name: spec for recipe in run.revisions for spec in recipe.topic_specs_with(run.state_partitions)}
     there = list_topics(run.connection)
@@ -262,7 +262,7 @@ def choose_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False)
 
 
 def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Reading:
-    """Take the topics in, and find out what of them is to be read."""
+    """Add the topics to the archive, and return the partitions to read."""
     configs = {spec.name: spec.config for spec in specs}
     partition_ids, ids = find_whole_topics(run.connection, configs), fetch_topic_ids(run.connection, configs)
     for topic, config in configs.items():
@@ -272,8 +272,8 @@ def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Read
         refuse_lost_tail(run.connection, positions)
     except LogTruncated as error:
         raise KafkaRefused(
-            f"the newest records of the archive {writer.location} are not in the cluster any more: archive what is "
-            f"left there to another place by --out. {error}"
+            f"the newest records of the archive {writer.location} are not in the cluster any more: give another --out, "
+            f"to archive the records that are left. {error}"
         ) from error
     found = _Reading(fetch_end_offsets(run.connection, partition_ids))
     for partition_id, begin in fetch_begin_offsets(run.connection, partition_ids).items():
@@ -293,7 +293,7 @@ def _read(run: Run, writer: ArchiveWriter, reading: _Reading) -> None:
         writer.save(reader.positions)
 
 
-def _report(run: Run, writer: ArchiveWriter, reading: _Reading, seconds: float) -> Archived:
+def _build_report(run: Run, writer: ArchiveWriter, reading: _Reading, seconds: float) -> Archived:
     manifest, prefix = writer.manifest, f"{run.address.run}."
     return Archived(
         archive=str(writer.location),

@@ -23,7 +23,7 @@ from headrace.infra.recipe.recipe_file import change_recipe, check_trainer_words
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import build_revision, find_differences, read_known_revisions, write_revision
 from headrace.infra.run.run import Run, find_groups_run, join, read_revisions
-from headrace.ops.offline.retrain import ComparedVersion, Fingerprints, VersionSpan, begin_at, stretches
+from headrace.ops.offline.retrain import ComparedVersion, Fingerprints, VersionSpan, cut_into_stretches, restore_learner
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, RecipeRevision, WeightsPublished
@@ -39,19 +39,19 @@ from headrace.trainers.versions.publisher import VersionAnnouncer, VersionUpload
 from headrace.trainers.versions.remake import Remade, hash_learner, remake
 
 EXPERIMENT_ENDED = "steps"
-"""Why an experiment is over: it has all the versions that it was asked for."""
+"""Why an experiment is over: it has made all requested versions."""
 COMPARED = (
     "loss", "kl_k3", "clip_fraction", "ratio_mean", "entropy", "grad_norm_mean", "grad_norm_max", "learning_rate",
 )  # fmt: skip
-"""Metrics of a step that other settings change."""
+"""Metrics of a step that depend on the settings."""
 
 Changes = tuple[str, Sequence[str]]
-"""Name of the new run, and `trainer.key=value` words."""
+"""Name of the new run, and the settings as `trainer.key=value` words."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedMetric:
-    """What the steps of both runs measured: as a mean over the versions, and at the last one."""
+    """A metric of both runs: its mean over the versions, and its value at the last version."""
 
     source_mean: float
     source_last: float
@@ -61,19 +61,19 @@ class ComparedMetric:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A run that other settings made of the batches of another."""
+    """A new run, trained with other settings on the batches of another run."""
 
     run: str
-    """The other one."""
+    """The new run."""
     into: str
     policy: str
     from_: int
-    """Version of the checkpoint that it began at."""
+    """Version of the checkpoint that the experiment began at."""
     to: int
     comparable: bool
     fingerprint: Fingerprints
     settings: tuple[str, ...]
-    """Those that differ, as `key: before -> now`."""
+    """The settings that differ, as `key: before -> now`."""
     metrics: dict[str, ComparedMetric]
     versions: tuple[ComparedVersion, ...]
     ok: bool
@@ -88,19 +88,19 @@ def experiment(
 ) -> Experiment:
     """Train a run's batches with other settings into a new run.
 
-    Raises UsageError when the new run is there already and is not this experiment, interrupted.
+    Raises UsageError if the new run exists already, unless it is this experiment after an interruption.
     """
     name, (into, sets) = run.resolve(policy), changes
     source = read_history(run, name)
-    parts = stretches(source, span, f"policy {name} of run {run.address.run}")
+    parts = cut_into_stretches(source, span, f"policy {name} of run {run.address.run}")
     assert source.published is not None  # noqa: S101 - it came with the first checkpoint
     pin_threads(int(parts[0].fingerprint.get("threads", "0")))
     target = _prepare_run(run, name, into, sets)
     batches = [batch for part in parts for batch in part.batches]
     with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}", target.topic_names)) as writer:
         uploader, announcer = VersionUploader(target, name, source.files), VersionAnnouncer(target, name)
-        _make(run, source, _Output(target, name, uploader, announcer, writer), batches, tell)
-    _end(target)
+        _make_versions(run, source, _Output(target, name, uploader, announcer, writer), batches, tell)
+    _write_end(target)
     made = {batch.version: batch for batch in read_history(target, name).batches}
     pairs = [(batch, made[batch.version].weights_hash) for batch in batches]
     here = numerics_here(target.recipe.trainer_of(name))
@@ -123,9 +123,9 @@ def experiment(
 
 
 def compare_metrics(source: Sequence[BatchTrained], into: Sequence[BatchTrained]) -> dict[str, ComparedMetric]:
-    """Return what the steps measured, as means over the versions and at the last one, of the source and of the new run.
+    """Return the metrics of the source and of the new run, as means over the versions and at the last version.
 
-    No reward is among them: nothing was played, so the rewards are those of the source's groups.
+    Rewards are left out: nothing was played, so both runs have the rewards of the source's groups.
     """
     known = [name for name in COMPARED if all(name in batch.metrics for batch in (*source, *into))]
     return {name: ComparedMetric(*_mean_and_last(source, name), *_mean_and_last(into, name)) for name in known}
@@ -139,7 +139,7 @@ def _mean_and_last(batches: Sequence[BatchTrained], name: str) -> tuple[float, f
 
 
 def _prepare_run(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
-    """Return the new run, its topics and recipe written as far as they were not: a revision for each of the source."""
+    """Return the new run, after writing its missing topics and recipe revisions: one for each of the source's."""
     check_trainer_words(sets)
     recipes = [change_recipe(recipe, into, sets) for recipe in run.revisions]
     for recipe in recipes:
@@ -163,7 +163,7 @@ def _prepare_run(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
 
 
 def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence[Recipe]) -> None:
-    """Raise UsageError unless the new run is not there yet, or is this experiment, interrupted."""
+    """Raise UsageError if the new run exists, unless it is this experiment after an interruption."""
     if not before:
         return
     name = recipes[0].name
@@ -181,7 +181,7 @@ def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence
             )
 
 
-def _end(target: Run) -> None:
+def _write_end(target: Run) -> None:
     newest = read_revisions(target.address)[-1]
     ended = replace(newest, ended=EXPERIMENT_ENDED, created_ms=now_ms())
     write_revision(target.connection, target.topics.recipe, ended)
@@ -207,11 +207,11 @@ class _Output:
         return store_checkpoint(self.run, self.policy, learner, WindowMark(learner.version, 0, weights_hash))
 
     def upload_version(self, learner: Learner) -> WeightsPublished:
-        """Store the weights; return their event."""
+        """Upload the weights; return their event."""
         return self.uploader.upload_version(learner.snapshot_weights(), learner.version)
 
 
-def _make(
+def _make_versions(
     source: Run, history: History, output: _Output, batches: Sequence[BatchTrained], tell: ReportProgress
 ) -> None:
     """Make the versions that the new run lacks."""
@@ -220,11 +220,11 @@ def _make(
     start = batches[0].version - 1
     if past.checkpoints and min(past.checkpoints) != start:
         raise UsageError(
-            f"the experiment {run.address.run} was begun from version {min(past.checkpoints)}, not {start}: give "
+            f"the experiment {run.address.run} was begun from version {min(past.checkpoints)}, not from {start}: give "
             f"--from {min(past.checkpoints)} to continue it, or another name by --into"
         )
     pointer = past.checkpoint or history.checkpoints[start]
-    learner = begin_at(run, pointer, output.uploader.files, run.revisions[batches[0].revision])
+    learner = restore_learner(run, pointer, output.uploader.files, run.revisions[batches[0].revision])
     base_hash = pointer.weights_hash
     if not past.checkpoints:
         output.write(output.upload_version(learner), [output.checkpoint(learner, base_hash)])
@@ -235,15 +235,15 @@ def _make(
             _check_same(run, learner, made[learner.version])
         else:
             last = remade.batch is rest[-1]
-            output.write(*_version(output, learner, remade, base_hash, last=last))
+            output.write(*_build_records(output, learner, remade, base_hash, last=last))
         base_hash = hash_learner(learner)
         tell(done, len(rest))
 
 
-def _version(
+def _build_records(
     output: _Output, learner: Learner, remade: Remade, base_hash: str, *, last: bool
 ) -> tuple[WeightsPublished, list[Outgoing]]:
-    """Return the event and the other records of a version: the source's batch and the result of it here."""
+    """Return the event and the other records of a version: the source's batch, with the result of the new run."""
     run, policy, batch = output.run, output.policy, remade.batch
     event = output.upload_version(learner)
     settings = run.revisions[batch.revision].trainer_of(policy)
@@ -271,6 +271,6 @@ def _version(
 def _check_same(run: Run, learner: Learner, expected: str) -> None:
     if hash_learner(learner) != expected:
         raise HeadraceError(
-            f"version {learner.version} of the experiment {run.address.run} differs from what it was before the "
-            "interruption: continue on the machine that began it, or begin another by --into"
+            f"version {learner.version} of the experiment {run.address.run} differs from the version made before the "
+            "interruption: continue on the machine that began it, or begin a new experiment by --into"
         )

@@ -1,7 +1,7 @@
 """`headrace export`: an archive's trajectories as a Parquet file, for `datasets`, pandas and the like.
 
-A row is a sequence of a trajectory; most trajectories have one. Partitions are gone through one after the other, and
-rows are written by the thousand, so what is held in memory is the outcomes of one partition's groups.
+A row is a sequence of a trajectory; most trajectories have one sequence. Partitions are read one after the other, and
+rows are written by the thousand. So memory holds only the outcomes of one partition's groups.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from headrace.schemas.records import (
 
 EXPORT_REPORT_EVERY = 500
 REPEATED, UNKNOWN = "repeated", "unknown"
-"""Outcome of a repeated group, and of one that the archive says nothing about."""
+"""Outcome of a repeated group, and of a group without an outcome in the archive."""
 
 ExportedRow = dict[str, Any]
 
 
 @dataclass(slots=True)
 class GroupFates:
-    """What became of one partition's groups."""
+    """The outcomes of one partition's groups."""
 
     groups: dict[GroupId, tuple[str, str]] = field(default_factory=dict)
-    """Verdict and reason of the first use: the last word on it."""
+    """Final verdict and reason of the first use."""
     members: dict[str, str] = field(default_factory=dict)
-    """Reason by the id of a single trajectory that was dropped."""
+    """Id of each trajectory that was dropped from a kept group, to the reason."""
     versions: dict[GroupId, list[int]] = field(default_factory=dict)
-    """Versions that were trained on it, replays included."""
+    """Versions that were trained on each group, replays included."""
 
     def of(self, group: GroupId, trajectory_id: str) -> tuple[str, str, list[int]]:
         """Return verdict, reason and versions of a trajectory."""
@@ -70,14 +70,14 @@ class GroupFates:
 
 @dataclass(slots=True)
 class Exported:
-    """What was written, and what was not."""
+    """Counts of what was written, and of what was left out."""
 
     rows: int = 0
     trajectories: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    """Records and sequences that cannot be read, by reason."""
+    """Number of records and sequences that cannot be read, by reason."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Trajectories by what became of them."""
+    """Number of trajectories by outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,11 @@ class TrajectoryTable:
     rows: int
     trajectories: int
     texts: bool
-    """Whether prompts and completions are there as text too."""
+    """Whether the file also has prompts and completions as text."""
     outcomes: dict[str, int]
-    """Trajectories by what became of them."""
+    """Number of trajectories by outcome."""
     skipped: dict[str, int]
-    """Records and sequences that cannot be read, by reason."""
+    """Number of records and sequences that cannot be read, by reason."""
     bytes: int
 
 
@@ -104,16 +104,16 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
     """Write the trajectories of an archive into a new Parquet file, whole or not at all.
 
     Args:
-        source: The archive: of its trajectories, or, where it has none of the policy, of its curated groups.
-        policy: Whose; the only one if not given.
+        source: The archive. Its trajectories are exported, or its curated groups if it has no trajectories.
+        policy: Policy of the trajectories; by default the only one.
         file: The new file.
 
     Raises:
-        UsageError: No such archive or policy, a file that is there, no pyarrow.
-        ArchiveCorrupt: A file is not what the manifest says.
+        UsageError: No such archive or policy, a file that exists already, no pyarrow.
+        ArchiveCorrupt: A file differs from the manifest.
     """
     archive = Archive(source)
-    name = _policy(archive, policy)
+    name = _choose_policy(archive, policy)
     topics = archive.topics
     both = (topics.trajectories(name), topics.curated(name))
     topic = next((one for one in both if one in archive.manifest.topics), None)
@@ -122,18 +122,18 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
             f"the archive {archive.root} holds neither trajectories nor curated groups of policy {name}: archive the "
             f"run again with --topics {both[0]}"
         )
-    done, tokenizer = Exported(), _tokenizer(archive, name)
+    done, tokenizer = Exported(), _load_tokenizer(archive, name)
     whole = archive.manifest.topics[topic].records
     read = 0
     with ParquetFile(file) as out, open_progress("exporting") as tell:
         for partition_id in archive.partitions(topic):
-            fates = _fates(archive, name, partition_id[1])
+            fates = _read_fates(archive, name, partition_id[1])
             seen: set[GroupId] = set()
             for message in archive.messages(partition_id):
                 read += 1
-                group = _group(archive, message, done)
+                group = _read_group(archive, message, done)
                 if group is not None:
-                    for row in _rows(group, fates, seen, tokenizer, done):
+                    for row in _build_rows(group, fates, seen, tokenizer, done):
                         out.write({"run": archive.manifest.run, "run_id": group.run_id, "policy": name, **row})
                 if read % EXPORT_REPORT_EVERY == 0:
                     tell(read, whole)
@@ -151,7 +151,7 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
     )
 
 
-def _policy(archive: Archive, asked: str | None) -> str:
+def _choose_policy(archive: Archive, asked: str | None) -> str:
     revisions = archive.revisions()
     if not revisions:
         raise UsageError(f"the archive {archive.root} holds no recipe of its run: archive the run again")
@@ -163,8 +163,8 @@ def _policy(archive: Archive, asked: str | None) -> str:
     return asked
 
 
-def _tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
-    """Return the tokenizer that lies beside the policy's weights; None where these are not archived."""
+def _load_tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
+    """Return the tokenizer of the policy's weights; None if the weights are not archived."""
     topic = archive.topics.weights(policy)
     if topic not in archive.manifest.topics:
         return None
@@ -181,10 +181,10 @@ def _tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
 # ---------------------------------------------------------------------------------------------------------------- fates
 
 
-def _fates(archive: Archive, policy: str, partition: int) -> GroupFates:
-    """Read what became of the groups of a partition, which has the same number on every topic of the policy."""
+def _read_fates(archive: Archive, policy: str, partition: int) -> GroupFates:
+    """Read what happened to the groups of a partition, which has the same number on every topic of the policy."""
     fates, run_id = GroupFates(), archive.manifest.run_id
-    for message in _messages(archive, (archive.topics.outcomes(policy), partition)):
+    for message in _iterate_messages(archive, (archive.topics.outcomes(policy), partition)):
         outcome = read_record(message, Outcome)
         if outcome is None or outcome.run_id != run_id or outcome.use:
             continue
@@ -192,7 +192,7 @@ def _fates(archive: Archive, policy: str, partition: int) -> GroupFates:
             fates.members[outcome.trajectory_id] = outcome.reason
         else:
             fates.groups[GroupId.of(outcome)] = (outcome.verdict, outcome.reason)
-    for message in _messages(archive, (archive.topics.batches(policy), 0)):
+    for message in _iterate_messages(archive, (archive.topics.batches(policy), 0)):
         batch = read_record(message, BatchTrained)
         if batch is not None and batch.run_id == run_id and batch.version >= 0:
             for use in batch.groups:
@@ -201,7 +201,7 @@ def _fates(archive: Archive, policy: str, partition: int) -> GroupFates:
     return fates
 
 
-def _messages(archive: Archive, partition_id: PartitionId) -> Iterator[Message]:
+def _iterate_messages(archive: Archive, partition_id: PartitionId) -> Iterator[Message]:
     if partition_id[0] in archive.manifest.topics:
         yield from archive.messages(partition_id)
 
@@ -209,8 +209,8 @@ def _messages(archive: Archive, partition_id: PartitionId) -> Iterator[Message]:
 # ----------------------------------------------------------------------------------------------------------------- rows
 
 
-def _group(archive: Archive, message: Message, done: Exported) -> TrajectoryGroup | None:
-    """Return the group of a trajectories record or of a curated one; None, and counted, for what has none."""
+def _read_group(archive: Archive, message: Message, done: Exported) -> TrajectoryGroup | None:
+    """Return the group of a trajectories or curated record; count a record without a group, and return None."""
     try:
         value = message.value
         if message.topic.startswith(archive.topics.curated("")):
@@ -233,13 +233,13 @@ def _group(archive: Archive, message: Message, done: Exported) -> TrajectoryGrou
     return group
 
 
-def _rows(
+def _build_rows(
     group: TrajectoryGroup, fates: GroupFates, seen: set[GroupId], tokenizer: Tokenizer | None, done: Exported
 ) -> Iterator[ExportedRow]:
     key = GroupId.of(group)
     is_first = key not in seen
     seen.add(key)
-    beside = _group_columns(group)
+    beside = _build_group_columns(group)
     for trajectory in group.trajectories:
         outcome, reason, versions = fates.of(key, trajectory.id) if is_first else (REPEATED, "", [])
         done.trajectories += 1
@@ -247,15 +247,20 @@ def _rows(
         beside |= {"outcome": outcome, "reason": reason, "trained_versions": versions}
         for index, sequence in enumerate(trajectory.sequences):
             try:
-                tokens = _token_columns(sequence)
+                tokens = _build_token_columns(sequence)
             except ValueError:
                 done.skipped["malformed"] += 1
                 continue
             done.rows += 1
-            yield {**beside, **_trajectory_columns(trajectory, index), **tokens, **_texts(tokens, tokenizer)}
+            yield {
+                **beside,
+                **_build_trajectory_columns(trajectory, index),
+                **tokens,
+                **_decode_texts(tokens, tokenizer),
+            }
 
 
-def _group_columns(group: TrajectoryGroup) -> ExportedRow:
+def _build_group_columns(group: TrajectoryGroup) -> ExportedRow:
     return {
         "stream": group.stream,
         "number": group.number,
@@ -273,7 +278,7 @@ def _group_columns(group: TrajectoryGroup) -> ExportedRow:
     }
 
 
-def _trajectory_columns(trajectory: Trajectory, index: int) -> ExportedRow:
+def _build_trajectory_columns(trajectory: Trajectory, index: int) -> ExportedRow:
     sequence = trajectory.sequences[index]
     return {
         "trajectory": trajectory.id,
@@ -287,16 +292,16 @@ def _trajectory_columns(trajectory: Trajectory, index: int) -> ExportedRow:
     }
 
 
-def _token_columns(sequence: Sequence) -> ExportedRow:
-    """Return a sequence's tokens, cut before the first generated one.
+def _build_token_columns(sequence: Sequence) -> ExportedRow:
+    """Return a sequence's tokens, split before the first generated one.
 
-    Raises ValueError where spans do not cover it, and for a negative id, which no tokenizer can decode.
+    Raises ValueError if the spans do not cover it, and for a negative id, which no tokenizer can decode.
     """
     if sequence.ids.min(initial=0) < 0:
         raise ValueError(f"token id {sequence.ids.min()} is negative")
     generated = np.array([span.kind == "generated" for span in sequence.spans], np.bool_)
-    mask = _spread(generated, [span.length for span in sequence.spans], sequence.ids.size)
-    versions = _spread(sequence.version_runs[::2], sequence.version_runs[1::2].tolist(), sequence.ids.size)
+    mask = _repeat_values(generated, [span.length for span in sequence.spans], sequence.ids.size)
+    versions = _repeat_values(sequence.version_runs[::2], sequence.version_runs[1::2].tolist(), sequence.ids.size)
     cut = int(mask.argmax()) if mask.any() else sequence.ids.size
     return {
         "prompt_ids": sequence.ids[:cut],
@@ -308,14 +313,14 @@ def _token_columns(sequence: Sequence) -> ExportedRow:
     }
 
 
-def _spread(values: npt.NDArray[Any], lengths: list[int], size: int) -> npt.NDArray[Any]:
-    """Repeat each value; lengths that do not add up would have memory allocated for what is not there."""
+def _repeat_values(values: npt.NDArray[Any], lengths: list[int], size: int) -> npt.NDArray[Any]:
+    """Repeat each value. Wrong lengths are refused first, because they could allocate huge memory."""
     if len(values) != len(lengths) or min(lengths, default=0) < 0 or sum(lengths) != size:
         raise ValueError(f"{len(lengths)} runs do not cover {size} tokens")
     return np.repeat(values, lengths)
 
 
-def _texts(tokens: ExportedRow, tokenizer: Tokenizer | None) -> ExportedRow:
+def _decode_texts(tokens: ExportedRow, tokenizer: Tokenizer | None) -> ExportedRow:
     if tokenizer is None:
         return {"prompt": None, "completion": None}
     both = (tokens["prompt_ids"].tolist(), tokens["completion_ids"].tolist())

@@ -1,7 +1,7 @@
-"""An engine whose policies give set answers, for `headrace try --answer`: it tests a scorer on any text.
+"""An engine whose policies give the user's answers, for `headrace try --answer`: it tests a scorer on any text.
 
-The log-probabilities are those that the policy itself gives to the words, so the step that follows is one of the
-policy that would have said them. A policy without answers is left to the engine that the recipe names.
+The log-probabilities are those that the policy itself gives to the answer's tokens. So the step that follows is the
+same as if the policy had generated them. A policy without answers uses the engine that the recipe names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headrace.trainers.learner.logprobs import compute_answer_logprobs
 
 
 class GivenAnswers:
-    """See `headrace.producers.engines.contract.Engine`; policies without answers are the inner engine's.
+    """See `headrace.producers.engines.contract.Engine`; the inner engine plays policies without answers.
 
     Args:
         engine: Plays policies without answers.
@@ -37,7 +37,7 @@ class GivenAnswers:
         tokenizers: Policy to tokenizer.
         learners: Policy to learner, which holds version 0.
 
-    Raises UsageError for a text that a policy's tokenizer cannot spell.
+    Raises UsageError for a text that a policy's tokenizer cannot encode.
     """
 
     logprob_convention: LogprobConvention = LOGPROB_CONVENTION
@@ -115,7 +115,7 @@ def _encode(text: str, policy: str, tokenizer: TextCodec) -> list[int]:
 
 
 def answers_by_policy(policies: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:
-    """Return the texts of `TEXT` or `POLICY=TEXT` words by policy. Raises UsageError where it is not said whose."""
+    """Return the texts of `TEXT` or `POLICY=TEXT` words by policy. Raises UsageError if the policy is not clear."""
     found: dict[str, list[str]] = {}
     for word in words:
         name, equals, text = word.partition("=")

@@ -1,4 +1,4 @@
-"""`headrace offline evaluate`: what weights in folders are worth on a recipe's held-out problems, with no run."""
+"""`headrace offline evaluate`: evaluates weights in folders on a recipe's held-out problems, without a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headrace.schemas.records import Task, TrajectoryGroup
 from headrace.schemas.topics import eval_stream
 
 PROBLEMS_AT_ONCE = 64
-"""Problems under way."""
+"""Number of problems that are played at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +35,22 @@ class Measured:
 
     problems: int
     samples: int
-    """Answers to each problem."""
+    """Number of answers to each problem."""
     avg_at_k: float | None
     """None if every episode failed."""
     standard_error: float | None
     """None if fewer than two problems were played."""
     pass_at_k: dict[str, float]
     mean_length: float
-    """Generated tokens of an answer."""
+    """Mean generated tokens of an answer."""
     failures: int
-    """Episodes that failed; they are no answers, right or wrong."""
+    """Number of episodes that failed; they count neither as right nor as wrong answers."""
     tiers: dict[str, float | None]
-    """Tier to its own `avg_at_k`; empty where there are no tiers to compare."""
+    """Tier to its own `avg_at_k`; empty if there are no tiers to compare."""
 
 
 def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str, Measured]]:
-    """Return, by workflow and policy, what an evaluation of a run would tell. Raises UsageError."""
+    """Return, by workflow and policy, the result that an evaluation in a run would have. Raises UsageError."""
     fold = EvaluationFold("", recipe.evaluate.problems)
     with open_progress("problems played") as tell:
         groups = play_held_out(recipe, folders, tell)
@@ -88,20 +88,20 @@ def play_held_out(
 ) -> list[TrajectoryGroup]:
     """Play the first `evaluate.problems` held-out problems of every workflow, `evaluate.samples` times each.
 
-    Problems, sampling and seeds are those of a run's first evaluation; what comes back is what its workers would have
-    produced, one group per problem and policy.
+    Problems, sampling and seeds are those of a run's first evaluation. The result is what its workers would have
+    produced: one group per problem and policy.
 
     Args:
         recipe: Says what is played, and how.
-        folders: Policy to a folder in Hugging Face layout; of every policy.
-        tell: Hears of problems played.
+        folders: Every policy to its folder in Hugging Face layout.
+        tell: Receives the number of problems played, for the progress.
 
-    Raises UsageError for a policy without a folder, one that holds no model, and a recipe that cannot be played here.
+    Raises UsageError for a policy without a folder, a folder without a model, and a recipe that cannot be played here.
     """
     if missing := [policy for policy in recipe.policies if policy not in folders]:
         raise UsageError(f"policy {missing[0]} of the recipe has no weights: add --weights {missing[0]}=FOLDER")
     if absent := [folder for folder in folders.values() if not folder.is_dir()]:
-        raise UsageError(f"there is no folder {absent[0]}: `headrace weights export` makes one")
+        raise UsageError(f"the folder {absent[0]} does not exist: `headrace weights export` makes a folder of weights")
     specs = {workflow: build_workflow_spec(recipe, workflow) for workflow in recipe.workflows}
     asked = [(task, spec) for workflow, spec in specs.items() for task in _list_tasks(recipe, workflow, spec)]
     doing = (
@@ -128,7 +128,7 @@ async def play_all(
     context: RolloutContext,
     tell: ReportProgress = lambda _done, _total: None,
 ) -> list[TrajectoryGroup]:
-    """Play tasks, some at a time; return their groups, in the order of the tasks."""
+    """Play tasks, several at once; return their groups, in the order of the tasks."""
     room, ending = asyncio.Semaphore(PROBLEMS_AT_ONCE), asyncio.Event()
     done = 0
 
@@ -150,7 +150,7 @@ def _list_tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[T
         raise UsageError(
             f"evaluate.problems is {recipe.evaluate.problems}, but the environment of workflow {workflow} holds out "
             f"{size} problems: "
-            + (f"give --set evaluate.problems={size}" if size else "hold some out, or use another workflow")
+            + (f"give --set evaluate.problems={size}" if size else "hold out some problems, or use another workflow")
         )
     for number in range(recipe.evaluate.problems):
         problem = spec.environment.problem("held_out", number)

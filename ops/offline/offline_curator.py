@@ -1,7 +1,7 @@
 """`headrace offline curate`: the curator's own logic over archived trajectories, with no broker and no run.
 
-Each partition goes through a `CuratorPartition` as in `headrace curate`, so the run's own chain gives the very records
-on its curated topic; another chain gives what it would have given.
+Each partition goes through a `CuratorPartition` as in `headrace curate`. So the run's own chain gives exactly the
+records on its curated topic, and another chain gives the records that it would have given.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import replace_experiment
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.curated_digest import CuratedDigest
-from headrace.ops.offline.archiver import claims_of_groups
-from headrace.ops.offline.refusals import read_first_revision, refusals
+from headrace.ops.offline.archiver import list_group_claims
+from headrace.ops.offline.refusals import read_first_revision, read_refusals
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -45,18 +45,18 @@ class CurationCounts:
     digest: CuratedDigest = field(default_factory=CuratedDigest)
     read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """Groups by reason."""
+    """Number of dropped groups by reason."""
     dropped_trajectories: Counter[str] = field(default_factory=Counter)
-    """Single ones of groups that were kept."""
+    """Number of trajectories left out of kept groups, by reason."""
     flagged: Counter[str] = field(default_factory=Counter)
-    """Trajectories that an algorithm flagged, by its name, also where it only watches."""
+    """Number of trajectories that an algorithm flagged, by its name, even if it only watches."""
     dead: Counter[str] = field(default_factory=Counter)
-    """Messages that could not be read, by reason."""
+    """Number of messages that could not be read, by reason."""
     repeated: int = 0
-    """Messages of numbers that were concluded before."""
+    """Number of messages of tasks that were concluded before."""
 
     def count_results(self, outgoing: list[Outgoing], topics: Topics, policy_variant: str) -> None:
-        """Count what followed from one message."""
+        """Count the records that a curator writes for one message."""
         self.read += 1
         self.repeated += not outgoing
         concluded = []
@@ -68,7 +68,7 @@ class CurationCounts:
             else:
                 concluded.append(one.value)
         if len(outgoing) == 2 and len(concluded) == 1:
-            return  # kept as a whole: of most groups nothing need be decoded again
+            return  # kept as a whole: most groups need not be decoded again
         for value in concluded:
             outcome = codec.decode(value, Outcome)
             if outcome.verdict == "dropped":
@@ -76,7 +76,7 @@ class CurationCounts:
                 counts[outcome.reason] += 1
 
     def counts(self) -> CuratedPolicy:
-        """Return what was counted, by reason in alphabetical order."""
+        """Return the counts, reasons in alphabetical order."""
         return CuratedPolicy(
             read=self.read,
             kept=self.digest.kept,
@@ -92,7 +92,7 @@ class CurationCounts:
 
 @dataclass(frozen=True, slots=True)
 class CuratedPolicy:
-    """What became of one policy's groups; the words are those of `CuratedCounts`."""
+    """Counts of one policy's groups; the names of the fields are those of `CuratedCounts`."""
 
     read: int
     kept: int
@@ -114,11 +114,11 @@ class Curated:
     archive: str
     out: str
     chain: str | None
-    """File of the chain; None for the run's own, or a recipe's."""
+    """File of the chain; None for the chain of the run or of a recipe."""
     policies: dict[str, CuratedPolicy]
 
     def to_json(self) -> Mapping[str, object]:
-        """Return the counts of the only policy, or those of all and their sums."""
+        """Return the counts of the only policy, or of all policies with their sums."""
         where = {"archive": self.archive, "out": self.out, "chain": self.chain}
         if len(self.policies) == 1:
             [(policy, counts)] = self.policies.items()
@@ -143,24 +143,24 @@ def curate_offline(
 
     Args:
         source: The archive.
-        policy: Whose groups; those of all policies that are archived when it is None.
-        chain: A TOML file with `[[curate.chain]]`, or a recipe, for every group; else each goes through the chain of
-            its revision.
-        out: Folder of the new archive, which appears whole or not at all.
-        variant: A shadow, by its name, whose chain and topics are meant.
+        policy: Policy of the groups; None for all archived policies.
+        chain: A TOML file with `[[curate.chain]]`, or a recipe, for every group. By default each group goes through the
+            chain of its revision.
+        out: Folder of the new archive, which appears only when complete.
+        variant: Name of a shadow, to use its chain and topics.
 
     Raises:
-        UsageError: No such archive, policy or shadow, a chain that cannot be, an `out` that is there.
+        UsageError: No such archive, policy or shadow; a chain that does not work; an `out` that exists already.
         FolderBusy: Another process makes `out`.
-        ArchiveCorrupt: A file is not what the manifest says.
+        ArchiveCorrupt: A file differs from the manifest.
     """
     archive = Archive(source)
-    recipes = _recipes(archive, chain)
-    policies = _policies(archive, policy)
+    recipes = _read_recipes(archive, chain)
+    policies = _choose_policies(archive, policy)
     if variant is not None:
-        policies = _shadow(recipes[max(recipes)], policies, variant)
+        policies = _find_shadow(recipes[max(recipes)], policies, variant)
     for name in policies:
-        newest = _newest_with(recipes, name)
+        newest = _find_newest_recipe(recipes, name)
         load_policy_chain(newest, name)
         warn_of_differing_sources(newest_sources(archive.revisions()), curator_plug_ins(newest, name))
     tallies = {name: CurationCounts() for name in policies}
@@ -173,8 +173,8 @@ def curate_offline(
     return Curated(str(source), str(out), str(chain) if isinstance(chain, Path) else None, found)
 
 
-def _recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]:
-    """Return the recipes of an archived run by revision, each with the chain of the file where one is given."""
+def _read_recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]:
+    """Return the recipes of an archived run by revision, each with the chain of the file if one is given."""
     recipes = {one.revision: Recipe.from_json(one.recipe) for one in archive.revisions()}
     if not recipes:
         raise UsageError(
@@ -185,8 +185,8 @@ def _recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]
     return {revision: replace_chain(recipe, chain) if chain else recipe for revision, recipe in recipes.items()}
 
 
-def _policies(archive: Archive, asked: str | None) -> list[str]:
-    """Return the policies to curate. Raises UsageError when their trajectories are not archived."""
+def _choose_policies(archive: Archive, asked: str | None) -> list[str]:
+    """Return the policies to curate. Raises UsageError if their trajectories are not archived."""
     begin = archive.topics.trajectories("")
     there = sorted(name.removeprefix(begin) for name in archive.manifest.topics if name.startswith(begin))
     if not there:
@@ -195,25 +195,25 @@ def _policies(archive: Archive, asked: str | None) -> list[str]:
             "trajectories.POLICY`"
         )
     if asked is not None and asked not in there:
-        raise UsageError(f"--policy {asked}: the archive has no trajectories of it; it has those of {', '.join(there)}")
+        raise UsageError(f"--policy {asked}: the archive has only trajectories of {', '.join(there)}: name one")
     return there if asked is None else [asked]
 
 
-def _newest_with(recipes: Mapping[int, Recipe], policy_variant: str) -> Recipe:
-    """Return the newest recipe that has a policy or shadow: a later one may have dropped it. Raises UsageError."""
+def _find_newest_recipe(recipes: Mapping[int, Recipe], policy_variant: str) -> Recipe:
+    """Return the newest recipe that has a policy or shadow: a later recipe may have dropped it. Raises UsageError."""
     for revision in sorted(recipes, reverse=True):
         if policy_variant in recipes[revision].policy_variants:
             return recipes[revision]
-    raise UsageError(f"no recipe of the run has policy {policy_variant}: name another one by --policy")
+    raise UsageError(f"no recipe of the run has policy {policy_variant}: name another policy by --policy")
 
 
-def _shadow(recipe: Recipe, policies: list[str], variant: str) -> list[str]:
+def _find_shadow(recipe: Recipe, policies: list[str], variant: str) -> list[str]:
     """Return the shadow of that name. Raises UsageError."""
     found = [one for one in recipe.shadow_variants if variant_of(one) == variant and policy_of(one) in policies]
     if not found:
         there = [variant_of(one) for one in recipe.shadow_variants if policy_of(one) in policies]
         raise UsageError(
-            f"--variant {variant}: {' and '.join(policies)} has no shadow of that name; its shadows: "
+            f"--variant {variant}: policy {' and '.join(policies)} has no shadow of that name; its shadows: "
             f"{', '.join(there) or 'none'}"
         )
     return found
@@ -232,9 +232,9 @@ def _curate(
     def recipe_of(revision: int) -> Recipe:
         return find_recipe(recipes, revision, policy_variant)
 
-    refused, first = refusals(archive, policy_variant), read_first_revision(archive)
+    refused, first = read_refusals(archive, policy_variant), read_first_revision(archive)
 
-    # As in a run, what the run that was replayed had decided comes first: its offsets were others.
+    # As in a run, verdicts in the headers of a replayed run come first: its offsets differ from those of the archive.
     def is_published(message: Message, group: TrajectoryGroup) -> bool:
         if (verdict := verdict_of(message)) is not None:
             return verdict != TIME_TRAVEL
@@ -273,7 +273,7 @@ def _curate(
 
 
 class _Offsets:
-    """Gives records that come from no broker their offsets: one after the other, by partition."""
+    """Gives consecutive offsets, by partition, to records that do not come from a broker."""
 
     def __init__(self, writer: ArchiveWriter, *, is_own: bool) -> None:
         self._writer, self._is_own = writer, is_own
@@ -297,11 +297,11 @@ def _copy_topic(archive: Archive, topic: str, writer: ArchiveWriter) -> None:
 
 @contextmanager
 def _open_new_archive(archive: Archive, out: Path) -> Iterator[ArchiveWriter]:
-    """Open a writer on a folder that takes its name at the end."""
+    """Open a writer on a temporary folder, which gets the name `out` at the end."""
     manifest = archive.manifest
     with (
         write_new_folder(out) as growing,
-        ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, claims_of_groups) as writer,
+        ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, list_group_claims) as writer,
     ):
         writer.add_topic(archive.topics.dead_letters, 1, {})
         yield writer

@@ -1,7 +1,7 @@
 """`headrace offline up RECIPE --from ARCHIVE`: a recipe over archived trajectories, with no server and no worker.
 
-They go through the recipe's chain, the policy trains on what is kept, and some versions are played on held-out
-problems. Each step writes its folder atomically, and the same command continues after the last of them.
+The trajectories go through the recipe's chain, the policy trains on the kept groups, and some versions are evaluated on
+held-out problems. Each step writes its folder atomically. Given again, the command continues after the last step.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from headrace.ops.plain_json import encode_json, plain
 log = structlog.get_logger()
 
 CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
-"""What the folder holds: two folders, and beside them what each step reported, as JSON."""
+"""Contents of the data folder: two folders, and the report of each step as JSON."""
 SECONDS = "seconds.json"
-"""Beside them, how long all steps took that are done."""
+"""File with the duration of all finished steps."""
 ELSEWHERE = ("name", "about", "kafka.", "store.", "launch.", "evaluate.")
-"""Keys in which a recipe may differ from the archived one, and which have no effect here."""
+"""Keys in which a recipe may differ from the archived recipe, but which have no effect here."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineRequest:
-    """What `headrace offline up` was asked for."""
+    """The options of `headrace offline up`."""
 
     recipe: Recipe
     archive: str
@@ -55,7 +55,7 @@ class OfflineRequest:
 
 @dataclass(frozen=True, slots=True)
 class OfflineGroups:
-    """What became of the archived groups; the words are those of a run's own summary."""
+    """Counts of the archived groups; the names of the fields are those of a run's summary."""
 
     issued: int
     kept: int
@@ -68,7 +68,7 @@ class OfflineGroups:
 
 @dataclass(frozen=True, slots=True)
 class OfflinePolicy:
-    """The result of the policy; None for what cannot be measured over an archive."""
+    """The result of the policy; None for values that cannot be measured on an archive."""
 
     versions: int
     reward_first: None
@@ -96,7 +96,7 @@ class OfflineData:
 
 @dataclass(frozen=True, slots=True)
 class OfflineSummary:
-    """The result of a recipe over an archive, in the words of a run's own summary."""
+    """The result of a recipe on an archive; the names of the fields are those of a run's summary."""
 
     run: str
     versions: int
@@ -110,18 +110,18 @@ class OfflineSummary:
     policies: dict[str, OfflinePolicy]
     wall_s: float = 0.0
     ignored: tuple[str, ...] = ()
-    """Keys of the recipe that change nothing over an archive."""
+    """Keys of the recipe that have no effect on an archive."""
     data: OfflineData = OfflineData("", "")
 
 
 def run_offline(request: OfflineRequest) -> OfflineSummary:
-    """Curate, train and evaluate; return the summary, in the words of a run's own.
+    """Curate, train and evaluate; return a summary like that of a run.
 
-    `trajectories` counts those that were trained on, every use of them; no reward of training and no audit is given, as
-    nothing was played. `ignored` are the keys of the recipe that change nothing over an archive.
+    `trajectories` counts every use of a trained trajectory. There is no training reward and no audit, because nothing
+    was played. `ignored` are the keys of the recipe that have no effect on an archive.
 
-    Raises UsageError for a recipe of other policies than the archive's, or with a selector, and for a folder that holds
-    a run or another experiment; FolderInUse; and what `curate_offline`, `train_offline` and `evaluate` raise.
+    Raises UsageError for a recipe with other policies than the archive's, or with a selector, and for a folder that
+    holds a run or another experiment; FolderInUse; and what `curate_offline`, `train_offline` and `evaluate` raise.
     """
     recipe, clock = request.recipe, _WallClock(request.data / SECONDS)
     if len(recipe.policies) > 1:
@@ -145,7 +145,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
         trained = _train(request, policy, clock)
         held_out = _evaluate(request, policy, asked, trained.newest, clock)
         found = replace(
-            _summary(asked, policy, (curated, trained, held_out), _batches(request)),
+            _build_summary(asked, policy, (curated, trained, held_out), _read_batches(request)),
             wall_s=round(clock.seconds, 1),
             ignored=tuple(line for line in find_differences(asked, recipe) if not line.startswith(ELSEWHERE)),
             data=OfflineData(str(request.data), request.archive),
@@ -156,9 +156,9 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
 
 
 class _WallClock:
-    """Tells how long an experiment has taken, over all commands that it took.
+    """Measures how long an experiment has taken, over all its commands.
 
-    A command that was killed counts up to the last step that it had done.
+    A command that was killed counts up to the last step that it finished.
     """
 
     def __init__(self, path: Path) -> None:
@@ -167,33 +167,36 @@ class _WallClock:
 
     @property
     def seconds(self) -> float:
-        """Those so far."""
+        """Seconds so far."""
         return self._before + time.monotonic() - self._began
 
     def note(self) -> None:
-        """Write them down, as a step is done."""
+        """Save the seconds, after a step."""
         write_atomically(self._path, json.dumps(round(self.seconds, 3)).encode())
 
 
 def _build_experiment_recipe(archive: Archive, recipe: Recipe) -> Recipe:
-    """Return the archived recipe with what the experiment changes. Raises UsageError for one of other policies."""
+    """Return the archived recipe with the experiment's changes. Raises UsageError if its policies differ."""
     run = Recipe.from_json(archive.revisions()[-1].recipe)
     if run.policies.keys() != recipe.policies.keys():
         raise UsageError(
             f"the recipe must have the policies of the archive {archive.root}, {', '.join(run.policies)}; it has "
-            f"{', '.join(recipe.policies)}: an experiment over an archive can change chain, trainer, seed and "
+            f"{', '.join(recipe.policies)}: an experiment on an archive can change only chain, trainer, seed and "
             "evaluation"
         )
     return replace_experiment(run, recipe).model_copy(update={"evaluate": recipe.evaluate, "name": recipe.name})
 
 
-def identity(archive: Archive) -> str:
-    """Return what tells an archive, as it is now, from all others: the hash of its manifest."""
+def identify_archive(archive: Archive) -> str:
+    """Return the identity of an archive with its present content: the hash of its manifest."""
     return hashlib.sha256(archive.manifest.to_bytes()).hexdigest()
 
 
 def _claim_folder(request: OfflineRequest, archive: Archive) -> None:
-    path, now = request.data / f"{EXPERIMENT}.json", {"recipe": request.recipe.to_json(), "archive": identity(archive)}
+    path, now = (
+        request.data / f"{EXPERIMENT}.json",
+        {"recipe": request.recipe.to_json(), "archive": identify_archive(archive)},
+    )
     if path.exists():
         before = json.loads(path.read_text())
         changed = find_differences(Recipe.from_json(before["recipe"]), request.recipe)
@@ -203,19 +206,19 @@ def _claim_folder(request: OfflineRequest, archive: Archive) -> None:
             listed = "".join(f"\n  {line}" for line in changed)
             raise UsageError(
                 f"{request.data} holds an experiment with other settings:{listed}\nGive another folder by --data, or "
-                "delete that one"
+                "delete this folder"
             )
     elif there := [name for name in (CURATED, TRAINED) if (request.data / name).exists()]:
         raise UsageError(
-            f"{request.data / there[0]} exists, but not the {path.name} that `headrace offline up` writes beside it: "
-            "give another folder by --data"
+            f"{request.data / there[0]} exists without the {path.name} of `headrace offline up`, so it holds no "
+            "experiment: give another folder by --data"
         )
     write_atomically(path, json.dumps(now, indent=1).encode())
 
 
 @dataclass(frozen=True, slots=True)
 class CuratedStep:
-    """What is used of the report of `headrace offline curate`."""
+    """The parts of the report of `headrace offline curate` that are used here."""
 
     read: int
     kept: int
@@ -226,11 +229,11 @@ class CuratedStep:
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """What is used of the report of `headrace offline train`."""
+    """The parts of the report of `headrace offline train` that are used here."""
 
     versions: list[int]
     seconds: list[float]
-    """When each was made; the first is the beginning."""
+    """Time at which each version was made; the first value is the beginning."""
     evicted: dict[str, int]
     unusable: dict[str, int]
     replays_lost: dict[str, int]
@@ -279,10 +282,10 @@ def _train(request: OfflineRequest, policy: str, clock: _WallClock) -> TrainedSt
 
 
 def _evaluate(request: OfflineRequest, policy: str, asked: Recipe, newest: int, clock: _WallClock) -> list[list[float]]:
-    """Return (version, held-out reward), means over workflows, of the versions that were kept and of the newest.
+    """Return (version, held-out reward), means over workflows, of the kept versions and of the newest.
 
-    A version all of whose episodes failed in a workflow has none, as means over the others cannot be compared; it is
-    measured again when the command is given again.
+    If all episodes of a version failed in a workflow, the version has no reward, because means over other workflows
+    cannot be compared. It is measured again when the command is given again.
     """
     path = request.data / f"{HELD_OUT}.json"
     noted: dict[str, float | None] = json.loads(path.read_text()) if path.exists() else {}
@@ -304,20 +307,20 @@ def _evaluate(request: OfflineRequest, policy: str, asked: Recipe, newest: int, 
     return [[int(version), round(reward, 4)] for version, reward in ordered]
 
 
-def _batches(request: OfflineRequest) -> list[tuple[list[int], int]]:
-    """Return by version which use each of its groups was in, and how many trajectories it was made of."""
+def _read_batches(request: OfflineRequest) -> list[tuple[list[int], int]]:
+    """Return for every version the uses of its groups, and how many trajectories it was trained on."""
     lines = (request.data / TRAINED / "batches.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     return [([use for _, _, use in one["groups"]], one["trajectories"]) for one in found]
 
 
-def _summary(
+def _build_summary(
     recipe: Recipe,
     policy: str,
     parts: tuple[CuratedStep, TrainedStep, list[list[float]]],
     batches: Sequence[tuple[Sequence[int], int]],
 ) -> OfflineSummary:
-    """Return what a summary of a run tells, as far as it is known here."""
+    """Return the summary, with the values of a run's summary that are known here."""
     curated, trained, held_out = parts
     newest = trained.newest
     uses = [use for batch, _ in batches for use in batch]

@@ -1,8 +1,8 @@
-"""`headrace offline train`: learns from archived curated groups, with no broker, no store and no worker.
+"""`headrace offline train`: trains on archived curated groups, with no broker, no store and no worker.
 
 The archive's records come in logical order, and whenever the window holds a batch, the learner makes a version of it.
-What is too old is reported by the clock of the log, the newest head_version read so far, and not by the number of the
-version that is made: these are other weights, and may be fewer or more versions, than those that sampled the groups.
+The age of a group is measured by the clock of the log (the newest head_version read so far), not by the number of the
+version that is made. The versions made here are not the versions that sampled the groups, and their number may differ.
 """
 
 from __future__ import annotations
@@ -43,44 +43,44 @@ BATCHES, REPORT, VERSIONS = "batches.jsonl", "training.json", "versions"
 
 @dataclass(frozen=True, slots=True)
 class TrainingRequest:
-    """What is asked for beside the archive."""
+    """The options of `headrace offline train`, without the archive."""
 
     policy: str | None = None
     sets: Sequence[str] = ()
-    """`trainer.key=value` words."""
+    """Changed settings as `trainer.key=value` words."""
     steps: int | None = None
-    """The last version to make; else `trainer.steps` of the recipe."""
+    """The last version to make; None for `trainer.steps` of the recipe."""
     start: str | None = None
     """An archive or a folder of weights to begin at."""
     batches: bool = False
     """Whether to train the run's own batches, exactly as they were."""
     like: Recipe | None = None
-    """Whose trainer settings and seed are taken; else those of the archived recipe."""
+    """Recipe whose trainer settings and seed are used; None for the archived recipe."""
     keep_every: int = 0
     """Also keep the weights of every N-th version, in `versions/N`; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Untrained:
-    """What became of the archived records that were not trained on."""
+    """Counts of the archived records that were not trained on."""
 
     read: int
     evicted: dict[str, int]
-    """Groups by verdict."""
+    """Number of evicted groups by verdict."""
     unusable: dict[str, int]
-    """Records that would be dead letters of a run, by reason."""
+    """Number of records that would be dead letters in a run, by reason."""
     first_unusable: str
-    """Place of the first of these and what ails it; empty if there is none."""
+    """Position of the first of these, and why it is unusable; empty if there is none."""
     replays_lost: dict[str, int]
-    """Reason to the replays among both."""
+    """Number of replays among the evicted and unusable, by reason."""
     left: int
-    """Groups that waited at the end."""
+    """Number of groups that waited in the window at the end."""
     unread: int
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedOffline:
-    """The result of training over an archive."""
+    """The result of training on an archive."""
 
     out: str
     archive: str
@@ -92,18 +92,18 @@ class TrainedOffline:
     batches: str
     """the run's own | cut anew."""
     settings: tuple[str, ...]
-    """Those that differ from the recipe's, as `key: before -> now`."""
+    """Settings that differ from the recipe's, as `key: before -> now`."""
     fingerprint: Mapping[str, str]
-    """Software and hardware that the numbers depend on."""
+    """The software and hardware that decide the bits of the weights."""
     trained: int
     """Groups."""
     counts: Untrained | None
-    """None of the run's own batches."""
+    """None for the run's own batches."""
     weights_hash: str
     versions: tuple[OfflineVersion, ...]
 
     def report(self) -> dict[str, object]:
-        """Return what the report in the folder says."""
+        """Return the content of the report in the folder."""
         report = {one.name: getattr(self, one.name) for one in fields(self)}
         hash_, counts = report.pop("weights_hash"), report.pop("counts")
         del report["out"], report["versions"]
@@ -111,23 +111,22 @@ class TrainedOffline:
         return found
 
     def to_json(self) -> Mapping[str, object]:
-        """Return the folder, what its report says, and the versions."""
+        """Return the folder, the content of its report, and the versions."""
         return {"out": self.out, **self.report(), "versions": self.versions}
 
 
 def train_offline(
     source: str | Path, out: Path, request: TrainingRequest, tell: ReportProgress = lambda _done, _total: None
 ) -> TrainedOffline:
-    """Train a policy over an archive into a new folder, whole or not at all.
+    """Train a policy on an archive into a new folder, which appears only when complete.
 
-    The folder has the last weights in Hugging Face's layout, a line for each version in `batches.jsonl`, and in
-    `training.json` what is returned. The same archive and settings give the same weights, wherever the fingerprint is
-    the same.
+    The folder has the last weights in Hugging Face's layout, a line for each version in `batches.jsonl`, and the result
+    in `training.json`. The same archive and settings give the same weights on every machine with the same fingerprint.
 
     Raises:
-        UsageError: No such archive, policy or start, settings that cannot be, too few groups for a batch.
-        ArchiveCorrupt: A file is not what the manifest says.
-        LineageBroken: The start, or a batch, cannot be had from what is archived.
+        UsageError: No such archive, policy or start; settings that do not work; too few groups for a batch.
+        ArchiveCorrupt: A file differs from the manifest.
+        LineageBroken: The archive lacks the start, or a group of a batch.
         FolderBusy: Another process makes `out`.
     """
     if not is_single_process():
@@ -148,7 +147,7 @@ def train_offline(
         kept = _write_weights(made, start, folder, request.keep_every)
         versions = _write_lines(folder / BATCHES, kept, lambda done: tell(done, most))
         if not versions:
-            raise UsageError(_explain_nothing(archive, start.learner, counts))
+            raise UsageError(_explain_no_version(archive, start.learner, counts))
         found = TrainedOffline(
             out=str(out),
             archive=str(source),
@@ -169,7 +168,7 @@ def train_offline(
 
 
 def _write_weights(made: Iterable[RemadeVersion], start: Start, folder: Path, every: int) -> Iterator[RemadeVersion]:
-    """Pass versions on, and write the weights of every N-th, the start among them."""
+    """Yield the versions, and write the weights of the start and of every N-th version."""
     if every:
         write_model(start, folder / VERSIONS / str(start.learner.version))
     for one in made:
@@ -179,7 +178,7 @@ def _write_weights(made: Iterable[RemadeVersion], start: Start, folder: Path, ev
 
 
 def _write_lines(path: Path, made: Iterable[RemadeVersion], tell: Callable[[int], None]) -> list[OfflineVersion]:
-    """Write a line for each version as it is made; return these, with the number of their groups."""
+    """Write a line for each version when it is made; return the versions with the number of their groups."""
     versions: list[OfflineVersion] = []
     with path.open("w") as file:
         for one in made:
@@ -191,7 +190,7 @@ def _write_lines(path: Path, made: Iterable[RemadeVersion], tell: Callable[[int]
 
 
 def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Recipe, list[Recipe]]:
-    """Return the policy, the newest recipe as it was, and all revisions with the settings that are asked for."""
+    """Return the policy, the newest recipe unchanged, and all revisions with the changed settings."""
     check_trainer_words(request.sets)
     recorded = archive.revisions()
     revisions = {one.revision: Recipe.from_json(one.recipe) for one in recorded}
@@ -204,11 +203,11 @@ def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Re
         raise UsageError(f"--policy {policy or 'is missing'}: name one of the run's policies, {', '.join(known)}")
     if archive.topics.curated(policy) not in archive.manifest.topics:
         raise UsageError(
-            f"the archive {archive.root} holds no curated groups of policy {policy}: archive curated.{policy} too, or "
-            "make them by `headrace offline curate`"
+            f"the archive {archive.root} holds no curated groups of policy {policy}: add the topic curated.{policy} to "
+            "it with `headrace archive`, or make them with `headrace offline curate`"
         )
     asked = [replace_experiment(recipe, request.like) if request.like else recipe for recipe in before]
-    recipes = [change_recipe(recipe, recipe.name, _words(recipe, policy, request)) for recipe in asked]
+    recipes = [change_recipe(recipe, recipe.name, _list_changes(recipe, policy, request)) for recipe in asked]
     for recipe in recipes:
         check_advantage(recipe, policy)
         check_loss(recipe, policy)
@@ -216,14 +215,14 @@ def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Re
     return policy, before[-1], recipes
 
 
-def _words(recipe: Recipe, policy: str, request: TrainingRequest) -> tuple[str, ...]:
+def _list_changes(recipe: Recipe, policy: str, request: TrainingRequest) -> tuple[str, ...]:
     if request.steps is None:
         return tuple(request.sets)
     own = f"policies.{policy}." if "steps" in recipe.policies[policy].trainer else ""
     return (*request.sets, f"{own}trainer.steps={request.steps}")
 
 
-def _explain_nothing(archive: Archive, learner: Learner, counts: RecordCounts) -> str:
+def _explain_no_version(archive: Archive, learner: Learner, counts: RecordCounts) -> str:
     steps, batch = learner.settings.steps, learner.settings.groups_per_batch
     if learner.version >= steps:
         return (
@@ -236,14 +235,14 @@ def _explain_nothing(archive: Archive, learner: Learner, counts: RecordCounts) -
     )
     if unusable := counts.unusable.total():
         return (
-            f"{could}. {unusable} records are unusable, the first is {counts.first_unusable}. Mend that, or make "
+            f"{could}. {unusable} records are unusable, the first is {counts.first_unusable}. Repair them, or make "
             "batches smaller with --set trainer.groups_per_batch=N"
         )
-    return f"{could}: make it smaller with --set trainer.groups_per_batch=N"
+    return f"{could}: make batches smaller with --set trainer.groups_per_batch=N"
 
 
 def _count_possible_versions(archive: Archive, policy: str, learner: Learner) -> int:
-    """Return how many versions there can be."""
+    """Return the largest number of versions that the archive's groups can make."""
     records = archive.manifest.topics[archive.topics.curated(policy)].records
     return min(learner.settings.steps - learner.version, records // learner.settings.groups_per_batch)
 
@@ -261,13 +260,13 @@ def _summarize_untrained(counts: RecordCounts, archive: Archive, policy: str) ->
 
 
 def _write(folder: Path, start: Start, found: TrainedOffline) -> None:
-    """Write the last weights, what lies beside them, and the report."""
+    """Write the last weights with their files, and the report."""
     write_model(start, folder)
     (folder / REPORT).write_text(encode_json(found.report()) + "\n")
 
 
 def write_model(start: Start, folder: Path) -> None:
-    """Write the learner's weights as they are now into a folder, and what lies beside them."""
+    """Write the learner's present weights into a folder, with the files that belong to them."""
     folder.mkdir(parents=True, exist_ok=True)
     named = start.learner.snapshot_weights()
     if start.is_adapter:

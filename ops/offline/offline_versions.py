@@ -1,4 +1,4 @@
-"""Versions made over an archive: of the run's own batches, exactly as they were, or of batches that are cut anew."""
+"""Versions made from an archive: from the run's own batches, or from new batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.ops.offline.archived_groups import (
     ArchivedFirstUses,
     Arrived,
-    arrivals,
+    iterate_arrivals,
     iterate_batches,
     read_history,
 )
@@ -34,13 +34,13 @@ from headrace.trainers.learner.step_metrics import StepMetrics, group_metrics
 from headrace.trainers.versions.remake import hash_learner, train_again
 
 NOT_HERE = ("logprob_gap", "staleness_")
-"""How metrics begin that a step tells by the number of its version: of an engine that has the same weights, which there
-is none of here, and of ages."""
+"""Beginnings of the metrics that are wrong here. They compare with an engine of the same weights, which does not exist
+here, or measure ages by the number of the version."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemadeVersion:
-    """One that was made."""
+    """A version that was made from an archive."""
 
     version: int
     groups: list[DecodedGroup]
@@ -52,20 +52,20 @@ class RemadeVersion:
     expected: str | None = None
     """Hash of the weights that the run had made of the same batch."""
     is_comparable: bool = True
-    """Whether the run made it, and all before it, under the numerics fingerprint of here."""
+    """Whether the run made this version, and all before it, under this machine's numerics fingerprint."""
 
     @property
     def is_equal(self) -> bool | None:
-        """Whether it came out as in the run; None where nothing was expected, or it cannot be compared here."""
+        """Whether it has the hash that it had in the run; None if that is not known, or cannot be compared here."""
         return self.expected == self.weights_hash if self.expected is not None and self.is_comparable else None
 
     @property
     def uses(self) -> list[UseId]:
-        """Those of its groups, in the order in which they were trained."""
+        """Uses of its groups, in the order in which they were trained."""
         return [UseId.of(one.curated) for one in self.groups]
 
     def describe(self) -> OfflineVersion:
-        """Return what is announced of it, without its groups."""
+        """Return the report of it, without its groups."""
         return OfflineVersion(
             version=self.version,
             clock=self.clock,
@@ -81,7 +81,7 @@ class RemadeVersion:
 
 @dataclass(frozen=True, slots=True)
 class OfflineVersion:
-    """What is announced of a version that was made."""
+    """The report of a version that was made from an archive."""
 
     version: int
     clock: int | None
@@ -91,11 +91,11 @@ class OfflineVersion:
     weights_hash: str
     expected: str | None
     equal: bool | None
-    """None where nothing was expected, or it cannot be compared here."""
+    """Whether it has the hash that it had in the run; None if not known, or not comparable here."""
     metrics: StepMetrics
 
     def to_json(self) -> Mapping[str, object]:
-        """Return the fields, without a clock or an expectation that there was not."""
+        """Return the fields, without a clock or an expected hash that is None."""
         report = {one.name: getattr(self, one.name) for one in fields(self)}
         unknown = [*["clock"] * (self.clock is None), *["expected", "equal"] * (self.expected is None)]
         return {name: value for name, value in report.items() if name not in unknown}
@@ -103,19 +103,19 @@ class OfflineVersion:
 
 @dataclass(slots=True)
 class RecordCounts:
-    """What became of the records."""
+    """Counts of the archived records, by what happened to them."""
 
     read: int = 0
     evicted: Counter[str] = field(default_factory=Counter)
-    """Groups that left the window untrained, by verdict."""
+    """Number of groups that left the window untrained, by verdict."""
     unusable: Counter[str] = field(default_factory=Counter)
-    """Records that would be dead letters of a run, by reason."""
+    """Number of records that would be dead letters in a run, by reason."""
     first_unusable: str = ""
-    """What ails the first of these; empty while there is none."""
+    """Why the first of these is unusable; empty if there is none."""
     replays: Counter[str] = field(default_factory=Counter)
-    """Reason to the replays among those that were evicted or unusable."""
+    """Number of replays among the evicted and unusable, by reason."""
     left: int = 0
-    """Groups that waited when the archive was used up, or the last version made."""
+    """Number of groups that waited when the archive was read, or the last version made."""
 
     def count_unusable(self, message: Message, reason: str, detail: str) -> None:
         """Count a record that cannot be trained on."""
@@ -128,7 +128,7 @@ class RecordCounts:
 
 
 def batches_of_the_run(archive: Archive, policy: str, last: int | None) -> list[BatchTrained]:
-    """Return those after the oldest checkpoint, up to a version. Raises UsageError when there are none."""
+    """Return the run's batches after the oldest checkpoint, up to a version. Raises UsageError if there are none."""
     archive.partitions(archive.topics.batches(policy))
     history = read_history(archive, policy)
     first = min(history.checkpoints, default=0)
@@ -160,18 +160,18 @@ def retrain_versions(
 
 
 def train_versions(archive: Archive, policy: str, start: Start, counts: RecordCounts) -> Iterator[RemadeVersion]:
-    """Make a version whenever the window holds a batch, until the archive is used up or the last version made.
+    """Make a version whenever the window holds a batch, until the archive is read or the last version made.
 
     Raises as `Archive.messages` and `Learner.step`.
     """
     topic, learner = archive.topics.curated(policy), start.learner
-    intake, records = _OfflineIntake(archive, topic, start, counts), arrivals(archive, topic)
+    intake, records = _OfflineIntake(archive, topic, start, counts), iterate_arrivals(archive, topic)
     base = hash_learner(learner)
     while learner.version < learner.settings.steps and (record := next(records, None)) is not None:
         intake.add_to_window(record)
         batch = intake.batch()
         if batch:
-            step = learner.step(_sequences(batch, learner, intake.clock), learner.version + 1)
+            step = learner.step(_shift_versions(batch, learner, intake.clock), learner.version + 1)
             groups, found = [one.decoded for one in batch], hash_learner(learner)
             metrics = {**_select_true_metrics(step), **group_metrics(groups, intake.clock)}
             yield RemadeVersion(learner.version, groups, base, found, metrics, clock=intake.clock)
@@ -179,10 +179,10 @@ def train_versions(archive: Archive, policy: str, start: Start, counts: RecordCo
     counts.left = intake.waiting
 
 
-def _sequences(batch: Sequence[PreparedGroup], learner: Learner, clock: int) -> list[TrainingSequence]:
-    """Return a batch's sequences, their tokens as old for the learner as they are by the clock of the log.
+def _shift_versions(batch: Sequence[PreparedGroup], learner: Learner, clock: int) -> list[TrainingSequence]:
+    """Return a batch's sequences with shifted versions, so that the learner sees the ages by the clock of the log.
 
-    It counts ages from its own version, and none is before version 0.
+    The learner counts ages from its own version. No version becomes less than 0.
     """
     shift, most = learner.version - clock, learner.version
     return [
@@ -196,7 +196,7 @@ def _select_true_metrics(metrics: StepMetrics) -> StepMetrics:
 
 
 class _OfflineIntake:
-    """Takes archived records into a trainer's window."""
+    """Puts archived records into a trainer's window."""
 
     def __init__(self, archive: Archive, topic: str, start: Start, counts: RecordCounts) -> None:
         self.clock = 0
@@ -213,7 +213,7 @@ class _OfflineIntake:
         return len(self._window)
 
     def add_to_window(self, arrived: Arrived) -> None:
-        """Take a record in, or count why not."""
+        """Put a record into the window, or count why that is impossible."""
         message, counts = arrived.message, self._counts
         self.clock = max(self.clock, arrived.clock)
         counts.read += 1
@@ -235,33 +235,33 @@ class _OfflineIntake:
         entry = Waiting(
             use_id=UseId.of(curated),
             min_version=curated.min_version,
-            deadline_version=self._deadline(curated),
+            deadline_version=self._find_deadline(curated),
             arrival=counts.read,
             partition=message.partition,
             offset=message.offset,
             payload=found,
             size_bytes=found.size_bytes,
         )
-        self._count(self._window.add(entry))
+        self._count_evictions(self._window.add(entry))
 
     def _decode_group(self, message: Message, curated: CuratedGroup) -> PreparedGroup | None:
-        """Return the decoded group; None for a replay whose first use is not archived. Raises what else ails it."""
+        """Return the decoded group; None for a replay whose first use is not archived. Raises if it is unusable."""
         found = self._first_uses.complete(message, curated)
         if found is None:
             return None
         group = decode_group(self._archive, found)
         return prepare_checked_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, self.clock)
 
-    def _deadline(self, curated: CuratedGroup) -> int:
-        """Return the last clock at which it may be trained on: as the settings say, of a replay as its chain said."""
+    def _find_deadline(self, curated: CuratedGroup) -> int:
+        """Return the last clock at which a group may be trained: by the settings, or for a replay by its chain."""
         return curated.deadline_version if curated.use else curated.min_version + self._settings.max_staleness
 
     def batch(self) -> list[PreparedGroup]:
-        """Return the next batch; nothing while it is to wait."""
-        self._count(self._window.expire(self.clock))
+        """Return the next batch; an empty list if the window must fill first."""
+        self._count_evictions(self._window.expire(self.clock))
         size = count_next_batch(self.waiting, self._settings.groups_per_batch, self._settings.minibatches, 0.0, 0.0)
         return [entry.payload for entry in self._window.pop(size) or ()]
 
-    def _count(self, evictions: Sequence[WindowEviction[PreparedGroup]]) -> None:
+    def _count_evictions(self, evictions: Sequence[WindowEviction[PreparedGroup]]) -> None:
         self._counts.evicted.update(eviction.verdict for eviction in evictions)
         self._counts.replays.update(eviction.verdict for eviction in evictions if eviction.entry.is_replay)

@@ -1,4 +1,4 @@
-"""A Parquet file of sequences, which is there whole or not at all. It needs the extra `parquet`."""
+"""A Parquet file of sequences, which appears only when complete. It needs the extra `parquet`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.infra.errors import UsageError
 
 ROWS_OF_GROUP = 1_000
 TOKENS = 4_000_000
-"""Rows, and tokens in them, that are written at once."""
+"""Number of rows, and of tokens in them, that are written at once."""
 TEXT, INT, FLOAT = "string", "int64", "float64"
 PARQUET_COLUMNS: Mapping[str, str] = {
     "run": TEXT,
@@ -58,7 +58,7 @@ PARQUET_COLUMNS: Mapping[str, str] = {
 class ParquetFile:
     """A new file that takes rows; a context manager.
 
-    Raises UsageError without pyarrow, for a file that is there, and for a folder that cannot be written.
+    Raises UsageError without pyarrow, for a file that exists already, and for a folder that cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,7 +103,7 @@ class ParquetFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the file its name, or remove it."""
+        """Give the file its final name, or remove it after an error."""
         try:
             if kind is None and self._rows:
                 self._flush()

@@ -1,7 +1,6 @@
-"""What a run's curators refused for what the log said then: a version that was not published, a number not issued.
+"""Groups that a run's curators refused because of the log's state then: a version not published, a task not issued.
 
-Whoever curates archived trajectories once more goes by that: what was published and issued when is no question any
-more.
+Curating archived trajectories again uses these refusals, because the state of the log at that time is not known.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ RefusedReasons = dict[tuple[str | int, int], str]
 
 
 def read_first_revision(archive: Archive) -> RecipeRevision:
-    """Return the revision that says what the run's curators ask; one that asks nothing where none is archived.
+    """Return the first revision, which says which checks the curators make; if not archived, a revision without checks.
 
     Raises as `Archive.revisions`.
     """
     return next(iter(archive.revisions()), RecipeRevision())
 
 
-def refusals(archive: Archive, policy_variant: str) -> RefusedReasons:
-    """Return why trajectories were refused, by (partition, offset); nothing where the archive lacks the dead letters.
+def read_refusals(archive: Archive, policy_variant: str) -> RefusedReasons:
+    """Return why trajectories were refused, by (partition, offset); empty if the archive lacks the dead letters.
 
-    A group of an unpublished version a shadow concludes by an outcome: of these this is by (stream, number). Raises
+    A shadow concludes a group of an unpublished version by an outcome: this is by (stream, number). Raises
     ArchiveCorrupt.
     """
     topics, run_id = archive.topics, archive.manifest.run_id

@@ -1,9 +1,9 @@
-"""`headrace replay`: feeds an archive's topics into a Kafka that does not hold them yet, each record once.
+"""`headrace replay`: writes an archive's topics into a Kafka that does not hold them yet, each record once.
 
-Records keep topic, partition, order, key, value, headers and time. One header is added, what the run's curators
-decided: what was published and issued at that time is not known any more. Offsets are new, because the log's own
-markers take up offsets too. Records that are there already must be the archive's first ones: then a killed replay
-continues after them, and otherwise it is refused. The recipe comes last, so that no component joins an incomplete run.
+Records keep topic, partition, order, key, value, headers and time. One header is added: the decision of the run's
+curators, which depended on what was published and issued at that time. Offsets are new, because transaction markers
+take up offsets too. If the topics hold the archive's first records already, a killed replay continues after them; any
+other records are refused. The recipe comes last, so that no component joins an incomplete run.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from headrace.infra.progress import open_progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import parse_store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoredObject
-from headrace.ops.offline.refusals import read_first_revision, refusals
+from headrace.ops.offline.refusals import read_first_revision, read_refusals
 from headrace.schemas.records import RecipeRevision
 from headrace.schemas.topics import NEWEST_OF_KEY, TopicSpec
 
 REPLAYER = "replay"
 MOST_REPLAYED_RECORDS = 2_000
-"""Records in one transaction, at most."""
+"""Largest number of records in one transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The Kafka and the store that an archive is fed into."""
+    """The Kafka and the store that an archive is written into."""
 
     connection: Connection
     store: StoreAddress | None
-    """None where objects could not be put: the recipe names no store, and there is no folder for one."""
+    """None if there is no store for objects: the recipe names none, and there is no folder for an embedded one."""
 
 
 @dataclass(slots=True)
 class Fed:
-    """What became of one topic."""
+    """Counts of the records of one topic that were written, or were there already."""
 
     records: int = 0
     there: int = 0
@@ -69,7 +69,7 @@ class FedTopic:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What was fed."""
+    """The result of a replay: the written topics and objects."""
 
     archive: str
     run: str
@@ -84,28 +84,28 @@ class Replayed:
 
 
 def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterable[str] = ()) -> Replayed:
-    """Feed an archive into the cluster of a run's address, or of a data folder; return what was fed.
+    """Write an archive into the cluster of a run's address, or of a data folder; return what was written.
 
     Args:
         root: The archive.
-        into: `kafka://HOST:PORT/RUN`, of the archive's own run name.
+        into: `kafka://HOST:PORT/RUN`, where RUN is the archived run's name.
         data: A new folder, in which an embedded Kafka and store are started meanwhile.
-        topics: Names without the run's; by default all but the compacted ones, whose offsets are those of another log.
+        topics: Names without the run's; by default all but the compacted ones, which hold offsets of the old cluster.
 
     Raises:
         UsageError: No such archive or topic, another run's name, topics that hold other records.
-        ArchiveCorrupt: A file is not what the manifest says.
+        ArchiveCorrupt: A file differs from the manifest.
         Aborted, KafkaAway, StoreUnavailable: Give the command again; it continues where it stopped.
         Fenced: Another replay took over.
     """
     began, archive = time.monotonic(), Archive(root)
     newest = _find_newest_revision(archive)
     chosen = _choose_topics(archive, topics)
-    with _target(archive, newest, into, data) as target:
-        specs = _specs(archive, newest, chosen)
+    with _open_target(archive, newest, into, data) as target:
+        specs = _list_topics(archive, newest, chosen)
         ensure_topics(target.connection, specs)
         objects = _put_objects(archive, target)
-        found = _feed(archive, target.connection, chosen)
+        found = _write_topics(archive, target.connection, chosen)
     prefix = f"{archive.manifest.run}."
     return Replayed(
         archive=str(root),
@@ -128,7 +128,7 @@ def _find_newest_revision(archive: Archive) -> RecipeRevision:
 
 
 def _choose_topics(archive: Archive, asked: Iterable[str]) -> list[str]:
-    """Return the topics to feed, the recipe last. Raises UsageError for one that is not archived."""
+    """Return the topics to write, the recipe last. Raises UsageError for a topic that is not archived."""
     run, recipe = archive.manifest.run, archive.topics.recipe
     wanted = [f"{run}.{name}" for name in asked]
     for name in wanted:
@@ -139,8 +139,8 @@ def _choose_topics(archive: Archive, asked: Iterable[str]) -> list[str]:
     return [*(name for name in dict.fromkeys(wanted) if name != recipe), recipe]
 
 
-def _specs(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
-    """Return every topic of the run, so that its components find all they need; and those that belong to no recipe."""
+def _list_topics(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
+    """Return every topic of the run, so that its components find all they need, and topics that no recipe names."""
     recipe = Recipe.from_json(newest.recipe)
     specs = recipe.topic_specs_with(archive.revisions()[0].state_partitions or 1)
     held, named = archive.manifest.topics, {spec.name for spec in specs}
@@ -149,7 +149,7 @@ def _specs(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> l
 
 
 @contextmanager
-def _target(archive: Archive, newest: RecipeRevision, into: str | None, data: Path | None) -> Iterator[Target]:
+def _open_target(archive: Archive, newest: RecipeRevision, into: str | None, data: Path | None) -> Iterator[Target]:
     recipe, run = Recipe.from_json(newest.recipe), archive.manifest.run
     if (into is None) == (data is None):
         raise UsageError("give either --into kafka://HOST:PORT/RUN or --data NEW_FOLDER")
@@ -189,7 +189,7 @@ def _put_objects(archive: Archive, target: Target) -> int:
     if target.store is None:
         raise UsageError(
             f"the archive {archive.root} holds {len(held)} objects, but its recipe has no store.endpoint to put them "
-            "into (the run had an embedded store): give --data NEW_FOLDER in place of --into to get an embedded store"
+            "into (the run had an embedded store): give --data NEW_FOLDER instead of --into, to get an embedded store"
         )
     with ObjectStore(replace(target.store, prefix="")) as store, open_progress("putting objects") as tell:
         store.ensure_bucket()
@@ -204,8 +204,8 @@ def _put_objects(archive: Archive, target: Target) -> int:
 # ------------------------------------------------------------------------------------------------------------- records
 
 
-def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[str, Fed]:
-    """Write what is not there yet. The transactional id is the run's: a second replay at once fences the first."""
+def _write_topics(archive: Archive, connection: Connection, topics: list[str]) -> dict[str, Fed]:
+    """Write the missing records. The transactional id is the run's, so a second replay fences the first."""
     whole = sum(archive.manifest.topics[topic].records for topic in topics)
     found = {topic: Fed() for topic in topics}
     with (
@@ -215,7 +215,7 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
         for topic in topics:
             for partition_id in archive.partitions(topic):
                 rest, fed = _add_verdicts(archive, partition_id), found[topic]
-                there = _pass_over(connection, partition_id, rest)
+                there = _skip_written(connection, partition_id, rest)
                 fed.there, fed.records = fed.there + there, fed.records + there
                 for batch in split_into_transactions(rest, MOST_REPLAYED_RECORDS):
                     _write(writer, batch)
@@ -225,38 +225,38 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
 
 
 def _add_verdicts(archive: Archive, partition_id: PartitionId) -> Iterator[Message]:
-    """Yield a partition's messages; trajectories get a header that tells what the run's curators decided of them.
+    """Yield a partition's messages; trajectories get a header with the decision of the run's curators.
 
-    Their dead letters name them by offsets, which are others now. A run of before that rule has no verdicts.
+    The dead letters give the old offsets, which are not valid now. A run of an older release has no such decisions.
     """
     begin, first = archive.topics.trajectories(""), read_first_revision(archive)
     if not partition_id[0].startswith(begin) or not (first.asks_for_published or first.asks_for_issued):
         yield from archive.messages(partition_id)
         return
-    refused = refusals(archive, partition_id[0].removeprefix(begin))
+    refused = read_refusals(archive, partition_id[0].removeprefix(begin))
     for message in archive.messages(partition_id):
         verdict = refused.get((message.partition, message.offset), TAKEN)
         yield replace(message, headers=[*message.headers, (VERDICT_HEADER, verdict.encode())])
 
 
-def _pass_over(connection: Connection, partition_id: PartitionId, archived: Iterator[Message]) -> int:
-    """Draw from the archive what a partition holds; return how much. Raises UsageError when that is anything else."""
+def _skip_written(connection: Connection, partition_id: PartitionId, archived: Iterator[Message]) -> int:
+    """Skip the archived records that a partition holds already; return their number. Raises UsageError for others."""
     count = 0
     if not fetch_end_offsets(connection, [partition_id])[partition_id]:
         return count
     with TopicReader(connection, {partition_id: 0}, REPLAYER) as reader:
         for message in reader.catch_up():
             same = next(archived, None)
-            if same is None or _content(same) != _content(message):
+            if same is None or _get_content(same) != _get_content(message):
                 raise UsageError(
-                    f"{partition_id[0]}[{partition_id[1]}] on {connection.bootstrap} already holds a record at offset "
-                    f"{message.offset} that differs from the archive's: replay into a Kafka without topics of this run"
+                    f"the record at offset {message.offset} of {partition_id[0]}[{partition_id[1]}] on "
+                    f"{connection.bootstrap} differs from the archive: replay into a Kafka without topics of this run"
                 )
             count += 1
     return count
 
 
-def _content(message: Message) -> tuple[Any, ...]:
+def _get_content(message: Message) -> tuple[Any, ...]:
     return message.key, message.value, message.is_null, message.headers, message.timestamp_ms
 
 

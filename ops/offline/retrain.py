@@ -1,8 +1,9 @@
-"""`headrace retrain`: are these weights the result of these batches? Trained again from a checkpoint, hash by hash.
+"""`headrace retrain`: trains on the recorded batches again from a checkpoint, and compares every weight hash.
 
-Versions compare where the numerics fingerprint is equal; the number of threads, which is part of it, is set to what it
-was. An epoch is an unbroken chain of weights under one fingerprint. Where a trainer went on under a new one, it had
-trained the versions since its newest checkpoint again, without publishing them; so does this, before it compares on.
+Versions are comparable if the numerics fingerprint is equal; the number of threads, which is part of it, is set to the
+recorded number. An epoch is an unbroken chain of weights under one fingerprint. When a trainer continued under a new
+fingerprint, it first trained the versions since its newest checkpoint again, without publishing them. This command does
+the same before it compares the next versions.
 """
 
 from __future__ import annotations
@@ -28,33 +29,33 @@ from headrace.trainers.versions.history import History, read_history
 from headrace.trainers.versions.remake import hash_learner, load_learner_at, remake
 
 VersionSpan = tuple[int | None, int | None]
-"""From the newest checkpoint at or below the first (None: the oldest one) to the second (None: the newest version)."""
+"""(begin, end): from the newest checkpoint at or below begin (None: the oldest) to version end (None: the newest)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionStretch:
-    """Consecutive versions of one epoch and fingerprint, and the checkpoint from which they can be made again."""
+    """Consecutive versions of one epoch and fingerprint, and the checkpoint from which they are made again."""
 
     checkpoint: CheckpointPointer
     lead: tuple[BatchTrained, ...]
-    """Versions between the checkpoint and the first of the stretch, which its trainer had trained again as well."""
+    """Versions between the checkpoint and the stretch; the run's trainer had also trained them again."""
     batches: tuple[BatchTrained, ...]
 
     @property
     def fingerprint(self) -> Mapping[str, str]:
-        """Under which the versions were made."""
+        """Fingerprint under which the versions were made."""
         return self.batches[0].fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedVersion:
-    """One version: what was published, and what came out here."""
+    """One version: the published hash, and the hash that it got here."""
 
     version: int
     epoch: int
     expected: str
     got: str | None = None
-    """None where it cannot be compared here."""
+    """Whether the hashes are equal; None if they cannot be compared here."""
     equal: bool | None = None
 
 
@@ -74,13 +75,13 @@ class Retrained:
     run: str
     policy: str
     from_: int
-    """Version of the checkpoint that it began at."""
+    """Version of the checkpoint to begin at."""
     to: int
     comparable: bool
     """Whether all versions could be compared here."""
     fingerprint: Fingerprints
     differing: Sequence[str]
-    """The parts of the fingerprints that differ, in words."""
+    """The differences between the fingerprints, in words."""
     versions: tuple[ComparedVersion, ...]
     ok: bool
 
@@ -88,26 +89,26 @@ class Retrained:
 def retrain(
     run: Run, policy: str | None, span: VersionSpan, tell: ReportProgress = lambda _done, _total: None
 ) -> Retrained:
-    """Make versions again and compare them with those that were published.
+    """Make versions again and compare them with the published versions.
 
-    Raises UsageError for versions that are not there, LineageBroken when something they were made from is gone.
+    Raises UsageError for versions that do not exist, LineageBroken if a group or checkpoint of them is gone.
     """
     name = run.resolve(policy)
     history = read_history(run, name)
-    found = stretches(history, span, f"policy {name} of run {run.address.run}")
-    here_made = (part for part in found if _numerics_for(run, name, part) == part.fingerprint)
+    found = cut_into_stretches(history, span, f"policy {name} of run {run.address.run}")
+    here_made = (part for part in found if _find_numerics(run, name, part) == part.fingerprint)
     total = sum(len(part.lead) + len(part.batches) for part in here_made)
     versions: list[ComparedVersion] = []
-    expected, here = found[0].fingerprint, _numerics_for(run, name, found[0])
+    expected, here = found[0].fingerprint, _find_numerics(run, name, found[0])
     done = 0
     for part in found:
         for one in _compare(run, name, history, part):
-            if one is None or one.equal is not None:  # of what cannot be compared here nothing is trained
+            if one is None or one.equal is not None:  # versions that cannot be compared here are not trained
                 done += 1
                 tell(done, total)
             versions += [one] if one else []
         if versions[-1].equal is None:
-            expected, here = part.fingerprint, _numerics_for(run, name, part)
+            expected, here = part.fingerprint, _find_numerics(run, name, part)
     return Retrained(
         run=run.address.run,
         policy=name,
@@ -121,15 +122,15 @@ def retrain(
     )
 
 
-def stretches(history: History, span: VersionSpan, whose: str) -> list[VersionStretch]:
-    """Cut the versions of a span into what can be made again in one go; `whose` names the policy in errors. No I/O."""
+def cut_into_stretches(history: History, span: VersionSpan, whose: str) -> list[VersionStretch]:
+    """Cut a span of versions into stretches that can be made again; `whose` names the policy in errors. No I/O."""
     begin, end = span
-    start = _checkpoint_at(history, begin, whose)
+    start = _find_checkpoint(history, begin, whose)
     newest = history.batches[-1].version if history.batches else start
     if begin is not None and begin > newest:
         raise UsageError(
             f"--from {begin} is above {newest}, the newest version of {whose}: give {min(history.checkpoints)} to "
-            f"{newest}. Training begins at the checkpoint at or before it: there are "
+            f"{newest}. Training begins at the newest checkpoint at or below --from; there are checkpoints of versions "
             f"{', '.join(map(str, sorted(history.checkpoints)))}"
         )
     if not start < (newest if end is None else end) <= newest:
@@ -150,9 +151,9 @@ def stretches(history: History, span: VersionSpan, whose: str) -> list[VersionSt
     return found
 
 
-def _checkpoint_at(history: History, begin: int | None, whose: str) -> int:
+def _find_checkpoint(history: History, begin: int | None, whose: str) -> int:
     if not history.checkpoints:
-        raise LineageBroken(f"{whose} has no checkpoint yet: it has not begun, or its topics are gone")
+        raise LineageBroken(f"{whose} has no checkpoint yet: its trainer has not begun, or the topics are gone")
     kept = [version for version in history.checkpoints if begin is None or version <= begin]
     retired = max((version for version in history.retired if begin is not None and version <= begin), default=-1)
     if retired > max(kept, default=-1):
@@ -168,19 +169,19 @@ def _checkpoint_at(history: History, begin: int | None, whose: str) -> int:
     return min(kept) if begin is None else max(kept)
 
 
-def _numerics_for(run: Run, policy: str, part: VersionStretch) -> dict[str, str]:
-    """Return this machine's fingerprint for a stretch, with as many threads as it had."""
+def _find_numerics(run: Run, policy: str, part: VersionStretch) -> dict[str, str]:
+    """Return this machine's fingerprint for a stretch, with the stretch's number of threads."""
     pin_threads(int(part.fingerprint.get("threads", "0")))
     return numerics_here(run.revisions[part.batches[0].revision].trainer_of(policy))
 
 
 def _compare(run: Run, policy: str, history: History, part: VersionStretch) -> Iterator[ComparedVersion | None]:
-    """Yield each version of a stretch, compared; before them None for each version that only leads there (`lead`)."""
-    if _numerics_for(run, policy, part) != part.fingerprint:
+    """Yield each version of a stretch, compared; before them None for each version of `lead`."""
+    if _find_numerics(run, policy, part) != part.fingerprint:
         yield from (ComparedVersion(batch.version, batch.epoch, batch.weights_hash) for batch in part.batches)
         return
     assert history.published is not None  # noqa: S101 - it came with the first checkpoint
-    learner = begin_at(run, part.checkpoint, history.files, run.revisions[part.batches[0].revision])
+    learner = restore_learner(run, part.checkpoint, history.files, run.revisions[part.batches[0].revision])
     batches = (*part.lead, *part.batches)
     for remade in remake(find_groups_run(run), policy, learner, batches, run.revisions):
         batch, got = remade.batch, hash_learner(learner)
@@ -190,8 +191,8 @@ def _compare(run: Run, policy: str, history: History, part: VersionStretch) -> I
             yield ComparedVersion(batch.version, batch.epoch, batch.weights_hash, got, got == batch.weights_hash)
 
 
-def begin_at(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
-    """Return a learner at a checkpoint. Raises LineageBroken when its object is gone or is another."""
+def restore_learner(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
+    """Return a learner at a checkpoint. Raises LineageBroken if its object is gone or has other content."""
     try:
         return load_learner_at(run, pointer, files, recipe)
     except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:

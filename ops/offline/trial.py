@@ -1,7 +1,7 @@
 """`headrace try`: a few episodes of a recipe and one step of its trainers, with no server, no run and no warm start.
 
-Each part is the one that a run has: the feeder's task source, the workers' episodes, the curators' partition with its
-chain, the trainer's advantages and learner. Only what lies between them, Kafka and the store, is left out.
+It uses the code of a run: the feeder's task source, the workers' episodes, the curators' partition with its chain, the
+trainer's advantages and learner. Only Kafka and the store between them are left out.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from headrace.schemas.ids import GroupId
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 
 SILENT_S = 10.0
-"""Between two reports of where episodes wait."""
+"""Seconds between two reports of where episodes wait."""
 
 
 class OwnCodeFailed(HeadraceError):
-    """The user's code raised; the message ends with the traceback from their first line on."""
+    """The user's code raised; the message ends with the traceback from the first line of that code on."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """What `headrace try` was asked for."""
+    """The options of `headrace try`."""
 
     recipe: Recipe
     tasks: int = 2
-    """Tasks of each workflow."""
+    """Number of tasks of each workflow."""
     workflow: str | None = None
-    """The only one to play; all of them if None."""
+    """The only workflow to play; None for all."""
     answers: Sequence[str] = ()
-    """`TEXT` or `POLICY=TEXT`: what a policy says, call by call, instead of generating."""
+    """`TEXT` or `POLICY=TEXT`: the answers that a policy gives, call by call, instead of generating."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class EpisodeFailed:
     """`stream:number:sample`."""
     task_id: str
     failure: Failure
-    """As a worker records it, its traceback from the user's first line on; empty where none of theirs took part."""
+    """The failure as a worker records it. Its traceback begins at the user's first line; empty without user code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Tried:
 
     @property
     def is_sound(self) -> bool:
-        """Whether neither an episode failed nor a data algorithm, and no group was malformed."""
+        """Whether no episode and no data algorithm failed, and no group was malformed."""
         groups = [group for policy in self.policies.values() for group in policy.groups]
         return not (self.failures or any(one.verdict == "dead" or one.reason == "invalid" for one in groups))
 
@@ -88,26 +88,26 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
     """Play a recipe's first tasks, put them through its chain, and take one optimizer step of each trainer.
 
     Args:
-        request: What is asked for.
-        say: Told where episodes wait when none ends for long.
+        request: The options.
+        say: Reports where episodes wait if none ends for long.
 
-    Raises UsageError for a recipe that cannot be played here, and OwnCodeFailed where the user's code raises outside of
-    an episode: what it raises in one is in the result.
+    Raises UsageError for a recipe that cannot be played here, and OwnCodeFailed if the user's code raises outside of an
+    episode. Errors inside an episode are in the result.
     """
     recipe, began = request.recipe, time.monotonic()
     with report_own_code(), tempfile.TemporaryDirectory() as folder:
         refuse(examine_trial(recipe))
-        workflows = _workflows(request)
+        workflows = _choose_workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = answers_by_policy(policies, request.answers)
         asked = [one for workflow in workflows for one in _draw_tasks(recipe, workflow, request.tasks)]
-        starts = {policy: _start(recipe, policy) for policy in policies}
+        starts = {policy: _make_start(recipe, policy) for policy in policies}
         played = _play(recipe, starts, asked, answers, Path(folder), say)
         tried = {
             policy: try_policy(recipe, start, [one for one in played if one[0].policy == policy], policy in answers)
             for policy, start in starts.items()
         }
-    failures = _failures([group for group, _ in played])
+    failures = _list_failures([group for group, _ in played])
     episodes = sum(task.n_asked for task, _ in asked)
     return Tried(recipe.name, round(time.monotonic() - began, 1), episodes, failures, tried)
 
@@ -123,7 +123,7 @@ def report_own_code() -> Iterator[None]:
         raise
 
 
-def _workflows(request: TrialRequest) -> tuple[str, ...]:
+def _choose_workflows(request: TrialRequest) -> tuple[str, ...]:
     there = tuple(request.recipe.workflows)
     if request.workflow is None:
         return there
@@ -133,15 +133,15 @@ def _workflows(request: TrialRequest) -> tuple[str, ...]:
 
 
 def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Task, WorkflowSpec]]:
-    """Yield the first tasks that a run's feeder would issue, and how they are played."""
+    """Yield the first tasks that a run's feeder would issue, each with the settings of its workflow."""
     source, spec = build_task_source(recipe, workflow), build_workflow_spec(recipe, workflow)
     for number in range(count):
         bare = build_common_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw(is_strict=True).problem)
         yield build_training_task(recipe, bare, 0), spec
 
 
-def _start(recipe: Recipe, policy: str) -> Start:
-    """Return version 0 of a policy, and a learner whose version is one optimizer step of one process."""
+def _make_start(recipe: Recipe, policy: str) -> Start:
+    """Return version 0 of a policy, with a learner in one process that takes one optimizer step per version."""
     alone = {"minibatches": 1, "processes": 1, "tensor_parallel": 1}
     return start_from_model(recipe, policy, recipe.trainer_of(policy).model_copy(update=alone))
 
@@ -175,7 +175,7 @@ def _play(
             worker="trial",
             region="",
             head=lambda _policy: 0,
-            reachability=Reachability(longest_wait_s=0),  # who tries wants to hear of it, and not to wait
+            reachability=Reachability(longest_wait_s=0),  # a user who tries a recipe wants the error at once
         )
         return [encode_group(group) for group in asyncio.run(_play_watched(asked, context, say))]
 
@@ -188,14 +188,14 @@ async def _play_watched(
     while not (await asyncio.wait({playing}, timeout=SILENT_S))[0]:
         limit_s = asked[0][1].episode_limit_s
         say(
-            f"the episodes have run for {time.monotonic() - began:.0f} s; most wait at {find_common_wait()}. The limit "
-            f"is {limit_s:g} s (rollout.episode_limit_s); --set rollout.episode_limit_s=20 makes it shorter"
+            f"the episodes have run for {time.monotonic() - began:.0f} s; most wait at {find_common_wait()}. They end "
+            f"after {limit_s:g} s (rollout.episode_limit_s); --set rollout.episode_limit_s=20 makes this shorter"
         )
     return playing.result()
 
 
-def _failures(groups: Sequence[TrajectoryGroup]) -> tuple[EpisodeFailed, ...]:
-    """Return every episode that failed, once, though each policy's group records it."""
+def _list_failures(groups: Sequence[TrajectoryGroup]) -> tuple[EpisodeFailed, ...]:
+    """Return every failed episode once, although the group of each policy records it."""
     found = {}
     for group in groups:
         for failure in group.failures:

@@ -1,4 +1,4 @@
-"""One policy of a trial: what the recipe's chain makes of its groups, and one optimizer step of its trainer."""
+"""One policy of a trial: the decisions of the recipe's chain on its groups, and one optimizer step of its trainer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.infra.own_frames import cut_traceback
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import STORE_NAME
 from headrace.infra.weights.files import TOKENIZER_FILE
-from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, advantages_of, see_group
+from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, compute_shown_advantages, see_group
 from headrace.ops.offline.archived_start import Start
 from headrace.producers.rollout.group_records import build_outgoing, encode_claim
 from headrace.schemas import codec
@@ -32,28 +32,28 @@ RUN_ID = "trial"
 
 @dataclass(frozen=True, slots=True)
 class GroupTried:
-    """A group, and what the recipe's chain made of it."""
+    """A group, and the decision of the recipe's chain on it."""
 
     verdict: str
     """kept | dropped | dead."""
     reason: str
     """Reason of a drop or a dead letter."""
     rejected: dict[str, str]
-    """Trajectories of it that the chain rejected, to the reason."""
+    """Ids of its trajectories that the chain rejected, to the reason."""
     group: GroupSeen
 
 
 @dataclass(frozen=True, slots=True)
 class StepTried:
-    """One optimizer step over the groups that the chain kept, or over all of them where it kept none."""
+    """One optimizer step on the groups that the chain kept, or on all groups if it kept none."""
 
     groups: int
     chain_kept: int
-    """Groups that the chain kept."""
+    """Number of groups in the step."""
     tokens: int
-    """Tokens that were trained on."""
+    """Number of tokens that were trained on."""
     loss: float | None
-    """None where it was not finite, and so no step was taken."""
+    """None if it was not finite, so that no step was taken."""
     grad_norm: float | None
     """Norm of the gradient before it is clipped."""
     has_advantages: bool
@@ -63,7 +63,7 @@ class StepTried:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTried:
-    """What one policy did and would learn."""
+    """The result of a trial for one policy."""
 
     model: str
     """Origin of its weights, in words."""
@@ -74,13 +74,13 @@ class PolicyTried:
     groups: tuple[GroupTried, ...]
     step: StepTried | None
     no_step: str
-    """Why there is no step."""
+    """Why there is no step; empty if there is one."""
 
 
 def try_policy(
     recipe: Recipe, start: Start, groups: Sequence[tuple[TrajectoryGroup, bytes]], has_given_answers: bool
 ) -> PolicyTried:
-    """Put a policy's groups, with their bytes, through its chain, and take one step over what is kept."""
+    """Put a policy's groups, with their bytes, through its chain, and take one step on the kept groups."""
     policy = groups[0][0].policy
     fates = _curate(recipe, policy, groups)
     taken, advantages, step, no_step = _try_step(start, fates)
@@ -103,7 +103,7 @@ def try_policy(
 
 @dataclass(slots=True, eq=False)
 class _Fate:
-    """A group, and what a curator wrote of it."""
+    """A group, and a curator's decision on it."""
 
     group: TrajectoryGroup
     value: bytes
@@ -134,12 +134,12 @@ def _curate(recipe: Recipe, policy: str, groups: Sequence[tuple[TrajectoryGroup,
                 dead_letter = codec.decode(one.value, DeadLetter)
                 fate.verdict, fate.reason = "dead", f"{dead_letter.reason}: {dead_letter.detail}"
             else:
-                _note(codec.decode(one.value, Outcome), fate)
+                _note_outcome(codec.decode(one.value, Outcome), fate)
         fates.append(fate)
     return fates
 
 
-def _note(outcome: Outcome, fate: _Fate) -> None:
+def _note_outcome(outcome: Outcome, fate: _Fate) -> None:
     if outcome.level == "trajectory":
         fate.rejected[outcome.trajectory_id] = outcome.reason
     elif outcome.use == 0:
@@ -149,7 +149,7 @@ def _note(outcome: Outcome, fate: _Fate) -> None:
 def _try_step(
     start: Start, fates: Sequence[_Fate]
 ) -> tuple[list[_Fate], list[AdvantagesBySequence], StepTried | None, str]:
-    """Return which groups are stepped on, their advantages, and the step; or why there is none."""
+    """Return the groups of the step, their advantages, and the step, or why there is none."""
     learner = start.learner
     settings = learner.settings
     taken = [fate for fate in fates if fate.kept is not None] or [fate for fate in fates if fate.group.trajectories]
@@ -162,12 +162,12 @@ def _try_step(
         for fate in taken
     ]
     try:
-        advantages = advantages_of(batch, settings)
+        advantages = compute_shown_advantages(batch, settings)
         sequences = build_batch_sequences(map(prepare_group, batch), settings)
         metrics = learner.step(sequences, learner.version + 1)
     except HeadraceError as error:
         if cut_traceback(error):
-            raise  # of the user's own code
+            raise  # an error in the user's own code
         return [], [], None, str(error)
     step = StepTried(
         groups=len(batch),

@@ -2,19 +2,19 @@
 
 The order is the guarantee:
 
-1. The store is listed.
-2. All records are read up to the ends of their topics, which are asked for after the listing. A transaction that is
-   open then hides what follows it, and is waited for. A record that comes later names an object that was put shortly
-   before: `put` leaves none older than twelve hours as it is (`TAKEN_AS_STORED`), so that object is young by its date,
-   and what is young is spared.
-3. What was published or taken and is needed no more is announced (ObjectsRetired), in a transaction.
-4. Then each object is checked once more and deleted: one that was written again meanwhile is young. S3 has no
-   conditional deletion, so an object that is written again in the milliseconds between check and deletion is lost. That
-   takes bytes of more than a day ago, made again by a trainer that comes back in just that moment.
+1. The objects of the store are listed.
+2. All records are read up to the ends of their topics, which are asked for after the listing. An open transaction hides
+   the records after it, so this waits until it ends. A record that comes later names an object that was put shortly
+   before. `put` writes an object again if the stored one is older than twelve hours (`TAKEN_AS_STORED`), so that object
+   has a recent date, and objects with a recent date are spared.
+3. Weights and checkpoints that are not needed any more are announced (ObjectsRetired), in a transaction.
+4. Then each object is checked once more and deleted, unless it was written again meanwhile. S3 has no conditional
+   deletion, so an object that is written again in the milliseconds between check and deletion is lost. This can only
+   happen if a trainer resumes in just that moment and makes the same bytes as more than a day ago.
 
-So nothing happens when a topic cannot be read to its end, or holds a record that this build cannot know; and who is
-killed between 3 and 4 is finished by the next. The transactional id is the run's: of two at once the second fences the
-first, unless that has come to 4, where both delete the same.
+So nothing is deleted if a topic cannot be read to its end, or holds a record that this build does not know. If a
+command is killed between 3 and 4, the next one finishes its work. The transactional id is the run's: if two run at
+once, the second fences the first, unless the first has reached 4; then both delete the same objects.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from headrace.infra.store.object_store import SPARED_BY_GC, ListedObject, StoreA
 from headrace.infra.weights.paths import RECENT_VERSIONS
 from headrace.ops.figures.best_version import find_best_version
 from headrace.ops.reading import REPORT_EVERY
-from headrace.ops.retention.keeping import checkpoints_to_retire, ranges_of, weights_to_retire
+from headrace.ops.retention.keeping import checkpoints_to_retire, make_ranges, weights_to_retire
 from headrace.ops.retention.marking import Marker, Unreadable, VersionRef
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
@@ -54,7 +54,7 @@ log = structlog.get_logger()
 
 COLLECTOR = "gc"
 DELETED_AT_ONCE = 8
-"""Objects that are deleted beside one another."""
+"""Number of objects that are deleted in parallel."""
 DELETE_WITHIN = SPARED_BY_GC / 2
 """Time after the listing within which objects are deleted."""
 COLLECTOR_PATIENCE_S = 10.0
@@ -64,23 +64,23 @@ RETIRED = {WEIGHTS: "version that no worker starts from", CHECKPOINTS: "older ch
 
 
 class TooSlow(HeadraceError):
-    """Deleting took so long that the list of needless objects is out of date."""
+    """Deleting took so long that the list of unneeded objects is out of date."""
 
 
 class SharedPrefix(HeadraceError):
-    """Runs of other clusters may have their objects where this run's are, and their records cannot be read."""
+    """Runs of other clusters, whose records cannot be read, may have objects under the same prefix as this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionRequest:
-    """What the command line asked for."""
+    """The options of `headrace gc`."""
 
     keep_versions: int = RECENT_VERSIONS
-    """Newest versions whose weights are kept; a worker's own number if that is more."""
+    """Number of the newest versions whose weights are kept; at least the number that workers need."""
     keep_checkpoints: int | None = None
-    """Newest checkpoints that are kept; None for all."""
+    """Number of the newest checkpoints that are kept; None for all."""
     older_than: timedelta = SPARED_BY_GC
-    """Objects, and records that make others dispensable, must be this old."""
+    """Smallest age of an object to delete, and of a newer version or checkpoint that replaces it."""
     dry_run: bool = False
 
 
@@ -96,7 +96,7 @@ class Doomed:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Some objects."""
+    """Number and bytes of some objects."""
 
     objects: int
     bytes: int
@@ -126,7 +126,7 @@ class RetiredVersions:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What `headrace gc` did, or would do."""
+    """The result of `headrace gc`, or of its dry run."""
 
     run: str
     dry_run: bool
@@ -136,71 +136,71 @@ class Collected:
     records: int
     """Number of records read."""
     none_of_ours: int
-    """Records among them that are of other runs or cannot be decoded."""
+    """Number of records among them that belong to other runs or cannot be decoded."""
     collected: tuple[CollectedKind, ...]
     spared: int
-    """Objects among them that were written again meanwhile, and stay."""
+    """Number of objects that were to be deleted, but were written again meanwhile, and are kept."""
     kept: dict[str, Counted]
-    """Why others stay: named | young | foreign."""
+    """Kept objects by reason: named | young | foreign."""
     retired: tuple[RetiredVersions, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be announced, and then deleted."""
+    """The retirements to announce, and the objects to delete after that."""
 
     retired: dict[tuple[str, str], Ranges]
-    """(policy, weights or checkpoints) to all versions ever retired; only where new ones are."""
+    """(policy, weights or checkpoints) to all retired versions, old and new; only if there are new ones."""
     added: dict[tuple[str, str], Ranges]
-    """The new ones among them."""
+    """The newly retired versions among them."""
     doomed: list[Doomed]
     kept: dict[str, Counted]
-    """Why others stay: named | young | foreign, to how many objects and bytes."""
+    """Kept objects by reason (named | young | foreign), with their number and bytes."""
 
 
 def command(run: Run, request: CollectionRequest, *, rests: bool) -> Collected:
-    """Do what `headrace gc` was asked; `collect`, for a run whose broker this command may have started."""
-    # The recipe's own cluster may have components that this machine knows nothing of.
+    """Call `collect` for `headrace gc`, for a run whose broker this command may have started."""
+    # On a cluster that the recipe names, components may run that this machine does not know of.
     return collect(run, request, rests=rests and not run.recipe.kafka.bootstrap)
 
 
 def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Collected:
-    """Delete what nothing needs, or with a dry run show what that would be; return what was found.
+    """Delete the objects that nothing needs, or in a dry run only find them; return the result.
 
     Args:
         run: The run whose objects are collected.
-        request: What to keep.
+        request: The options.
         rests: Whether it is known that no process writes to the run or its store now.
 
-    Until the first deletion nothing has changed; after it, the next `gc` continues.
+    If it stops before the first deletion, nothing has changed; if it stops later, the next `gc` continues.
 
     Raises:
         UsageError: The age is so low that objects whose records are not written yet could be deleted.
-        SharedPrefix: See there.
+        SharedPrefix: Runs of other clusters may have objects under the same prefix.
         Unreadable, KafkaAway, KafkaRefused: Not all records can be read.
         Fenced: Another `gc` of the run began.
         StoreError: The store failed.
     """
     if request.older_than < SPARED_BY_GC and not rests:
         raise UsageError(
-            f"--older-than must be {SPARED_BY_GC.days}d or more, as a running component may write an object so long "
-            "before the record that names it; less is possible only for a stopped run with an embedded Kafka, given by "
-            "--data"
+            f"--older-than must be {SPARED_BY_GC.days}d or more, because a running component may write an object that "
+            "long before the record that names it. Less is possible only for a stopped run with an embedded Kafka, "
+            "given by --data"
         )
     if request.dry_run:
-        return _report(run, request, *_read_and_plan(run, request), spared=0)
+        return _build_report(run, request, *_read_and_plan(run, request), spared=0)
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COLLECTOR}", run.topic_names)) as writer:
         due_s = seconds_awake_or_asleep() + DELETE_WITHIN.total_seconds()
         marker, plan = _read_and_plan(run, request)
         if plan.retired:
             announce(run, writer, plan)
-    return _report(run, request, marker, plan, spared=_delete(run, request, plan.doomed, due_s))
+    return _build_report(run, request, marker, plan, spared=_delete(run, request, plan.doomed, due_s))
 
 
 def _read_and_plan(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
-    sharing = runs_beside(run)
+    sharing = list_runs_beside(run)
     prefix, listed = run.store_address.prefix, run.store.list_objects()
-    # The clock that dates the objects: ours may be hours ahead of it, and what is on its way would look old.
+    # The store's clock dates the objects. Our clock may be hours ahead of it, and would make new objects look old.
     answers = (run.store.now(one.key) for one in listed)
     now = next((answer for answer in answers if answer is not None), datetime.now(UTC))
     marker = Marker(run.run_id, run.topics, run.recipe.policy_variants, prefix, listed)
@@ -211,11 +211,11 @@ def _read_and_plan(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
 # -------------------------------------------------------------------------------------------------------- what to read
 
 
-def runs_beside(run: Run) -> list[str]:
-    """Return the runs of the cluster whose objects may lie under this run's prefix, this one among them.
+def list_runs_beside(run: Run) -> list[str]:
+    """Return the runs of the cluster whose objects may be under this run's prefix, including this run.
 
-    An offline experiment, for one, begins with the store of its source. Raises SharedPrefix when the prefix is not that
-    of one of them alone: runs of other clusters may then have put objects there.
+    An offline experiment, for example, shares the store of its source. Raises SharedPrefix if the prefix is not the id
+    of one of these runs: then runs of other clusters may have put objects there.
     """
     bucket, prefix = run.store_address.bucket, run.store_address.prefix
     sharing: dict[str, list[RecipeRevision]] = {}
@@ -223,8 +223,8 @@ def runs_beside(run: Run) -> list[str]:
         revisions = read_revisions(RunAddress(run.connection, name))
         if not revisions and _has_records(run.connection, Topics(name).recipe):
             raise Unreadable(
-                f"{Topics(name).recipe} has records, but no recipe revision that can be read. So it is not known where "
-                f"run {name} keeps its objects, and nothing is deleted"
+                f"{Topics(name).recipe} has records, but no readable recipe revision. So it is not known where run "
+                f"{name} keeps its objects, and nothing is deleted"
             )
         if name == run.address.run or any(_can_overlap(revision, bucket, prefix) for revision in revisions):
             sharing[name] = revisions
@@ -239,7 +239,7 @@ def runs_beside(run: Run) -> list[str]:
 
 
 def _can_overlap(revision: RecipeRevision, bucket: str, prefix: str) -> bool:
-    """Return whether a run may have objects under a prefix. Its host is not looked at: it has several names."""
+    """Return whether a run may have objects under a prefix. The store's host is ignored: a host has several names."""
     try:
         url = str(json.loads(revision.store)["url"])
         there = StoreAddress.from_url(url)
@@ -254,7 +254,7 @@ def _has_records(connection: Connection, topic: str) -> bool:
 
 
 def _read(connection: Connection, runs: Iterable[str], marker: Marker) -> None:
-    """Read every topic of these runs, also those of policies and workflows that the recipe has dropped since."""
+    """Read every topic of these runs, including topics of policies and workflows that a recipe has dropped."""
     with translate_kafka_errors("listing topics"):
         known = get_admin(connection).list_topics(timeout=10).topics
     beginnings = tuple(f"{name}." for name in runs)
@@ -274,7 +274,7 @@ def _read(connection: Connection, runs: Iterable[str], marker: Marker) -> None:
 
 
 def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str) -> Plan:
-    """Decide, when all was read. No I/O."""
+    """Decide what to retire and delete, after all records were read. No I/O."""
     before = marker.retired
     at_ms = int((now - request.older_than).timestamp() * 1000)
     retired: dict[tuple[str, str], Ranges] = {}
@@ -285,7 +285,7 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
         if request.keep_checkpoints is not None:
             dropped = checkpoints_to_retire(kept.checkpoints, request.keep_checkpoints, at_ms)
         dropped |= {version for version in kept.checkpoints if before.has_version(policy, CHECKPOINTS, version)}
-        # The best of what is left. What was evaluated lately may still lack a workflow.
+        # The best version that is left. The newest evaluations may still lack a workflow.
         best = find_best_version(
             result
             for written_ms, result in kept.evaluations
@@ -302,12 +302,12 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
         for what, versions, those in ((WEIGHTS, kept.weights, old), (CHECKPOINTS, kept.checkpoints, dropped)):
             gone |= {(policy, what, version) for version in those}
             if new := {version for version in those if not before.has_version(policy, what, version)}:
-                retired[policy, what] = ranges_of(versions, those)
-                added[policy, what] = ranges_of(versions, new)
-    doomed = [Doomed(one, _kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]
+                retired[policy, what] = make_ranges(versions, those)
+                added[policy, what] = make_ranges(versions, new)
+    doomed = [Doomed(one, _find_kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]
     for one, refs in marker.of_versions():
         if refs <= gone:
-            doomed.append(Doomed(one, _kind(one, prefix), RETIRED[next(iter(refs))[1]]))
+            doomed.append(Doomed(one, _find_kind(one, prefix), RETIRED[next(iter(refs))[1]]))
     old_enough = [one for one in doomed if now - one.one.modified >= request.older_than]
     kept_objects = {
         "named": _count(marker.list_own(), [one.one for one in doomed]),
@@ -317,7 +317,7 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
     return Plan(retired, added, old_enough, kept_objects)
 
 
-def _kind(one: ListedObject, prefix: str) -> str:
+def _find_kind(one: ListedObject, prefix: str) -> str:
     return one.key.removeprefix(prefix).partition("/")[0]
 
 
@@ -328,14 +328,14 @@ def _count(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -> 
 
 
 def announce(run: Run, writer: TransactionalWriter, what: Plan) -> None:
-    """Show what is retired; who misses an object afterwards finds the record."""
+    """Publish which versions are retired, so that a reader who misses an object later finds the record."""
     writer.begin()
-    writer.produce(_record(run, policy, kind, ranges) for (policy, kind), ranges in what.retired.items())
+    writer.produce(_build_record(run, policy, kind, ranges) for (policy, kind), ranges in what.retired.items())
     writer.commit()
     log.info("objects.retired", run=run.address.run, policies=sorted({policy for policy, _ in what.retired}))
 
 
-def _record(run: Run, policy_variant: str, what: str, ranges: Ranges) -> Outgoing:
+def _build_record(run: Run, policy_variant: str, what: str, ranges: Ranges) -> Outgoing:
     record = ObjectsRetired(
         run_id=run.run_id,
         policy=policy_of(policy_variant),
@@ -349,14 +349,14 @@ def _record(run: Run, policy_variant: str, what: str, ranges: Ranges) -> Outgoin
 
 
 def seconds_awake_or_asleep() -> float:
-    """Return the seconds of a clock that is never set and runs on while the machine is suspended."""
+    """Return the seconds of a clock that nobody sets and that continues while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: float) -> int:
-    """Delete objects; return how many were left, because they were written again since the listing.
+    """Delete objects; return how many were kept because they were written again since the listing.
 
-    What was written again since then is younger than an object must be, until half of that age has passed: no deletion
+    An object that was written again is recognized by its age until half of the smallest age has passed. No deletion
     begins later. Raises TooSlow.
     """
 
@@ -367,7 +367,7 @@ def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: f
                 "them. After that, an object that was written again could look old. So the rest is kept: give the "
                 "command again to continue"
             )
-        # Looked at last of all: a trainer that comes back and makes the same bytes writes them again.
+        # Checked as late as possible: a trainer that resumes may make the same bytes, and write them again.
         age = run.store.age(one.one.key)
         if age is not None and age < request.older_than:
             return False
@@ -383,7 +383,7 @@ def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: f
     return left
 
 
-def _report(run: Run, request: CollectionRequest, marker: Marker, done: Plan, *, spared: int) -> Collected:
+def _build_report(run: Run, request: CollectionRequest, marker: Marker, done: Plan, *, spared: int) -> Collected:
     return Collected(
         run=run.address.run,
         dry_run=request.dry_run,
@@ -391,15 +391,15 @@ def _report(run: Run, request: CollectionRequest, marker: Marker, done: Plan, *,
         older_than_s=request.older_than.total_seconds(),
         records=marker.records,
         none_of_ours=marker.none_of_ours,
-        collected=tuple(_rows(done.doomed)),
+        collected=tuple(_group_doomed(done.doomed)),
         spared=spared,
         kept=done.kept,
         retired=tuple(RetiredVersions(policy, what, ranges) for (policy, what), ranges in done.added.items()),
     )
 
 
-def _rows(doomed: Iterable[Doomed]) -> Iterator[CollectedKind]:
-    """Yield one row for all of a kind and reason."""
+def _group_doomed(doomed: Iterable[Doomed]) -> Iterator[CollectedKind]:
+    """Yield one row for all objects of a kind and reason."""
     objects, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for one in doomed:
         objects[one.kind, one.why] += 1

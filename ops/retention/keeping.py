@@ -1,7 +1,7 @@
 """Which versions' weights and checkpoints a run still needs. No I/O.
 
-Both rules look at the records that were written before a moment, by default a day ago, as if they were all: what left
-the newest then has had that day to be fetched by workers that had begun to.
+Both rules consider only records that were written before a moment, by default a day ago. So a version that is no longer
+among the newest was replaced at least a day ago, and workers that had begun to fetch it have had that day.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.infra.weights.paths import ANCHOR, RECENT_VERSIONS
 
 @dataclass(frozen=True, slots=True)
 class WrittenVersion:
-    """A version that was published, or a checkpoint that was taken, according to its record."""
+    """A published version, or a checkpoint, according to its record."""
 
     epoch: int
     written_ms: int
@@ -33,15 +33,14 @@ def weights_to_retire(
 ) -> set[int]:
     """Return the versions with weights that nothing needs.
 
-    Kept are the first version; the newest `keep` and what is before them back to an anchor, as a worker begins with
-    them; the best version, back to an anchor too; and whole weights at a checkpoint that is kept, which is several
-    times as large.
+    The kept versions are: the first; the newest `keep` and those before them back to an anchor, because workers begin
+    with these; the best, also back to an anchor; and anchors at a kept checkpoint, which is several times as large.
 
     Args:
-        versions: All that were published.
+        versions: All published versions.
         checkpoints: Versions of the checkpoints that are kept.
-        keep: Number of the newest to keep; a worker's own number if that is more.
-        before_ms: Records that were written later are kept, and not counted.
+        keep: Number of the newest versions to keep; at least the number that workers need.
+        before_ms: Versions that were written later are kept, and not counted.
         best: Version with the highest held-out reward; None if there is none.
     """
     settled = sorted(version for version, one in versions.items() if one.written_ms <= before_ms)
@@ -59,16 +58,16 @@ def weights_to_retire(
 def checkpoints_to_retire(checkpoints: Mapping[int, WrittenVersion], keep: int, before_ms: int) -> set[int]:
     """Return the checkpoints that are not among the newest `keep`.
 
-    The first is kept for ever, and so is the newest of every epoch: the next one was begun from it, on other hardware,
-    and can be made again from no earlier one.
+    The first checkpoint is always kept, and so is the newest of every epoch: the next epoch began from it, on other
+    hardware, and cannot be made again from an earlier one.
     """
     settled = sorted(version for version, one in checkpoints.items() if one.written_ms <= before_ms)
     last_of_epoch = {checkpoints[version].epoch: version for version in sorted(checkpoints)}
     return set(settled[:-keep]) - set(settled[:1]) - set(last_of_epoch.values())
 
 
-def ranges_of(versions: Iterable[int], retired: Collection[int]) -> Ranges:
-    """Return which of some versions are retired, as ranges that hold no other of them."""
+def make_ranges(versions: Iterable[int], retired: Collection[int]) -> Ranges:
+    """Return the retired ones of these versions, as ranges that contain no other of these versions."""
     found: list[tuple[int, int]] = []
     goes_on = False
     for version in sorted(versions):

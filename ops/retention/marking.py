@@ -1,9 +1,9 @@
-"""Which objects of a store some record names. No I/O.
+"""Finds the objects of a store that some record names. No I/O.
 
-An object is named by the hash of its content, 64 hex digits, and a record that names it holds that name as it is: Avro
-writes a string as its bytes. So records are not decoded but looked through, whatever they are, and no kind of record,
-of claim, or of nesting (a curated group holds another record's bytes, a dead letter anything) can be forgotten. What
-looks like a name but is not one only keeps an object in vain. Only what is kept by version is decoded.
+The name of an object is the hash of its content, 64 hex digits. A record that names it holds these characters
+unchanged, because Avro writes a string as its bytes. So records are searched for names, not decoded. This finds the
+names in every kind of record, even if a record is nested in another (in a curated group or a dead letter). If other
+bytes look like a name, an object is kept without need. Only records whose objects are kept by version are decoded.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from headrace.schemas.records import CheckpointPointer, ClaimCheck, EvalResult, 
 from headrace.schemas.topics import Topics, checkpoint_prefix, policy_variant_of, prefix_of_retired
 
 OBJECT_NAME = re.compile(rb"/([0-9a-f]{64})")
-"""The end of a key, but for its suffix."""
+"""The end of a key, without its suffix."""
 OBJECT_KEY = re.compile(r"(?P<kind>[A-Za-z0-9_-]+)/(?P<name>[0-9a-f]{64})(\.[A-Za-z0-9]+)?")
-"""Form of a key after the run's prefix; other keys are not ours."""
+"""Form of a key after the run's prefix; Headrace writes no other keys."""
 
 VersionRef = tuple[str, str, int]
 """(policy or shadow, weights | checkpoints, version)."""
 
 
 class Unreadable(HeadraceError):
-    """A record that may name objects in ways that are not known here: nothing may be deleted."""
+    """A record may name objects in a way that this build does not know, so nothing may be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,18 @@ class Kept:
     weights: dict[int, WrittenVersion] = field(default_factory=dict)
     checkpoints: dict[int, WrittenVersion] = field(default_factory=dict)
     evaluations: list[tuple[int, EvalResult]] = field(default_factory=list)
-    """When each was written, in ms since the epoch, and the result."""
+    """Results of evaluations, each with the time when it was written, in ms since the epoch."""
 
 
 class Marker:
-    """Objects as a listing showed them, and what the records read since then say of them.
+    """The objects of a listing, and which of them the records name that were read after it.
 
     Args:
-        run_id: Id of the run whose versions are reported apart; records of other runs spare whatever they name.
+        run_id: Id of the run whose versions are listed apart; all objects that records of other runs name are kept.
         topics: Topics of that run.
         policy_variants: Policies and shadows of that run.
-        prefix: Under which its objects lie.
-        objects: The listing; read before any record, so that what is put later is not in it.
+        prefix: Prefix of its objects.
+        objects: The listing. It is made before any record is read, so that it lacks objects that are put later.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Marker:
         """Versions that were retired before."""
         self.records = 0
         self.none_of_ours = 0
-        """Messages that are not records of any build; objects that they name are kept as well."""
+        """Number of messages that are not records of any build; objects that they name are kept too."""
         self.foreign: list[ListedObject] = []
-        """Objects whose keys are not ours: they are left alone."""
+        """Objects whose keys Headrace does not write: they are kept."""
         self._run_id, self._state = run_id, topics.state
         self._weights = {topics.weights(policy): policy for policy in self.policies}
         self._evals = {topics.evals(policy): policy for policy in self.policies}
@@ -78,9 +78,9 @@ class Marker:
         self._said = tuple(prefix_of_retired(policy) for policy in self.policies)
         self._objects: defaultdict[bytes, list[ListedObject]] = defaultdict(list)
         self._named: set[bytes] = set()
-        """Listed keys that are named by a record that is kept for ever."""
+        """Listed keys that a record names whose objects are kept for ever."""
         self._versions: defaultdict[bytes, set[VersionRef]] = defaultdict(set)
-        """Other keys to the versions that name them."""
+        """Other listed keys, each with the versions that name it."""
         self._schemas: set[bytes] = set()
         for one in objects:
             match = OBJECT_KEY.fullmatch(one.key.removeprefix(prefix)) if one.key.startswith(prefix) else None
@@ -94,7 +94,7 @@ class Marker:
         self.records += 1
         if not message.value:
             return
-        if not _is_record(message.value):  # its readers refused it too: it is only searched for names
+        if not _is_record(message.value):  # no reader could decode it, so it is only searched for names
             self.none_of_ours += 1
             self._mark_named_objects(message.value)
             return
@@ -106,12 +106,12 @@ class Marker:
         except SchemaError as error:
             where = name_offset(message)
             raise Unreadable(
-                f"{where} cannot be read: {error}. It may name objects, so nothing is deleted: use the newest build of "
-                "Headrace that writes to this run"
+                f"{where} cannot be read: {error}. It may name objects, so nothing is deleted: use the newest release "
+                "of Headrace that writes to this run"
             ) from error
 
     def _fold_version(self, message: Message) -> bool:
-        """Take in a record whose object is kept by its version, or one that retires those; return whether it is one."""
+        """Take in a record whose object is kept by version, or that retires versions; return whether it is either."""
         if message.topic in self._weights:
             return self._fold_event(message, self._weights[message.topic])
         if message.topic != self._state:
@@ -123,7 +123,7 @@ class Marker:
         return bool(found) and self._fold_pointer(message, found[0])
 
     def _fold_evaluation(self, message: Message) -> None:
-        """Take in a result; one that cannot be read makes no version the best, and names no object."""
+        """Take in a result of an evaluation; an unreadable result is skipped, as it names no object."""
         result = read_record(message, EvalResult) if message.topic in self._evals else None
         if result is not None and result.run_id == self._run_id:
             self.policies[self._evals[message.topic]].evaluations.append((message.timestamp_ms, result))
@@ -132,9 +132,9 @@ class Marker:
         event = codec.decode(message.value, WeightsPublished)
         if (event.run_id, policy_variant_of(event.policy, event.variant)) != (self._run_id, policy):
             return False
-        if is_version(event):  # another is a further way to one, and stays as long as that does
+        if is_version(event):  # other events are further ways to a version, and are kept as long as it
             self.policies[policy].weights[event.version] = WrittenVersion(event.epoch, message.timestamp_ms, event.kind)
-        self._name(list_claims(event), (policy, WEIGHTS, event.version), message.value)
+        self._mark_by_version(list_claims(event), (policy, WEIGHTS, event.version), message.value)
         return True
 
     def _fold_pointer(self, message: Message, policy: str) -> bool:
@@ -142,11 +142,11 @@ class Marker:
         if (pointer.run_id, policy_variant_of(pointer.policy, pointer.variant)) != (self._run_id, policy):
             return False
         self.policies[policy].checkpoints[pointer.version] = WrittenVersion(pointer.epoch, message.timestamp_ms)
-        self._name(list_claims(pointer), (policy, CHECKPOINTS, pointer.version), message.value)
+        self._mark_by_version(list_claims(pointer), (policy, CHECKPOINTS, pointer.version), message.value)
         return True
 
-    def _name(self, claims: Iterable[ClaimCheck], ref: VersionRef, value: bytes) -> None:
-        """Take in what names objects by its version, and others (the files beside an anchor) for ever."""
+    def _mark_by_version(self, claims: Iterable[ClaimCheck], ref: VersionRef, value: bytes) -> None:
+        """Take in a record that names objects of its version, and other objects (files of an anchor) for ever."""
         by_version = {name for claim in claims for name in OBJECT_NAME.findall(claim.key.encode())}
         for name in by_version & self._objects.keys():
             self._versions[name].add(ref)
@@ -158,7 +158,7 @@ class Marker:
                 self._named.add(name)
 
     def _check_schema(self, value: bytes) -> None:
-        """Raise UnknownSchema for a record of a build that is newer than all that wrote down their schemas."""
+        """Raise UnknownSchema for a record whose schema is neither known here nor recorded on the recipe topic."""
         name = value[: codec.AVRO_HEADER_BYTES]
         if name not in self._schemas:
             codec.name_of(value)
@@ -173,14 +173,14 @@ class Marker:
                 yield from objects
 
     def of_versions(self) -> Iterator[tuple[ListedObject, set[VersionRef]]]:
-        """Yield the objects that only versions name, with these."""
+        """Yield the objects that only versions name, each with its versions."""
         for name, refs in self._versions.items():
             if name not in self._named:
                 for one in self._objects[name]:
                     yield one, refs
 
     def list_own(self) -> Iterator[ListedObject]:
-        """Yield all objects that are ours."""
+        """Yield all objects whose keys Headrace writes."""
         for objects in self._objects.values():
             yield from objects
 

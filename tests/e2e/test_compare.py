@@ -54,7 +54,7 @@ def test_variants_are_run_on_one_kafka_compared_and_not_run_again(tmp_path: Path
     again = headrace(*words)
 
     assert (again.returncode, json.loads(again.stdout)) == (0, found)
-    assert again.stderr.strip().startswith("2 of 2 runs are there already")
+    assert again.stderr.strip().startswith("2 of 2 runs are finished already")
     assert json.loads((data / "comparison.json").read_text()) == found
     with EmbeddedKafka(data / "kafka", for_a_look=True) as kafka:
         topics = get_admin(Connection(kafka.bootstrap)).list_topics(timeout=60).topics

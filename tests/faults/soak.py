@@ -28,7 +28,7 @@ from rich.table import Table
 
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.run.run import Run
-from headrace.ops.figures.figures import lags
+from headrace.ops.figures.figures import measure_lags
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained
 
@@ -136,7 +136,7 @@ class Lags:
         for message in self._reader.poll(1000, 0):
             batch = codec.decode(message.value, BatchTrained)
             self._read = {(self._run.topics.curated(POLICY), one.partition): one.offset for one in batch.positions}
-        return lags(self._run, self._read)
+        return measure_lags(self._run, self._read)
 
 
 def _memory(launched: Launched) -> dict[str, float]:

@@ -16,7 +16,7 @@ from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.audit.broken_numbers import Scope
-from headrace.ops.audit.evidence import with_record_names
+from headrace.ops.audit.evidence import add_record_names
 from headrace.ops.audit.fold import AuditFold
 from headrace.ops.audit.results import Audit
 from headrace.ops.lineage import group_fate, lineage
@@ -102,7 +102,7 @@ def audited(messages: Iterable[Message]) -> Audit:
 def test_the_audit_counts_whatever_was_said(fuzz: Fuzz) -> None:
     def check(messages: list[Message]) -> None:
         found = audited(messages)
-        named = with_record_names(RUN, found.problems, messages)
+        named = add_record_names(RUN, found.problems, messages)
         json.dumps([asdict(found.groups), [str(problem) for problem in named.listed]])
         unread = [m for m in messages if m.topic == TOPICS.dead_letters and not _readable(m)]
         assert found.unreadable_letters == len(unread)

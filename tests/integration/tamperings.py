@@ -154,7 +154,7 @@ def t11_task_of_a_stream_that_there_is_not(hand: Hand) -> None:
     hand.append(like, task, key=b"ghost:0", headers=hand.renumber(like, stream="ghost", number=0))
 
 
-@tampering("is in flight, but has neither a task to be played nor a group", STOPPED)
+@tampering("is in flight, but has neither a waiting task nor a group", STOPPED)
 def t3_number_that_is_nowhere(hand: Hand) -> None:
     hand.change_body(b"feed", lambda body: body["next"].update(sums=body["next"]["sums"] + 1))
 
@@ -162,7 +162,7 @@ def t3_number_that_is_nowhere(hand: Hand) -> None:
 # --------------------------------------------------------------------------------------------------------- trajectories
 
 
-@tampering("was curated, and no worker produced it")
+@tampering("was curated, but no worker produced it")
 def j1_trajectory_of_a_trained_group_removed(hand: Hand) -> None:
     hand.remove(*hand.about(hand.trajectories, hand.trained[0].number))
 
@@ -172,7 +172,7 @@ def better(group: TrajectoryGroup) -> TrajectoryGroup:
     return replace(group, trajectories=(replace(first, reward=first.reward + 1.0), *others))
 
 
-@tampering("has a curated record whose group is none of those that its workers produced")
+@tampering("has a curated record with a group that no worker produced")
 def j2_trajectory_altered_afterwards(hand: Hand) -> None:
     for message in hand.about(hand.trajectories, hand.trained[0].number):
         hand.put(message, better(codec.decode(message.value, TrajectoryGroup)))
@@ -211,7 +211,7 @@ def j9c_group_of_a_stream_that_there_is_not(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("solver"), lambda offset: offset + 1_000)
 
 
-@tampering("nothing says what became of it")
+@tampering("has no outcome and no dead letter")
 def j10_number_without_an_answer(hand: Hand) -> None:
     hand.remove(*hand.about(hand.outcomes, hand.dropped))
 
@@ -221,7 +221,7 @@ def j12_oldest_trajectories_gone(hand: Hand) -> None:
     hand.cut_head(hand.trajectories, 5)
 
 
-@tampering("does not belong on this partition|was curated, and no worker produced it")
+@tampering("does not belong to this partition|was curated, but no worker produced it")
 def j13_group_on_another_partition(hand: Hand) -> None:
     message = hand.delivery()
     hand.remove(message)
@@ -236,7 +236,7 @@ def c4_curated_record_repeated(hand: Hand) -> None:
     hand.append(hand.about(hand.curated, hand.trained[0].number)[0])
 
 
-@tampering("is at another offset than the batch that trained it says")
+@tampering("is not at the offset that its batch gives")
 def c5_curated_records_reordered(hand: Hand) -> None:
     one = hand.about(hand.curated, hand.trained[0].number)[0]
     found = hand.run.messages[one.topic, one.partition]
@@ -249,7 +249,7 @@ def c8_deadline_later_than_the_bound(hand: Hand) -> None:
     hand.put(message, replace(curated, deadline_version=curated.deadline_version + 10))
 
 
-@tampering("has a curated record, and no outcome says that it was kept|neither trained nor evicted|discarded")
+@tampering("has a curated record, but no outcome says that it was kept|neither trained nor evicted|discarded")
 def c11_dropped_group_curated(hand: Hand) -> None:
     like, number = hand.about(hand.curated, hand.trained[0].number)[0], hand.dropped
     source = hand.about(hand.trajectories, number)[0]
@@ -263,17 +263,17 @@ def c11_dropped_group_curated(hand: Hand) -> None:
 # ------------------------------------------------------------------------------------------------------------- outcomes
 
 
-@tampering("nothing says what became of it")
+@tampering("has no outcome and no dead letter")
 def o1_outcome_of_a_dropped_group_removed(hand: Hand) -> None:
     hand.remove(hand.outcome(hand.dropped)[0])
 
 
-@tampering("was trained, and discarded too")
+@tampering("was both trained and discarded")
 def o4_two_verdicts(hand: Hand) -> None:
     hand.forge_outcome(hand.trained[0].number, verdict="dropped", reason="zero_variance")
 
 
-@tampering("was evicted by the trainer, and no outcome says so", FINISHED)
+@tampering("was evicted by the trainer, but no outcome says so", FINISHED)
 def o9b_outcome_of_an_eviction_removed(hand: Hand) -> None:
     hand.remove(hand.outcome(hand.evicted[2].number, "train")[0])
 
@@ -331,13 +331,13 @@ def a_delta(hand: Hand) -> tuple[Any, WeightsPublished]:
     return [(m, e) for m, e in hand.decoded(hand.weights, WeightsPublished) if e.kind == "delta"][1]
 
 
-@tampering("is a delta of epoch|is labelled")
+@tampering("is a delta of epoch|has the label")
 def w6_base_of_a_delta_altered(hand: Hand) -> None:
     message, event = a_delta(hand)
     hand.put(message, replace(event, base_version=event.base_version - 1))
 
 
-@tampering("is labelled|has weights_hash")
+@tampering("has the label|has weights_hash")
 def w7_object_of_the_next_version(hand: Hand) -> None:
     (message, _), (_, other) = [(m, e) for m, e in hand.decoded(hand.weights, WeightsPublished) if e.kind == "delta"][
         1:3
@@ -358,7 +358,7 @@ tampering.altered("w17d_claim_taken_away", "names no object", lambda hand: hand.
 # ---------------------------------------------------------------------------------------------------------- evaluations
 
 
-tampering.add("v1_result_removed", "is answered, but has no result", lambda hand: hand.remove(hand.all(hand.evals)[0]))
+tampering.add("v1_result_removed", "has all answers, but no result", lambda hand: hand.remove(hand.all(hand.evals)[0]))
 
 
 @tampering("has a result that differs from its answers")
@@ -367,7 +367,7 @@ def v3_result_altered(hand: Hand) -> None:
     hand.put(message, replace(result, avg_at_k=result.avg_at_k + 0.1))
 
 
-@tampering("was issued, and never answered|not all its answers are there")
+@tampering("was issued, but never answered|some of its answers are missing")
 def v5_answer_removed(hand: Hand) -> None:
     hand.remove(hand.all(hand.eval_groups)[0])
 
@@ -379,7 +379,7 @@ def forge_letter(hand: Hand, number: int, **fields: Any) -> None:
     hand.forge_letter(hand.all(hand.trajectories)[0], number, **{"value": b"", **fields})
 
 
-@tampering("is dead, and was trained or discarded too")
+@tampering("is a dead letter, but was also trained or discarded")
 def d5_dead_letter_of_a_trained_group(hand: Hand) -> None:
     forge_letter(hand, hand.trained[0].number)
 
@@ -420,7 +420,7 @@ def s10_checkpoints_exchanged(hand: Hand) -> None:
 # ---------------------------------------------------------------------------------------------------- committed offsets
 
 
-@tampering("nothing says what became of it|committed", LIVE)
+@tampering("has no outcome and no dead letter|committed", LIVE)
 def k1_curators_commit_forward(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("solver"), lambda offset: offset + 10)
 
@@ -448,7 +448,7 @@ def x3_objects_exchanged(hand: Hand) -> None:
 # ------------------------------------------------------------------------------------------------------------- compound
 
 
-@tampering("never concluded|neither a task to be played nor a group")
+@tampering("never concluded|neither a waiting task nor a group")
 def y1_number_vanished(hand: Hand) -> None:
     for topic in (hand.tasks, hand.trajectories, hand.outcomes):
         hand.remove(*hand.about(topic, hand.dropped))
@@ -463,7 +463,7 @@ def y3_two_for_one(hand: Hand) -> None:
     hand.forge_outcome(gone.number, verdict="expired", reason="expired", component="train")
 
 
-@tampering("nothing|never|lost|neither", LIVE)
+@tampering("no outcome|never|lost|neither", LIVE)
 def y5_number_in_flight_vanished(hand: Hand) -> None:
     number = hand.trained[0].number
     for topic in (hand.trajectories, hand.outcomes, hand.curated):

@@ -54,7 +54,7 @@ def change_batch(hand: Hand, version: int, change: Callable[[tuple[GroupUse, ...
     hand.put(message, replace(batch, groups=change(batch.groups)))
 
 
-@rich("it says that its first use is .* curated records before it")
+@rich("its first_back says that its first use is .* curated records before it")
 def rp14_first_back_altered(hand: Hand) -> None:
     message, curated = replay_record(hand)
     hand.put(message, replace(curated, first_back=curated.first_back + 7))
@@ -78,7 +78,7 @@ def swapped_number(hand: Hand) -> int:
     raise AssertionError("nothing of revision 1 was trained")
 
 
-@rich("under recipe revision 1, which the recipe topic lacks|those between are missing")
+@rich("under recipe revision 1, which the recipe topic lacks|the revisions between are missing")
 def sw1_second_revision_removed(hand: Hand) -> None:
     hand.remove(*(m for m, r in hand.decoded(hand.recipe, RecipeRevision) if r.revision == 1))
 
@@ -93,17 +93,17 @@ def restamp(hand: Hand, number: int, *topics: str) -> None:
             hand.put(message, record, headers=hand.renumber(message, revision=0))
 
 
-@rich("recipe revision 0, and was issued under 1")
+@rich("has recipe revision 0, but the task was issued under revision 1")
 def sw5_outcome_of_another_revision(hand: Hand) -> None:
     restamp(hand, swapped_number(hand), hand.outcomes)
 
 
-@rich("is of recipe revision")
+@rich("has recipe revision")
 def sw12_begin_of_a_revision_altered(hand: Hand) -> None:
     hand.change_body(b"feed", lambda body: body["revisions"]["sums"].__setitem__(-1, [1, hand.end - 1]))
 
 
-@rich("does not belong on this partition|no worker produced it|does not match any group")
+@rich("does not belong to this partition|no worker produced it|does not match any group")
 def sw15_partitions_of_another_number(hand: Hand) -> None:
     hand.change_recipes(lambda recipe: recipe["kafka"].update(partitions=8), only=1)
 
@@ -125,7 +125,7 @@ def mg1_merged_object_gone(hand: Hand) -> None:
     hand.lose(merged(hand)[1].weights)
 
 
-@rich("merged delta of versions .* takes version")
+@rich("merged delta of versions .* has version")
 def mg3_result_of_a_merged_delta_altered(hand: Hand) -> None:
     change_merged(hand, weights_hash="0" * 64)
 
@@ -138,7 +138,7 @@ def other(hand: Hand) -> Hand:
     return hand.of(OTHER)
 
 
-@shadow("of solver.other was read by the curators, and nothing says what became of it|never concluded|nothing says")
+@shadow("of solver.other was read by the curators, but has no outcome and no dead letter|never concluded|no outcome")
 def sh1_outcome_of_a_shadow_removed(o: Hand) -> None:
     o.remove(o.outcome(o.dropped)[0])
 

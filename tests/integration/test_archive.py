@@ -206,7 +206,7 @@ def test_a_full_disk_is_told_and_what_was_archived_stands(
 
     with monkeypatch.context() as patch:
         patch.setattr(ContainerWriter, "close", full)
-        with pytest.raises(NoRoom, match="make room, and give the command again"):
+        with pytest.raises(NoRoom, match="free some space, and give the command again"):
             archive(run, tmp_path)
 
     assert archived(tmp_path, run.topics.trajectories("solver")) == before
@@ -287,7 +287,7 @@ def test_a_replay_refuses_topics_that_hold_anything_else(run: Run, keys: None, t
     replay(tmp_path, str(run.address), None)
     say(run, *played(run, [3]))
 
-    with pytest.raises(UsageError, match="that differs from the archive's"):
+    with pytest.raises(UsageError, match="differs from the archive: replay"):
         replay(tmp_path, str(run.address), None)
     with pytest.raises(UsageError, match=f"a replay keeps the name of its run, {run.address.run}"):
         replay(tmp_path, "kafka://127.0.0.1:1/other", None)

@@ -231,7 +231,7 @@ def test_an_outcome_that_is_missing_and_a_batch_that_is_there_twice_are_named_wi
     ]
     assert [problem for problem in found["problems"] if "sums:6" in problem] == [
         (
-            f"sums:6 of solver was produced, and nothing says what became of it ({run}.trajectories.solver[2]@1, "
+            f"sums:6 of solver was produced, but has no outcome and no dead letter ({run}.trajectories.solver[2]@1, "
             f"{run}.tasks.sums[0]@6)"
         )
     ]
@@ -288,5 +288,5 @@ def test_a_store_that_does_not_answer_is_a_problem_and_not_a_crash(made: Made) -
     found = plain(report(replace(made.run, store_address=nowhere), rests=True))
     assert (found["ok"], found["weights_chain_ok"], found["store"]) == (False, False, "away")
     assert [problem.partition(" (")[0] for problem in found["problems"]] == [
-        "the object store cannot be read, so no further object is checked"
+        "the object store cannot be read, so no further objects are checked"
     ]

@@ -9,7 +9,7 @@ from topic_limits import set_limit
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.ops.cluster_checks import ClusterUnfit, Wanted, examine_cluster, examine_run, needs_of, refuse_unfit
+from headrace.ops.cluster_checks import ClusterUnfit, Wanted, examine_cluster, examine_run, find_needs, refuse_unfit
 
 pytestmark = pytest.mark.tools
 
@@ -22,7 +22,7 @@ def test_a_cluster_is_looked_at_once_and_a_setting_that_would_refuse_records_is_
     assert all(finding.ok for finding in examine_cluster(connection, Wanted()))
     assert all(finding.ok for finding in examine_run(f"kafka://{connection.bootstrap}/{run_name}"))
 
-    wanted = needs_of(recipe, recipe.topic_specs)
+    wanted = find_needs(recipe, recipe.topic_specs)
     found = examine_cluster(connection, wanted)
     assert [finding.detail for finding in found if not finding.ok] == []
     ensure_topics(connection, recipe.topic_specs)

@@ -247,7 +247,7 @@ def store_away(scene: Scene, good: Version) -> Row:
     return Row(
         version,
         "the store does not answer",
-        "cannot be read, so no further object is checked",
+        "cannot be read, so no further objects are checked",
         lambda: scene.between._turn("pass"),
     )
 

@@ -36,7 +36,14 @@ from headrace.ops.audit.report import report
 from headrace.ops.figures.weights_history import weights_history
 from headrace.ops.plain_json import plain
 from headrace.ops.retention import collector
-from headrace.ops.retention.collector import Collected, CollectionRequest, SharedPrefix, TooSlow, collect, runs_beside
+from headrace.ops.retention.collector import (
+    Collected,
+    CollectionRequest,
+    SharedPrefix,
+    TooSlow,
+    collect,
+    list_runs_beside,
+)
 from headrace.ops.weights_export import export
 from headrace.producers.engines.contract import Engine, EngineStats
 from headrace.producers.rollout.pauses import Pauses
@@ -229,10 +236,10 @@ def test_what_nothing_needs_goes_and_the_run_is_whole_without_it(
 
     def another_begins(run: Run) -> list[str]:
         TransactionalWriter(run.connection, f"{run.address.run}.gc").close()
-        return runs_beside(run)
+        return list_runs_beside(run)
 
     with monkeypatch.context() as patched:
-        patched.setattr(collector, "runs_beside", another_begins)
+        patched.setattr(collector, "list_runs_beside", another_begins)
         with pytest.raises(Fenced):
             collect(made.run, order, rests=True)
     assert (made.there(), read_history(made.run, "solver").retired) == (everything, ())

@@ -16,7 +16,7 @@ from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.ops.cluster_checks import ClusterUnfit, examine_cluster, needs_of, needs_of_unbegun, refuse_unfit
+from headrace.ops.cluster_checks import ClusterUnfit, examine_cluster, find_needs, find_needs_of_unbegun, refuse_unfit
 from headrace.ops.doctor import Finding
 
 pytestmark = pytest.mark.servers
@@ -79,7 +79,7 @@ def test_with_the_rights_that_are_written_down_a_run_is_begun_written_and_read(
     guarded.allow("alice", run_name, NEEDED)
     connection = guarded.connect("alice")
     recipe = load_recipe("arithmetic", [f"name={run_name}"])
-    wanted = needs_of(recipe, recipe.topic_specs)
+    wanted = find_needs(recipe, recipe.topic_specs)
     refuse_unfit(connection, wanted)
     ensure_topics(connection, recipe.topic_specs)
     refuse_unfit(connection, wanted)
@@ -99,10 +99,10 @@ def test_each_right_that_is_missing_is_named_with_the_option_that_grants_it(
     guarded: GuardedKafka, run_name: str
 ) -> None:
     recipe = load_recipe("arithmetic", [f"name={run_name}"])
-    wanted = needs_of(recipe, recipe.topic_specs)
+    wanted = find_needs(recipe, recipe.topic_specs)
     first, more = wanted.topics[0].name, len(wanted.topics) - 1
     stranger = guarded.connect("bob")
-    assert name_rights(examine_cluster(stranger, needs_of_unbegun(run_name))) == [
+    assert name_rights(examine_cluster(stranger, find_needs_of_unbegun(run_name))) == [
         *(f"{operation} on topic {run_name}.recipe" for operation in ("Create", "Delete", "Describe", "Read", "Write")),
         f"Read on group {run_name}.look",
         f"Write on transactional id {run_name}.look",

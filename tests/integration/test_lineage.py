@@ -301,7 +301,7 @@ def test_a_trajectory_is_opened_trained_or_not(written: Log) -> None:
     assert trained.group.trajectories[0].sequences[0].advantage == pytest.approx(-1 / np.sqrt(2), abs=1e-3)
     assert produced.group.trajectories[0].sequences[0].advantage is None
     for name, says in (
-        ("sums:1:2", r"sample 2 failed \(time_limit\), none of them"), ("sums:9:0", "no worker has produced"),
+        ("sums:1:2", r"sample 2 failed \(time_limit\), but no sums:1:2"), ("sums:9:0", "no worker has produced"),
         ("proofs:1:0", "it has sums"), ("sums:1", "STREAM:NUMBER:SAMPLE"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=says):

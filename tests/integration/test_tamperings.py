@@ -81,6 +81,6 @@ def test_what_can_be_done_to_a_real_log_is_named_on_a_real_broker(real: tuple[Ru
     found = "\n".join(report(run, rests=True, deep=True).problems)
 
     assert re.search(f"sums:{hand.trained[0].number} of solver has more than one curated record", found)
-    assert re.search(f"sums:{hand.trained[1].number} of solver was trained, and discarded too", found)
+    assert re.search(f"sums:{hand.trained[1].number} of solver was both trained and discarded", found)
     assert re.search(r"trajectories\.solver\[0\] before offset 5 are gone", found)
     assert re.search(r"version 0 of solver, announced by .* does not exist", found)

@@ -100,7 +100,7 @@ def believe_what_adds_up(patch: pytest.MonkeyPatch) -> None:
     def curate(self: PolicyNumbers, stream: str, number: int, use: int, *_: object, **__: object) -> None:
         self.pages.mark(stream, number, use, CURATED)
 
-    patch.setattr(PolicyNumbers, "curate", curate)
+    patch.setattr(PolicyNumbers, "mark_curated", curate)
 
 
 def take_in_what_waits(patch: pytest.MonkeyPatch) -> None:

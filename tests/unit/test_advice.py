@@ -53,7 +53,7 @@ def test_one_reward_throughout_is_told_before_the_first_version_and_ends_with_th
 def test_all_groups_dropped_for_one_reason_are_told_with_what_to_do() -> None:
     found = advised(*[group(discarded="stale")] * ENOUGH_GROUPS)
     assert list(found) == ["one_reason"]
-    assert "were discarded as stale. By itself: fresher groups are generated." in found["one_reason"].sentence
+    assert "were discarded as stale. What happens next: workers play newer groups." in found["one_reason"].sentence
     assert "What you can do: raise trainer.max_staleness" in found["one_reason"].sentence
     assert not advised(*[group(discarded="stale")] * ENOUGH_GROUPS, group(discarded="overlong"))
     assert not advised(*[group(discarded="stale")] * ENOUGH_GROUPS, group())

@@ -243,7 +243,7 @@ def test_a_replay_that_vanishes_behind_the_trainers_back_is_found_when_the_run_i
     log.replay(0, 2)
     assert log.audit(STILL).ok
     assert says(log.audit(DRAINED)) == [
-        "sums:0 of solver , use 1, was read by the trainer, and then neither trained nor evicted"
+        "sums:0 of solver , use 1, was read by the trainer, but neither trained nor evicted"
     ], "the second it never read: the run was over first"
     log.evicted(0, "run_end", use=1)
     assert log.audit(DRAINED).ok
@@ -256,7 +256,7 @@ def test_a_replay_whose_use_before_vanished_is_found() -> None:
     log.batch(2, 0, use=2)
     log.weights(1)
     log.weights(2)
-    assert says(log.audit(STILL)) == ["sums:0 of solver , use 2, was asked for, and the use before it never was kept"]
+    assert says(log.audit(STILL)) == ["sums:0 of solver , use 2, is a replay, but the use before it was never kept"]
 
 
 def test_a_dead_task_is_dead_for_all_policies_of_its_workflow() -> None:
@@ -302,7 +302,7 @@ def test_a_group_that_was_refused_as_never_issued_is_no_problem_and_concludes_no
 
 
 def test_a_group_whose_headers_its_curator_refused_is_no_delivery_of_the_number_in_them() -> None:
-    for number, what in ((3, "was read by the curators"), (10**30, "was produced, and never issued")):
+    for number, what in ((3, "was read by the curators"), (10**30, "was produced, but never issued")):
         log = Log()
         log.issued(sums=4)
         for other in range(3):
@@ -400,12 +400,12 @@ Flaw = Callable[[Log], object]
 DOUBLED: list[tuple[Flaw, str]] = [
     (lambda log: log.batch(3, 2), "sums:2 of solver was trained more than once"),
     (lambda log: log.batch(3, 7, 7), "sums:7 of solver was trained more than once"),
-    (lambda log: log.outcome(0), "sums:0 of solver was trained, and discarded too (zero_variance)"),
+    (lambda log: log.outcome(0), "sums:0 of solver was both trained and discarded (zero_variance)"),
     (lambda log: log.outcome(3), "sums:3 of solver was discarded more than once (zero_variance)"),
     (lambda log: log.evicted(3), "sums:3 of solver was discarded more than once (zero_variance)"),
     (lambda log: log.outcome(7, "kept", ""), "sums:7 of solver was kept more than once"),
     (lambda log: log.curated(7), "sums:7 of solver has more than one curated record"),
-    (lambda log: log.letter(0), "sums:0 of solver is dead, and was trained or discarded too"),
+    (lambda log: log.letter(0), "sums:0 of solver is a dead letter, but was also trained or discarded"),
 ]
 
 
@@ -420,7 +420,7 @@ def test_a_use_that_concluded_twice_is_doubled_and_named() -> None:
 def test_what_is_in_flight_when_all_is_drained_is_lost() -> None:
     found = clean().audit(DRAINED)
     assert (found.ok, found.lost, found.policies["solver"].lost) == (False, 5, 4)
-    kept, issued = ", and then neither trained nor evicted", ", and never concluded"
+    kept, issued = ", but neither trained nor evicted", ", but never concluded"
     assert sorted(says(found)) == [
         f"debate:0 of solver was kept{kept}",
         f"debate:1 of judge was issued{issued}",
@@ -444,12 +444,12 @@ def test_groups_that_the_trainer_read_and_that_do_not_fit_into_its_window_are_lo
 
     room = Bounds.of([RECIPE]).waiting["solver"]
     assert room == (1 + 1 + 4) * 32
-    assert not [what for what in says(found(room + 3, room + 2)) if "batches under way" in what]
+    assert not [what for what in says(found(room + 3, room + 2)) if "unfinished batches" in what]
     lost = found(room + 9, room + 7)
     assert lost.lost >= 5
-    [what] = [what for what in says(lost) if "batches under way" in what]
+    [what] = [what for what in says(lost) if "unfinished batches" in what]
     assert what.startswith(f"{room + 5} groups of solver were read by its trainer and neither trained nor evicted")
-    assert what.endswith(f"hold at most {room}: 5 are lost")
+    assert what.endswith(f"hold at most {room}: 5 groups are lost")
 
 
 def test_more_in_flight_than_the_feeder_lets_be_open_are_lost_unless_they_were_sent_back() -> None:
@@ -478,7 +478,7 @@ def test_more_in_flight_than_the_feeder_lets_be_open_are_lost_unless_they_were_s
 
     assert found(most).ok
     lost = found(most + 2)
-    told = f"{most + 2} numbers of solver are in flight, but the feeder lets at most {most} be open: 2 are lost"
+    told = f"{most + 2} tasks of solver are in flight, but the feeder allows at most {most} open tasks: 2 are lost"
     assert (says(lost), lost.lost) == ([told], 2)
     assert found(most + 2, before=most).ok, "issued while the audit read what was concluded"
     assert found(most + 1, reason="redriven", redrives=0).ok, "a number that was sent back is open beside the others"
@@ -496,8 +496,8 @@ def test_a_group_that_expired_long_ago_and_was_neither_trained_nor_evicted_is_na
     for number in range(12):
         log.kept(number, min_version=max(number - 2, 0), max_version=max(number - 2, 0))
     assert says(log.audit(WHOLE)) == [
-        "sums:1 of solver was read by the trainer and is past its deadline, and it was neither trained nor evicted",
-        "sums:4 of solver was read by the trainer and is past its deadline, and it was neither trained nor evicted",
+        "sums:1 of solver was read by the trainer and is past its deadline, but was neither trained nor evicted",
+        "sums:4 of solver was read by the trainer and is past its deadline, but was neither trained nor evicted",
     ]
 
 
@@ -507,7 +507,7 @@ def test_a_number_that_was_concluded_without_having_been_issued_is_lost() -> Non
     log.dropped(-4)
     found = log.audit()
     assert (found.lost, found.policies["solver"].in_flight) == (2, 4)
-    concluded = "of solver was concluded, and never issued"
+    concluded = "of solver was concluded, but never issued"
     assert sorted(says(found)) == [f"sums:-4 {concluded}", f"sums:9 {concluded}"]
     log.dropped(2**60)
     assert f"sums:{2**60} {concluded}" in says(log.audit()), "and costs no memory for those before it"
@@ -518,24 +518,24 @@ def outcome_without_eviction(log: Log) -> None:
 
 
 UNPROVEN: list[tuple[Flaw, str]] = [
-    (lambda log: log.produced(9), "sums:9 of solver was produced, and never issued"),
+    (lambda log: log.produced(9), "sums:9 of solver was produced, but never issued"),
     (
         lambda log: (log.produced(8), log.outcome(8, "kept", "")),
-        "sums:8 of solver was kept, and there is no curated record of it",
+        "sums:8 of solver was kept, but has no curated record",
     ),
-    (lambda log: log.curated(8), "sums:8 of solver has a curated record, and no outcome says that it was kept"),
+    (lambda log: log.curated(8), "sums:8 of solver has a curated record, but no outcome says that it was kept"),
     (
         lambda log: (log.produced(8), log.batch(3, 8)),
-        "sums:8 of solver was trained, and no outcome says that it was kept",
+        "sums:8 of solver was trained, but no outcome says that it was kept",
     ),
-    (lambda log: log.outcome(8), "sums:8 of solver was curated, and no worker produced it"),
+    (lambda log: log.outcome(8), "sums:8 of solver was curated, but no worker produced it"),
     (
         lambda log: log.batch(-1, evictions=(Eviction(GroupUse("sums", 7), "surplus"),)),
-        "sums:7 of solver was evicted by the trainer, and no outcome says so",
+        "sums:7 of solver was evicted by the trainer, but no outcome says so",
     ),
     (
         outcome_without_eviction,
-        "sums:7 of solver was discarded by the trainer (surplus), and no batch record says so",
+        "sums:7 of solver was discarded by the trainer (surplus), but no batch record says so",
     ),
     (lambda log: log.dropped(8, reason=""), "sums:8 of solver was discarded without a reason"),
     (
@@ -601,7 +601,7 @@ def test_beyond_a_hundred_problems_are_only_counted() -> None:
     log.issued(sums=10_000)
     found = log.audit(DRAINED)
     assert (found.lost, len(found.problems.listed), found.problems.more) == (10_000, MOST_LISTED, 9_900)
-    assert says(found)[-1] == "sums:99 of solver was issued, and never concluded"
+    assert says(found)[-1] == "sums:99 of solver was issued, but never concluded"
 
 
 # --------------------------------------------------------------------------------------------------- chain of weights
@@ -610,7 +610,7 @@ def test_beyond_a_hundred_problems_are_only_counted() -> None:
 CHAIN: list[tuple[dict[str, Any], str]] = [
     ({"version": 3, "base_hash": "other"}, "trained from weights other, but the version before it is w2: {}3 and {}4"),
     ({"version": 3, "base_hash": ""}, "trained from weights without a hash, but the version before it is w2: {}3 and"),
-    ({"version": 3, "epoch": 2}, "version 3 of solver is of epoch 2, but the version before of 0: {}4"),
+    ({"version": 3, "epoch": 2}, "version 3 of solver is of epoch 2, but the version before is of 0: {}4"),
     ({"version": 5}, "no batch record names versions 3 to 4 of solver: {}4 follows"),
     ({"version": 2}, "version 2 of solver was trained twice: {}3 and {}4"),
 ]
@@ -707,11 +707,11 @@ def test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_na
     name = "the merged delta of versions 0 to"
     partition = "t.weights.solver[0]"
     assert says(found) == [
-        f"{name} 2 of solver takes version 0 for w1 of epoch 0, but that is w0 of epoch 0: {partition}@5",
-        f"{name} 1 of solver takes version 1 for w2 of epoch 0, but that is w1 of epoch 0: {partition}@6",
-        f"{name} 4 of solver takes version 4 for w4 of epoch 0, but that is not published: {partition}@7",
-        f"{name} 1 of solver takes version 0 for w0 of epoch 1, but that is w0 of epoch 0: {partition}@8",
-        f"{name} 1 of solver takes version 1 for w1 of epoch 1, but that is w1 of epoch 0: {partition}@8",
+        f"{name} 2 of solver has version 0 as w1 of epoch 0, but that version is w0 of epoch 0: {partition}@5",
+        f"{name} 1 of solver has version 1 as w2 of epoch 0, but that version is w1 of epoch 0: {partition}@6",
+        f"{name} 4 of solver has version 4 as w4 of epoch 0, but that version is not published: {partition}@7",
+        f"{name} 1 of solver has version 0 as w0 of epoch 1, but that version is w0 of epoch 0: {partition}@8",
+        f"{name} 1 of solver has version 1 as w1 of epoch 1, but that version is w1 of epoch 0: {partition}@8",
     ]
 
 
@@ -861,7 +861,7 @@ def test_a_merged_delta_names_the_anchor_that_its_version_had_and_is_never_the_l
     log.weights(3, anchor_offset=2, final=True, **merged)
     assert says(log.audit(STILL)) == [
         "t.weights.solver[0]@6 names offset 4 as its anchor, but the nearest anchor is at 2",
-        "t.weights.solver[0]@7 is a merged delta of solver, so it must not be marked as the last version",
+        "t.weights.solver[0]@7 is a merged delta of solver, so it must not be marked as final",
     ]
 
 
@@ -915,8 +915,8 @@ def test_numbers_of_a_workflow_that_was_dropped_or_renamed_are_lost_only_where_t
     begins = {"words": [[0, 0]], "debate": [[0, 0], [1, 2]]}
     found = given_up(given_up_log(), begins, *WORDS_ONCE).audit(DRAINED)
     assert says(found) == [
-        "debate:0 of judge was issued, and never concluded",
-        "debate:1 of judge was issued, and never concluded",
+        "debate:0 of judge was issued, but never concluded",
+        "debate:1 of judge was issued, but never concluded",
     ], "judge had the debate all the time, and solver later"
     solver = found.policies["solver"]
     assert (solver.issued, solver.trained, solver.discarded, solver.lost) == (4, 3, {"zero_variance": 1}, 0)
@@ -926,7 +926,7 @@ def test_numbers_of_a_workflow_that_was_dropped_or_renamed_are_lost_only_where_t
     played.produced(2, "words")
     lost = given_up(played, begins, *WORDS_ONCE).audit(DRAINED)
     assert lost.policies["solver"].lost == 1
-    assert "words:2 of solver was produced, and nothing says what became of it" in says(lost)
+    assert "words:2 of solver was produced, but has no outcome and no dead letter" in says(lost)
 
 
 def test_numbers_of_a_workflow_that_came_back_are_due_from_there_on() -> None:
@@ -940,15 +940,15 @@ def test_numbers_of_a_workflow_that_came_back_are_due_from_there_on() -> None:
     ):
         account = given_up(given_up_log(), {"words": [[0, 0]], "debate": begins}, *before)
         named = [what for what in says(account.audit(DRAINED)) if "never concluded" in what]
-        assert sorted(named) == sorted(f"{one} was issued, and never concluded" for one in lost)
+        assert sorted(named) == sorted(f"{one} was issued, but never concluded" for one in lost)
 
 
 def test_what_the_feeder_may_have_forgotten_is_not_counted_as_open_beside_what_it_issued_since() -> None:
     numbers = PolicyNumbers("solver")
     numbers.forgettable = {"words": 4}
-    numbers.produce("words", 0)
-    numbers.discard("sums", 1, 0, ("curate", "dropped", "length"))
-    assert numbers.open_below({"words": 4, "sums": 3}) == 2
+    numbers.note_produced("words", 0)
+    numbers.mark_discarded("sums", 1, 0, ("curate", "dropped", "length"))
+    assert numbers.count_open_below({"words": 4, "sums": 3}) == 2
 
 
 def live(log: Log, *, passed: int, reached: int) -> Audit:
@@ -964,7 +964,7 @@ def test_a_number_in_flight_is_lost_that_the_workers_are_past_and_of_which_no_gr
     assert says(live(clean(), passed=8, reached=0)) == []
     found = live(clean(), passed=9, reached=0)
     assert found.lost == 1
-    assert says(found) == ["sums:8 of solver is in flight, but has neither a task to be played nor a group"]
+    assert says(found) == ["sums:8 of solver is in flight, but has neither a waiting task nor a group"]
 
 
 def test_what_the_curators_have_read_has_an_answer_also_while_a_run_goes_on() -> None:
@@ -972,11 +972,11 @@ def test_what_the_curators_have_read_has_an_answer_also_while_a_run_goes_on() ->
     log.produced(8)
     assert says(live(log, passed=9, reached=9)) == []
     assert says(live(log, passed=9, reached=10)) == [
-        "sums:8 of solver was read by the curators, and nothing says what became of it"
+        "sums:8 of solver was read by the curators, but has no outcome and no dead letter"
     ]
     log.curated(8)
     assert says(live(log, passed=9, reached=10)) == [
-        "sums:8 of solver has a curated record, and no outcome says that it was kept"
+        "sums:8 of solver has a curated record, but no outcome says that it was kept"
     ]
 
 
@@ -1003,7 +1003,7 @@ def test_a_task_that_the_feeder_does_not_know_is_lost_and_one_beyond_all_numbers
         headers = [("run_id", b"r"), ("stream", b"sums"), ("number", number), ("revision", b"0")]
         log.say(TOPICS.tasks("sums"), b"", headers=headers)
         found = log.audit()
-        assert says(found)[0] == "sums:9 of solver is a task, and the feeder does not know that it was issued"
+        assert says(found)[0] == "sums:9 of solver is a task, but the feeder's snapshot does not count it as issued"
         assert (found.lost >= lost, len(found.problems.listed)) == (True, lost)
 
 
@@ -1173,7 +1173,7 @@ def test_what_a_shadows_curators_have_read_has_an_answer() -> None:
     log = with_shadow(dropped=(2,))
     assert shadowed(log, answered=3).ok
     assert says(shadowed(log, answered=4)) == [
-        "sums:3 of solver.free was read by the curators, and nothing says what became of it"
+        "sums:3 of solver.free was read by the curators, but has no outcome and no dead letter"
     ]
     assert shadowed(with_shadow(), answered=4).ok
 

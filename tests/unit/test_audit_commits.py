@@ -59,7 +59,7 @@ SAYS: list[tuple[Callable[[Case], Case], str]] = [
     (lambda case: moved(case, 5), COMMITTED.format(5) + "but its snapshot t.state[0]@5 is of the later offset 6"),
     (
         lambda case: replace(case, snapshot=None),
-        f"restores {TOPIC}[0] from snapshot 5, but `state` has no snapshot of it",
+        f"restores {TOPIC}[0] from snapshot 5, but `state` lacks that snapshot",
     ),
     (lambda case: replace(case, at=7), f"restores {TOPIC}[0] from snapshot 5, but t.state[0]@7 is newer"),
     (lambda case: of(case, run_id="other"), f"the snapshot t.state[0]@5 of {TOPIC}[0] is of run 'other'"),

@@ -214,55 +214,55 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
     (replaced("outcomes", 0, failures=1), OTHERS),
     (
         altered_afterwards,
-        "sums:1 .* has a curated record whose group is none of those that its workers produced",
+        "sums:1 .* has a curated record with a group that no worker produced",
     ),
-    (put("positions", 0, (0, 7)), "sums:1 of solver is at another offset than the batch that trained it says"),
-    (put("positions", 1, (0, 7)), "sums:1 of solver , use 1, is at another offset than the batch that trained it says"),
+    (put("positions", 0, (0, 7)), "sums:1 of solver is not at the offset that its batch gives"),
+    (put("positions", 1, (0, 7)), "sums:1 of solver , use 1, is not at the offset that its batch gives"),
     (
         replaced("first", deadline_version=8),
-        r"curated.*@0 .* its deadline must be version 7, .* recipe revision 0; it is 8",
+        r"curated.*@0 .* its deadline must be version 7, .* recipe revision 0, but it is 8",
     ),
     (put("versions", 1, 11), "sums:1 of solver , use 1, was trained after its deadline"),
     (
         replaced("again", deadline_version=10),
-        "its deadline must be version 9, .* the replay of recipe revision 0; it is 10",
+        "its deadline must be version 9, .* the replay of recipe revision 0, but it is 10",
     ),
     (replaced("again", min_version=4, deadline_version=10), "its oldest version is 4, but that of its first use is 3"),
     (replaced("again", weight=5.0), "the weight of a replay must be above 0 and at most 1; it is 5.0"),
     (replaced("again", kept=(1,)), "it is a replay, so `group`, `rewards` and `kept` must be empty"),
     (
         replaced("again", first_back=2),
-        "it says that its first use is 2 curated records before it, but that is 1 before it",
+        "its first_back says that its first use is 2 curated records before it, but it is 1 records before it",
     ),
-    (replaced("again", number=5), "it is a replay, but no first use comes before it on its partition"),
+    (replaced("again", number=5), "it is a replay, but its first use is not before it on its partition"),
     (replaced("again", use=2), "it is use 2, but in the chain of recipe revision 0 a group has at most 2 uses"),
     (
         replaced("first", weight=0.5),
-        "it is a first use, so its weight must be 1 and its first_back 0; they are 0.5 and 0",
+        "it is a first use, so its weight must be 1 and its first_back 0, but they are 0.5 and 0",
     ),
     (
         lambda scene: claimed(scene, worker="another"),
         "the group in the object store does not match the record that points to it",
     ),
-    (task_of_another, "it is of task 'q0', but another record of sums:0 names another task"),
-    (other_use, r"its headers say use, recipe revision and oldest version \(0, 0, 3\), its value \(2, 0, 3\)"),
+    (task_of_another, "it names task 'q0', but another record of sums:0 names another task"),
+    (other_use, r"its headers give use, recipe revision and oldest version \(0, 0, 3\), its value gives \(2, 0, 3\)"),
     (
         replaced("first", kept=(0, 2)),
-        r"each of its 2 trajectories, and keep only such; it has 2 rewards and keeps \(0, 2\)",
+        r"each of its 2 trajectories, and keep only these, but it has 2 rewards and keeps \(0, 2\)",
     ),
     (replaced("first", rewards=(math.nan, 0.0)), r"the rewards of its kept trajectories \[0\] are not finite"),
     (replaced("first", kept=(0, 1)), "it leaves out 0 trajectories, but outcomes say so of 1"),
-    (longer_runs, "a sequence has 3 tokens, but versions of 4"),
+    (longer_runs, "a sequence has 3 tokens, but versions for 4"),
     (
         put("stamps", TOPICS.trajectories("solver"), {"min_version": 2}),
-        r"its tokens are of versions \(3, 3\), and its headers say \(2, 3\)",
+        r"its tokens are of versions \(3, 3\), but its headers say \(2, 3\)",
     ),
     (replaced("groups", 0, policy="judge"), "its headers say policy 'solver', its value 'judge'"),
     (replaced("groups", 0, number=7), r"its headers name \('r', 'sums', 0\), its value \('r', 'sums', 7\)"),
     (put("stamps", TOPICS.tasks("sums"), {"attempt": 3}), r"tasks.sums\[0\]@1 .* its headers say .*attempt=3"),
     (put("keys", TOPICS.tasks("sums"), b"sums:5"), "its key is b'sums:5', its headers name sums:0"),
     (letter(0, b"other"), r"dead letter t.dead-letters\[0\]@0 holds other bytes than t.trajectories.solver\[0\]@0"),
-    (letter(9, b"x"), r"t.dead-letters\[0\]@0 is about t.trajectories.solver\[0\]@9, where there is no record"),
+    (letter(9, b"x"), r"t.dead-letters\[0\]@0 is about t.trajectories.solver\[0\]@9, but there is no record there"),
     (attached, "attachment image: k does not exist"),
 ]
 
@@ -289,7 +289,7 @@ def test_a_curated_record_that_was_refused_and_sent_back_is_trained_where_its_co
     scene.positions[0] = (0, 0)
     assert scene.said() == [], "or where it was, if its trainer had not refused it"
     scene.positions[0] = (0, 7)
-    assert any("is at another offset than the batch" in what for what in scene.said())
+    assert any("is not at the offset that its batch gives" in what for what in scene.said())
 
 
 def test_a_dead_letter_about_a_record_that_no_group_is_in_is_right() -> None:

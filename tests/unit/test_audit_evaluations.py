@@ -53,7 +53,7 @@ class Scene:
             headers = Stamp("r", STREAM, number, policy="solver", **of_version).to_headers()
             message = Message(ANSWERS, 0, offset, b"", codec.encode(one), headers)
             assert found.fold_answer(message, "r")
-            found.look_into(found.find_unanswered(message, "r") or one)
+            found.look_at_value(found.find_unanswered(message, "r") or one)
         for offset, number in enumerate(self.tasks):
             message = Message(TASKS, 0, offset, b"", b"", Stamp("r", STREAM, number).to_headers())
             found.take_task(message, "r", {(TASKS, 0): self.passed})
@@ -80,26 +80,29 @@ def result(scene: Scene, number: int, **changes: Any) -> None:
 
 
 SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
-    (unanswered, ["eval.sums:3 of solver was issued, and never answered"]),
+    (unanswered, ["eval.sums:3 of solver was issued, but never answered"]),
     (
         lambda scene: (unanswered(scene), scene.tasks.pop()),
-        ["eval.sums:3 of solver was issued, and never answered"],
+        ["eval.sums:3 of solver was issued, but never answered"],
     ),
     (
         lambda scene: scene.answers.update({9: answer(9, 1.0, 0.0)}),
-        ["eval.sums:9 of solver was answered or is dead, but never issued"],
+        ["eval.sums:9 of solver was answered or is a dead letter, but was never issued"],
     ),
     (
         lambda scene: scene.letters.append(DeadLetter("r", policy="solver", stream=STREAM, number=9)),
-        ["eval.sums:9 of solver was answered or is dead, but never issued"],
+        ["eval.sums:9 of solver was answered or is a dead letter, but was never issued"],
     ),
     (
         lambda scene: scene.tasks.append(9),
-        ["eval.sums:9 is a task, and the feeder does not know that it was issued"],
+        ["eval.sums:9 is a task, but the feeder's snapshot does not count it as issued"],
     ),
     (
         lambda scene: scene.results.pop(),
-        ["2 evaluations of sums are answered, but only 1 have a result", f"{NAME.format(1)} is answered"],
+        [
+            "2 evaluations of sums have all answers, but only 1 of them have a result",
+            f"{NAME.format(1)} has all answers, but no result",
+        ],
     ),
     (
         lambda scene: scene.results.append(scene.results[0]),
@@ -120,11 +123,11 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
     (lambda scene: result(scene, 1, standard_error=-1.0), []),
     (
         lambda scene: scene.results.append(replace(scene.results[1], version=7)),
-        [f"{NAME.format(7)} has a result, but not all its answers are there"],
+        [f"{NAME.format(7)} has a result, but some of its answers are missing"],
     ),
     (
         lambda scene: (scene.results.append(EvalResult("other")), result(scene, 1, run_id="other")),
-        ["2 evaluations of sums are answered", f"{NAME.format(1)} is answered, but has no result"],
+        ["2 evaluations of sums have all answers", f"{NAME.format(1)} has all answers, but no result"],
     ),
 ]
 
@@ -164,7 +167,7 @@ def test_while_a_run_goes_on_an_evaluation_is_lost_once_the_workers_are_past_its
     scene.passed = 3
     assert scene.said(still=False, drained=False) == []
     scene.passed = 4
-    assert scene.said(still=False, drained=False) == ["eval.sums:3 of solver was issued, and never answered"]
+    assert scene.said(still=False, drained=False) == ["eval.sums:3 of solver was issued, but never answered"]
 
 
 def test_a_result_may_come_until_the_evaluator_has_read_all_answers() -> None:

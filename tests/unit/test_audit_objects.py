@@ -21,7 +21,7 @@ from headrace.ops.audit.objects import ObjectChecks
 from headrace.schemas import codec
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, WeightsPublished
 
-STRETCH = "its delta cannot be applied, nor can those after it up to the next anchor"
+STRETCH = "its delta and the deltas after it, up to the next anchor, cannot be applied"
 
 
 def weights(version: int) -> dict[str, Tensor]:
@@ -109,11 +109,11 @@ DAMAGE: list[tuple[Callable[[Scene], object], str]] = [
     ),
     (
         redone(lambda _: encode_delta(weights(1), weights(2), Label("p", 0, 1, 3))),
-        "its delta is labelled Label(policy='p', epoch=0, base_version=1, version=3)",
+        "its delta has the label Label(policy='p', epoch=0, base_version=1, version=3)",
     ),
     (
         lambda scene: scene.events.update({2: replace(scene.events[2], epoch=1)}),
-        "its delta is labelled Label(policy='p', epoch=0, base_version=1, version=2)",
+        "its delta has the label Label(policy='p', epoch=0, base_version=1, version=2)",
     ),
     (
         redone(lambda _: encode_delta(weights(1), weights(9), Label("p", 0, 1, 2), hashes=HASHES)),

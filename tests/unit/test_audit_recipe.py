@@ -36,14 +36,14 @@ def test_a_revision_has_one_content() -> None:
             [replace(FIRST, plug_ins={"new": "b" * 64}), replace(FIRST, plug_ins={"new": "d" * 64})],
             [f"{two} (plug-in new: source {'b' * 12} -> {'d' * 12}): @0 and @2"],
         ),
-        ([replace(FIRST, revision=2)], ["recipe revision 2 follows 0, so those between are missing: @1"]),
+        ([replace(FIRST, revision=2)], ["recipe revision 2 follows 0, so the revisions between are missing: @1"]),
     ):
         assert list(recipe_problems(records(FIRST, *more), {"sums": [[0, 0]]})) == says
 
 
 def test_a_revision_under_which_numbers_were_issued_is_there() -> None:
     [what] = recipe_problems(records(FIRST), {"sums": [[0, 0], [1, 10]]})
-    assert what == "numbers of sums were issued under recipe revision 1, which the recipe topic lacks"
+    assert what == "tasks of sums were issued under recipe revision 1, which the recipe topic lacks"
 
 
 def test_a_run_ends_once_and_with_all_its_steps_where_it_says_so() -> None:
@@ -51,7 +51,7 @@ def test_a_run_ends_once_and_with_all_its_steps_where_it_says_so() -> None:
     assert list(run_end_problems(records(FIRST, ended), {"solver": (9, 9)})) == []
     assert list(run_end_problems(records(FIRST, replace(FIRST, ended="solved")), {"solver": (3, 9)})) == []
     [short] = run_end_problems(records(FIRST, ended), {"solver": (3, 9)})
-    assert short == "the run is marked as done with all steps, but solver is at 3 of 9: @1"
+    assert short == "the run is marked as finished, but solver is at version 3 of 9: @1"
     [twice] = run_end_problems(records(FIRST, ended, replace(FIRST, ended="solved")), {"solver": (9, 9)})
     assert twice == "the run has ended in two ways under recipe revision 0: @1 and @2"
 
@@ -62,7 +62,7 @@ def test_the_schemas_of_records_stand_on_the_recipe_topic() -> None:
     assert list(schema_problems([replace(FIRST, schemas=texts)], seen)) == []
     lacking = {name: text for name, text in texts.items() if name != "RecipeRevision"}
     [what] = schema_problems([replace(FIRST, schemas=lacking)], seen)
-    assert what == "t.recipe[0]@0 is written in a schema that no record of the recipe topic holds"
+    assert what == "t.recipe[0]@0 is written with a schema that no record of the recipe topic holds"
 
 
 def batches(*facts: dict[str, Any]) -> BatchRecords:
@@ -109,4 +109,4 @@ def test_no_version_is_trained_under_an_older_revision_than_the_one_before() -> 
 
 def test_version_nought_has_a_checkpoint_for_ever() -> None:
     assert list(batches().problems([])) == []
-    assert list(batches({}).problems([])) == ["version 0 of solver has no checkpoint, but that one is never deleted"]
+    assert list(batches({}).problems([])) == ["version 0 of solver has no checkpoint, but nothing may delete it"]

@@ -18,9 +18,9 @@ from headrace.app.cli.main import app
 from headrace.app.cli.options import program_name
 from headrace.app.launcher import beginning
 from headrace.app.launcher.beginning import RunOfAnother, begin
-from headrace.app.launcher.components import components_of, parts_of
-from headrace.app.launcher.standing_servers import lines_for, write_keys
-from headrace.app.launcher.watch import servers_of
+from headrace.app.launcher.components import list_components, parts_of
+from headrace.app.launcher.standing_servers import format_recipe_lines, write_keys
+from headrace.app.launcher.watch import make_servers
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.environment import FOR_USERS
@@ -31,7 +31,7 @@ from headrace.infra.recipe.settings import Kafka, Store
 from headrace.infra.run.run import Run
 from headrace.infra.run.up_lease import Holder
 from headrace.infra.store.store_address import StoreAddress
-from headrace.ops.cluster_checks import ClusterUnfit, Wanted, needs_of
+from headrace.ops.cluster_checks import ClusterUnfit, Wanted, find_needs
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import RecipeRevision, WorkerStatus
@@ -52,7 +52,7 @@ def stand_in_servers(*, has_embedded_kafka: bool = False) -> Any:
 
 def words(recipe: str, *sets: str) -> set[str]:
     """What `up` starts, without what it adds for its supervisor."""
-    children = components_of(load_recipe(recipe, sets), "ADDRESS", Path("logs"))
+    children = list_components(load_recipe(recipe, sets), "ADDRESS", Path("logs"))
     said = (" ".join(child.command).partition(" -m headrace ")[2].removesuffix(" --run ADDRESS") for child in children)
     return {" ".join(BY_SUPERVISORS.sub("", one).split()) for one in said}
 
@@ -93,7 +93,7 @@ def test_begin_names_the_parts_what_looks_at_them_and_the_variables_that_each_te
     assert commands == ["feed", "curate", "evaluate", "train", "rollout", "watch", "status", "audit"]
     assert "hush" not in done.output
     assert any(line.endswith("are set here: HEADRACE_KAFKA_CLIENT, HEADRACE_S3_SECRET_KEY") for line in lines)
-    assert lines.index(next(line for line in lines if "look at the run" in line)) == len(lines) - 4
+    assert lines.index(next(line for line in lines if "only show the run" in line)) == len(lines) - 4
 
     monkeypatch.setattr("shutil.which", lambda _: None)
     elsewhere = CliRunner().invoke(app, ["begin", "arithmetic"]).output
@@ -136,7 +136,7 @@ def test_nothing_is_made_on_a_cluster_that_cannot_carry_the_run(monkeypatch: pyt
         monkeypatch.setattr(beginning, name, stand_in)
     with pytest.raises(ClusterUnfit):
         beginning.begin_or_join(stand_in_servers(), recipe, lambda _: None, new_recipe=False)
-    assert asked == [needs_of(recipe, beginning.read_topic_specs(None, recipe))]
+    assert asked == [find_needs(recipe, beginning.read_topic_specs(None, recipe))]
 
 
 def test_a_run_that_another_up_has_taken_is_refused_before_anything_of_it_is_written(
@@ -204,7 +204,7 @@ def test_of_two_that_begin_a_run_at_the_same_moment_the_later_one_is_refused_and
         )
 
     assert begin().run_id == "his"
-    assert order == [needs_of(recipe, specs), "topics are made", Wanted(specs), "his", "it is written"]
+    assert order == [find_needs(recipe, specs), "topics are made", Wanted(specs), "his", "it is written"]
     with pytest.raises(RunOfAnother, match="from another data folder; it is not running"):
         begin()
 
@@ -282,7 +282,7 @@ def test_the_lines_of_servers_are_of_a_recipe_and_the_keys_are_for_their_owner_a
     servers = Servers(Kafka(bootstrap="k:1"), Store(endpoint="s:2"), DataFolder(tmp_path), lambda _: None)
     keys = write_keys(tmp_path / "it's.sh", StoreAddress("s:2", "headrace", "an access", "a'secret"))
 
-    said = lines_for(servers, keys)
+    said = format_recipe_lines(servers, keys)
     lines = [line for line in said.splitlines() if " = " in line]
     assert lines == ['bootstrap = "k:1"', 'endpoint = "http://s:2"']
     assert "secret" not in said
@@ -297,7 +297,7 @@ def test_who_watches_asks_the_servers_of_the_run_and_starts_none() -> None:
     address = RunAddress(Connection("k:1"), "demo")
     run = Run(address, "demo-1", (load_recipe("arithmetic"),), StoreAddress("s:2", "b", "k", "s", secure=True))
 
-    servers = servers_of(run, lambda _: None)
+    servers = make_servers(run, lambda _: None)
     assert (servers.has_embedded_kafka, servers.has_embedded_store) == (False, False)
     assert servers.connection.bootstrap == "k:1"
     assert (servers.store_address.endpoint, servers.store_address.secure) == ("s:2", True)

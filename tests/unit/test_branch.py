@@ -43,7 +43,7 @@ def test_a_folder_that_holds_a_branch_goes_on_as_one_and_takes_no_other(tmp_path
         assert found.parent == "gone-1 solver@4"
         assert (policy.path, policy.model, policy.warm_start) == (str(data.branch / "solver"), {}, None)
         assert found.recipe.trainer == RECIPE.trainer
-    with pytest.raises(UsageError, match=r"began with --branch gone@4: give that one"):
+    with pytest.raises(UsageError, match=r"began with --branch gone@4: give the same --branch"):
         branch(RECIPE, "gone@5", data)
 
 

@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.app.cli import main as cli
-from headrace.app.cli.options import answer, open_console, or_no_verdict
+from headrace.app.cli.options import exit_without_verdict_on_error, open_console, print_answer
 from headrace.infra import log
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
@@ -99,7 +99,7 @@ def test_an_empty_value_is_refused_by_the_word_before_it(capsys: pytest.CaptureF
     for words, after in ((("clean", "--data", ""), "--data"), (("weights", "show", "--data="), "--data")):
         assert refused(capsys, *words) == (
             2,
-            f"error: the value after {after} is empty: give one, or leave {after} out\n",
+            f"error: the value after {after} is empty: give a value, or leave {after} out\n",
         )
     assert "empty" not in refused(capsys, "try", "no-such", "--answer", "", "--answer=")[1]
 
@@ -168,7 +168,7 @@ OFFLINE = {
 
 def test_an_offline_command_and_its_old_spelling_call_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.infra.archive.reading.Archive", lambda _: None)
-    monkeypatch.setattr("headrace.app.cli.offline.answer", lambda *_given, **_more: None)
+    monkeypatch.setattr("headrace.app.cli.offline.print_answer", lambda *_given, **_more: None)
     for words, (target, expected) in OFFLINE.items():
         seen: list[tuple[Any, ...]] = []
         monkeypatch.setattr(target, lambda *given, seen=seen: seen.append(given))
@@ -216,7 +216,7 @@ def test_who_asks_for_json_gets_an_error_as_json_too(
 
 
 def test_numbers_that_json_does_not_know_are_null(capsys: pytest.CaptureFixture[str]) -> None:
-    answer({"most": math.inf, "least": [-math.inf, math.nan], "some": 0.5}, str, as_json=True)
+    print_answer({"most": math.inf, "least": [-math.inf, math.nan], "some": 0.5}, str, as_json=True)
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
@@ -344,7 +344,7 @@ def test_an_error_that_nobody_expected_is_no_verdict_and_keeps_its_traceback(
     monkeypatch.setattr(tool, run_out_of_memory)
     with pytest.raises(SystemExit) as caught:
         cli.main([command, "--run", ADDRESS, "--json"])
-    said, told = capsys.readouterr(), "no verdict, as RuntimeError was raised: out of memory"
+    said, told = capsys.readouterr(), "no verdict, because of RuntimeError: out of memory"
     assert caught.value.code == 3
     assert json.loads(said.out) == {"error": told}
     assert "in run_out_of_memory\n" in said.err
@@ -353,7 +353,7 @@ def test_an_error_that_nobody_expected_is_no_verdict_and_keeps_its_traceback(
 
 def test_what_ends_a_command_on_purpose_ends_it_where_a_verdict_is_given_too() -> None:
     for purpose in (typer.Exit(1), typer.Abort(), typer.BadParameter("no"), UsageError("no"), KeyboardInterrupt()):
-        with pytest.raises(type(purpose)) as caught, or_no_verdict():
+        with pytest.raises(type(purpose)) as caught, exit_without_verdict_on_error():
             raise purpose
         assert caught.value is purpose
 
@@ -410,7 +410,9 @@ def test_what_a_plot_wrote_is_said_beside_an_answer_that_stays_pure(
 
 
 def test_a_redrive_of_a_letter_that_is_refused_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = Redriven("demo", dry_run=False, redriven=(), already=(), refused=(Refused(2, "it is of another run"),))
+    done = Redriven(
+        "demo", dry_run=False, redriven=(), already=(), refused=(Refused(2, "its record belongs to another run"),)
+    )
     monkeypatch.setattr(opened_run, "open_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
     monkeypatch.setattr("headrace.ops.dead_letters.redrive.redrive", lambda *_given, **_more: done)
 
@@ -502,7 +504,7 @@ def test_clean_removes_a_run_and_nothing_else(capsys: pytest.CaptureFixture[str]
 
     assert not folder.root.exists()
     assert precious.exists()
-    assert (code, "not removed" in said) == (2, True)
+    assert (code, "nothing was removed" in said) == (2, True)
 
 
 def test_clean_keeps_what_no_run_has_made_in_a_folder_of_data_or_of_the_cache(
@@ -527,7 +529,7 @@ def test_clean_keeps_what_no_run_has_made_in_a_folder_of_data_or_of_the_cache(
     done = CliRunner().invoke(cli.app, ["clean", "--data", str(folder.root), "--cache"])
 
     assert done.exit_code == 0, done.output
-    assert "kept what they did not: paper.tex (" in done.output
+    assert "kept what runs did not make: paper.tex (" in done.output
     left = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     assert sorted(map(str, left)) == ["mine/weights/final.safetensors", "project/paper.tex"]
 

@@ -18,10 +18,10 @@ from headrace.infra.kafka.advertised import AddressUnreachable, Advertised, refu
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.cluster_sight import SeenCluster, SeenGroup, SeenTopic
 from headrace.ops import cluster_checks, opened_run
-from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, needs_of, needs_of_unbegun, refuse_unfit
+from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, find_needs, find_needs_of_unbegun, refuse_unfit
 
 RECIPE = sums_recipe()
-WANTED = needs_of(RECIPE, RECIPE.topic_specs)
+WANTED = find_needs(RECIPE, RECIPE.topic_specs)
 ALL = frozenset({"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS", "DELETE"})
 SETTINGS = {"group.coordinator.rebalance.protocols": "classic,consumer,streams", "transaction.max.timeout.ms": "900000"}
 SOUND = SeenCluster(
@@ -88,12 +88,12 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
     (
         "topics",
         lambda: replace(SOUND, topics={}, settings={"message.max.bytes": "20000"}),
-        "the brokers have message.max.bytes=20000, and t.tasks.sums would get it: set it to 1048588",
+        "the brokers have message.max.bytes=20000, which t.tasks.sums would get: set it to 1048588",
     ),
     (
         "topics",
         lambda: replace(SOUND, topics={}, settings={"log.message.timestamp.before.max.ms": "1"}),
-        "before.max.ms=1, and",
+        "before.max.ms=1, which",
     ),
     (
         "topics",
@@ -151,16 +151,18 @@ def test_a_grant_names_the_user_that_asked_and_sentences_fit_their_number() -> N
     found = {one.what: one for one in check_cluster(seen, WANTED, "alice b")}
     assert "--allow-principal 'User:alice b' --operation Create" in found["rights"].detail
     assert found["addresses"].detail == "k:1 answers from here"
-    assert found["topics"].detail.endswith(", 1 is to be made")
+    assert found["topics"].detail.endswith(", 1 is missing and will be created")
     two = replace(SOUND, brokers=(Advertised("k", 1), Advertised("l", 1)), topics={})
     found = {one.what: one for one in check_cluster(two, WANTED)}
     assert found["addresses"].detail == "k:1, l:1 answer from here"
-    assert found["topics"].detail == f"{len(WANTED.topics)} are to be made"
+    assert found["topics"].detail == f"{len(WANTED.topics)} are missing and will be created"
 
 
 def test_of_a_run_that_has_not_begun_the_topics_are_not_counted() -> None:
-    [topics] = [one for one in check_cluster(replace(SOUND, topics={}), needs_of_unbegun("t")) if one.what == "topics"]
-    assert topics.detail == "t has not begun: `headrace topics RECIPE` lists those that it needs"
+    [topics] = [
+        one for one in check_cluster(replace(SOUND, topics={}), find_needs_of_unbegun("t")) if one.what == "topics"
+    ]
+    assert topics.detail == "run t has not begun: `headrace topics RECIPE` lists the topics that it needs"
     assert topics.is_note
 
 

@@ -80,7 +80,7 @@ def test_why_nothing_is_due_is_said_for_people() -> None:
         ),
         (
             [event(0, ANCHOR), event(2, base=1)],
-            "left out until the next anchor: the delta of version 2 is not based on version 0",
+            "no merging before the next anchor: the delta of version 2 is not based on version 0",
         ),
     ):
         assert told(*events).explain_nothing().startswith(said)

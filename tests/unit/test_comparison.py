@@ -8,7 +8,7 @@ import pytest
 from drawn_page import drawn
 
 from headrace.app.views.chart import check_picture
-from headrace.app.views.comparison_page import comparison_page, figure_of, plot
+from headrace.app.views.comparison_page import comparison_page, draw_figure, plot
 from headrace.infra.errors import UsageError
 from headrace.ops.compare.comparison import (
     Comparison,
@@ -16,9 +16,9 @@ from headrace.ops.compare.comparison import (
     MeanCurve,
     PlayedRun,
     build_comparison,
-    interval,
-    mean_curve,
-    points_of,
+    compute_interval,
+    compute_mean_curve,
+    list_points,
     student_t,
 )
 from headrace.ops.compare.run_result import GroupsResult, PolicyResult, RunResult, read_result
@@ -36,36 +36,39 @@ def test_the_quantile_of_students_distribution_is_that_of_the_tables() -> None:
 
 def test_an_interval_is_t_times_the_standard_error_either_way() -> None:
     # deviation sqrt(2.5), five values: 2.7764 x 1.58114 / 2.23607
-    five = interval([1, 2, 3, 4, 5])
+    five = compute_interval([1, 2, 3, 4, 5])
     assert (five.mean, five.n) == (3.0, 5)
     assert (five.low, five.high) == (pytest.approx(3 - 1.96324, abs=1e-4), pytest.approx(3 + 1.96324, abs=1e-4))
     # deviation 0.141421, two values: 12.7062 x 0.1
-    assert interval([0.4, None, 0.6]).high == pytest.approx(0.5 + 1.27062, abs=1e-4)
-    assert (interval([0.5, None]), interval([None])) == (Interval(0.5, None, None, 1), Interval(None, None, None, 0))
+    assert compute_interval([0.4, None, 0.6]).high == pytest.approx(0.5 + 1.27062, abs=1e-4)
+    assert (compute_interval([0.5, None]), compute_interval([None])) == (
+        Interval(0.5, None, None, 1),
+        Interval(None, None, None, 0),
+    )
 
 
 def test_curves_are_averaged_where_all_are_known_with_straight_lines_between_points() -> None:
     first, second = [(0, 0.0), (4, 0.4)], [(1, 0.3), (2, 0.4), (3, 0.5), (9, 9.0)]
-    found = mean_curve([first, second, []], "version")
+    found = compute_mean_curve([first, second, []], "version")
     assert found.x == [1, 2, 3, 4]
     assert found.mean == [0.2, 0.3, 0.4, pytest.approx((0.4 + 0.5 + 8.5 / 6) / 2, abs=1e-5)]
     assert found.high[0] == pytest.approx(0.2 + 12.7062 * 0.1, abs=1e-4)
-    found = mean_curve([[(10.0, 1.0), (70.0, 7.0)], [(4.0, 0.0), (80.0, 0.0)]], "seconds")
+    found = compute_mean_curve([[(10.0, 1.0), (70.0, 7.0)], [(4.0, 0.0), (80.0, 0.0)]], "seconds")
     assert (len(found.x), found.x[:2], found.x[-1], found.mean[:2]) == (61, [10.0, 11.0], 70.0, [0.5, 0.55])
-    assert mean_curve([[(0, 1.0), (1, 1.0)], [(2, 1.0), (3, 1.0)]], "seconds") == MeanCurve([], [], [], [])
+    assert compute_mean_curve([[(0, 1.0), (1, 1.0)], [(2, 1.0), (3, 1.0)]], "seconds") == MeanCurve([], [], [], [])
 
 
 def test_a_point_is_the_mean_of_its_version_and_of_those_before_it() -> None:
     curve, progress = [[v, float(v * v)] for v in range(7)], [[v, v, v] for v in range(7)]
     block = policy(reward_curve=curve, eval_curve=curve, progress=progress)
-    assert points_of(block, "held_out", "version") == [(v, v * v) for v in range(7)]
-    assert [y for _, y in points_of(block, "reward", "version")] == [0, 0.5, 5 / 3, 3.5, 6, 11, 18]
+    assert list_points(block, "held_out", "version") == [(v, v * v) for v in range(7)]
+    assert [y for _, y in list_points(block, "reward", "version")] == [0, 0.5, 5 / 3, 3.5, 6, 11, 18]
 
 
 def test_a_version_whose_evaluation_lacks_a_workflow_is_no_point() -> None:
     curve = [[0, 0.8], [0, 0.1], [20, 0.85], [20, 0.15], [40, 0.86]]
     block = policy(eval_curve=curve, progress=[[v, v, v] for v in (0, 20, 40)])
-    assert points_of(block, "held_out", "version") == [(0, pytest.approx(0.45)), (20, pytest.approx(0.5))]
+    assert list_points(block, "held_out", "version") == [(0, pytest.approx(0.45)), (20, pytest.approx(0.5))]
 
 
 def test_the_discarded_share_leaves_out_what_the_end_of_the_run_cut_off() -> None:
@@ -174,15 +177,15 @@ def drawn_lines(panel: Any) -> list[list[float]]:
 
 def test_seeds_that_share_no_stretch_of_time_are_drawn_one_by_one_and_the_panel_says_so() -> None:
     runs = {f"s-ds-{seed}": PlayedRun("ds", seed, result(summary(0.5, {})), "") for seed in (1, 2)}
-    before = figure_of(build_comparison("s", "", runs)).axes
+    before = draw_figure(build_comparison("s", "", runs)).axes
     later = summary(0.5, {})
     later["policies"]["solver"]["progress"] = [[0, 0, 104.0], [1, 80, 106.0], [2, 160, 108.0]]
     runs["s-ds-2"] = PlayedRun("ds", 2, result(later), "")
 
-    version, _, seconds, *_ = figure_of(build_comparison("s", "", runs)).axes
+    version, _, seconds, *_ = draw_figure(build_comparison("s", "", runs)).axes
 
     assert [len(drawn_lines(panel)) for panel in before] == [1] * 6
     assert not any(panel.get_title() for panel in before)
     assert (drawn_lines(version), version.get_title()) == ([[0, 1, 2]], "")
     assert drawn_lines(seconds) == [[4, 6, 8], [104, 106, 108]]
-    assert seconds.get_title() == "thin: each seed of ds by itself, as they have no stretch in common"
+    assert seconds.get_title() == "thin lines: single seeds of ds, which have no part of the axis in common"

@@ -22,7 +22,7 @@ from headrace.ops.dead_letters.listing import (
     DecodedText,
     ListedDeadLetter,
     decode_value,
-    of_reason,
+    select_by_reason,
 )
 from headrace.ops.dead_letters.redrive import Redriven, Refused, SentBack, choose, explain_refusal, redrive
 from headrace.ops.plain_json import plain
@@ -82,9 +82,9 @@ def test_what_fails_again_is_a_new_letter_and_each_names_the_next() -> None:
 
 def test_a_reason_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     letters = fold(record(10), record(11, "of_a_newer_build"))
-    assert [one.offset for one in of_reason(letters, "of_a_newer_build")] == [1]
-    assert of_reason(letters, "poison") == []
-    for ask in (of_reason, lambda letters, reason: choose(letters, set(), reason)):
+    assert [one.offset for one in select_by_reason(letters, "of_a_newer_build")] == [1]
+    assert select_by_reason(letters, "poison") == []
+    for ask in (select_by_reason, lambda letters, reason: choose(letters, set(), reason)):
         with pytest.raises(UsageError, match="'undecodible'; the reasons are undecodable, other_run"):
             ask(letters, "undecodible")
 
@@ -113,11 +113,11 @@ def test_what_no_second_reading_could_mend_is_refused_and_says_why() -> None:
         (record(1, "poison", topic="t.tasks.sums"), "poison"),
         (record(1, "other_run"), "another run"),
         (record(1, "misrouted"), "partition"),
-        (record(1, "forgotten"), "had too many dead ones"),
-        (evaluated(min_version=3), "does not accept another answer"),
+        (record(1, "forgotten"), "had too many dead letters"),
+        (evaluated(min_version=3), "accepts no further answer"),
         (record(1, topic="t.outcomes.solver"), "count twice"),
         (record(1, topic="t.batches.solver"), "count twice"),
-        (record(1, value=b"x", cut_bytes=9), "lacks 9 of its bytes"),
+        (record(1, value=b"x", cut_bytes=9), "lacks 9 bytes of its record"),
     ):
         [found] = fold(letter)
         assert says in explain_refusal(found)

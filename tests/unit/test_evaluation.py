@@ -13,7 +13,7 @@ from headrace.app.views.evaluation_words import describe_evaluation, group_by_wo
 from headrace.consumers.evaluate.evaluation import MOST_OPEN_ERRORS, EvaluationFold, cut_rewards
 from headrace.ops.episode_errors import ErrorsFold
 from headrace.ops.figures.reward_figures import RewardsFold
-from headrace.ops.figures.summary import eval_ends
+from headrace.ops.figures.summary import find_eval_ends
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.records import EvalResult, Failure, Sequence, Span, TierResult, Trajectory, TrajectoryGroup
@@ -125,8 +125,8 @@ def test_an_evaluation_of_which_every_episode_failed_has_no_reward() -> None:
     assert not codec.decode(codec.encode(result), EvalResult).has_reward
     assert plain(result)["avg_at_k"] is None
     assert describe_evaluation(result) == "no reward at version 3 (4 of 4 failed)"
-    assert eval_ends([result]) == (None, None)
-    assert eval_ends([result, EvalResult(version=20, avg_at_k=0.5, played=4)]) == (None, 0.5)
+    assert find_eval_ends([result]) == (None, None)
+    assert find_eval_ends([result, EvalResult(version=20, avg_at_k=0.5, played=4)]) == (None, 0.5)
     fold = RewardsFold(["solver"])
     fold.fold_evaluation(result)
     assert (fold.evals, fold.tokens) == ([result], 0)

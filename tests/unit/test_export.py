@@ -14,7 +14,7 @@ from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.ops.offline import parquet_file
-from headrace.ops.offline.exporter import _token_columns, export
+from headrace.ops.offline.exporter import _build_token_columns, export
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.records import (
@@ -176,7 +176,7 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_there(tmp_path: Path) ->
 def test_no_tokenizer_is_asked_to_decode_a_negative_id() -> None:
     [sequence] = codec.decode(played(2).value, TrajectoryGroup).trajectories[0].sequences
     with pytest.raises(ValueError, match=r"token id -.* is negative"):
-        _token_columns(replace(sequence, ids=sequence.ids - 100))
+        _build_token_columns(replace(sequence, ids=sequence.ids - 100))
 
 
 def test_rows_are_written_in_parts_and_the_file_is_whole_or_not_there(

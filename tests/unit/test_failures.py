@@ -27,7 +27,7 @@ from headrace.infra.own_frames import choose_location, describe_with_location, i
 from headrace.infra.recipe.settings import Named
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.ops.episode_errors import ErrorsFold
-from headrace.ops.faults import Fault, catching
+from headrace.ops.faults import Fault, collect_faults
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.feed.selectors.registry import load_selector
 from headrace.producers.rollout.actor import EngineActor
@@ -138,9 +138,9 @@ def test_an_error_that_cannot_say_what_it_is_is_told_wherever_own_code_may_raise
     monkeypatch.setattr(own, "judge", refuse)
     monkeypatch.setattr(Stateless, "process", refuse, raising=False)
     faults: list[Fault] = []
-    with catching(faults):
+    with collect_faults(faults):
         refuse()
-    with catching(faults):
+    with collect_faults(faults):
         load_environment("judges.own_judge:judge", 1, {})
     assert [MUTE in fault.sentence for fault in faults] == [True, True]
     for call, words in (

@@ -69,7 +69,7 @@ def test_what_is_no_model_and_what_names_no_policy_is_refused(folder: Path, tmp_
     recipe = load_recipe("arithmetic", SETS)
     with pytest.raises(UsageError, match=r"a folder needs config\.json, tokenizer and safetensors"):
         evaluate(recipe, {"solver": tmp_path})
-    with pytest.raises(UsageError, match=r"there is no folder .*none: `headrace weights export` makes one"):
+    with pytest.raises(UsageError, match=r"the folder .*none does not exist: `headrace weights export` makes a folder"):
         evaluate(recipe, {"solver": tmp_path / "none"})
     with pytest.raises(UsageError, match="no weights: add --weights solver=FOLDER"):
         evaluate(recipe, {})

@@ -14,14 +14,14 @@ from rich.console import Console
 
 from headrace.app.launcher import launcher, watch
 from headrace.app.launcher.beginning import RunOfAnother
-from headrace.app.launcher.components import components_of
+from headrace.app.launcher.components import list_components
 from headrace.app.launcher.drained import (
     EVALUATION_DRAIN_S,
     GROUPS_DRAIN_S,
     STARTS_WITHIN_S,
     Drain,
     RunPage,
-    groups_drain_s,
+    compute_groups_drain_s,
 )
 from headrace.app.launcher.launcher import UpRequest
 from headrace.app.views import live
@@ -40,7 +40,7 @@ ADDRESS = "kafka://127.0.0.1:9092/demo"
 
 def commands(name: str, *sets: str) -> dict[str, list[str]]:
     """Component to its words after `headrace`."""
-    children = components_of(load_recipe(name, sets), ADDRESS, Path("logs"))
+    children = list_components(load_recipe(name, sets), ADDRESS, Path("logs"))
     return {child.name: list(child.command[child.command.index("headrace") + 1 : -2]) for child in children}
 
 
@@ -82,7 +82,7 @@ def test_what_a_shadow_names_is_looked_for_before_anything_is_started(word: str,
     ],
 )
 def test_what_is_on_cuda_and_what_torchrun_starts_is_not_forked(sets: tuple[str, ...], forked: set[str]) -> None:
-    children = components_of(load_recipe("arithmetic", sets), ADDRESS, Path("logs"))
+    children = list_components(load_recipe("arithmetic", sets), ADDRESS, Path("logs"))
 
     assert {child.name.partition("-")[0] for child in children if child.imports} == forked
 
@@ -90,7 +90,7 @@ def test_what_is_on_cuda_and_what_torchrun_starts_is_not_forked(sets: tuple[str,
 @pytest.mark.parametrize("engine", ["torch", "scripted"])
 def test_what_is_imported_for_forks_is_there_and_with_torch_only_where_that_plays(engine: str) -> None:
     recipe = load_recipe("arithmetic").model_copy(update={"rollout": Rollout(engine=Named(use=engine))})
-    imports = {child.name: child.imports for child in components_of(recipe, ADDRESS, Path("logs"))}
+    imports = {child.name: child.imports for child in list_components(recipe, ADDRESS, Path("logs"))}
 
     assert all(find_spec(name) is not None for names in imports.values() for name in names)
     assert any("torch_engine" in name for name in imports["rollout-sums-0"]) is (engine == "torch")
@@ -189,7 +189,7 @@ def drain_of(
 
 
 def test_the_drain_at_the_end_of_a_run_outlasts_the_session_of_a_dead_worker(clock: Clock) -> None:
-    assert (groups_drain_s(8.0), groups_drain_s(45.0)) == (30.0, 65.0)
+    assert (compute_groups_drain_s(8.0), compute_groups_drain_s(45.0)) == (30.0, 65.0)
     near, far = drain_of(DrainingPage(1), 8.0), drain_of(DrainingPage(1), 45.0)
     clock.now_s += 31.0
     assert near.is_over()
@@ -277,7 +277,7 @@ def test_up_waits_for_groups_in_flight_as_long_as_a_server_is_away_and_then_anew
         ),
     )
     monkeypatch.setattr(launch, "_call_when_reachable", lambda _: 8.0)
-    monkeypatch.setattr(launch, "_note", lambda _: None)
+    monkeypatch.setattr(launch, "_record_state", lambda _: None)
     supervisor = SimpleNamespace(raise_failure=lambda: None, take_news=list)
     launch._turn_until_drained(cast("Run", None), cast("Any", page), cast("Any", supervisor))
     assert len(turns) == 6
@@ -300,7 +300,7 @@ def test_who_watches_a_run_sees_it_until_the_last_version_is_evaluated_however_l
     monkeypatch.setattr(page, "turn", turn, raising=False)
     monkeypatch.setattr(page, "close", lambda: None, raising=False)
     monkeypatch.setattr(watch, "LivePage", lambda *_, **__: page)
-    monkeypatch.setattr(watch, "servers_of", lambda *_: servers)
+    monkeypatch.setattr(watch, "make_servers", lambda *_: servers)
     monkeypatch.setattr(watch, "fetch_session_timeout_s", lambda _: 8.0)
     run = cast("Run", SimpleNamespace(recipe=recipe, connection=None))
 
@@ -334,7 +334,7 @@ def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted
     monkeypatch.setattr(launch, "_turn_until_drained", lambda *_: None)
     monkeypatch.setattr(live, "LivePage", lambda *_, **__: page)
     monkeypatch.setattr(page, "close", lambda: None, raising=False)
-    monkeypatch.setattr(launch, "_note", lambda _run, *, finished=None: noted.append(finished))
+    monkeypatch.setattr(launch, "_record_state", lambda _run, *, finished=None: noted.append(finished))
 
     assert launch.run() == 0
     assert noted[-1] is not bool(told)
@@ -356,7 +356,7 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
         has_embedded_kafka=False, has_embedded_store=False, connection=Connection("k:1"), **servers
     )
     monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="steps"))
-    monkeypatch.setattr(launch, "_note", lambda *_given, **_more: None)
+    monkeypatch.setattr(launch, "_record_state", lambda *_given, **_more: None)
     monkeypatch.setattr(launcher, "join", lambda _: None)
     monkeypatch.setattr(launch, "_summarize", lambda _, rest: closes and not rest)
 
@@ -391,7 +391,7 @@ def test_a_run_that_is_given_up_says_what_it_stood_still_for(tmp_path: Path, mon
     monkeypatch.setattr(launch, "_call_when_reachable", lambda _: page)
     run = cast(Run, SimpleNamespace(run_id="run-1"))
     with pytest.raises(GaveUp, match=r"died 8 times\nsolver has not made a version: no worker is alive\.$"):
-        launch._follow(run)
+        launch._show_until_drained(run)
     assert page.closed
 
 
@@ -414,7 +414,7 @@ def test_a_run_in_which_no_episode_ever_succeeds_is_given_up_with_exit_code_1(
         revive=lambda: False, watch=lambda: True, is_answering=None, raise_failure=lambda: None, take_news=list
     )
     launch._servers = nothing
-    monkeypatch.setattr(launch, "_note", lambda _: None)
+    monkeypatch.setattr(launch, "_record_state", lambda _: None)
     page = Page()
     with pytest.raises(launcher.AllFailed, match=r"^solver gets no episode$") as raised:
         launch._turn_until_drained(cast("Run", None), cast("Any", page), cast("Any", nothing))

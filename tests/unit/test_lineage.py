@@ -10,7 +10,7 @@ import pytest
 from drawn_page import drawn
 from made_recipes import sums_recipe
 
-from headrace.app.views.lineage_page import FATES, fate_in_words, group_page, version_page
+from headrace.app.views.lineage_page import FATES, describe_fate, group_page, version_page
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.run.run import Run
@@ -22,9 +22,9 @@ from headrace.ops.lineage.group_fate import (
     GroupLineage,
     PlayAttempt,
     TrainedUse,
-    fate_of,
+    find_fate,
+    find_uses,
     parse_group,
-    uses_of,
 )
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage, find_trained_policies, version_shares
 from headrace.schemas.ids import GroupId
@@ -58,9 +58,9 @@ def test_the_fate_of_a_number_is_that_of_its_first_use() -> None:
         ((replace(TRAINED, use=1),), (replace(KEPT, use=1),), (), ("", "")),
         ((), (), (), ("", "")),
     ):
-        assert fate_of(trained, concluded, letters) == fate
+        assert find_fate(trained, concluded, letters) == fate
     for told in FATES:
-        words = fate_in_words(lineage(told, reason="zero_variance", trained=(TRAINED,)))
+        words = describe_fate(lineage(told, reason="zero_variance", trained=(TRAINED,)))
         assert words.endswith("."), told
         assert "{" not in words, told
 
@@ -73,7 +73,7 @@ def test_a_group_is_found_in_every_batch_that_used_it() -> None:
         BatchTrained(version=3, groups=(replace(ours, stream="proofs"),)),
     ]
 
-    assert uses_of(batches, "sums", 9) == (TrainedUse(1, 0, 1, 2, 1, 5), TrainedUse(2, 1, 0, 1, 1, 8))
+    assert find_uses(batches, "sums", 9) == (TrainedUse(1, 0, 1, 2, 1, 5), TrainedUse(2, 1, 0, 1, 1, 8))
 
 
 def test_shares_count_generated_tokens_of_every_sequence() -> None:
@@ -100,9 +100,9 @@ def test_the_way_of_a_group_names_every_station_and_its_position() -> None:
 
 
 def test_a_number_that_was_not_issued_is_told_which_were() -> None:
-    assert fate_in_words(lineage("never_issued")) == "it was never issued: sums:0 to sums:39 were."
+    assert describe_fate(lineage("never_issued")) == "it was never issued: sums:0 to sums:39 were."
     nothing = lineage("never_issued", issued_next=0)
-    assert fate_in_words(nothing) == "it was never issued: no task of that stream was."
+    assert describe_fate(nothing) == "it was never issued: no task of that stream was."
 
 
 def test_a_group_of_a_workflow_that_a_later_recipe_dropped_can_be_looked_up() -> None:

@@ -361,7 +361,7 @@ def test_an_error_of_the_page_is_told_once_and_ends_no_run_but_the_runs_end_is_s
 
     monkeypatch.setattr(screen.page._fold, what, fail)
     shown = screen.shown_after(5)
-    assert shown.count("the page cannot be brought up to date (TypeError: [/odd])") == 1
+    assert shown.count("the page cannot be updated (TypeError: [/odd])") == 1
     assert (screen.page.ended, screen.page.standstill) == ("steps", "")
     assert screen.shown_at_the_end().startswith(shown)
 

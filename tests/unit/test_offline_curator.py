@@ -16,7 +16,7 @@ from headrace.infra.kafka.dead_letters import NOT_ISSUED, TAKEN, TIME_TRAVEL, VE
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run import run as runs
-from headrace.ops.offline.archiver import claims_of_groups
+from headrace.ops.offline.archiver import list_group_claims
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -43,7 +43,7 @@ def archive(root: Path, revisions: Sequence[Recipe], messages: Sequence[Message]
     """An archive of these recipe revisions and messages, with a trajectories topic for each policy of the first."""
     run, schemas = revisions[0].name, codec.schema_texts()
     asks = {"asks_for_published": True, "asks_for_issued": True}
-    with ArchiveWriter(root, run, "run-1", fetch, claims_of_groups) as writer:
+    with ArchiveWriter(root, run, "run-1", fetch, list_group_claims) as writer:
         writer.add_topic(f"{run}.recipe", 1, {})
         for policy in revisions[0].policies:
             writer.add_topic(f"{run}.trajectories.{policy}", 1, {})

@@ -17,9 +17,9 @@ from headrace.ops.offline.offline_run import (
     CuratedStep,
     OfflineRequest,
     TrainedStep,
+    _build_summary,
     _claim_folder,
     _evaluate,
-    _summary,
     _WallClock,
     run_offline,
 )
@@ -40,14 +40,14 @@ def test_every_group_concludes_once_and_no_replay_counts_as_a_group_that_was_dis
         replays_lost={"expired": 5, "missing": 2, "unusable": 2},
     )
     batches = [([0] * 8, 32), ([0] * 6 + [1, 2], 30)]
-    told = _summary(RECIPE, "solver", (replace(CURATED, again=18), found, []), batches).groups
+    told = _build_summary(RECIPE, "solver", (replace(CURATED, again=18), found, []), batches).groups
     assert told.discarded == {"zero_variance": 9, "expired": 4, "unusable": 1, "run_end": 30 - 14 - 5}
     assert told.trained + sum(told.discarded.values()) + told.dead == told.issued
     assert (told.trained, told.replays, told.replayed) == (14, 18, 2)
 
 
 def test_trajectories_are_those_that_were_trained_on() -> None:
-    told = _summary(RECIPE, "solver", (CURATED, trained(), []), [([0] * 4, 16), ([0] * 4, 13)])
+    told = _build_summary(RECIPE, "solver", (CURATED, trained(), []), [([0] * 4, 16), ([0] * 4, 13)])
     block = told.policies["solver"]
     assert block.trajectories == 29
     assert block.progress == [[0, 0, 0.0], [1, 16, 1.0], [2, 29, 2.5]]
@@ -63,7 +63,7 @@ def test_a_folder_of_the_users_own_is_not_taken_for_a_step_to_do_again(tmp_path:
     archive = cast("Any", SimpleNamespace(root="a", manifest=SimpleNamespace(to_bytes=lambda: b"")))
     request = OfflineRequest(RECIPE, "a", tmp_path)
     (tmp_path / "trained").mkdir()
-    with pytest.raises(UsageError, match=r"trained exists, but not the experiment\.json that"):
+    with pytest.raises(UsageError, match=r"trained exists without the experiment\.json of"):
         _claim_folder(request, archive)
     (tmp_path / "trained").rmdir()
     _claim_folder(request, archive)

@@ -17,7 +17,7 @@ import transformers
 from made_recipes import sums_recipe
 from made_run import TINY_MODEL
 
-from headrace.app.views.offline_page import _counts, _verdict
+from headrace.app.views.offline_page import _show_counts, _show_verdict
 from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
@@ -25,10 +25,10 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.whole_folder import FolderBusy, write_new_folder
-from headrace.ops.offline.archived_groups import ArchivedFirstUses, arrivals, iterate_batches
+from headrace.ops.offline.archived_groups import ArchivedFirstUses, iterate_arrivals, iterate_batches
 from headrace.ops.offline.archived_start import begin
 from headrace.ops.offline.offline_curator import curate_offline
-from headrace.ops.offline.offline_trainer import TrainingRequest, _explain_nothing, train_offline
+from headrace.ops.offline.offline_trainer import TrainingRequest, _explain_no_version, train_offline
 from headrace.ops.offline.offline_versions import RecordCounts, retrain_versions
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -99,7 +99,7 @@ def archive(
 
 
 def numbers(found: Archive) -> list[int]:
-    return [codec.decode(one.message.value, CuratedGroup).number for one in arrivals(found, TOPIC)]
+    return [codec.decode(one.message.value, CuratedGroup).number for one in iterate_arrivals(found, TOPIC)]
 
 
 def test_partitions_come_in_turn_and_the_oldest_clock_first(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_partitions_come_in_turn_and_the_oldest_clock_first(tmp_path: Path) -> N
     found = archive(tmp_path, [first, second, []])
 
     assert numbers(found) == [0, 10, 11, 1, 2, 12, 13, 3], "2 came after 1, so it came at clock 2"
-    assert [one.clock for one in arrivals(found, TOPIC)] == [0, 0, 0, 2, 2, 2, 3, 4]
+    assert [one.clock for one in iterate_arrivals(found, TOPIC)] == [0, 0, 0, 2, 2, 2, 3, 4]
 
 
 def test_the_first_use_of_a_replay_is_found_wherever_it_lies(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
 
     assert found["unusable"] == {"other_run": 1, "undecodable": 1, "unusable": 1}
     assert found["first_unusable"].startswith("t.curated.solver[0] offset 0: ")
-    assert "The first that is unusable is t.curated.solver[0] offset 0: " in " ".join(map(str, _counts(trained)))
+    assert "The first unusable record is t.curated.solver[0] offset 0: " in " ".join(map(str, _show_counts(trained)))
     assert (found["evicted"], found["trained"]) == ({"missing": 1}, 4)
 
 
@@ -203,7 +203,7 @@ def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Pa
     assert groups(GroupUse("sums", 2, 0, 0, 4), GroupUse("sums", 0, 0, 0, 0)) == [2, 0], "in the order of the batch"
     with pytest.raises(LineageBroken, match="must hold group sums:3 at offset 4"):
         groups(GroupUse("sums", 3, 0, 0, 4))
-    with pytest.raises(LineageBroken, match="holds no offset 5"):
+    with pytest.raises(LineageBroken, match="has no record at offset 5"):
         groups(GroupUse("sums", 3, 0, 0, 5))
 
 
@@ -225,7 +225,7 @@ def test_of_the_runs_own_batches_only_versions_of_the_same_numerics_from_the_sta
     made = [one.describe() for one in retrain_versions(found, "solver", start.learner, [recipe()], batches)]
     assert [(one.expected, one.equal) for one in made] == [("ab", False), ("ab", None), ("ab", None)]
     trained: Any = SimpleNamespace(versions=made)
-    differ, others = map(str, _verdict(trained))
+    differ, others = map(str, _show_verdict(trained))
     assert differ.startswith("1 of 1 versions differ from the run's, the first is 1")
     assert others.startswith("2 versions are not comparable here, the first is 2")
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_start_that_has_all_steps_already_is_told_as_the_reason(tmp_path: Path) -> None:
     archive(tmp_path / "a", [[curated(number) for number in range(4)]])
     learner: Any = SimpleNamespace(version=50, settings=recipe().trainer)
-    said = _explain_nothing(Archive(tmp_path / "a"), learner, RecordCounts())
+    said = _explain_no_version(Archive(tmp_path / "a"), learner, RecordCounts())
     assert said.startswith("training begins with version 50, but trainer.steps is 50, so no version is made")
 
 
@@ -265,7 +265,9 @@ def test_a_policy_that_was_warmed_up_needs_a_start(tmp_path: Path) -> None:
     warm = json.loads(recipe().to_json())
     warm["policies"]["solver"]["warm_start"] = {}
     archive(tmp_path / "a", [[]], Recipe.model_validate(warm))
-    with pytest.raises(UsageError, match=r"warmed up before version 0: name by --start an archive made with"):
+    with pytest.raises(
+        UsageError, match=r"its warm start cannot be repeated here: give by --start an archive made with"
+    ):
         train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest())
 
 

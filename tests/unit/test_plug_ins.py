@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.launcher.components import components_of
+from headrace.app.launcher.components import list_components
 from headrace.consumers.algorithms.chain import UnknownAlgorithm, load_chain
 from headrace.envs.registry import UnknownEnvironment, load_environment, load_workflow
 from headrace.infra.environment import PLUG_INS_VARIABLE
@@ -173,7 +173,9 @@ def test_components_look_where_the_launcher_looks_and_hide_nothing_by_where_they
     written(beside, "mine_handed.py", RULE.format(who="recipes"))
     written(here, "queue.py", "raise AssertionError('Python has one')\n")
     environment = {**os.environ, PLUG_INS_VARIABLE: str(beside)}
-    [command] = [c.command for c in components_of(load_recipe("arithmetic"), "kafka://h:1/r", here) if c.name == "feed"]
+    [command] = [
+        c.command for c in list_components(load_recipe("arithmetic"), "kafka://h:1/r", here) if c.name == "feed"
+    ]
     python = command[: command.index("-m")]
     importing = "import queue; from headrace.infra.recipe.plug_ins import import_module_named"
     code = f"{importing}; print(import_module_named('mine_handed').WHO)"

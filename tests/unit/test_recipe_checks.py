@@ -31,7 +31,7 @@ from headrace.ops import recipe_check, room_check
 from headrace.ops.device_check import SeenDevice, SeenDevices, WantedDevice, find_devices, refuse_devices
 from headrace.ops.doctor import DISK_BYTES, GIB
 from headrace.ops.doctor import examine as look_at_machine
-from headrace.ops.faults import Fault, RecipeUnfit, catching, list_doubts, refuse
+from headrace.ops.faults import Fault, RecipeUnfit, collect_faults, list_doubts, refuse
 from headrace.ops.model_check import check_model_files, check_tokenizer
 from headrace.ops.prompt_check import check_template_takes_prompt
 from headrace.ops.recipe_check import Asked, _with_one_process, examine
@@ -100,9 +100,9 @@ def test_one_thing_that_is_wrong_is_one_sentence_and_what_is_doubted_refuses_not
 
 def test_what_own_code_raises_is_a_fault_with_its_line_and_one_out_of_reach_a_doubt() -> None:
     faults: list[Fault] = []
-    with catching(faults, "workflows.own: "):
+    with collect_faults(faults, "workflows.own: "):
         raise LookupError("no such table")
-    with catching(faults, "workflows.own: "):
+    with collect_faults(faults, "workflows.own: "):
         raise ConnectionRefusedError("the judge is away")
     [fault] = [one for one in faults if not one.is_doubt]
     assert fault.sentence.startswith("workflows.own: LookupError: no such table at ")
@@ -295,7 +295,7 @@ def write_int8(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is not there"),
         (break_weights, "the weights cannot be read: .*model.safetensors"),
-        (write_int8, r"BF16, F16, F32 or F64 to be trained; 1 of .* such as w.weight \(I8\)"),
+        (write_int8, r"BF16, F16, F32 or F64 to be trained, but 1 in .* such as w.weight \(I8\)"),
     ],
 )
 def test_a_folder_that_no_trainer_can_begin_with_is_refused_by_what_it_lacks(
@@ -391,7 +391,7 @@ def test_a_disk_that_is_nearly_full_is_refused_and_one_that_may_fill_is_doubted(
     assert "100 MiB of free disk space" in full.sentence
     [doubt] = judge_disk(recipe, tmp_path, DISK_BYTES + GIB, 2.0 * GIB)
     assert doubt.is_doubt
-    assert "may need 4.0 (2.0 for checkpoints" in doubt.sentence
+    assert "may need 4.0 GiB (2.0 GiB for checkpoints" in doubt.sentence
     assert judge_disk(recipe, tmp_path, DISK_BYTES + GIB, 0.5 * GIB) == []
     elsewhere = sums_recipe(store={"endpoint": "s3:1"})
     assert judge_disk(elsewhere, tmp_path, DISK_BYTES + GIB, 2.0 * GIB) == [], "objects are in another store"

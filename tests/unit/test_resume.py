@@ -13,7 +13,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import KafkaAway
 from headrace.infra.process import signals as process
 from headrace.infra.process.signals import MustRestart, StopRequested, begin_attempts
-from headrace.ops.offline.retrain import _checkpoint_at
+from headrace.ops.offline.retrain import _find_checkpoint
 from headrace.schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.versions.history import History, _fold_event
@@ -138,10 +138,10 @@ def test_a_checkpoint_that_was_retired_is_told_with_those_that_are_there() -> No
     there = {version: CheckpointPointer(version=version) for version in (0, 60)}
     past = History(checkpoints=there, retired=(20, 40))
     for begin, checkpoint in ((None, 0), (10, 0), (60, 60), (99, 60)):
-        assert _checkpoint_at(past, begin, "policy p") == checkpoint
+        assert _find_checkpoint(past, begin, "policy p") == checkpoint
     for begin in (40, 59):
         with pytest.raises(
             UsageError,
             match=r"`headrace gc` has retired the checkpoint of version 40 of policy p: .* that are left, 0, 60",
         ):
-            _checkpoint_at(past, begin, "policy p")
+            _find_checkpoint(past, begin, "policy p")

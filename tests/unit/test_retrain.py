@@ -23,7 +23,7 @@ def test_of_what_two_processes_made_one_says_at_once_that_it_cannot_compare(monk
         batches=[BatchTrained(version=version, fingerprint=made, weights_hash=f"w{version}") for version in (1, 2)],
     )
     monkeypatch.setattr(retraining, "read_history", lambda _run, _policy: past)
-    monkeypatch.setattr(retraining, "begin_at", lambda *_given: pytest.fail("a learner was made"))
+    monkeypatch.setattr(retraining, "restore_learner", lambda *_given: pytest.fail("a learner was made"))
 
     def tell(_done: float, _total: float | None) -> None:
         pytest.fail("it told of a version trained again")

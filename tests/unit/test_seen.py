@@ -16,7 +16,7 @@ from headrace.infra.recipe.settings import Named, TrainerSettings
 from headrace.infra.run.run import Run
 from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound, _explain_missing_step
-from headrace.ops.lineage.seen import AdvantagesBySequence, TokenSeen, advantages_of, see_group, see_sequence
+from headrace.ops.lineage.seen import AdvantagesBySequence, TokenSeen, compute_shown_advantages, see_group, see_sequence
 from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import (
     BatchTrained,
@@ -128,7 +128,7 @@ def group(tokenizer: Tokenizer, answer: str = "5") -> DecodedGroup:
 
 
 def taken(whole: DecodedGroup, settings: TrainerSettings | None = None) -> AdvantagesBySequence:
-    [found] = advantages_of([whole], settings or TrainerSettings())
+    [found] = compute_shown_advantages([whole], settings or TrainerSettings())
     return found
 
 
@@ -149,7 +149,7 @@ def test_advantages_that_depend_on_the_batch_are_taken_from_all_of_it(tokenizer:
     other = replace(whole, curated=CuratedGroup(kept=(0, 3), rewards=(5.0, 0.0, math.nan, 0.0)))
     settings = TrainerSettings(advantage=Named(use="lite_ppo"))
 
-    alone, (beside, _) = taken(whole, settings), advantages_of([whole, other], settings)
+    alone, (beside, _) = taken(whole, settings), compute_shown_advantages([whole, other], settings)
 
     assert alone.keys() == beside.keys()
     assert beside[0, 0][-1] < 0.6 * alone[0, 0][-1], "the other group's rewards are far apart"

@@ -130,7 +130,7 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
         (
             "curator",
             said(ROLLING, lag={TRAJECTORIES: 5}),
-            "5 groups wait for the curator; it has concluded none",
+            "5 groups wait for the curator, which has concluded none",
             "headrace curate --policy solver --run",
         ),
         ("trainer", said(ROLLING, lag={CURATED: 4}), "groups wait for the trainer"),
@@ -143,7 +143,7 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
         assert found is not None
         assert found.cause == cause
         assert found.sentence.startswith("solver has not made ")
-        for some in (*words, "By itself: ", "What you can do: "):
+        for some in (*words, "What happens next: ", "What you can do: "):
             assert some in found.sentence
 
 
@@ -166,7 +166,7 @@ def test_a_run_that_is_given_up_is_explained_before_a_version_is_overdue() -> No
     fresh = {0: NOW - 60_000, 1: NOW - 50_000}
     assert (found := said(made=fresh, at_once=True)) is not None
     assert found.cause == "no_worker"
-    assert "By itself: nothing more, as the run is given up. What you can do: " in found.sentence
+    assert "What happens next: nothing, because the run is given up. What you can do: " in found.sentence
     assert said(made={9: NOW}, at_once=True) is None
 
 
@@ -220,7 +220,7 @@ def test_that_every_episode_fails_is_told_before_a_version_is_overdue_with_the_m
     assert found is not None
     assert (found.cause, found.hopeless, found.since_ms) == ("failing", False, NOW - 9000)
     assert "all 32 since 22:13:11 UTC failed, most of them by KeyError: 'x' at own.py:5 in judge" in found.sentence
-    assert "; none has ever succeeded. By itself: " in found.sentence
+    assert "; none has ever succeeded. What happens next: " in found.sentence
     assert "`headrace up` ends with exit code 1 after 300 s of this (launch.all_failed_limit_s)" in found.sentence
     assert "the log of rollout-sums-0, event episode.failed" in found.sentence
     assert said(ROLLING, made=YOUNG, episodes=failed(ENOUGH - 4, NOW - 9000)) is None, "too few to say"
@@ -229,7 +229,7 @@ def test_that_every_episode_fails_is_told_before_a_version_is_overdue_with_the_m
     assert said(ROLLING, made=YOUNG, episodes=failed(64, NOW - 9000, error=large)) is not None
     slow = replace(large, reason="time_limit")
     assert (found := said(ROLLING, made=YOUNG, episodes=failed(64, NOW - 9000, error=slow))) is not None
-    assert "event episode.failed, for where they wait" in found.sentence
+    assert "for where they wait, look into the log of rollout-sums-0, event episode.failed" in found.sentence
     assert said(ROLLING, made=YOUNG, episodes=failed(ENOUGH, NOW - 900_000, NOW - 800_000)) is None, "long ago"
     away = EpisodeError("unreachable", "ConnectionError: no", "", "", 0, 4)
     assert said(ROLLING, made=YOUNG, episodes=failed(400, NOW - 9000, error=away)) is None, "nobody's fault"
@@ -264,7 +264,7 @@ def test_one_episode_that_succeeds_ends_it_and_failures_after_it_count_anew() ->
 def test_a_run_in_which_nothing_ever_succeeds_is_hopeless_after_the_recipes_time() -> None:
     assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 301_000))) is not None
     assert found.hopeless
-    assert "By itself: nothing more: `headrace up` ends after 300 s of this" in found.sentence
+    assert "What happens next: nothing: `headrace up` ends after 300 s of this" in found.sentence
     assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 290_000))) is not None
     assert not found.hopeless
     once = well(failed(400, NOW - 400_000), NOW - 900_000)
@@ -282,7 +282,10 @@ def test_workers_that_all_wait_for_their_environment_are_told_at_once() -> None:
     )
     assert (found := said(away, made=YOUNG)) is not None
     assert found.cause == "unreachable"
-    assert "solver waits: its environment cannot be reached (ConnectionRefusedError: no). By itself: " in found.sentence
+    assert (
+        "solver waits: its environment cannot be reached (ConnectionRefusedError: no). What happens next: "
+        in found.sentence
+    )
     assert said(away, ROLLING, made=YOUNG) is None, "one of them plays"
 
 

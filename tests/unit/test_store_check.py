@@ -29,7 +29,7 @@ def test_a_store_that_answers_is_ok_and_a_bucket_that_is_not_there_is_said_to_be
     with answering_server(404) as port:
         ok, detail = found_at(port)
     assert ok
-    assert detail.endswith("the bucket is to be made, for which this key needs the right")
+    assert detail.endswith("the bucket does not exist yet, so this key needs the right to create it")
 
 
 def test_of_a_store_that_cannot_be_used_doctor_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,4 +67,4 @@ def test_doctor_of_a_recipe_that_names_servers_looks_at_both(monkeypatch: pytest
         done = CliRunner().invoke(app, ["doctor", "arithmetic", *sets])
     assert done.exit_code == 1
     assert re.search(r"^lack addresses +no Kafka answers at k:1$", done.output, re.MULTILINE)
-    assert re.search(r"^note store +.*the bucket is to be made", done.output, re.MULTILINE)
+    assert re.search(r"^note store +.*the bucket does not exist yet", done.output, re.MULTILINE)

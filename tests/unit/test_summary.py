@@ -25,12 +25,12 @@ from headrace.ops.figures.run_figures import RewardPoint
 from headrace.ops.figures.summary import (
     FeedSettings,
     Summary,
+    compute_lengths,
+    compute_progress,
     estimate_last_error,
-    eval_ends,
-    eval_workflow_ends,
-    lengths_of,
+    find_eval_ends,
+    find_eval_workflow_ends,
     log_cpu_share,
-    progress_of,
     summarize,
 )
 from headrace.ops.plain_json import plain
@@ -69,13 +69,13 @@ def test_evaluations_of_the_first_and_last_version_are_averaged_over_workflows()
         EvalResult(workflow="b", version=0, avg_at_k=0.1),
     ]
 
-    assert eval_ends(evals) == (pytest.approx(0.2), pytest.approx(0.8))
+    assert find_eval_ends(evals) == (pytest.approx(0.2), pytest.approx(0.8))
     assert estimate_last_error(evals) is None, "builds before said none"
     assert estimate_last_error([replace(one, standard_error=0.03 + one.version / 4000) for one in evals]) == (
         pytest.approx(math.sqrt(2 * 0.04**2) / 2)
     )
-    assert eval_ends(evals[:2]) == (None, pytest.approx(0.8)), "one version is not told as two"
-    assert eval_ends([]) == (None, None)
+    assert find_eval_ends(evals[:2]) == (None, pytest.approx(0.8)), "one version is not told as two"
+    assert find_eval_ends([]) == (None, None)
 
 
 def test_a_version_that_lacks_a_workflow_is_neither_the_first_nor_the_last_that_was_evaluated() -> None:
@@ -84,11 +84,11 @@ def test_a_version_that_lacks_a_workflow_is_neither_the_first_nor_the_last_that_
     ]
     hard = [EvalResult(workflow="hard", version=at, avg_at_k=reward) for at, reward in ((0, 0.1), (20, 0.15))]
     of_two = (pytest.approx(0.45), pytest.approx(0.5))
-    assert eval_ends([*easy, *hard]) == of_two
+    assert find_eval_ends([*easy, *hard]) == of_two
     failed = EvalResult(workflow="hard", version=40, avg_at_k=math.nan, problems=4, samples=1, failures=4)
-    assert eval_ends([*easy, *hard, failed]) == of_two
+    assert find_eval_ends([*easy, *hard, failed]) == of_two
     left_out = EvalResult(workflow="easy", version=60, avg_at_k=0.9)
-    assert eval_ends([*easy, *hard, left_out]) == (0.8, 0.9), "the recipe has one workflow by then"
+    assert find_eval_ends([*easy, *hard, left_out]) == (0.8, 0.9), "the recipe has one workflow by then"
 
 
 def run_of(recipe_name: str = "arithmetic") -> Run:
@@ -192,7 +192,7 @@ def test_groups_in_flight_at_the_end_are_lost_only_where_the_whole_audit_says_so
 def test_lengths_are_those_of_trained_and_of_discarded_groups() -> None:
     trained = TrainedGroups(1, 6.0, None, None, ())
     fates = PolicyDiscards(trained, {}, {}, 0, Bias(9.0, 8.0, 10.0), BeforeEnd(30.0, None))
-    assert plain(lengths_of(fates)) == {"trained": 6.0, "discarded": 30.0, "bias": None}
+    assert plain(compute_lengths(fates)) == {"trained": 6.0, "discarded": 30.0, "bias": None}
 
 
 def test_progress_counts_what_was_rolled_out_before_a_version_and_groups_of_no_known_version() -> None:
@@ -203,7 +203,7 @@ def test_progress_counts_what_was_rolled_out_before_a_version_and_groups_of_no_k
         RewardPoint(3, 1, 1, 8),
     ]
     seconds = {0: 4.5, 1: 6.004, 2: 7.0, 3: 9.0}
-    assert progress_of(points, seconds) == ((0, 2, 4.5), (1, 26, 6.0), (2, 34, 7.0), (3, 34, 9.0))
+    assert compute_progress(points, seconds) == ((0, 2, 4.5), (1, 26, 6.0), (2, 34, 7.0), (3, 34, 9.0))
 
 
 def shown(found: Summary, width: int = 100, again: str = "headrace up arithmetic") -> str:
@@ -262,8 +262,10 @@ def test_the_closing_page_has_the_held_out_reward_of_each_of_several_workflows(f
         EvalResult(workflow=name, version=version, avg_at_k=reward)
         for name, version, reward in (("easy", 0, 0.5), ("easy", 9, 0.75), ("hard", 0, 0.0), ("hard", 9, 0.25))
     ]
-    assert eval_workflow_ends(evals[:2]) == {}
-    solver = replace(found.policies["solver"], eval_workflows=eval_workflow_ends(evals), eval_first=0.25, eval_last=0.5)
+    assert find_eval_workflow_ends(evals[:2]) == {}
+    solver = replace(
+        found.policies["solver"], eval_workflows=find_eval_workflow_ends(evals), eval_first=0.25, eval_last=0.5
+    )
     rows = [
         " ".join(line.strip("│ ").split()) for line in shown(replace(found, policies={"solver": solver})).splitlines()
     ]

@@ -176,11 +176,11 @@ def test_the_audit_names_a_number_that_carries_another_revision_than_it_was_issu
     spans.see("t.outcomes.solver", "sums", 10, 0)
     spans.see("t.trajectories.solver", "sums", 3, 2)
     told = list(spans.problems(begins))
-    assert [what.partition(" is of")[0] for what in told] == [
-        "t.outcomes.solver: number 10 of sums",
-        "t.trajectories.solver: number 3 of sums",
+    assert [what.partition(" has ")[0] for what in told] == [
+        "t.outcomes.solver: a record of sums:10",
+        "t.trajectories.solver: a record of sums:3",
     ]
-    assert told[0].endswith("is of recipe revision 0, and was issued under 1")
+    assert told[0].endswith("has recipe revision 0, but the task was issued under revision 1")
 
 
 # -------------------------------------------------------------------------------------------------------------- recipe

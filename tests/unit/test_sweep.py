@@ -29,7 +29,7 @@ from headrace.ops import opened_run as opened_runs
 from headrace.ops.compare import sweep as sweeps
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import read_result
-from headrace.ops.compare.sweep import RunFolder, command_of, describe_result, play, run_folder_of
+from headrace.ops.compare.sweep import RunFolder, build_up_command, describe_result, find_run_folder, play
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, load_sweep
 
 SWEEP = """
@@ -144,7 +144,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         made.deleted += names
 
     monkeypatch.setattr(sweeps, "Servers", servers)
-    monkeypatch.setattr(sweeps, "command_of", scripted)
+    monkeypatch.setattr(sweeps, "build_up_command", scripted)
     monkeypatch.setattr(sweeps, "delete_topics", deleting)
     monkeypatch.setattr(sweeps, "ObjectStore", FakeStore)
     monkeypatch.setattr(FakeStore, "deleted", made.deleted)
@@ -188,7 +188,7 @@ def test_only_what_is_missing_is_played_again_and_nothing_is_started_for_nothing
     scene.scripts["a"] = PLAYED
     scene.play()
     assert scene.begun == ["s-a-1", "s-b-1", "s-a-1"]
-    assert "1 of 2 runs are there already" in scene.said[-2]
+    assert "1 of 2 runs are finished already" in scene.said[-2]
     assert scene.said[-1].startswith("[2/2] a, seed 1: reward")
     assert scene.play()["s-a-1"].summary == RESULT
     assert len(scene.begun) == 3
@@ -243,7 +243,7 @@ problems = 1
     scene.sweep, scene.runs = load_sweep(str(tmp_path / "s.toml"))
     scene.scripts["a"] += f"\nopen({str(file)!r}, 'a').write({row!r})"
     with pytest.raises(
-        OtherData, match=r"(?s)variant b: .*rows\.jsonl: 40 rows, .* -> 41 rows.*another folder by --data"
+        OtherData, match=r"(?s)variant b: .*rows\.jsonl: 40 rows, .* -> 41 rows.*a folder other than .* by --data"
     ):
         scene.play()
     with pytest.raises(OtherData, match="variant b"):
@@ -283,13 +283,13 @@ def test_topics_and_objects_of_a_run_go_once_its_summary_is_there(scene: Scene) 
 
 def test_what_cannot_be_compared_is_refused(scene: Scene) -> None:
     scene.play()
-    run_folder = run_folder_of(scene.data, scene.runs[0])
+    run_folder = find_run_folder(scene.data, scene.runs[0])
     run_folder.summary.write_text(json.dumps({**SUMMARY, "wall_s": "long"}))
     with pytest.raises(UsageError, match=r"summary\.json cannot be read \(wall_s: .*valid number.*\): remove "):
         scene.play()
     run_folder.source.write_text("the hash of another")
     with pytest.raises(
-        UsageError, match="its trajectories came from an archive, and the sweep file has no `archive` now"
+        UsageError, match="its trajectories came from an archive, while the sweep file now has no `archive`"
     ):
         scene.play()
     scene.sweep = scene.sweep.model_copy(update={"name": "other"})
@@ -332,8 +332,8 @@ def test_secrets_go_by_the_environment_and_on_no_command_line(scene: Scene) -> N
 
 def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: Path) -> None:
     run = scene.runs[0]
-    run_folder = run_folder_of(tmp_path, run)
-    words = command_of(run, run_folder, ['kafka.bootstrap="h:1"'])
+    run_folder = find_run_folder(tmp_path, run)
+    words = build_up_command(run, run_folder, ['kafka.bootstrap="h:1"'])
     folder = tmp_path / "s-a-1"
     assert words[1:6] == ["-P", "-m", "headrace", "up", "arithmetic"]
     sets = [value for word, value in pairwise(words) if word == "--set"]
@@ -341,8 +341,8 @@ def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: P
     assert words[-5:] == ["--data", str(folder), "--summary", str(folder / "summary.json"), "--plain"]
     folder.mkdir()
     (folder / "run.json").write_text("{}")
-    assert command_of(run, run_folder, [])[-1] == "--new-recipe", "the servers of a running run may have moved"
-    offline = command_of(run, run_folder, [], "a.archive")
+    assert build_up_command(run, run_folder, [])[-1] == "--new-recipe", "the servers of a running run may have moved"
+    offline = build_up_command(run, run_folder, [], "a.archive")
     assert offline[4:9] == ["offline", "up", "arithmetic", "--from", "a.archive"]
     assert "--new-recipe" not in offline
 
@@ -363,7 +363,7 @@ def test_the_folder_of_a_sweep_tells_its_runs_and_theirs_tell_the_sweep(scene: S
     one = DataFolder(scene.data / "s-a-1").sweep()
     assert one is not None
     assert (one.root, DataFolder(scene.data).sweep()) == (scene.data, None)
-    assert refused(None, scene.data).endswith("is the folder of a sweep: give --run too, one of s-a-1, s-b-1")
+    assert refused(None, scene.data).endswith("is the folder of a sweep: add --run with one of s-a-1, s-b-1")
     DataFolder(scene.data / "s-a-1").write(RunNotes("s-a-1", "127.0.0.1:9", embedded_kafka=False))
     assert refused(None, scene.data / "s-a-1").endswith(f"give --data {scene.data} --run s-a-1")
 
@@ -380,7 +380,7 @@ def test_who_asks_for_a_run_that_a_sweep_deleted_is_told_so(scene: Scene, monkey
     monkeypatch.setattr(opened_runs, "list_runs", lambda *_: [])
     monkeypatch.setattr(opened_runs, "refuse_unreachable", lambda _connection: None)
     with DataFolder(scene.data).hold("`headrace compare`"):  # so no broker is started for the look
-        assert "that is done, and its topics were deleted then" in refused("s-a-1", scene.data)
+        assert "so its topics are deleted" in refused("s-a-1", scene.data)
         assert f"{scene.data} is the folder of a sweep: `headrace compare` deletes" in refused("s-b-1", scene.data)
 
 

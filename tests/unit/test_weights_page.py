@@ -7,7 +7,7 @@ from typing import Any
 
 from drawn_page import drawn
 
-from headrace.app.views.weights_page import in_words, weights_page
+from headrace.app.views.weights_page import describe_weights, weights_page
 from headrace.ops.figures.weights_figures import WeightsFigures
 from headrace.ops.figures.weights_history import Join, MergedDelta, VersionWeights, WeightsHistory
 
@@ -60,7 +60,7 @@ def test_what_workers_told_of_a_version_has_a_line() -> None:
 
 def test_a_policys_figures_are_one_line() -> None:
     figures = WeightsFigures(published=3, ratio=142.4, density=0.0104, encode_s=0.02, fetch_s=1.5, behind=2, skew=1)
-    assert in_words(figures) == (
+    assert describe_weights(figures) == (
         "3 published, deltas 1/142 of the whole, 1.04% changed, encode 20 ms, fetch 1.5 s, "
         "the last worker is 2 behind, workers 1 apart (at most 0)"
     )
