@@ -85,7 +85,7 @@ class ReasoningGym:
         problem = self.problem("warm_start", index)
         if not problem.answer:
             raise ValueError(
-                f"{self.name} has no answer to {problem.task_id}: a warm start needs a dataset with answers"
+                f"{self.name} has no answer for {problem.task_id}: a warm start needs a dataset with answers"
             )
         return WorkedExample(problem.text, f"\\boxed{{{problem.answer}}}")
 

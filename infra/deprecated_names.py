@@ -14,7 +14,7 @@ def deprecated_names(module: str, names: Mapping[str, Any]) -> Callable[[str], A
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         new = names[name]
-        warnings.warn(f"{module}.{name} is called {new.__name__} now", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{module}.{name} is deprecated: use {new.__name__}", DeprecationWarning, stacklevel=2)
         return new
 
     return find

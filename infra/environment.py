@@ -52,22 +52,22 @@ FOR_ANY_PROGRAM = ("PATH", "HOME", "USER", "LOGNAME", TEMPORARY_VARIABLE, "TZ", 
 """Variables of the user's shell that embedded servers get."""
 
 FOR_USERS = {
-    CACHE_VARIABLE: "folder of jars, other downloads and weights that all runs share; else below XDG_CACHE_HOME",
-    KAFKA_CLIENT_VARIABLE: "further librdkafka settings, passwords above all: a JSON object, or the path of one",
+    CACHE_VARIABLE: "folder of jars, other downloads and weights that all runs share; by default below XDG_CACHE_HOME",
+    KAFKA_CLIENT_VARIABLE: "more librdkafka settings, such as passwords: a JSON object, or the path of a file with it",
     ACCESS_KEY_VARIABLE: "access key of a store that the recipe names",
-    SECRET_KEY_VARIABLE: "its secret key",
-    AWS_ACCESS_KEY_VARIABLE: "access key where ours is not set",
-    AWS_SECRET_KEY_VARIABLE: "secret key where ours is not set",
-    "AWS_SESSION_TOKEN": "token of these two keys, where they need one",
-    AWS_CREDENTIALS_VARIABLE: "file of keys by profile, where no variable holds any; else ~/.aws/credentials",
-    AWS_PROFILE_VARIABLE: "which profile of that file",
+    SECRET_KEY_VARIABLE: "secret key of that store",
+    AWS_ACCESS_KEY_VARIABLE: "access key if HEADRACE_S3_ACCESS_KEY is not set",
+    AWS_SECRET_KEY_VARIABLE: "secret key if HEADRACE_S3_SECRET_KEY is not set",
+    "AWS_SESSION_TOKEN": "session token, if these two keys need one",
+    AWS_CREDENTIALS_VARIABLE: "file of keys by profile, read if no variable holds keys; by default ~/.aws/credentials",
+    AWS_PROFILE_VARIABLE: "profile in that file",
     ENDPOINT_VARIABLE: "endpoint of archives that are named s3://BUCKET/PREFIX",
     CA_VARIABLES[0]: "PEM file of the authorities that may sign a store's certificate",
-    CA_VARIABLES[1]: "the same, where AWS_CA_BUNDLE is not set",
-    PLUG_INS_VARIABLE: "folders where your own modules are looked for too, as in PATH; `up` sets it for its components",
+    CA_VARIABLES[1]: "the same, used if AWS_CA_BUNDLE is not set",
+    PLUG_INS_VARIABLE: "folders of your own modules, separated as in PATH; `up` sets it for its components",
     LOG_LEVEL_VARIABLE: "debug, info, warning or error",
-    USER_CACHE_VARIABLE: "folder of all caches of this user; else ~/.cache",
-    TEMPORARY_VARIABLE: "folder of temporary files, also of the servers that are started; else /tmp",
+    USER_CACHE_VARIABLE: "folder of all caches of this user; by default ~/.cache",
+    TEMPORARY_VARIABLE: "folder of temporary files, also of the started servers; by default /tmp",
 }
 """What a user may set, and what for, as `docs/processes.md` and `headrace doctor` show it."""
 
@@ -105,8 +105,8 @@ def temporary_folder() -> Path:
     """Return where temporary files go. Raises UsageError where none can be made; Python would take another folder."""
     given = read_environment(TEMPORARY_VARIABLE)
     if given and not (Path(given).is_dir() and os.access(given, os.W_OK | os.X_OK)):
-        why = "cannot be written" if Path(given).is_dir() else "is no folder"
-        raise UsageError(f"{TEMPORARY_VARIABLE} is {given}, which {why}: set it to a folder that can be, or unset it")
+        why = "cannot be written" if Path(given).is_dir() else "is not a folder"
+        raise UsageError(f"{TEMPORARY_VARIABLE} is {given}, which {why}: set it to a writable folder, or unset it")
     try:
         return Path(tempfile.gettempdir())
     except OSError as error:
@@ -118,9 +118,7 @@ def expand_user(path: Path, what: str) -> Path:
     try:
         return path.expanduser()
     except RuntimeError as error:
-        raise UsageError(
-            f"{what} {path}: the home folder that ~ stands for is not known; give the full path"
-        ) from error
+        raise UsageError(f"{what} {path}: the home folder for ~ is unknown; give the full path") from error
 
 
 def server_environment() -> dict[str, str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 NO_LOCKS = (
-    "this file system has no locks (flock), which keep two commands from using one folder at once: take a folder on a "
-    "local disk, or mount it with locks (NFS: without `nolock`; Lustre: with `-o flock`)"
+    "this file system does not support flock, which keeps two commands from using one folder at once: use a folder on "
+    "a local disk, or mount the file system with locks (NFS: without `nolock`; Lustre: with `-o flock`)"
 )
 
 

@@ -95,7 +95,9 @@ class ComparedValues:
     @property
     def members(self) -> Int64s:
         """Deprecated: the name that estimators of users may still read."""
-        warnings.warn("ComparedValues.members is called sequences now", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "ComparedValues.members is deprecated: use ComparedValues.sequences", DeprecationWarning, stacklevel=2
+        )
         return self.sequences
 
 

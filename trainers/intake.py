@@ -108,7 +108,8 @@ class Intake:
             self._refused += 1
             if self._refused >= max(MOST_FAILURES, 2 * self._settings.groups_per_batch):
                 raise UsageError(
-                    f"no version can be made: each of the first {self._refused} groups was refused. The newest: {error}"
+                    f"no version can be made: each of the first {self._refused} groups was refused. The last error: "
+                    f"{error}"
                 ) from error
 
     def _build_waiting(self, message: Message, curated: CuratedGroup, payload: PreparedGroup) -> Waiting[PreparedGroup]:

@@ -86,7 +86,9 @@ class Candidate:
 
     def shaped(self, rewards: Iterable[float]) -> Candidate:
         """Return `with_shaped_rewards`, by its old name, with a DeprecationWarning."""
-        warnings.warn("Candidate.shaped is called with_shaped_rewards now", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "Candidate.shaped is deprecated: use Candidate.with_shaped_rewards", DeprecationWarning, stacklevel=2
+        )
         return self.with_shaped_rewards(rewards)
 
     def with_rewards(self, rewards: Iterable[float]) -> Candidate:

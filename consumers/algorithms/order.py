@@ -32,8 +32,8 @@ def find_wrong_order(names: Sequence[str]) -> str:
 def _explain_order(earlier: str, later: str) -> str:
     if earlier in REPLAYS:
         if later in REPLAYS:
-            return "a chain may have only one replay; take one of them"
-        return f"{earlier} would replay groups as they are before {later}; put the replay last"
+            return "a chain may have only one replay; keep one of the two"
+        return f"{earlier} would replay groups without the effect of {later}; put the replay last"
     if earlier == later or ":" in earlier:
         return ""
     return _explain_not_yet(earlier, later)

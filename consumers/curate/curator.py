@@ -173,7 +173,9 @@ class CuratorPartition:
         if not is_new and not (is_back and self._dedupe.reopen(stream, number)):
             if is_back and self._dedupe.has_forgotten_dead(stream):
                 # When it was sent back its number was opened, which this dead letter concludes again.
-                detail = "more numbers of its stream are dead than are kept: it may be a repetition"
+                detail = (
+                    "its stream has more dead letters than the curator remembers, so the group may be curated already"
+                )
                 return self._build_dead_letter(message, MessageRefused("forgotten", detail))
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
             return []
@@ -317,7 +319,7 @@ class CuratorPartition:
         """
         state = json.loads(body)
         if (of := state.get("partitions", self._partitions)) != self._partitions:
-            raise ValueError(f"it is of a topic with {of!r:.20} partitions, and there are {self._partitions}")
+            raise ValueError(f"it was taken with {of!r:.20} partitions, but the topic has {self._partitions}")
         self._dedupe.restore(state["dedupe"])
         self._clock = state["clock"]
         self._replayable.restore(state["uses"])

@@ -16,7 +16,7 @@ from weakref import finalize
 
 from headrace.envs.data.rows import Row, TaskFileError, Written
 
-JSONL_REMEDY = "a data file holds one JSON object a line (of a JSON array `jq -c '.[]' FILE` makes such lines)"
+JSONL_REMEDY = "a data file holds one JSON object per line (to convert a JSON array: `jq -c '.[]' FILE`)"
 MARK = b"\xef\xbb\xbf"
 """A byte order mark, as Windows programs put it before a text."""
 JSONL_CHUNK_BYTES = 1 << 20
@@ -119,10 +119,10 @@ _DECODER = json.JSONDecoder(
 def _explain_bytes(line: bytes) -> str:
     """Return what a line that is not UTF-8 may be instead, and what to do."""
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return ": it is UTF-16; write it anew by `iconv -f UTF-16 -t UTF-8`"
+        return ": it is UTF-16; convert it by `iconv -f UTF-16 -t UTF-8`"
     if line.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
         return ": it is compressed; unpack it, or call a gzip file .jsonl.gz"
-    return ": write the file anew as UTF-8, as by `iconv -f LATIN1 -t UTF-8`"
+    return ": convert the file to UTF-8, for example by `iconv -f LATIN1 -t UTF-8`"
 
 
 def _parse_line(line: bytes, where: str) -> Row:

@@ -138,7 +138,7 @@ class Layout:
         if scorer.is_boxed:
             answer = _strip_box(answer)
         if scorer.needs_answer and not answer.strip():
-            raise RowFault(f"the answer in `{self.columns.answer}` is empty: then an empty completion would be right")
+            raise RowFault(f"the answer in `{self.columns.answer}` is empty, so an empty completion would be right")
         if fault := scorer.find_fault(answer):
             raise RowFault(f"the answer {answer!r:.60} {fault}")
         return answer

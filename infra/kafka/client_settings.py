@@ -55,7 +55,7 @@ aborted, or lose groups, or make deleted topics anew, in silence."""
 
 
 FAULTS_OF_ONE = {
-    "No such configuration property": "is no setting of librdkafka: look for a misspelling",
+    "No such configuration property": "is not a librdkafka setting: check its spelling",
     "Invalid value": "does not take the value given",
     "Configuration property": "does not take the value given",
     "Java ": "is a setting of Java clients: give the one of librdkafka ({})",
@@ -85,7 +85,8 @@ def read_client_settings(*, alone: bool = False) -> dict[str, str]:
             text = expand_user(Path(text), KAFKA_CLIENT_VARIABLE).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"{where}: cannot be read ({type(error).__name__}): give a JSON object, or the path of a file of one"
+                f"{where}: cannot be read ({type(error).__name__}): give a JSON object, or the path of a file that "
+                "holds one"
             ) from None
     try:
         found = json.loads(text)

@@ -203,13 +203,13 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
     if cause.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH):  # noqa: SLF001
         return Fenced(
             f"{doing}: another process has taken over, or a transaction was open for longer than Kafka allows "
-            f"({cause.str()}); this process ends, and its successor begins from what is committed"
+            f"({cause.str()}); this process ends, and its successor goes on from the last commit"
         )
     if cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
         return KafkaAway(
-            f"{doing}: Kafka has not ended its last transaction yet. If that lasts, a topic refuses the marker that "
-            "ends it (message.timestamp.before.max.ms, ...after.max.ms), or one of its brokers is down: correct that, "
-            "then start the brokers again"
+            f"{doing}: Kafka has not ended the last transaction yet. If this lasts, a topic refuses the transaction's "
+            "end marker (message.timestamp.before.max.ms, ...after.max.ms), or a broker is down: correct that, then "
+            "start the brokers again"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
         return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
@@ -435,6 +435,6 @@ def _fetch_offsets(
     futures = admin.list_offsets(asked, isolation_level=isolation, request_timeout=10) if asked else {}
     found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
     if unknown := [f"{topic}[{partition}]" for (topic, partition), offset in found.items() if offset < 0]:
-        reason = f"Kafka does not know them yet for {', '.join(unknown)}; their broker may not be ready"
+        reason = f"Kafka does not know the offsets of {', '.join(unknown)} yet; their broker may not be ready"
         raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, reason, retriable=True))
     return found

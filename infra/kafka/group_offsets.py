@@ -62,7 +62,7 @@ def fetch_commits(connection: Connection, group: str, topics: Iterable[str]) -> 
     asked = [TopicPartition(topic, p) for topic in topics for p in range(fetch_partitions(connection, topic))]
     consumer = open_consumer(connection, "offsets", group)
     try:
-        with translate_kafka_errors(f"asking how far group {group} is"):
+        with translate_kafka_errors(f"reading the committed offsets of group {group}"):
             found = consumer.committed(asked, timeout=REQUEST_S)
     finally:
         consumer.close()
@@ -108,6 +108,6 @@ def _is_answered(consumer: Consumer, group: str, end: float) -> bool:
 def delete_before(connection: Connection, offsets: dict[tuple[str, int], int]) -> None:
     """Delete the records below these offsets. Raises KafkaAway or KafkaRefused."""
     asked = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-    with translate_kafka_errors("deleting records that are done with"):
+    with translate_kafka_errors("deleting records that are no longer needed"):
         for future in get_admin(connection).delete_records(asked, request_timeout=REQUEST_S).values() if asked else ():
             future.result()

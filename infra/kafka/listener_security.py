@@ -72,7 +72,7 @@ def _ask_mechanisms(connected: socket.socket) -> tuple[str, ...]:
     connected.sendall(struct.pack(">i", len(SASL_HANDSHAKE)) + SASL_HANDSHAKE)
     size = struct.unpack(">i", _receive(connected, 4))[0]
     if not 10 <= size <= LONGEST_ANSWER_BYTES:
-        raise ConnectionError("the answer is not one of Kafka")
+        raise ConnectionError("the answer is not from Kafka")
     answer = _receive(connected, size)
     (count,), at, found = struct.unpack_from(">i", answer, 6), 10, []
     try:
@@ -81,7 +81,7 @@ def _ask_mechanisms(connected: socket.socket) -> tuple[str, ...]:
             found.append(answer[at + 2 : at + 2 + length].decode())
             at += 2 + length
     except (struct.error, ValueError) as error:
-        raise ConnectionError("the answer is not one of Kafka") from error
+        raise ConnectionError("the answer is not from Kafka") from error
     return tuple(found)
 
 
@@ -89,6 +89,6 @@ def _receive(connected: socket.socket, size: int) -> bytes:
     found = b""
     while len(found) < size:
         if not (more := connected.recv(size - len(found))):
-            raise ConnectionError("it ended the connection")
+            raise ConnectionError("the server closed the connection")
         found += more
     return found

@@ -200,8 +200,8 @@ def check_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
         hashes = f"has source hash {source.hash[:SHOWN_DIGITS]}, but the run uses {recorded[top][:SHOWN_DIGITS]}"
         if now is not None and now.hash == recorded[top]:
             raise SourceChanged(
-                f"plug-in {name}, as this process loaded it from {source.path}, {hashes}. That one is on disk now: "
-                "start this process again"
+                f"plug-in {name}, as this process loaded it from {source.path}, {hashes}. The disk now has the run's "
+                "source: start this process again"
             )
         raise OtherSource(
             f"plug-in {name} in {source.path} {hashes}: bring the run's source here; or, to use this one, stop the run "

@@ -153,7 +153,7 @@ class GroupConsumer:
         self._close_restore()
         for partition_id, one in restored.items():
             self._hold(partition_id, one)
-        with translate_kafka_errors("reading on"):
+        with translate_kafka_errors("consuming the next records"):
             for partition_id, one in restored.items():
                 if one.was_lost:
                     self._consumer.seek(TopicPartition(*partition_id, one.end))
@@ -266,10 +266,10 @@ class GroupConsumer:
         self._close_restore()
         if self._owned:
             committed = self._fetch_committed(self._owned)
-            with translate_kafka_errors("going back"):
+            with translate_kafka_errors("finding the last committed offsets"):
                 self._consumer.pause(committed)
             for tp in committed:
-                with translate_kafka_errors(f"going back to {name_partition((tp.topic, tp.partition))}@{tp.offset}"):
+                with translate_kafka_errors(f"seeking to {name_partition((tp.topic, tp.partition))}@{tp.offset}"):
                     self._seek(TopicPartition(tp.topic, tp.partition, _start(tp)))
 
     def _seek(self, tp: TopicPartition) -> None:

@@ -36,10 +36,10 @@ def check_data(known: Iterable[UsedEnvironment], here: Iterable[UsedEnvironment]
     """Raise OtherData where data here is not what the run goes by; data without a record is accepted."""
     if differing := find_data_differences(known, here):
         raise OtherData(
-            "the data here differs from the data of the run:\n"
+            "the data on this machine differs from the data of the run:\n"
             + "\n".join(f"  {line}" for line in differing)
-            + "\nBring the run's data here; or, to use this data, stop the run and give the command that began it "
-            "again with --new-recipe"
+            + "\nCopy the run's data here; or, to use this data, stop the run and give the command that began it again "
+            "with --new-recipe"
         )
 
 

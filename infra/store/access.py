@@ -92,8 +92,8 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
         where = f"the environment, nor in profile {profile!r} of {file}"
         if keys_file:
             where = (
-                f"{keys_file}, where the run's embedded store has them and which cannot be read here (be the user of "
-                f"`headrace up`, on its machine), nor in {where}"
+                f"{keys_file} (the keys of the run's embedded store; only the user of `headrace up` can read them, on "
+                f"its machine), nor in {where}"
             )
         keys = StoreKeys(AWSConfigProvider(), where)
     keys.retrieve()

@@ -45,7 +45,7 @@ _AWAY = {
 """What waiting or sending again heals. Parts are lost in a restart, and known no more when a join was answered late."""
 _UNAUTHORISED = frozenset({401, 407})
 """Statuses by which a gateway or a proxy before the store asks who one is."""
-_ELSEWHERE = "the bucket is elsewhere: correct store.region and store.endpoint"
+_ELSEWHERE = "the bucket is in another region or at another endpoint: correct store.region and store.endpoint"
 _REMEDIES = {
     "RequestTimeTooSkewed": "the clocks of this machine and of the store differ: set them, as by NTP",
     **dict.fromkeys(("PermanentRedirect", "TemporaryRedirect", "Redirect", "MovedPermanently"), _ELSEWHERE),
@@ -54,7 +54,7 @@ _REMEDIES = {
     ),
     **dict.fromkeys(("HTTP 301", "HTTP 307", "HTTP 308"), _ELSEWHERE),
     **dict.fromkeys(("HTTP 302", "HTTP 303"), "a web page answers there, not an S3 API: correct store.endpoint"),
-    "InvalidObjectState": "the object went to an archive class: remove the bucket's life-cycle rule, and restore it",
+    "InvalidObjectState": "the object is in an archive class: remove the bucket's life-cycle rule, and restore it",
     "MissingContentMD5": "the bucket locks its objects: use a bucket without object lock",
 }
 """What to do about a refusal, by its code."""

@@ -78,7 +78,7 @@ def _open_file(path: Path, *, writable: bool) -> tuple[mmap.mmap, dict[str, Tens
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
     except FileNotFoundError as error:
         raise WeightsError(
-            f"{path} is not there: a folder of weights has {SINGLE}, or {INDEX} and its files"
+            f"{path} does not exist: a folder of weights has {SINGLE}, or {INDEX} and its files"
         ) from error
     except ValueError as error:
         raise WeightsError(f"{path} is empty") from error

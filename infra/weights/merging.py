@@ -39,7 +39,7 @@ def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> byte
             before = [] if isinstance(content, memoryview) else parts.get(head.name, [])
             if before and (before[-1][0].dtype, before[-1][0].shape) != (head.dtype, head.shape):
                 raise WeightsError(
-                    f"tensor {head.name!r} has not the same dtype and shape in all deltas: they are no chain"
+                    f"tensor {head.name!r} has different dtypes or shapes in the deltas: they do not form a chain"
                 )
             parts[head.name] = [*before, (head, content)]
     heads: list[TensorHead] = []
@@ -64,7 +64,7 @@ def _require_chain(deltas: Sequence[Delta]) -> None:
             raise WeightsError(
                 f"the delta of version {other.label.version} needs weights {other.base_hash} and has blocks of "
                 f"{other.block_items} items, but the one before it makes {one.weights_hash} in blocks of "
-                f"{one.block_items}: they are no chain"
+                f"{one.block_items}: they do not form a chain"
             )
 
 

@@ -157,4 +157,4 @@ def name_of(event: WeightsPublished) -> str:
 def _no_way_error(why: list[str]) -> str:
     if why:
         return f"{'; '.join(why)}: the next anchor (whole weights) repairs this"
-    return "no published objects lead to it from the weights held: the next anchor (whole weights) does"
+    return "no published deltas lead to it from the loaded weights: the next anchor (whole weights) repairs this"

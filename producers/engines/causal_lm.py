@@ -163,7 +163,7 @@ class CausalLM:
                     f"{name} must have shape {tuple(own[name].shape)}, as in the model; it has {tuple(tensor.shape)}"
                 )
             if not bool(torch.isfinite(tensor).all()):
-                raise EngineError(f"{name} holds numbers that are not finite: these weights are not served")
+                raise EngineError(f"{name} holds NaN or infinite values: these weights are not served")
             targets[name].detach().copy_(tensor)
         return [(self._names[name], tensor) for name, tensor in staged.items()]
 

@@ -57,4 +57,4 @@ def token_texts(run: Run, policy: str, files: Iterable[NamedObject]) -> TokenTex
                 return TokenTexts(Tokenizer.from_str(run.get(file.claim).decode()))
             except Exception as error:  # of the tokenizers library, which has no class for it
                 raise NoTokenizer(f"cannot read the {TOKENIZER_FILE} of {policy}: {error}") from error
-    raise NoTokenizer(f"no published version of {policy} comes with a {TOKENIZER_FILE}: is a version published yet?")
+    raise NoTokenizer(f"no version of {policy} with a {TOKENIZER_FILE} is published yet")

@@ -69,7 +69,7 @@ def enable_packing(model: transformers.PreTrainedModel) -> None:
         return
     if before != "sdpa" or not model._supports_attention_backend:  # noqa: SLF001 - its way to ask
         raise PackingError(
-            f"{config.model_type} uses attention code of its own ({before}), which cannot take packed sequences"
+            f"{config.model_type} has its own attention code ({before}), which does not support packed sequences"
         )
     transformers.AttentionInterface.register(PACKED_ATTENTION, attend)
     AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
@@ -181,7 +181,8 @@ def _try_out(model: transformers.PreTrainedModel, config: transformers.PreTraine
     distance = float((packed.last_hidden_state[0, first:].float() - alone).abs().max())
     if not distance <= _NEAR * float(alone.abs().max()):
         raise PackingError(
-            f"{config.model_type} computes other hidden states for a sequence when it is packed after another sequence"
+            f"{config.model_type} computes different hidden states for a sequence when another sequence is packed "
+            "before it"
         )
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or _KINDS

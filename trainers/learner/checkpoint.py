@@ -68,7 +68,7 @@ def decode_checkpoint(data: bytes | memoryview) -> Checkpoint:
     """Read a checkpoint; its tensors are views into `data`. Raises CheckpointError or WeightsError."""
     text = read_metadata(data).get(_KEY)
     if text is None:
-        raise CheckpointError(f"the object is a safetensors file but no checkpoint: its metadata lacks {_KEY!r}")
+        raise CheckpointError(f"the object is a safetensors file but not a checkpoint: its metadata lacks {_KEY!r}")
     try:
         metadata = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -119,7 +119,7 @@ def _find_targets(model: transformers.PreTrainedModel, targets: tuple[str, ...])
                 f"did you mean {near}?"
             )
     if not linear:
-        raise ModelError(f"{model.config.model_type} has no linear layers that an adapter could be put on")
+        raise ModelError(f"{model.config.model_type} has no linear layers that can take an adapter")
     return list(targets) or ends
 
 

@@ -40,7 +40,7 @@ def character_tokenizer(alphabet: str) -> transformers.PreTrainedTokenizerFast:
     There is no unknown token: encoding any other character fails (see `encode`) instead of training on a blank.
     """
     if len(set(alphabet)) != len(alphabet) or not alphabet:
-        raise ModelError(f"a policy's alphabet must have at least one character, and none twice; got {alphabet!r}")
+        raise ModelError(f"a policy's alphabet must have at least one character, and each only once; got {alphabet!r}")
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet])}
     characters = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary))
     characters.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")

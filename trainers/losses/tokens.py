@@ -18,7 +18,7 @@ Count: TypeAlias = int | Tensor
 
 MAX_LOG_RATIO = 20.0
 
-_OLD_NAME = "TrainedTokens.behaviour is called behaviour_logprobs now"
+_OLD_NAME = "TrainedTokens.behaviour is deprecated: use TrainedTokens.behaviour_logprobs"
 
 
 def _take_old_name(made: Any) -> Any:

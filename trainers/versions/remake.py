@@ -62,8 +62,8 @@ def load_learner_at(
         learner.load_state(state)
     if (learner.version, hash_learner(learner)) != (pointer.version, pointer.weights_hash):
         raise CheckpointError(
-            f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} of weights "
-            f"{hash_learner(learner)}; its record names version {pointer.version} of {pointer.weights_hash}"
+            f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} with weights hash "
+            f"{hash_learner(learner)}, but its record says version {pointer.version}, hash {pointer.weights_hash}"
         )
     return learner
 

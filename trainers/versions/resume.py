@@ -70,7 +70,7 @@ def resume(run: Run, policy_variant: str, history: History, stop: threading.Even
         _train_again(run, policy_variant, learner, history, _Progress(policy_variant, stop, beat))
     if learner.version < published.version:
         raise LineageBroken(
-            f"{run.topics.batches(policy_variant)} holds no batch of version {learner.version + 1}, and version "
+            f"{run.topics.batches(policy_variant)} holds no batch of version {learner.version + 1}, but version "
             f"{published.version} is published: were records of this topic deleted?"
         )
     learner.apply_settings(run.recipe.trainer_of(policy_variant), run.recipe.seed)
@@ -147,7 +147,7 @@ def _train_again(run: Run, policy_variant: str, learner: Learner, history: Histo
                 version=batch.version,
                 expected=batch.weights_hash,
                 got=hash_learner(learner),
-                why="the same batch on the same hardware gave other weights, which must not be: please report it",
+                why="the same batch on the same hardware gave different weights, which is a defect: please report it",
             )
         progress.report(batch.version, again[-1].version)
 

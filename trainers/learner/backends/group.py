@@ -223,8 +223,8 @@ def _await_stored(storing: Future[Stored | None], given_up: threading.Event | No
     while not wait([storing], LOOK_UP_S).done:
         if given_up is not None and given_up.is_set():
             raise StoreUnavailable(
-                "storing a checkpoint was given up before all processes had stored their parts: if this repeats, check "
-                "that the object store answers"
+                "the trainer gave up storing a checkpoint before all processes had stored their parts: if this "
+                "repeats, check that the object store answers"
             )
     stored = storing.result()
     assert stored is not None  # noqa: S101 - it is the first process's
@@ -286,7 +286,7 @@ def _refuse_other_numbers(settings: TrainerSettings, processes: int) -> None:
     asked = settings.tensor_parallel
     if asked not in {1, processes}:
         raise UsageError(
-            f"trainer.tensor_parallel = {asked} needs a trainer of {asked} processes, and this one has {processes}: "
+            f"trainer.tensor_parallel = {asked} needs a trainer of {asked} processes, but this one has {processes}: "
             f"torchrun --nproc-per-node {asked} --no-python -- headrace train ..."
         )
 

@@ -132,7 +132,7 @@ class _Writer(StorageWriter):
 
     def _store(self, part: Mapping[MetadataIndex, Tensor], number: int) -> list[WriteResult]:
         if self._given_up is not None and self._given_up.is_set():
-            raise StoreUnavailable("storing a checkpoint was given up before all its parts were stored")
+            raise StoreUnavailable("the trainer gave up storing a checkpoint before all its parts were stored")
         named = {_name_of(index): tensor for index, tensor in part.items()}
         claim = self._run.put(split_safetensors(named, {}), "checkpoints", ".safetensors", self._given_up)
         stored = NamedObject(f"{self._rank:05}-{number:05}.safetensors", claim)
