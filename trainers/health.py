@@ -1,6 +1,6 @@
-"""Signs that a training run is not well, judged from the metrics of its versions; each with what to do about it.
+"""Finds signs of an unhealthy training run in the metrics of its versions, with advice for each.
 
-The metrics are those in BatchTrained, so that the trainer, the page and a replay of the run reach the same judgement.
+The metrics are those in BatchTrained, so the trainer, the page and a replay of the run get the same findings.
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ from typing import NamedTuple, TypeAlias
 Metrics: TypeAlias = Mapping[str, float]
 
 HEALTH_LOOK_BACK = 20
-"""Versions that a judgement rests on: whoever keeps so many judges as from the run's whole past."""
+"""Newest versions that findings depend on; earlier versions change nothing."""
 LARGE_GAP = 0.02
-"""Nats, mean over tokens; on the published weights below 1e-4 is normal on a CPU, 1e-2 on a served GPU engine."""
+"""Mean nats per token with equal weights; below 1e-4 is normal on a CPU, below 1e-2 on a served GPU engine."""
 LARGE_KL = 0.1
-"""Nats a token, from the weights that sampled to those that train."""
+"""KL in nats per token, from the sampling weights to the trained weights."""
 SMALL_SAMPLE = 0.3
-"""Share of the tokens that the effective sample size comes to."""
+"""Effective sample size as a share of the tokens."""
 MANY_CLIPPED = 0.4
 MANY_REJECTED = 0.5
 MANY_TRUNCATED = 0.5
 MANY_EQUAL = 0.9
 STEEP = 10.0
-"""How many times its usual size a gradient's norm may be."""
+"""How many times its usual value a gradient norm may be."""
 HEALTH_EDGE = 5
 SMALL_FALL = 0.1
-"""A reward that falls by less may only be noise."""
+"""Fall of the mean reward below which it may be noise."""
 FALL = 0.5
-"""Share of its best mean over HEALTH_EDGE versions that the reward may fall to."""
+"""Share of the best mean over HEALTH_EDGE versions to which the reward may fall."""
 ENTROPY_LEFT = 0.1
-"""Share of the entropy of the run's first version, or of the look-back's, below which a policy has collapsed."""
+"""Share of the entropy at the run's or the look-back's first version below which a policy has collapsed."""
 
 
 ENTROPY_FIRST = "entropy_first"
-"""Metric that every version hands on: the entropy of the run's first version."""
+"""Metric that every version copies from the last: the entropy of the run's first version."""
 
 
 class HealthFinding(NamedTuple):
-    """Something that is not well."""
+    """A problem found in the metrics."""
 
     name: str
-    """One word for it, the same whatever the figures."""
+    """Fixed name of the kind of problem."""
     sentence: str
-    """What was seen, what it means, and what to do."""
+    """The observation, its meaning, and advice."""
 
 
 def findings(recent: Iterable[Metrics]) -> list[HealthFinding]:
-    """Return what is not well with the newest version, worst first.
+    """Return the problems of the newest version, worst first.
 
     Args:
         recent: Metrics of the last HEALTH_LOOK_BACK versions or fewer, oldest first, as BatchTrained holds them.

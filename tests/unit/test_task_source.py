@@ -213,7 +213,7 @@ def test_a_problem_whose_own_server_is_gone_is_passed_over_and_an_outage_passes_
 
 
 def test_a_held_out_problem_that_is_no_json_is_refused_at_the_start() -> None:
-    with pytest.raises(EnvironmentFailed, match=r"problem 2 of split held_out: PayloadError: .*cannot be written as JSON"):
+    with pytest.raises(EnvironmentFailed, match=r"problem 2 of split held_out: PayloadError: .*be written as JSON"):
         torn(bad=(), unplain=(2,), size=4).list_held_out(3)
 
 
