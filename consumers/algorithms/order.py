@@ -1,6 +1,6 @@
-"""Which order of algorithms in a chain is wrong, and why.
+"""Checks the order of the algorithms in a chain.
 
-The order that is always right: failures, validate, max_staleness, drop_zero_variance and other filters, shaping,
+This order is always right: failures, validate, max_staleness, drop_zero_variance and other filters, shaping,
 down-sampling, replay. `drop_zero_variance` looks at unshaped rewards, so it may come anywhere before a replay.
 """
 
@@ -17,9 +17,9 @@ FIRST = ("failures", "validate")
 
 
 def find_wrong_order(names: Sequence[str]) -> str:
-    """Return a sentence on the first two algorithms that are the wrong way round, or nothing.
+    """Return a sentence on the first two algorithms in the wrong order, or an empty text.
 
-    An algorithm of the user's own may come anywhere, but not behind a replay.
+    A user's own algorithm may come anywhere except after a replay.
     """
     for index, earlier in enumerate(names):
         for later in names[index + 1 :]:

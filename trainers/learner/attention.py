@@ -67,7 +67,7 @@ def enable_packing(model: transformers.PreTrainedModel) -> None:
     before = model.config._attn_implementation  # noqa: SLF001 - transformers names it so in its own documentation
     if before == PACKED_ATTENTION:
         return
-    if before != "sdpa" or not model._supports_attention_backend:  # noqa: SLF001 - transformers has no public way to ask
+    if before != "sdpa" or not model._supports_attention_backend:  # noqa: SLF001 - no public way to ask
         raise PackingError(
             f"{config.model_type} has its own attention code ({before}), which does not support packed sequences"
         )

@@ -86,7 +86,7 @@ class TrainedTokens:
     def count_changes(self) -> dict[str, int]:
         """Return how often each vector was changed in place."""
         vectors = {name: one for name in _VECTORS if (one := getattr(self, name)) is not None}
-        return {name: one._version for name, one in vectors.items() if not one.is_inference()}  # noqa: SLF001 - torch has no public counter
+        return {name: one._version for name, one in vectors.items() if not one.is_inference()}  # noqa: SLF001 - torch has no other
 
     @property
     def behaviour(self) -> Tensor:

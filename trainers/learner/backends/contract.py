@@ -59,11 +59,11 @@ class SingleProcess:
         """Move the model to the device."""
         scorer.to(self.device)
 
-    def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:  # noqa: ARG002 - there is one placement
+    def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:  # noqa: ARG002 - one process
         """Copy the tensor to the device."""
         return whole.to(self.device, copy=True)
 
-    def gather(self, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:  # noqa: ARG002 - it is whole
+    def gather(self, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:  # noqa: ARG002 - whole
         """Return the tensor unchanged."""
         return part
 

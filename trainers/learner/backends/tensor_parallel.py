@@ -42,7 +42,7 @@ class TensorParallelBackend(MeshBackend):
                 for parameter in module.parameters():
                     parameter.register_hook(partial(_sum_gradient, self._mesh.get_group()))
 
-    def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:  # noqa: ARG002 - every process has all
+    def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:  # noqa: ARG002 - all are equal
         """Return the values unchanged, because every process computes every token."""
         return values
 
