@@ -1,4 +1,4 @@
-"""Names that a module had before: they still work, with a DeprecationWarning."""
+"""Old names of a module, which still work with a DeprecationWarning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def deprecated_names(module: str, names: Mapping[str, Any]) -> Callable[[str], Any]:
-    """Return a module's `__getattr__`, which finds classes and functions by their old names. Raises AttributeError."""
+    """Return a `__getattr__` for a module that finds classes and functions by their old names."""
 
     def find(name: str) -> Any:
         if name not in names:

@@ -86,7 +86,7 @@ class Candidate:
         return self.with_rewards((*shaped, *self.rewards[count:]))
 
     def shaped(self, rewards: Iterable[float]) -> Candidate:
-        """Deprecated name of `with_shaped_rewards`; raises a DeprecationWarning."""
+        """Return `with_shaped_rewards`, whose deprecated name this is, with a DeprecationWarning."""
         warnings.warn(
             "Candidate.shaped is deprecated: use Candidate.with_shaped_rewards", DeprecationWarning, stacklevel=2
         )

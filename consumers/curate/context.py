@@ -27,7 +27,7 @@ class CuratorContext:
     """Whether the group's newest version is published. None in runs of older builds, which did not check this: there
     every version less than LARGEST_LEAP ahead of the clock counts as published."""
     is_issued: Callable[[Message, Stamp], bool] | None = None
-    """Whether the number of a message's group was issued. None in runs of older builds: every number counts as issued."""
+    """Whether the number of a message's group was issued. None in runs of older builds: all numbers count as issued."""
 
     @property
     def policy(self) -> str:

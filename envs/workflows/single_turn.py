@@ -1,4 +1,4 @@
-"""One question, one answer, judged."""
+"""A workflow with one prompt, one answer and its score."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headrace.envs.judging import score_answer
 
 
 async def single_turn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
-    """Play one turn with the only role there is, whatever it is called.
+    """Play one turn with the only role, whatever its name.
 
-    Raises ValueError when the recipe gives it several roles.
+    Raises ValueError if the recipe has several roles.
     """
     if len(actors) != 1:
         raise ValueError(
