@@ -46,7 +46,7 @@ ALGORITHMS = {
 
 
 class ChainError(UsageError):
-    """An algorithm broke its contract or fails on every group, or a snapshot is of another chain. A restart is useless."""
+    """An algorithm broke its contract or fails on every group, or a snapshot is of another chain. Do not restart."""
 
 
 class AlgorithmFailed(HeadraceError):

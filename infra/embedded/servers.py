@@ -172,7 +172,7 @@ class Servers:
         return {"broker": lambda: is_kafka_answering(connection), "object store": lambda: is_store_answering(store)}
 
     def watch(self) -> tuple[Silence, ...]:
-        """Return the servers that run but do not answer, for instance frozen ones; report each silence and its end once.
+        """Return the servers that run but do not answer, such as frozen ones; report each silence and its end once.
 
         Probing starts with the first call. `revive` handles dead servers.
         """
