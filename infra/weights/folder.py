@@ -188,7 +188,7 @@ def restamp(folder: Path, weights_hash: str) -> None:
 
 
 def copy_other_files(source: Path, target: Path) -> None:
-    """Copy config, tokenizer and other files beside the weights, but no weights in other formats, which are outdated."""
+    """Copy config, tokenizer and other files, but no weights in other formats: they are outdated."""
     for path in source.iterdir():
         if path.is_file() and path.suffix not in _WEIGHTS_SUFFIXES and not path.name.endswith(".index.json"):
             shutil.copy2(path, target / path.name)

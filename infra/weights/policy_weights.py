@@ -45,7 +45,7 @@ class PolicyWeights:
         self._held: HeldWeights | None = None
         self._watch = Stopwatch()
         self._worthless: dict[ClaimCheck, str] = {}
-        """Objects with the right hash that contain no valid weights, with the reason. Fetching them again does not help."""
+        """Objects with the right hash but no valid weights, with the reason. To fetch them again is useless."""
         self.fetched_bytes = 0
         """Bytes of the objects of the last `bring`."""
 
